@@ -1,0 +1,44 @@
+"""Errors of the bench that end a command with one clear line and a documented exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What the process tells its caller (docs/architecture.md, "Exit codes")."""
+
+    OK = 0
+    REGRESSION = 1
+    USAGE = 2
+    CANNOT_JUDGE = 3
+    SOME_FAILED = 4
+    BENCH_FAILED = 5
+
+
+class BenchError(Exception):
+    """Ends the command with `exit_code` and the message alone, no traceback."""
+
+    exit_code = ExitCode.BENCH_FAILED
+
+
+class UsageError(BenchError):
+    """The user asked for something that does not exist or does not fit."""
+
+    exit_code = ExitCode.USAGE
+
+
+class CannotJudgeError(BenchError):
+    """A comparison was asked for that these inputs cannot decide."""
+
+    exit_code = ExitCode.CANNOT_JUDGE
+
+
+def unknown(kind: str, value: str, known: Iterable[str], way_out: str) -> UsageError:
+    """A `UsageError` for an unknown name, with the nearest known ones and the command that lists all."""
+    names = sorted(known)
+    near = difflib.get_close_matches(value, names, n=3, cutoff=0.4)
+    offer = f" Did you mean {' or '.join(near)}?" if near else f" Known: {', '.join(names)}."
+    return UsageError(f"unknown {kind} {value!r}.{offer} `{way_out}` lists them all.")

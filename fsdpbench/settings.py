@@ -1,0 +1,365 @@
+"""The settings of a configuration: one name each, everywhere.
+
+The same name is the flag (`--backward-prefetch`), the key in TOML and `--set key=value`, the key in JSON
+and the column of the store. A setting's row in `SETTINGS` says what it means, which values it takes, and why
+its default is what it is; `fsdpbench list settings` prints the table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from fsdpbench.errors import UsageError, unknown
+
+Value = int | str | bool | None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its name, default, how a text becomes its value, and what people should know of it."""
+
+    name: str
+    default: Value
+    values: str
+    meaning: str
+    reason: str
+    parse: Callable[[str], Value]
+
+    def read(self, text: object) -> Value:
+        """The value for `text` as typed (or already typed, from TOML or JSON). Raises `UsageError`."""
+        plain = _plain_text(text)
+        try:
+            return self.parse(plain)
+        except ValueError as error:
+            detail = f" ({error})" if str(error) else ""
+            raise UsageError(
+                f"{self.name}: {plain!r} is not a value of it{detail}; it takes {self.values}."
+            ) from None
+
+
+def _plain_text(value: object) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value).strip()
+
+
+def _whole(minimum: int) -> Callable[[str], Value]:
+    def parse(text: str) -> Value:
+        number = int(text)
+        if number < minimum:
+            raise ValueError(f"at least {minimum}")
+        return number
+
+    return parse
+
+
+def _one_of(*choices: str) -> Callable[[str], Value]:
+    by_lower = {choice.lower(): choice for choice in choices}
+
+    def parse(text: str) -> Value:
+        if text.lower() not in by_lower:
+            raise ValueError("")
+        return by_lower[text.lower()]
+
+    return parse
+
+
+def _flag(text: str) -> bool:
+    lowered = text.lower()
+    if lowered in ("true", "on", "yes", "1"):
+        return True
+    if lowered in ("false", "off", "no", "0"):
+        return False
+    raise ValueError("")
+
+
+def _or(first: Mapping[str, Value], otherwise: Callable[[str], Value]) -> Callable[[str], Value]:
+    """A few words with a fixed value each, else what `otherwise` makes of the text."""
+
+    def parse(text: str) -> Value:
+        if text.lower() in first:
+            return first[text.lower()]
+        return otherwise(text)
+
+    return parse
+
+
+def _every_k(text: str) -> Value:
+    prefix, _, count = text.partition("-")
+    if prefix != "every" or int(count) < 1:
+        raise ValueError("")
+    return f"every-{int(count)}"
+
+
+def _wrap(text: str) -> Value:
+    if text in ("block", "root"):
+        return text
+    if text.startswith("every-"):
+        return _every_k(text)
+    if text.startswith("size:"):
+        if int(float(text[5:])) < 1:
+            raise ValueError("a number of parameters above zero")
+        return f"size:{int(float(text[5:]))}"
+    if all(part.isidentifier() for part in text.split("+")):
+        return text
+    raise ValueError("")
+
+
+_DTYPE_WORDS = {
+    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+    **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
+    **dict.fromkeys(("fp32", "float32", "float"), "fp32"),
+}
+
+
+def _dtype(text: str) -> Value:
+    if text.lower() not in _DTYPE_WORDS:
+        raise ValueError("")
+    return _DTYPE_WORDS[text.lower()]
+
+
+_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+
+_TABLE: tuple[Setting, ...] = (
+    Setting(
+        "seq",
+        None,
+        "tokens a sample (at least 1), or model",
+        "Sequence length.",
+        "`model`: the length that the model was published with.",
+        _or({"model": None, "none": None}, _whole(1)),
+    ),
+    Setting(
+        "batch",
+        8,
+        "samples (at least 1)",
+        "Samples a rank and microbatch.",
+        "8 samples of 2048 tokens bring gpt-2.8b on 80 GB close to the limit, so that the settings matter.",
+        _whole(1),
+    ),
+    Setting(
+        "grad_accum", 1, "microbatches (at least 1)", "Microbatches a step.", "The plain case.", _whole(1)
+    ),
+    Setting(
+        "grad_sync",
+        "every",
+        "every, last",
+        "Reduce gradients after every microbatch or at the last one only.",
+        "What FSDP does outside `no_sync`.",
+        _one_of("every", "last"),
+    ),
+    Setting(
+        "strategy",
+        "FULL_SHARD",
+        ", ".join(_STRATEGIES),
+        "What is sharded, and over which ranks.",
+        "The strategy that FSDP exists for.",
+        _one_of(*_STRATEGIES),
+    ),
+    Setting(
+        "shard_size",
+        None,
+        "ranks (at least 1), or node",
+        "Ranks that share one copy (hybrid strategies).",
+        "`node`: shard inside a node, replicate across nodes.",
+        _or({"node": None, "none": None}, _whole(1)),
+    ),
+    Setting(
+        "wrap",
+        "block",
+        "block, every-K, size:N, root, class names joined by +",
+        "What becomes an FSDP unit.",
+        "One unit a block is what most scripts use.",
+        _wrap,
+    ),
+    Setting(
+        "reshard_after_forward",
+        None,
+        "auto, true, false, or a number of ranks",
+        "Free a unit's parameters after its forward (a number: reshard to that many ranks).",
+        "`auto`: as the strategy says.",
+        _or({"auto": None, "none": None, "true": True, "false": False}, _whole(2)),
+    ),
+    Setting(
+        "backward_prefetch",
+        "pre",
+        "pre, post, none",
+        "When the next unit's all-gather is issued in backward.",
+        "Best overlap in the FSDP paper (Fig 6b).",
+        _one_of("pre", "post", "none"),
+    ),
+    Setting(
+        "backward_prefetch_depth",
+        1,
+        "units (at least 1)",
+        "All-gathers issued ahead in backward.",
+        "What PyTorch's FSDP does.",
+        _whole(1),
+    ),
+    Setting(
+        "forward_prefetch",
+        0,
+        "units (0: off)",
+        "All-gathers issued ahead explicitly in forward.",
+        "The CPU runs ahead on its own unless it is the bottleneck.",
+        _or({"off": 0, "none": 0}, _whole(0)),
+    ),
+    Setting(
+        "limit_all_gathers",
+        2,
+        "off, a number in flight, auto",
+        "Rate limiter: unit buffers alive at once.",
+        "The FSDP paper's choice (two in flight).",
+        _or({"off": "off", "false": "off", "0": "off", "auto": "auto"}, _whole(1)),
+    ),
+    Setting(
+        "memory_handover",
+        None,
+        "auto, record_stream, events",
+        "How memory passes between streams.",
+        "`auto`: what the system does by default.",
+        _or({"auto": None, "none": None}, _one_of("record_stream", "events")),
+    ),
+    Setting(
+        "param_dtype",
+        "bf16",
+        "bf16, fp16, fp32",
+        "Dtype of gathered parameters and of compute.",
+        "What people train with.",
+        _dtype,
+    ),
+    Setting(
+        "reduce_dtype",
+        "fp32",
+        "bf16, fp16, fp32",
+        "Dtype of the gradient reduction.",
+        "Keeps the sum over ranks exact enough at any size; bf16 halves the bytes.",
+        _dtype,
+    ),
+    Setting(
+        "buffer_dtype",
+        None,
+        "auto, bf16, fp16, fp32",
+        "Dtype of module buffers.",
+        "`auto`: buffers keep their dtype.",
+        _or({"auto": None, "none": None}, _dtype),
+    ),
+    Setting(
+        "activation_checkpointing",
+        "none",
+        "none, full, every-K, op",
+        "Which activations are recomputed.",
+        "Recomputing costs a third of the FLOPs: only worth it when memory is short.",
+        _or({"none": "none", "full": "full", "op": "op"}, _every_k),
+    ),
+    Setting(
+        "cpu_offload",
+        False,
+        "true, false",
+        "Keep shards, gradients and optimizer on the host.",
+        "Only for models that do not fit otherwise.",
+        _flag,
+    ),
+    Setting(
+        "optimizer",
+        "adamw",
+        "adamw, adamw-foreach, adamw-loop, sgd",
+        "The optimizer (adamw: fused where the device has it).",
+        "What people train with.",
+        _one_of("adamw", "adamw-foreach", "adamw-loop", "sgd"),
+    ),
+    Setting(
+        "compile",
+        False,
+        "true, false",
+        "torch.compile on each block.",
+        "The eager case is the common one.",
+        _flag,
+    ),
+    Setting(
+        "seed",
+        0,
+        "a number (at least 0)",
+        "Seed of the weights and the data.",
+        "Any fixed number.",
+        _whole(0),
+    ),
+)
+
+SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One value of every setting. Build it with `Settings.of(...)`, which checks names and values."""
+
+    seq: int | None
+    batch: int
+    grad_accum: int
+    grad_sync: str
+    strategy: str
+    shard_size: int | None
+    wrap: str
+    reshard_after_forward: bool | int | None
+    backward_prefetch: str | None
+    backward_prefetch_depth: int | None
+    forward_prefetch: int | None
+    limit_all_gathers: int | str | None
+    memory_handover: str | None
+    param_dtype: str
+    reduce_dtype: str | None
+    buffer_dtype: str | None
+    activation_checkpointing: str
+    cpu_offload: bool
+    optimizer: str
+    compile: bool
+    seed: int
+
+    @classmethod
+    def of(cls, **values: Any) -> Settings:
+        """Defaults, overridden by `values` (texts or typed values). Raises `UsageError`."""
+        read = {name: setting.default for name, setting in SETTINGS.items()}
+        for name, value in values.items():
+            read[name] = setting_named(name).read(value)
+        return cls(**read)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Settings:
+        """Settings as `to_dict` wrote them; `None` stays `None` (a setting that the system does not have)."""
+        missing = SETTINGS.keys() - record.keys()
+        if missing:
+            raise UsageError(f"a recorded configuration lacks the settings {', '.join(sorted(missing))}")
+        return cls(**{name: record[name] for name in SETTINGS})
+
+    def to_dict(self) -> dict[str, Value]:
+        return dataclasses.asdict(self)
+
+    def changed(self, **values: Value) -> Settings:
+        return dataclasses.replace(self, **values)  # type: ignore[arg-type]
+
+
+def setting_named(name: str) -> Setting:
+    """The setting of that name (dashes count as underscores). Raises `UsageError` with the nearest names."""
+    setting = SETTINGS.get(name.replace("-", "_"))
+    if setting is None:
+        raise unknown("setting", name, SETTINGS, "fsdpbench list settings")
+    return setting
+
+
+def show_value(value: Value) -> str:
+    """A setting's value as people type it."""
+    return _plain_text(value) if value is not None else "-"
+
+
+def _check_table() -> None:
+    fields = [field.name for field in dataclasses.fields(Settings)]
+    assert fields == list(SETTINGS), "Settings and SETTINGS must list the same names in the same order"
+    assert all(isinstance(setting.default, get_args(Value)) for setting in _TABLE)
+
+
+_check_table()
