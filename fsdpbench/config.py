@@ -1,0 +1,114 @@
+"""A `Config`: everything that decides what one configuration does, and nothing else.
+
+It goes down (command line -> sweep -> launcher -> worker) and is never changed on the way; a `Result` and traces
+come back. `provenance.content_key(config)` hashes it together with the versions and sources it runs under.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fsdpbench.errors import UsageError
+from fsdpbench.settings import SETTINGS, Settings, show_value
+
+DEVICES = ("cuda", "cpu", "sim")
+ShapeValue = int | float | str | bool
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How many steps each pass takes, and how long the whole configuration may (seconds of wall time)."""
+
+    warmup_steps: int
+    timed_steps: int
+    traced_steps: int
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup_steps", 0), ("timed_steps", 1), ("traced_steps", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.timeout_s <= 0:
+            raise UsageError(f"timeout must be above 0 seconds, not {self.timeout_s}")
+
+    @classmethod
+    def default_for(cls, device: str) -> Measurement:
+        """A simulated step is exact, so few are needed; a real one is not. HTA wants two traced steps."""
+        if device == "sim":
+            return cls(warmup_steps=2, timed_steps=1, traced_steps=2, timeout_s=300.0)
+        return cls(warmup_steps=3, timed_steps=5, traced_steps=2, timeout_s=600.0)
+
+
+@dataclass(frozen=True)
+class Config:
+    """One configuration. Build it with `planning.make_config`, which checks it against model and hardware."""
+
+    model: str
+    shape: Mapping[str, ShapeValue]
+    system: str
+    device: str
+    hardware: str | None
+    gpus: int
+    gpus_per_node: int
+    settings: Settings
+    measurement: Measurement
+    data: str | None = None
+    shape_given: Mapping[str, ShapeValue] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise UsageError(f"device {self.device!r} is none of {', '.join(DEVICES)}")
+        check_world(self.gpus, self.gpus_per_node)
+
+    @property
+    def name(self) -> str:
+        """Readable, file-system safe, the same for the same configuration in every sweep."""
+        parts = [self.system, self.settings.wrap.replace(":", "").replace("+", "_")]
+        parts += [
+            f"{short}-{show_value(getattr(self.settings, name))}"
+            for name, short in (("backward_prefetch", "bwd"), ("limit_all_gathers", "lim"))
+            if getattr(self.settings, name) is not None
+        ]
+        parts.append(self.settings.param_dtype)
+        parts += [
+            f"{name.replace('_', '')}-{show_value(value)}"
+            for name, value in self.settings.to_dict().items()
+            if name not in _NAMED_ALWAYS and value is not None and value != SETTINGS[name].default
+        ]
+        return "-".join(parts).lower().replace("_", "")[:120]
+
+    def to_dict(self) -> dict[str, Any]:
+        record = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
+        record["shape"] = dict(self.shape)
+        record["shape_given"] = dict(self.shape_given)
+        record["settings"] = self.settings.to_dict()
+        record["measurement"] = dataclasses.asdict(self.measurement)
+        return record
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Config:
+        known = {spec.name for spec in dataclasses.fields(cls)}
+        values = {name: value for name, value in record.items() if name in known}
+        values["settings"] = Settings.from_record(record["settings"])
+        values["measurement"] = Measurement(**record["measurement"])
+        return cls(**values)
+
+
+_NAMED_ALWAYS = {"wrap", "backward_prefetch", "limit_all_gathers", "param_dtype", "seq"}
+
+
+def check_world(gpus: int, gpus_per_node: int) -> None:
+    """Raises `UsageError` unless `gpus` fill whole nodes (or less than one)."""
+    if gpus < 1:
+        raise UsageError(f"--gpus must be at least 1, not {gpus}")
+    if gpus_per_node < 1:
+        raise UsageError(f"--gpus-per-node must be at least 1, not {gpus_per_node}")
+    if gpus > gpus_per_node and gpus % gpus_per_node:
+        fits = gpus // gpus_per_node * gpus_per_node
+        raise UsageError(
+            f"--gpus {gpus} does not fill nodes of {gpus_per_node} GPUs: use {fits} or {fits + gpus_per_node}, "
+            f"or another --gpus-per-node"
+        )

@@ -1,0 +1,81 @@
+"""What the worker needs of a device; `cuda`, `cpu` and `sim` each answer it in a file of their own.
+
+    worker ──> Device.open() ─> build, wrap ─> settle() ─> timed_step(...) x n ─> trace(...) ─> close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where this process stands among the ranks."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Peaks of one step in bytes, and what the allocator had to do in it."""
+
+    allocated: int
+    active: int
+    reserved: int
+    alloc_retries: int
+    ooms: int
+
+
+class Tracer(Protocol):
+    """Marks the end of each traced step, as `torch.profiler.profile.step` does."""
+
+    def step(self) -> object: ...
+
+
+class Device(Protocol):
+    """One kind of device, in one process. Times are in seconds, memory in bytes."""
+
+    name: str
+    torch_device: torch.device
+
+    def open(self) -> None:
+        """Make the device and the default process group ready."""
+
+    def close(self) -> None:
+        """Leave the process group; safe to call twice and after a failure."""
+
+    def settle(self) -> None:
+        """Called once after model and optimizer exist: collect garbage, forget peaks."""
+
+    def timed_step(self, step: Callable[[], object]) -> float:
+        """Run `step` until all its work is done; return how long it took on this device's clock."""
+
+    def take_memory(self) -> StepMemory | None:
+        """Peaks and counts since the last call; `None` where the device keeps none."""
+
+    def trace(self, path: Path) -> AbstractContextManager[Tracer]:
+        """Record a Kineto trace into `path` (gzip); the file is whole when the context ends."""
+
+    def loss_value(self, loss: torch.Tensor) -> float | None:
+        """The number in `loss`; `None` where tensors hold no numbers."""
+
+    def on_out_of_memory(self, report: Callable[[str], None]) -> None:
+        """Call `report(message)` before an out-of-memory error unwinds (it may not survive a backward hook)."""
+
+    def peak_flops(self, dtype: str) -> float | None:
+        """FLOP/s of the device at best in that dtype; `None` if unknown."""
+
+    def describe(self) -> dict[str, Any]:
+        """The `hardware` of a result: at least `name`, `simulated` and `source`."""

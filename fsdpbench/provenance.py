@@ -1,0 +1,126 @@
+"""What a result depends on besides its configuration, and the key made of both.
+
+    key = sha256( config + hardware profile's content + data file's content + versions + sources [+ machine] )
+
+A resumed sweep runs a configuration again exactly when its key changed. The page and the command line are left out
+of the sources: they change how results are shown, not what they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.config import Config
+
+_ROOT = Path(__file__).resolve().parent.parent
+_SOURCES = ("impl", "workloads", "reports", "fsdpbench")
+_SHOWING_ONLY = ("reports/page/", "fsdpbench/cli/", "fsdpbench/sweep/", "fsdpbench/check/")
+
+
+@functools.cache
+def source_hash() -> str:
+    """Hash of every source file that can change a result (hex, 16 digits)."""
+    digest = hashlib.sha256()
+    for package in _SOURCES:
+        for path in sorted((_ROOT / package).rglob("*")):
+            relative = path.relative_to(_ROOT).as_posix()
+            if path.suffix not in (".py", ".toml") or relative.startswith(_SHOWING_ONLY):
+                continue
+            digest.update(relative.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Versions that results depend on; torch's without importing it."""
+    return {
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "fsdpbench": importlib.metadata.version("fsdpbench"),
+        "source": source_hash(),
+    }
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """The machine that measured, as far as it can be told without torch."""
+    return {"host": platform.node(), "processor": _processor(), "cores": os.cpu_count()}
+
+
+@functools.cache
+def git_revision() -> str | None:
+    """This project's revision, `+` if files differ from it; `None` outside a checkout."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def environment(config: Config) -> dict[str, Any]:
+    """The `environment` of a result. On `sim` it names nothing of this machine: the result is the same on any."""
+    recorded: dict[str, Any] = {"versions": versions()}
+    if config.device != "sim":
+        recorded["machine"] = machine()
+        recorded["git"] = git_revision()
+        recorded["variables"] = {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_", "GLOO_"))
+        }
+    return recorded
+
+
+def content_key(config: Config) -> str:
+    """64 hex digits: equal exactly when the result must be."""
+    depends: dict[str, Any] = {"config": config.to_dict(), "versions": versions()}
+    if config.hardware is not None:
+        depends["hardware"] = _hardware_content(config.hardware)
+    if config.data is not None:
+        depends["data"] = hashlib.sha256(Path(config.data).read_bytes()).hexdigest()
+    if config.device != "sim":
+        depends["machine"] = machine()
+    text = json.dumps(depends, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.cache
+def _hardware_content(hardware: str) -> str:
+    from fsdpbench.sim.hardware import load_profile
+
+    return repr(load_profile(hardware))
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, timeout=10, check=True, env=_clean_env()
+    )
+    return done.stdout.strip()
+
+
+def _clean_env() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+def command_line() -> list[str]:
+    """How this process was called, for people to repeat."""
+    return ["fsdpbench", *sys.argv[1:]]
