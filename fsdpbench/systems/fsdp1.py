@@ -1,0 +1,163 @@
+"""`FullyShardedDataParallel` (one flat parameter a unit), ours and PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from fsdpbench.config import Config
+from fsdpbench.systems.base import TORCH_DTYPES, BuildContext, System, init_module, refuse_common
+from fsdpbench.systems.wrapping import select_units
+
+
+class _FlatParameterSystem(System):
+    """What both have in common: torch's constructor. `_extras` adds what only one of them has."""
+
+    _absent_always: ClassVar[dict[str, str]] = {
+        "reshard_after_forward": "FSDP1 says it by its strategy",
+    }
+
+    def _module(self) -> ModuleType:
+        raise NotImplementedError
+
+    def _extras(self, config: Config) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def wrap(self, context: BuildContext) -> nn.Module:
+        config, settings, fsdp = context.config, context.config.settings, self._module()
+        model = context.build_model()
+        units = set(select_units(model, context.workload, settings.wrap))
+        arguments: dict[str, Any] = {
+            "sharding_strategy": fsdp.ShardingStrategy[settings.strategy],
+            "auto_wrap_policy": fsdp.CustomPolicy(lambda module: module in units),
+            "backward_prefetch": _prefetch(fsdp, settings.backward_prefetch),
+            "mixed_precision": _mixed_precision(fsdp, config),
+            "device_id": context.device,
+            "use_orig_params": True,
+        }
+        if "HYBRID" in settings.strategy:
+            arguments["device_mesh"] = init_device_mesh(
+                context.device.type,
+                (config.gpus // context.shard_size, context.shard_size),
+                mesh_dim_names=("replicate", "shard"),
+            )
+        if context.deferred:
+            arguments["param_init_fn"] = _materialiser(context.device)
+        arguments |= self._extras(config)
+        wrapped = fsdp.FullyShardedDataParallel(model, **arguments)
+        if settings.compile:
+            for unit in units:
+                unit.compile()
+        return wrapped
+
+    def microbatch(self, model: Any, *, sync: bool) -> AbstractContextManager[object]:
+        return nullcontext() if sync else model.no_sync()
+
+    def absent_settings(self, config: Config) -> dict[str, str]:
+        return {**self._absent_always, **self.absent}
+
+
+class ImplFsdp1(_FlatParameterSystem):
+    name = "impl-fsdp1"
+    summary = "this project's FullyShardedDataParallel"
+
+    def refuses(self, config: Config) -> dict[str, str]:
+        refused = refuse_common(config)
+        if config.settings.cpu_offload:
+            refused["cpu_offload"] = "cpu_offload is not part of impl's FullyShardedDataParallel yet"
+        if config.settings.limit_all_gathers == "auto":
+            refused["limit_all_gathers"] = "`auto` is not part of impl's rate limiter yet"
+        return refused
+
+    def _module(self) -> ModuleType:
+        import impl
+
+        return impl
+
+    def _extras(self, config: Config) -> dict[str, Any]:
+        settings = config.settings
+        extras: dict[str, Any] = {
+            "limit_all_gathers": False if settings.limit_all_gathers == "off" else settings.limit_all_gathers,
+            "backward_prefetch_depth": settings.backward_prefetch_depth,
+            "forward_prefetch_depth": settings.forward_prefetch,
+        }
+        if settings.memory_handover is not None:
+            extras["memory_handover"] = settings.memory_handover
+        return extras
+
+
+class TorchFsdp1(_FlatParameterSystem):
+    name = "torch-fsdp1"
+    summary = "PyTorch's FullyShardedDataParallel"
+    absent = {  # noqa: RUF012
+        "memory_handover": "PyTorch's FSDP1 passes memory by record_stream only",
+        "backward_prefetch_depth": "PyTorch's FSDP1 prefetches one unit in backward",
+    }
+
+    def refuses(self, config: Config) -> dict[str, str]:
+        refused, settings = refuse_common(config), config.settings
+        if settings.limit_all_gathers not in ("off", 2, None):
+            refused["limit_all_gathers"] = "PyTorch's FSDP1 keeps two in flight, or does not limit"
+        if settings.forward_prefetch not in (0, 1, None):
+            refused["forward_prefetch"] = "PyTorch's FSDP1 prefetches one unit in forward, or none"
+        if settings.cpu_offload and config.device == "sim":
+            refused["cpu_offload"] = "the simulated host link is not built yet"
+        return refused
+
+    def _module(self) -> ModuleType:
+        return _torch_fsdp1()
+
+    def _extras(self, config: Config) -> dict[str, Any]:
+        from torch.distributed.fsdp import CPUOffload
+
+        settings = config.settings
+        return {
+            "limit_all_gathers": settings.limit_all_gathers != "off",
+            "forward_prefetch": bool(settings.forward_prefetch),
+            "cpu_offload": CPUOffload(offload_params=True) if settings.cpu_offload else None,
+        }
+
+
+def _torch_fsdp1() -> ModuleType:
+    """torch's names, gathered in one namespace as `impl` has them."""
+    from torch.distributed import fsdp
+    from torch.distributed.fsdp import wrap
+
+    names = ModuleType("torch_fsdp1")
+    for name in ("FullyShardedDataParallel", "ShardingStrategy", "BackwardPrefetch", "MixedPrecision"):
+        setattr(names, name, getattr(fsdp, name))
+    names.CustomPolicy = wrap.CustomPolicy  # type: ignore[attr-defined]
+    return names
+
+
+def _prefetch(fsdp: ModuleType, value: str | None) -> Any:
+    return {"pre": fsdp.BackwardPrefetch.BACKWARD_PRE, "post": fsdp.BackwardPrefetch.BACKWARD_POST}.get(
+        value or "none"
+    )
+
+
+def _mixed_precision(fsdp: ModuleType, config: Config) -> Any:
+    settings = config.settings
+    buffer = TORCH_DTYPES.get(settings.buffer_dtype or "")
+    if settings.param_dtype == "fp32" and settings.reduce_dtype in ("fp32", None) and buffer is None:
+        return None
+    return fsdp.MixedPrecision(
+        param_dtype=TORCH_DTYPES[settings.param_dtype],
+        reduce_dtype=TORCH_DTYPES[settings.reduce_dtype or settings.param_dtype],
+        buffer_dtype=buffer,
+    )
+
+
+def _materialiser(device: torch.device) -> Callable[[nn.Module], None]:
+    def materialise_own(module: nn.Module) -> None:
+        module.to_empty(device=device, recurse=False)
+        if device.type != "sim":
+            init_module(module)
+
+    return materialise_own

@@ -1,0 +1,167 @@
+"""`fully_shard` (per-parameter sharding), ours and PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from fsdpbench.config import Config
+from fsdpbench.systems.base import (
+    TORCH_DTYPES,
+    BuildContext,
+    System,
+    materialise,
+    refuse_common,
+)
+from fsdpbench.systems.wrapping import select_units
+
+_OFFLOAD_LATER = "cpu_offload is not part of impl's fully_shard yet"
+
+
+class _FullyShardSystem(System):
+    """What both have in common: units inner first, then the root; gradients synchronised by a switch."""
+
+    def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
+        raise NotImplementedError
+
+    def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
+        raise NotImplementedError
+
+    def wrap(self, context: BuildContext) -> nn.Module:
+        config, settings = context.config, context.config.settings
+        model = context.build_model()
+        units = select_units(model, context.workload, settings.wrap)
+        arguments: dict[str, Any] = {
+            "mesh": _mesh(context),
+            "mp_policy": self._policy(*_mixed_precision(config)),
+        }
+        reshard = _reshard_after_forward(config)
+        for unit in units:
+            self._fully_shard(unit, context, **arguments, **reshard)
+        # The root keeps its parameters after forward unless told otherwise: backward needs them first.
+        self._fully_shard(model, context, **arguments)
+        if context.deferred:
+            materialise(model, context.device)
+        if settings.compile:
+            for unit in units:
+                unit.compile()
+        return model
+
+    def microbatch(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[object]:
+        return _gradient_sync(model, sync)
+
+    def refuses(self, config: Config) -> dict[str, str]:
+        refused = refuse_common(config)
+        raf = config.settings.reshard_after_forward
+        if isinstance(raf, int) and not isinstance(raf, bool) and config.gpus % raf:
+            refused["reshard_after_forward"] = f"{config.gpus} ranks cannot be divided into groups of {raf}"
+        return refused
+
+
+class ImplFsdp2(_FullyShardSystem):
+    name = "impl-fsdp2"
+    summary = "this project's fully_shard"
+
+    def absent_settings(self, config: Config) -> dict[str, str]:
+        absent = {"buffer_dtype": "fully_shard leaves buffers alone"}
+        if config.settings.memory_handover != "record_stream":
+            absent["limit_all_gathers"] = (
+                "memory passes by events (memory_handover): buffers in flight are bounded by the prefetch depth"
+            )
+        return absent
+
+    def refuses(self, config: Config) -> dict[str, str]:
+        refused = super().refuses(config)
+        if config.settings.cpu_offload:
+            refused["cpu_offload"] = _OFFLOAD_LATER
+        if config.settings.limit_all_gathers == "auto":
+            refused["limit_all_gathers"] = "`auto` belongs to impl-fsdp1"
+        return refused
+
+    def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
+        from impl import MixedPrecisionPolicy
+
+        return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
+
+    def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
+        from impl import fully_shard
+
+        settings = context.config.settings
+        prefetch = settings.backward_prefetch
+        arguments |= {
+            "backward_prefetch": None if prefetch == "none" else prefetch,
+            "backward_prefetch_depth": settings.backward_prefetch_depth,
+            "forward_prefetch_depth": settings.forward_prefetch,
+        }
+        if settings.memory_handover is not None:
+            arguments["memory_handover"] = settings.memory_handover
+        if settings.limit_all_gathers is not None:
+            limit = settings.limit_all_gathers
+            arguments["limit_all_gathers"] = False if limit == "off" else limit
+        fully_shard(module, **arguments)
+
+
+class TorchFsdp2(_FullyShardSystem):
+    name = "torch-fsdp2"
+    summary = "PyTorch's fully_shard"
+    absent = {  # noqa: RUF012
+        "buffer_dtype": "fully_shard leaves buffers alone",
+        "limit_all_gathers": "PyTorch's fully_shard has no rate limiter",
+        "memory_handover": "PyTorch's fully_shard passes memory by events only",
+        "backward_prefetch_depth": "PyTorch's fully_shard prefetches one unit in backward",
+        "forward_prefetch": "PyTorch's fully_shard prefetches in forward only as explicit code says",
+    }
+
+    def refuses(self, config: Config) -> dict[str, str]:
+        refused = super().refuses(config)
+        if config.settings.backward_prefetch != "pre":
+            refused["backward_prefetch"] = "PyTorch's fully_shard always prefetches before (`pre`)"
+        if config.settings.cpu_offload and config.device == "sim":
+            refused["cpu_offload"] = "the simulated host link is not built yet"
+        return refused
+
+    def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
+
+    def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
+        from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+        if context.config.settings.cpu_offload:
+            arguments["offload_policy"] = CPUOffloadPolicy()
+        fully_shard(module, **arguments)
+
+
+def _mesh(context: BuildContext) -> DeviceMesh:
+    """1-D over all ranks, or 2-D (replicate, shard) where a copy takes fewer."""
+    world, shard = context.config.gpus, context.shard_size
+    if shard == world:
+        return init_device_mesh(context.device.type, (world,), mesh_dim_names=("shard",))
+    return init_device_mesh(
+        context.device.type, (world // shard, shard), mesh_dim_names=("replicate", "shard")
+    )
+
+
+def _reshard_after_forward(config: Config) -> dict[str, Any]:
+    chosen = config.settings.reshard_after_forward
+    if chosen is None:
+        chosen = config.settings.strategy in ("FULL_SHARD", "HYBRID_SHARD")
+    return {"reshard_after_forward": chosen}
+
+
+def _mixed_precision(config: Config) -> tuple[torch.dtype | None, torch.dtype | None]:
+    param = TORCH_DTYPES[config.settings.param_dtype]
+    reduce = TORCH_DTYPES[config.settings.reduce_dtype or config.settings.param_dtype]
+    return (None if param is torch.float32 else param), (None if reduce is param else reduce)
+
+
+@contextmanager
+def _gradient_sync(model: Any, sync: bool) -> Iterator[None]:
+    model.set_requires_gradient_sync(sync)
+    yield

@@ -1,0 +1,67 @@
+"""Systems that keep the whole model on every rank: PyTorch's DDP, and no communication at all."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsdpbench.config import Config
+from fsdpbench.systems.base import TORCH_DTYPES, BuildContext, System
+
+_NO_UNITS = "there are no FSDP units"
+_SHARDING_ONLY = {
+    "strategy": "every rank holds the whole model",
+    "shard_size": "every rank holds the whole model",
+    "wrap": _NO_UNITS,
+    "reshard_after_forward": _NO_UNITS,
+    "backward_prefetch": _NO_UNITS,
+    "backward_prefetch_depth": _NO_UNITS,
+    "forward_prefetch": _NO_UNITS,
+    "limit_all_gathers": _NO_UNITS,
+    "memory_handover": _NO_UNITS,
+    "reduce_dtype": "gradients are fp32 under autocast",
+    "buffer_dtype": "buffers are left alone",
+    "cpu_offload": "there are no shards to offload",
+}
+
+
+class _UnshardedSystem(System):
+    """Mixed precision is autocast here: weights stay fp32."""
+
+    shards = False
+    absent = _SHARDING_ONLY
+
+    def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
+        dtype = TORCH_DTYPES[config.settings.param_dtype]
+        return nullcontext() if dtype is torch.float32 else torch.autocast(device.type, dtype=dtype)
+
+    def _plain(self, context: BuildContext) -> nn.Module:
+        model = context.build_model()
+        if context.config.settings.compile:
+            model.compile()
+        return model
+
+
+class TorchDdp(_UnshardedSystem):
+    name = "torch-ddp"
+    summary = "PyTorch's DistributedDataParallel"
+
+    def wrap(self, context: BuildContext) -> nn.Module:
+        return nn.parallel.DistributedDataParallel(self._plain(context), gradient_as_bucket_view=True)
+
+    def microbatch(self, model: Any, *, sync: bool) -> AbstractContextManager[object]:
+        return nullcontext() if sync else model.no_sync()
+
+
+class Single(_UnshardedSystem):
+    name = "single"
+    summary = "one GPU alone, no communication"
+
+    def refuses(self, config: Config) -> dict[str, str]:
+        return {"gpus": "it runs on one GPU"} if config.gpus != 1 else {}
+
+    def wrap(self, context: BuildContext) -> nn.Module:
+        return self._plain(context)

@@ -1,0 +1,68 @@
+"""Which modules become FSDP units: one answer for every system, so that they are compared on the same units.
+
+    block      each block                          every-K    each K consecutive blocks, as one module
+    size:N     bottom-up, at least N parameters    root       the whole model only
+    A+B        modules of the classes named A, B
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from fsdpbench.errors import UsageError, unknown
+from workloads import BlockGroup, Workload, group_blocks
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict)
+
+
+def select_units(model: nn.Module, workload: Workload, wrap: str) -> list[nn.Module]:
+    """The modules to wrap, inner before outer, the root left out. `every-K` regroups the model's blocks in place."""
+    if wrap == "root":
+        return []
+    if wrap == "block":
+        return _of_classes(model, workload.block_classes)
+    if wrap.startswith("every-"):
+        count = int(wrap.removeprefix("every-"))
+        if count == 1:
+            return _of_classes(model, workload.block_classes)
+        group_blocks(model, count)
+        return _of_classes(model, (BlockGroup,))
+    if wrap.startswith("size:"):
+        return _by_size(model, int(wrap.removeprefix("size:")))
+    return _of_class_names(model, wrap.split("+"))
+
+
+def _of_classes(model: nn.Module, classes: tuple[type[nn.Module], ...]) -> list[nn.Module]:
+    return _inner_first(module for module in model.modules() if isinstance(module, classes))
+
+
+def _of_class_names(model: nn.Module, names: list[str]) -> list[nn.Module]:
+    present = {type(module).__name__ for module in model.modules() if module is not model}
+    for name in names:
+        if name not in present:
+            raise unknown("module class in `wrap`", name, present, "fsdpbench list models")
+    return _inner_first(m for m in model.modules() if m is not model and type(m).__name__ in names)
+
+
+def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
+    """Bottom-up: a module becomes a unit once it holds `least` parameters that no unit below it holds."""
+    units: list[nn.Module] = []
+
+    def visit(module: nn.Module) -> int:
+        left = sum(p.numel() for p in module.parameters(recurse=False))
+        left += sum(visit(child) for child in module.children())
+        if left < least or module is model or isinstance(module, _CONTAINERS):
+            return left
+        units.append(module)
+        return 0
+
+    visit(model)
+    if not units and least > sum(p.numel() for p in model.parameters()):
+        raise UsageError(f"wrap: no module of the model holds {least} parameters; use a smaller size or `root`")
+    return units
+
+
+def _inner_first(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    return list(reversed(list(modules)))
