@@ -1,0 +1,55 @@
+"""Activation checkpointing changes what is kept and computed, never the result."""
+
+import pytest
+import torch
+
+from workloads import ActivationCheckpointing, WorkloadError, get_workload
+
+SHAPE = {"layers": 4, "d_model": 32, "heads": 4, "vocab": 64, "max_seq": 16}
+
+
+def loss_and_gradients(activation_checkpointing):
+    torch.manual_seed(3)
+    model = get_workload("gpt", shape=SHAPE).build(activation_checkpointing)
+    tokens = torch.randint(64, (2, 17))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    return loss, [parameter.grad for parameter in model.parameters()], sum(kept)
+
+
+@pytest.mark.parametrize("value", ["full", "every-2", "every-3"])
+def test_loss_and_gradients_are_bitwise_those_without(value):
+    plain_loss, plain_gradients, plain_kept = loss_and_gradients("none")
+    loss, gradients, kept = loss_and_gradients(value)
+    assert torch.equal(plain_loss, loss)
+    assert all(torch.equal(a, b) for a, b in zip(plain_gradients, gradients, strict=True))
+    assert kept < plain_kept
+
+
+def test_more_checkpointing_keeps_less():
+    kept = [loss_and_gradients(value)[2] for value in ("none", "every-4", "every-2", "full")]
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) == 4
+
+
+@pytest.mark.parametrize(
+    ("value", "blocks"), [("none", []), ("full", [0, 1, 2, 3, 4]), ("every-2", [0, 2, 4]), ("every-9", [0])]
+)
+def test_which_blocks(value, blocks):
+    checkpointing = ActivationCheckpointing.parse(value)
+    assert [index for index in range(5) if checkpointing.applies_to(index)] == blocks
+    assert checkpointing.count(5) == len(blocks)
+
+
+@pytest.mark.parametrize("value", ["all", "every-0", "every-", "every-2x", ""])
+def test_unknown_value_is_refused(value):
+    with pytest.raises(WorkloadError, match="use none, full, or every-K"):
+        get_workload("gpt-tiny").build(value)
+
+
+def test_checkpointed_blocks_run_plainly_without_gradients():
+    model = get_workload("gpt", shape=SHAPE).build("full")
+    with torch.no_grad():
+        assert model(torch.zeros(1, 4, dtype=torch.long)).shape == (1, 4, 64)

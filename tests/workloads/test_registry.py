@@ -1,0 +1,99 @@
+"""Names and shapes: what is known, what is overridden, what is refused and how."""
+
+import pytest
+
+from workloads import ShapeError, UnknownModelError, families, get_workload, workload_names
+
+EXPECTED = ["tiny", "125m", "350m", "1.3b", "2.8b", "6.7b", "13b", "30b", "175b", "1t"]
+
+
+def test_names_and_families():
+    assert [name for name in workload_names() if name.startswith("gpt-")] == [
+        f"gpt-{size}" for size in EXPECTED
+    ]
+    assert "gpt" in families()
+
+
+@pytest.mark.parametrize("name", workload_names())
+def test_a_name_is_kept_and_sizes_rise(name):
+    workload = get_workload(name)
+    assert workload.name == name
+    assert workload.family in families()
+    assert workload.default_seq == workload.shape["max_seq"]
+
+
+def test_sizes_rise():
+    counts = [get_workload(f"gpt-{size}").parameters for size in EXPECTED]
+    assert counts == sorted(counts)
+
+
+def test_family_with_a_shape_of_ones_own():
+    shape = {"layers": 32, "d_model": 4096, "heads": 32, "vocab": 50368, "tied": True, "bias": False}
+    workload = get_workload("gpt", shape=shape)
+    assert workload.shape == shape | {
+        "positions": "learned",
+        "expansion": 4,
+        "max_seq": 2048,
+        "fp32_loss": True,
+    }
+    assert workload.name == "gpt+layers=32,d_model=4096,heads=32,vocab=50368,tied=true,bias=false"
+
+
+def test_text_values_are_understood():
+    text = {
+        "layers": "2",
+        "d_model": "16",
+        "heads": "4",
+        "tied": "true",
+        "bias": "False",
+        "positions": "none",
+    }
+    shape = get_workload("gpt", shape=text).shape
+    assert (shape["layers"], shape["tied"], shape["bias"], shape["positions"]) == (2, True, False, "none")
+
+
+def test_overriding_a_named_size_shows_in_its_name():
+    assert get_workload("gpt-2.8b", shape={"layers": 4}).name == "gpt-2.8b+layers=4"
+    assert get_workload("gpt-2.8b", shape={"layers": "32"}).name == "gpt-2.8b"
+    assert get_workload("gpt-2.8b", shape={"layers": 4}).shape["d_model"] == 2560
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [("gpt-2.7b", "gpt-2.8b"), ("gtp", "gpt"), ("GPT-13b", "gpt-13b"), ("gpt-tiney", "gpt-tiny")],
+)
+def test_unknown_model_offers_the_nearest(asked, near):
+    with pytest.raises(UnknownModelError, match=f"unknown model '{asked}'") as caught:
+        get_workload(asked)
+    assert near in caught.value.nearest
+    assert near in str(caught.value)
+
+
+def test_unknown_model_unlike_any_lists_all():
+    with pytest.raises(UnknownModelError, match="known models: gpt-tiny"):
+        get_workload("zzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"layer": 3}, "unknown shape field 'layer': did you mean layers"),
+        ({"qqq": 3}, "unknown shape field 'qqq': The fields are layers, d_model, heads"),
+        ({"layers": "three"}, "layers is 'three': it must be a whole number"),
+        ({"layers": 2.5}, "layers is 2.5: it must be a whole number"),
+        ({"layers": 0}, "layers is 0: it must be at least 1"),
+        ({"tied": "maybe"}, "tied is 'maybe': it must be true or false"),
+        ({"heads": 3}, "heads is 3: it must divide d_model, 128"),
+        ({"positions": "rotary"}, "positions is 'rotary': it must be one of learned, none"),
+    ],
+)
+def test_bad_shape_is_refused_by_field(shape, message):
+    with pytest.raises(ShapeError, match=message):
+        get_workload("gpt-tiny", shape=shape)
+
+
+def test_family_without_shape_or_with_half_of_one():
+    with pytest.raises(ShapeError, match="'gpt' is a family and needs a shape"):
+        get_workload("gpt")
+    with pytest.raises(ShapeError, match="the shape lacks d_model, heads"):
+        get_workload("gpt", shape={"layers": 2})

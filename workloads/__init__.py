@@ -1,0 +1,33 @@
+"""The models that are benchmarked: named sizes, input data, FLOP counts.
+
+    workload = get_workload("gpt-2.8b")
+    model = workload.build(activation_checkpointing="full", seq=2048)
+    inputs, targets = next(workload.batches(batch=8, seq=2048, seed=0, rank=0, device="cpu"))
+    loss = model(inputs, targets)
+
+One file a family. Imports torch and nothing of this project.
+"""
+
+from workloads.base import (
+    DataError,
+    Flops,
+    ShapeError,
+    UnknownModelError,
+    Workload,
+    WorkloadError,
+)
+from workloads.checkpointing import ActivationCheckpointing
+from workloads.registry import families, get_workload, workload_names
+
+__all__ = [
+    "ActivationCheckpointing",
+    "DataError",
+    "Flops",
+    "ShapeError",
+    "UnknownModelError",
+    "Workload",
+    "WorkloadError",
+    "families",
+    "get_workload",
+    "workload_names",
+]

@@ -1,0 +1,269 @@
+"""GPT: a decoder-only transformer in the manner of GPT-2 and GPT-3, pre-norm, GELU, fused QKV.
+
+    tokens -> token embedding (+ position embedding) -> blocks.0 ... blocks.N-1 -> norm -> lm head -> logits
+                                                         |
+                 x + proj(attention(qkv(norm(x))))  then  x + down(gelu(up(norm(x))))
+
+FLOPs follow PaLM (Chowdhery et al. 2022, appendix B): a token costs 6 for each weight of a matrix product and
+12 x layers x d_model x seq for attention, counted in full although it is causal. The lm head is a matrix
+product and counts, the embedding lookup is none and does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workloads.base import Batch, Flops, ShapeError, Workload, WorkloadError
+from workloads.checkpointing import ActivationCheckpointing, run_checkpointed
+from workloads.data import token_batches
+from workloads.layers import WEIGHT_STD, Lookup, Projection
+from workloads.shape import make_shape
+
+FAMILY = "gpt"
+POSITIONS = ("learned", "none")
+
+
+@dataclass(frozen=True)
+class GPTShape:
+    """The shape of a GPT.
+
+    Fields: `vocab` entries; `tied`: the lm head shares the token embedding; `bias`: of linear layers and
+    norms (the lm head has none); `positions`: `learned` embeddings or `none`; `expansion`: feed-forward width
+    / d_model; `max_seq`: default sequence length, and the learned positions at it; `fp32_loss`: logits are
+    cast to fp32 before the loss, as most mixed precision training does (batch x seq x vocab x 4 B of memory).
+
+    Raises:
+        ShapeError: a number is below 1, heads do not divide d_model, or `positions` is unknown.
+    """
+
+    layers: int
+    d_model: int
+    heads: int
+    vocab: int = 50304
+    tied: bool = False
+    bias: bool = True
+    positions: str = "learned"
+    expansion: int = 4
+    max_seq: int = 2048
+    fp32_loss: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "d_model", "heads", "vocab", "expansion", "max_seq"):
+            if getattr(self, name) < 1:
+                raise ShapeError(f"shape field {name} is {getattr(self, name)}: it must be at least 1")
+        if self.d_model % self.heads:
+            raise ShapeError(
+                f"shape field heads is {self.heads}: it must divide d_model, {self.d_model}, evenly"
+            )
+        if self.positions not in POSITIONS:
+            raise ShapeError(
+                f"shape field positions is '{self.positions}': it must be one of {', '.join(POSITIONS)}"
+            )
+
+    @property
+    def block_weights(self) -> int:
+        """Weights of one block's matrix products: QKV, attention projection, feed-forward up and down."""
+        return (4 + 2 * self.expansion) * self.d_model**2
+
+
+# layers, d_model and heads: 125m to 13b after GPT-3 (Brown et al. 2020, table 2.1; 1.3b and 13b with heads
+# and width made divisible), 30b after OPT, 2.8b after Pythia, 175b and 1t the minGPTs of the FSDP paper (arXiv
+# 2304.11277) and of its predecessor's announcement. GPT-3's and OPT's tie the embedding, minGPT and Pythia do
+# not; minGPT takes the loss in the logits' own dtype. The vocabulary is GPT-2's 50257 padded to a multiple of
+# 64, except where published.
+SIZES: Mapping[str, GPTShape] = {
+    "gpt-tiny": GPTShape(4, 128, 4, vocab=512, max_seq=128),
+    "gpt-125m": GPTShape(12, 768, 12, tied=True),
+    "gpt-350m": GPTShape(24, 1024, 16, tied=True),
+    "gpt-1.3b": GPTShape(24, 2048, 16, tied=True),
+    "gpt-2.8b": GPTShape(32, 2560, 32),
+    "gpt-6.7b": GPTShape(32, 4096, 32, tied=True),
+    "gpt-13b": GPTShape(40, 5120, 40, tied=True),
+    "gpt-30b": GPTShape(48, 7168, 56, tied=True),
+    "gpt-175b": GPTShape(96, 12288, 96, vocab=50000, fp32_loss=False),
+    "gpt-1t": GPTShape(128, 25600, 160, vocab=50000, fp32_loss=False),
+}
+
+
+class GPTAttention(nn.Module):
+    """Causal self-attention of [batch, seq, d_model]; one fused projection to queries, keys and values."""
+
+    def __init__(self, shape: GPTShape, output_std: float) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = Projection(shape.d_model, 3 * shape.d_model, shape.bias)
+        self.proj = Projection(shape.d_model, shape.d_model, shape.bias, output_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, seq, width = x.shape
+        fused = self.qkv(x).view(batch, seq, 3, self.heads, width // self.heads)
+        query, key, value = (part.transpose(1, 2) for part in fused.unbind(2))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        projected: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, seq, width))
+        return projected
+
+
+class GPTFeedForward(nn.Module):
+    """The block's two-layer perceptron on [batch, seq, d_model]."""
+
+    def __init__(self, shape: GPTShape, output_std: float) -> None:
+        super().__init__()
+        self.up = Projection(shape.d_model, shape.expansion * shape.d_model, shape.bias)
+        self.down = Projection(shape.expansion * shape.d_model, shape.d_model, shape.bias, output_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.down(F.gelu(self.up(x)))
+        return projected
+
+
+class GPTBlock(nn.Module):
+    """Attention and feed-forward with their residual connections: the natural FSDP unit."""
+
+    def __init__(self, shape: GPTShape, checkpointed: bool) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        # GPT-2 scales what flows into the residual stream by its number of contributions.
+        output_std = WEIGHT_STD / math.sqrt(2 * shape.layers)
+        self.attention_norm = nn.LayerNorm(shape.d_model, bias=shape.bias)
+        self.attention = GPTAttention(shape, output_std)
+        self.feed_forward_norm = nn.LayerNorm(shape.d_model, bias=shape.bias)
+        self.feed_forward = GPTFeedForward(shape, output_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.checkpointed and torch.is_grad_enabled():
+            return run_checkpointed(self.transform, x)
+        return self.transform(x)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """The block's computation itself, [batch, seq, d_model] to the same."""
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class GPT(nn.Module):
+    """The model: `gpt(inputs)` gives logits, `gpt(inputs, targets)` the mean cross entropy.
+
+    Inputs and targets are int64 of shape [batch, seq], logits [batch, seq, vocab] in the parameters' dtype.
+    """
+
+    def __init__(self, shape: GPTShape, positions: int, checkpointing: ActivationCheckpointing) -> None:
+        super().__init__()
+        self.fp32_loss = shape.fp32_loss
+        self.token_embedding = Lookup(shape.vocab, shape.d_model)
+        self.position_embedding = Lookup(positions, shape.d_model) if shape.positions == "learned" else None
+        self.blocks = nn.ModuleList(
+            GPTBlock(shape, checkpointing.applies_to(index)) for index in range(shape.layers)
+        )
+        self.final_norm = nn.LayerNorm(shape.d_model, bias=shape.bias)
+        self.lm_head = Projection(shape.d_model, shape.vocab, bias=False)
+        if shape.tied:
+            self.lm_head.weight = self.token_embedding.weight
+
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Raises: WorkloadError, the sequence is longer than the learned positions."""
+        x = self.token_embedding(inputs)
+        if self.position_embedding is not None:
+            seq, most = inputs.shape[1], self.position_embedding.num_embeddings
+            if seq > most:
+                raise WorkloadError(
+                    f"the sequence has {seq} tokens, the model {most} positions: build it with seq={seq}"
+                )
+            x = x + self.position_embedding(torch.arange(seq, device=inputs.device))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.lm_head(self.final_norm(x))
+        if targets is None:
+            return logits
+        scores = logits.float() if self.fp32_loss else logits
+        return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+class GPTWorkload(Workload):
+    """A GPT of one shape, with tokens as data."""
+
+    family = FAMILY
+
+    def __init__(self, name: str, shape: GPTShape) -> None:
+        self.name = name
+        self._shape = shape
+
+    @classmethod
+    def from_values(cls, name: str, values: Mapping[str, Any]) -> GPTWorkload:
+        """Raises: ShapeError, a field is unknown, missing or impossible."""
+        return cls(name, make_shape(GPTShape, values))
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        return asdict(self._shape)
+
+    @property
+    def parameters(self) -> int:
+        return self.count_parameters(self.default_seq)
+
+    def count_parameters(self, seq: int) -> int:
+        """Parameters of the model built for `seq` tokens: learned positions grow with it."""
+        s = self._shape
+        norm = s.d_model * (2 if s.bias else 1)
+        biases = (3 + 1 + s.expansion + 1) * s.d_model if s.bias else 0
+        block = s.block_weights + biases + 2 * norm
+        embeddings = s.vocab * s.d_model * (1 if s.tied else 2)
+        positions = seq * s.d_model if s.positions == "learned" else 0
+        return s.layers * block + norm + embeddings + positions
+
+    @property
+    def default_seq(self) -> int:
+        return self._shape.max_seq
+
+    @property
+    def block_classes(self) -> tuple[type[nn.Module], ...]:
+        return (GPTBlock,)
+
+    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+        positions = self.default_seq if seq is None else seq
+        if positions < 1:
+            raise WorkloadError(f"seq is {positions}: it must be at least 1")
+        return GPT(self._shape, positions, ActivationCheckpointing.parse(activation_checkpointing))
+
+    def batches(
+        self,
+        batch: int,
+        seq: int,
+        seed: int,
+        rank: int,
+        device: torch.device | str,
+        data: Path | None = None,
+        *,
+        world_size: int | None = None,
+    ) -> Iterator[Batch]:
+        return token_batches(
+            vocab=self._shape.vocab,
+            batch=batch,
+            seq=seq,
+            seed=seed,
+            rank=rank,
+            device=device,
+            data=data,
+            world_size=world_size,
+        )
+
+    def flops_per_step(self, batch: int, seq: int, activation_checkpointing: str = "none") -> Flops:
+        """Model: tokens x (6 x matrix weights + 12 x layers x d_model x seq). Hardware adds one forward pass
+        (a third of that) of each checkpointed block; the lm head is never recomputed."""
+        s = self._shape
+        tokens = batch * seq
+        block_forward = tokens * (2 * s.block_weights + 4 * s.d_model * seq)
+        head_forward = tokens * 2 * s.vocab * s.d_model
+        model = 3 * (s.layers * block_forward + head_forward)
+        recomputed = ActivationCheckpointing.parse(activation_checkpointing).count(s.layers)
+        return Flops(model=model, hardware=model + recomputed * block_forward)
+
+    def tokens(self, batch: int, seq: int) -> int:
+        return batch * seq

@@ -1,0 +1,56 @@
+"""A family's shape as a frozen dataclass, made from the plain or textual values that a user gives."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+from workloads.base import ShapeError
+
+S = TypeVar("S")
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def make_shape(shape_type: type[S], values: Mapping[str, Any]) -> S:
+    """An instance of the dataclass `shape_type`; values may be text (`"32"`, `"true"`).
+
+    The dataclass checks the values themselves in `__post_init__`.
+
+    Raises:
+        ShapeError: a field is unknown, missing or of the wrong type.
+    """
+    known = {field.name: field for field in fields(shape_type)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ShapeError(f"unknown shape field '{name}': {hint}The fields are {', '.join(known)}")
+    missing = [
+        name
+        for name, field in known.items()
+        if name not in values and field.default is MISSING and field.default_factory is MISSING
+    ]
+    if missing:
+        raise ShapeError(f"the shape lacks {', '.join(missing)}: give them as --shape {missing[0]}=...")
+    return shape_type(**{name: _value(name, known[name].type, value) for name, value in values.items()})
+
+
+def _value(name: str, type_name: Any, value: Any) -> Any:
+    """`value` as the field's type; dataclass types are names here, as annotations are not evaluated."""
+    if type_name == "bool":
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in _BOOLEANS:
+            return _BOOLEANS[value.lower()]
+        raise ShapeError(f"shape field {name} is {value!r}: it must be true or false")
+    if type_name == "int":
+        try:
+            if isinstance(value, bool | float):
+                raise ValueError
+            return int(value)
+        except (TypeError, ValueError):
+            raise ShapeError(f"shape field {name} is {value!r}: it must be a whole number") from None
+    return str(value)
