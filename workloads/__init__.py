@@ -17,10 +17,12 @@ from workloads.base import (
     WorkloadError,
 )
 from workloads.checkpointing import ActivationCheckpointing
+from workloads.grouping import BlockGroup, group_blocks
 from workloads.registry import families, get_workload, workload_names
 
 __all__ = [
     "ActivationCheckpointing",
+    "BlockGroup",
     "DataError",
     "Flops",
     "ShapeError",
@@ -29,5 +31,6 @@ __all__ = [
     "WorkloadError",
     "families",
     "get_workload",
+    "group_blocks",
     "workload_names",
 ]

@@ -75,7 +75,7 @@ class GPTShape:
 
 
 # layers, d_model and heads: 125m to 13b after GPT-3 (Brown et al. 2020, table 2.1; 1.3b and 13b with heads
-# and width made divisible), 30b after OPT, 2.8b after Pythia, 175b and 1t the minGPTs of the FSDP paper (arXiv
+# and width made divisible), 30b after OPT, 2.8b after Pythia, 175b and 1t minGPTs of the FSDP paper (arXiv
 # 2304.11277) and of its predecessor's announcement. GPT-3's and OPT's tie the embedding, minGPT and Pythia do
 # not; minGPT takes the loss in the logits' own dtype. The vocabulary is GPT-2's 50257 padded to a multiple of
 # 64, except where published.

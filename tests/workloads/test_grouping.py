@@ -1,0 +1,52 @@
+"""Grouping blocks changes where they hang, not what they compute."""
+
+import pytest
+import torch
+from torch import nn
+
+from workloads import BlockGroup, WorkloadError, get_workload, group_blocks
+
+SHAPE = {"layers": 5, "d_model": 32, "heads": 4, "vocab": 64, "max_seq": 16}
+
+
+def build():
+    torch.manual_seed(0)
+    return get_workload("gpt", shape=SHAPE).build("every-2")
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (5, [5]), (8, [5])])
+def test_groups_hold_consecutive_blocks(count, sizes):
+    model = build()
+    before = list(model.blocks)
+    group_blocks(model, count)
+    assert [len(group) for group in model.blocks] == sizes
+    assert all(isinstance(group, BlockGroup) for group in model.blocks)
+    assert [block for group in model.blocks for block in group] == before
+
+
+def test_loss_and_gradients_are_the_same():
+    tokens = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(1))
+    plain, grouped = build(), build()
+    group_blocks(grouped, 2)
+    losses = []
+    for model in (plain, grouped):
+        losses.append(model(tokens[:, :-1], tokens[:, 1:]))
+        losses[-1].backward()
+    assert torch.equal(*losses)
+    for a, b in zip(plain.parameters(), grouped.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_further_arguments_reach_every_block():
+    class Scale(nn.Module):
+        def forward(self, x, factor):
+            return x * factor
+
+    assert BlockGroup(Scale(), Scale())(torch.ones(2), 3.0).tolist() == [9.0, 9.0]
+
+
+def test_what_cannot_be_grouped_is_refused():
+    with pytest.raises(WorkloadError, match="grouped by 0"):
+        group_blocks(build(), 0)
+    with pytest.raises(WorkloadError, match="Linear has no list of blocks"):
+        group_blocks(nn.Linear(2, 2), 2)
