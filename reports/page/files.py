@@ -1,0 +1,99 @@
+"""What a configuration's folder holds, as typed structs, and reading it without trusting it.
+
+Only the fields that the page shows are typed; everything else in the files is ignored, so that a newer bench can
+add to them. A file that is missing, cut off or of the wrong types raises `FolderProblem` with one line.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+
+class FolderProblem(Exception):
+    """One configuration's folder cannot be read; the message is one line for people."""
+
+
+class ConfigFile(msgspec.Struct, frozen=True):
+    """`config.json`: what was asked for."""
+
+    settings: dict[str, Any]
+    name: str = ""
+    key: str = ""
+    model: str = ""
+    shape: dict[str, Any] | None = None
+    parameters: int | None = None
+    system: str = ""
+    device: str = ""
+    hardware: dict[str, Any] | str | None = None
+    gpus: int | None = None
+    gpus_per_node: int | None = None
+    command: str | list[str] | None = None
+
+
+class PeakMemory(msgspec.Struct, frozen=True):
+    """Peaks over steps and ranks, bytes."""
+
+    allocated: float | None = None
+    active: float | None = None
+    reserved: float | None = None
+
+
+class StepParts(msgspec.Struct, frozen=True):
+    """The traced step's four parts, seconds; they sum to the traced step."""
+
+    compute_only: float
+    overlapped: float
+    exposed_communication: float
+    idle: float
+
+
+class ResultFile(msgspec.Struct, frozen=True):
+    """`result.json`: what came of it. A figure that the device cannot know is None."""
+
+    status: str
+    cause: Any = None
+    device: str = ""
+    hardware: dict[str, Any] | str | None = None
+    environment: dict[str, Any] | None = None
+    step_time_s: float | None = None
+    samples_per_s_per_gpu: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
+    hardware_tflops_per_gpu: float | None = None
+    mfu: float | None = None
+    hfu: float | None = None
+    peak_memory_bytes: PeakMemory | None = None
+    alloc_retries_per_step: float | None = None
+    ooms: float | None = None
+    traced_step_time_s: float | None = None
+    time_s: StepParts | None = None
+    communication: dict[str, Any] | None = None
+    overlap_fraction: float | None = None
+    loss: list[float | None] | None = None
+    traces: list[Any] | None = None
+
+
+FileT = TypeVar("FileT", ConfigFile, ResultFile)
+
+
+def read_file(path: Path, kind: type[FileT]) -> FileT:
+    """Decode one of the two files.
+
+    Raises:
+        FolderProblem: the file is missing, unreadable, cut off, not JSON, or has a field of a wrong type.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise FolderProblem(f"{path.name} is missing") from None
+    except OSError as error:
+        raise FolderProblem(f"{path.name} cannot be read: {error.strerror or error}") from None
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise FolderProblem(f"{path.name} ({len(content)} bytes): {error}") from None
+    except RecursionError:
+        raise FolderProblem(f"{path.name}: nested too deeply") from None

@@ -1,0 +1,165 @@
+"""The recommendation in one sentence, and the findings behind it, in words with their figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from reports.page.effects import WORTH_SAYING, Effect, effects
+from reports.page.format import count, gib, number, percent, setting, signed_percent
+from reports.page.ranking import (
+    NEAR,
+    Ranked,
+    label,
+    leaner_ties,
+    metric_of,
+    rank,
+    reserved,
+    values_of,
+    varying_settings,
+)
+from reports.page.view import Configuration, RunView, Status
+
+
+def best_sentence(view: RunView) -> str:
+    """What to run and why, in one sentence; plain text.
+
+    It names the configuration with the best throughput among those that finished, what it reaches, how far it is
+    from the slowest, and the settings that mattered most.
+    """
+    ranked = rank(view)
+    if not ranked:
+        return "No configuration has finished yet."
+    if not ranked[0].throughput:
+        return f"None of the {len(ranked)} configurations finished: {endings(view.configurations)}."
+    metric = metric_of(view)
+    best = ranked[0]
+    varying = varying_settings([entry.row for entry in ranked])
+    finished = [entry for entry in ranked if entry.throughput]
+    hardware = best.row.hardware.get("name")
+    simulated = f"Simulated{f' on {hardware}' if hardware else ''}: run " if best.row.simulated else "Run "
+    parts = [f"{simulated}{label(best.row, varying)}: {number(best.throughput)} {metric.words}{_reached(best)}"]
+    if len(finished) > 1:
+        slowest = finished[-1]
+        ratio = (best.throughput or 0.0) / (slowest.throughput or 1.0)
+        parts.append(f"{_times(ratio)} the slowest of the {len(finished)} that finished ({len(ranked)} tried)")
+        parts.append(_mattered(effects(ranked)))
+    return ", ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:]) + "."
+
+
+def findings(view: RunView) -> list[str]:
+    """What else a reader should know: ties with less memory, retries, what ran out of memory; one sentence each."""
+    ranked = rank(view)
+    found = [*_ties(ranked), *_exposure(ranked), *_retries(ranked), *_out_of_memory(view)]
+    broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
+    if broken:
+        found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")
+    return found
+
+
+def endings(rows: Sequence[Configuration]) -> str:
+    """`12 out of memory, 1 error`: how many configurations ended in which way."""
+    counted = Counter(row.status for row in rows)
+    return ", ".join(f"{counted[status]} {status.words}" for status in Status if counted[status])
+
+
+def _reached(best: Ranked) -> str:
+    """The figures in parentheses behind the best throughput."""
+    result = best.row.result
+    told = []
+    if result.tflops_per_gpu is not None:
+        told.append(f"{number(result.tflops_per_gpu)} TFLOPS/GPU")
+    if result.mfu is not None:
+        told.append(f"MFU {percent(result.mfu)}")
+    if (memory := reserved(best.row)) is not None:
+        capacity = best.row.capacity_bytes
+        told.append(f"{gib(memory)}{f' of {gib(capacity)}' if capacity else ''} GiB reserved")
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _times(ratio: float) -> str:
+    if ratio < 1 + WORTH_SAYING:
+        return "as fast as"
+    return f"{signed_percent(ratio - 1)} over" if ratio < 1.95 else f"{number(ratio, 2)}x"
+
+
+def _mattered(found: Sequence[Effect]) -> str:
+    """The two settings with the largest effects and what leaving the best value costs."""
+    strongest: dict[str, Effect] = {}
+    for effect in found:
+        held = strongest.get(effect.name)
+        if effect.ratio and (held is None or effect.strength > held.strength):
+            strongest[effect.name] = effect
+    told = [effect for effect in strongest.values() if effect.strength >= WORTH_SAYING]
+    told.sort(key=lambda effect: effect.strength, reverse=True)
+    if not told:
+        return "no setting changed throughput by 1 % with the others held equal"
+    return "what mattered most: " + ", then ".join(_effect_words(effect) for effect in told[:2])
+
+
+def _effect_words(effect: Effect) -> str:
+    pairs = f"{effect.pairs} pair{'s' if effect.pairs > 1 else ''}"
+    interval = ""
+    if effect.low is not None and effect.high is not None:
+        interval = f", {signed_percent(effect.low - 1)} to {signed_percent(effect.high - 1)}"
+    change = signed_percent((effect.ratio or 1.0) - 1)
+    return f"{effect.name} ({effect.value} instead of {effect.reference}: {change}{interval}, {pairs})"
+
+
+def _rows(amount: int) -> str:
+    return f"{amount} configuration{'' if amount == 1 else 's'}"
+
+
+def _ties(ranked: Sequence[Ranked]) -> list[str]:
+    near = [entry for entry in ranked[1:] if entry.of_best and entry.of_best >= 1 - NEAR]
+    if not near:
+        return []
+    text = f"{_rows(len(near))} {'is' if len(near) == 1 else 'are'} within 1 % of the best"
+    lean = leaner_ties(ranked)
+    if lean:
+        saved = (reserved(ranked[0].row) or 0.0) - (reserved(lean[0].row) or 0.0)
+        varying = varying_settings([entry.row for entry in ranked])
+        text += f"; the leanest of them, number {lean[0].place} ({label(lean[0].row, varying)}), reserves {gib(saved)} GiB less"
+    return [text + "."]
+
+
+def _exposure(ranked: Sequence[Ranked]) -> list[str]:
+    """Where the best configuration's step goes that is not computation."""
+    parts = ranked[0].row.result.time_s if ranked and ranked[0].throughput else None
+    if parts is None:
+        return []
+    step = parts.compute_only + parts.overlapped + parts.exposed_communication + parts.idle
+    if not step > 0:
+        return []
+    overlap = ranked[0].row.result.overlap_fraction
+    hidden = f" ({percent(overlap)} of communication is hidden)" if overlap is not None else ""
+    return [
+        f"In the best configuration {percent(parts.exposed_communication / step)} of the traced step waits for "
+        f"communication{hidden} and {percent(parts.idle / step)} is idle."
+    ]
+
+
+def _retries(ranked: Sequence[Ranked]) -> list[str]:
+    retried = [entry for entry in ranked if (entry.row.result.alloc_retries_per_step or 0) > 0]
+    if not retried:
+        return []
+    worst = max(retried, key=lambda entry: entry.row.result.alloc_retries_per_step or 0)
+    name = f" (number {worst.place})" if worst.place else ""
+    return [
+        f"{_rows(len(retried))} had allocator retries, up to "
+        f"{count(worst.row.result.alloc_retries_per_step)} a step{name}: memory is short there."
+    ]
+
+
+def _out_of_memory(view: RunView) -> list[str]:
+    out = view.with_status(Status.OOM)
+    if not out:
+        return []
+    causes = []
+    for name in varying_settings(view.configurations):
+        for value in values_of(view.configurations, name):
+            having = [row for row in view.configurations if setting(row.settings.get(name)) == value]
+            if len(having) > 1 and all(row.status is Status.OOM for row in having):
+                causes.append(f"{name}={value}")
+    common = f"; always with {', '.join(causes)}" if causes else ""
+    return [f"{_rows(len(out))} ran out of memory{common}."]

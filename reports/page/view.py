@@ -1,0 +1,240 @@
+"""A run folder as the page sees it: one `RunView` with a row for every configuration.
+
+::
+
+    runs/NAME/                       RunView
+      sweep.toml                       .title
+      <name>-<key8>/                   .configurations[k]: Configuration
+        config.json   result.json        .settings, .status, .result
+        trace/rank0_trace.json.gz        .traces
+
+Loading never fails because of one configuration: a folder that cannot be read becomes a row of status `unreadable`
+that says why. Only a folder that is no run at all is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from reports.page.files import ConfigFile, FolderProblem, ResultFile, read_file
+
+# A configuration's folder ends in eight hex digits of its key; other folders beside them are not ours to judge.
+_KEYED_FOLDER = re.compile(r"-[0-9a-f]{8}$")
+
+
+class RunFolderError(ValueError):
+    """The path is not a run folder; the message is one line and says what to give instead."""
+
+
+class Status(StrEnum):
+    """How a configuration ended; `UNREADABLE` is the page's own: its folder is broken."""
+
+    OK = "ok"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    CRASH = "crash"
+    NOT_APPLICABLE = "not_applicable"
+    UNREADABLE = "unreadable"
+
+    @property
+    def words(self) -> str:
+        """The status as people say it."""
+        return {Status.OOM: "out of memory", Status.NOT_APPLICABLE: "not applicable"}.get(self, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One configuration: what was asked for (`config`), what came of it (`result`), or what is wrong with it."""
+
+    folder: Path
+    config: ConfigFile
+    result: ResultFile
+    status: Status
+    problem: str | None = None
+    traces: tuple[Path, ...] = ()
+    # Everything that can differ between rows, under its one name: the settings and what stands beside them.
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The configuration's name, or its folder's where it has none."""
+        return self.config.name or self.folder.name
+
+    @property
+    def hardware(self) -> Mapping[str, Any]:
+        """The hardware that the result belongs to, or an empty mapping."""
+        found = self.result.hardware if self.result.hardware is not None else self.config.hardware
+        if isinstance(found, str):
+            return {"name": found}
+        return found or {}
+
+    @property
+    def capacity_bytes(self) -> float | None:
+        """The device's memory in bytes, where the hardware's description tells it."""
+        value = self.hardware.get("memory_bytes")
+        return float(value) if isinstance(value, int | float) and value > 0 else None
+
+    @property
+    def device(self) -> str:
+        """`cuda`, `cpu` or `sim`; empty where nothing says it."""
+        return self.result.device or self.config.device
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the figures come from the simulated device."""
+        return self.device == "sim"
+
+    @property
+    def command(self) -> str | None:
+        """The command line that repeats this row."""
+        command = self.config.command
+        return " ".join(command) if isinstance(command, list) else command
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """Everything in one run folder. `configurations` are in the order of their folders' names."""
+
+    folder: Path
+    title: str
+    configurations: tuple[Configuration, ...]
+    sweep_toml: str | None = None
+
+    @property
+    def simulated(self) -> bool:
+        """Whether any figure of the run is simulated."""
+        return any(row.simulated for row in self.configurations)
+
+    def with_status(self, *statuses: Status) -> tuple[Configuration, ...]:
+        """The configurations that ended in one of the given ways."""
+        return tuple(row for row in self.configurations if row.status in statuses)
+
+
+def load_run(run_dir: Path) -> RunView:
+    """Read a run folder (or one configuration's folder, as a run of one).
+
+    Raises:
+        RunFolderError: there is no such folder, or it is not one of a run.
+    """
+    run_dir = Path(run_dir)
+    if not run_dir.exists():
+        raise RunFolderError(f"{run_dir}: no such folder; give the folder that a sweep wrote, such as runs/NAME")
+    if not run_dir.is_dir():
+        raise RunFolderError(f"{run_dir} is a file; give the folder that a sweep wrote, such as runs/NAME")
+    try:
+        folders = _configuration_folders(run_dir)
+        sweep_toml = _read_text(run_dir / "sweep.toml")
+    except OSError as error:
+        raise RunFolderError(f"{run_dir} cannot be read: {error.strerror or error}") from None
+    if not folders and sweep_toml is None:
+        raise RunFolderError(
+            f"{run_dir} is not a run folder: it holds neither sweep.toml nor a configuration's folder with "
+            "config.json; give the folder that a sweep wrote, such as runs/NAME"
+        )
+    rows = tuple(_name_defaults([_load_configuration(folder) for folder in folders]))
+    return RunView(run_dir, run_dir.resolve().name, rows, sweep_toml)
+
+
+def _configuration_folders(run_dir: Path) -> list[Path]:
+    if (run_dir / "config.json").is_file():
+        return [run_dir]
+    candidates = [child for child in run_dir.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    return sorted(
+        child
+        for child in candidates
+        if _KEYED_FOLDER.search(child.name) or (child / "config.json").exists() or (child / "result.json").exists()
+    )
+
+
+def _load_configuration(folder: Path) -> Configuration:
+    config, result = ConfigFile(settings={}), ResultFile(status=Status.UNREADABLE.value)
+    problems = []
+    try:
+        config = read_file(folder / "config.json", ConfigFile)
+    except FolderProblem as problem:
+        problems.append(str(problem))
+    try:
+        result = read_file(folder / "result.json", ResultFile)
+    except FolderProblem as problem:
+        problems.append(str(problem))
+    status = _status(result, problems)
+    return Configuration(
+        folder=folder,
+        config=config,
+        result=result,
+        status=status,
+        problem="; ".join(problems) or _first_words(result.cause),
+        traces=_traces(folder),
+        settings=_settings(config),
+    )
+
+
+def _status(result: ResultFile, problems: list[str]) -> Status:
+    """The row's status; appends to `problems` what makes it unreadable."""
+    if not problems:
+        try:
+            status = Status(result.status)
+        except ValueError:
+            problems.append(f"result.json: unknown status {result.status[:60]!r}")
+        else:
+            if status is Status.OK and result.step_time_s is None:
+                problems.append("result.json: status is ok but step_time_s is missing")
+            elif status is Status.OK and not (result.step_time_s or 0) > 0:
+                problems.append(f"result.json: step_time_s is {result.step_time_s}")
+            else:
+                return status
+    return Status.UNREADABLE
+
+
+def _settings(config: ConfigFile) -> dict[str, Any]:
+    """All that identifies a row, under one roof, in the order in which people read it."""
+    hardware = config.hardware if isinstance(config.hardware, str) else (config.hardware or {}).get("name")
+    around: dict[str, Any] = {"model": config.model or None, "system": config.system or None}
+    around |= {"hardware": hardware, "gpus": config.gpus, "gpus_per_node": config.gpus_per_node}
+    around |= config.settings
+    return around
+
+
+def _name_defaults(rows: list[Configuration]) -> list[Configuration]:
+    """Drop settings of value None, or call them `auto` where other rows of the same system set them.
+
+    The files write None both for "the default, whatever it is" and for "this system has no such setting"; a system
+    that has it somewhere in the run has it everywhere.
+    """
+    has = {(row.config.system, name) for row in rows for name, value in row.settings.items() if value is not None}
+
+    def named(row: Configuration) -> dict[str, Any]:
+        known = {name: value for name, value in row.settings.items() if (row.config.system, name) in has}
+        return {name: "auto" if value is None else value for name, value in known.items()}
+
+    return [replace(row, settings=named(row)) for row in rows]
+
+
+def _first_words(cause: Any) -> str | None:
+    """The cause in words: a string, or an object with a message and the name of its log."""
+    if isinstance(cause, dict):
+        message = cause.get("message") or cause.get("error") or cause.get("line")
+        return str(message) if message else ", ".join(f"{k}: {v}" for k, v in cause.items()) or None
+    return str(cause) if cause else None
+
+
+def _traces(folder: Path) -> tuple[Path, ...]:
+    def rank(path: Path) -> tuple[int, str]:
+        digits = re.search(r"rank(\d+)", path.name)
+        return (int(digits[1]) if digits else 1 << 30, path.name)
+
+    found = [path for pattern in ("*_trace.json.gz", "*_trace.json") for path in (folder / "trace").glob(pattern)]
+    return tuple(sorted(found, key=rank))
+
+
+def _read_text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
