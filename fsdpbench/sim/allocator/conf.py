@@ -1,0 +1,170 @@
+"""The allocator's settings, as ``PYTORCH_CUDA_ALLOC_CONF`` writes them, and what its driver calls cost."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+MIB = 1 << 20
+UNLIMITED = (1 << 63) - 1
+# One entry a power of two of the size in MiB: 1 and below, 2, 4, ..., 32768 and above.
+POWER2_INTERVALS = 16
+# Accepted and without an effect here: they concern pinned host memory, graphs or how the driver is called.
+_WITHOUT_EFFECT = frozenset(
+    {
+        "backend",
+        "release_lock_on_cudamalloc",
+        "pinned_use_cuda_host_register",
+        "pinned_num_register_threads",
+        "pinned_use_background_threads",
+        "pinned_reserve_segment_size_mb",
+        "graph_capture_record_stream_reuse",
+    }
+)
+_KEYS = (
+    "max_split_size_mb",
+    "max_non_split_rounding_mb",
+    "garbage_collection_threshold",
+    "roundup_power2_divisions",
+    "expandable_segments",
+    "per_process_memory_fraction",
+)
+
+
+class AllocatorConfError(ValueError):
+    """A setting of the allocator that does not exist or has an impossible value."""
+
+
+@dataclass(frozen=True)
+class AllocatorCosts:
+    """Host time of the driver calls behind the allocator, in nanoseconds (and nanoseconds a GiB)."""
+
+    malloc_ns: int = 250_000
+    malloc_ns_per_gib: int = 0
+    free_ns: int = 250_000
+    free_ns_per_gib: int = 0
+    event_ns: int = 1_000
+
+    def __post_init__(self) -> None:
+        for name in ("malloc_ns", "malloc_ns_per_gib", "free_ns", "free_ns_per_gib", "event_ns"):
+            if getattr(self, name) < 0:
+                raise AllocatorConfError(f"{name} = {getattr(self, name)}: must not be negative")
+
+
+@dataclass(frozen=True)
+class AllocatorConf:
+    """Settings of the caching allocator; the defaults are torch's.
+
+    ``roundup_power2_divisions`` is empty (off), or one number of divisions for each power of two of a size, from
+    1 MiB and below to 32 GiB and above.
+    Garbage collection works only together with ``per_process_memory_fraction``, as in torch.
+    """
+
+    max_split_bytes: int = UNLIMITED
+    max_non_split_rounding_bytes: int = 20 * MIB
+    garbage_collection_threshold: float = 0.0
+    roundup_power2_divisions: tuple[int, ...] = ()
+    expandable_segments: bool = False
+    per_process_memory_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_split_bytes <= 20 * MIB:
+            raise AllocatorConfError(f"max_split_size_mb: {self.max_split_bytes // MIB} must be above 20")
+        if self.max_non_split_rounding_bytes < 20 * MIB:
+            raise AllocatorConfError(
+                f"max_non_split_rounding_mb: {self.max_non_split_rounding_bytes // MIB} must be at least 20"
+            )
+        if not 0.0 <= self.garbage_collection_threshold < 1.0:
+            raise AllocatorConfError(
+                f"garbage_collection_threshold: {self.garbage_collection_threshold} must be in (0, 1)"
+            )
+        if len(self.roundup_power2_divisions) not in (0, POWER2_INTERVALS):
+            raise AllocatorConfError(f"roundup_power2_divisions: needs {POWER2_INTERVALS} entries or none")
+        for divisions in self.roundup_power2_divisions:
+            if divisions < 0 or divisions & (divisions - 1):
+                raise AllocatorConfError(
+                    f"roundup_power2_divisions: {divisions} must be a power of two, or 0"
+                )
+        fraction = self.per_process_memory_fraction
+        if fraction is not None and not 0.0 < fraction <= 1.0:
+            raise AllocatorConfError(f"per_process_memory_fraction: {fraction} must be in (0, 1]")
+
+    @classmethod
+    def parse(cls, text: str) -> AllocatorConf:
+        """Read ``key:value,key:[a:b,c:d]`` as the environment variable holds it.
+
+        Raises `AllocatorConfError` for an unknown key (the nearest is offered) or an impossible value.
+        """
+        values: dict[str, object] = {}
+        for key, value in _pairs(text):
+            if key in _WITHOUT_EFFECT:
+                continue
+            try:
+                name, parsed = _parse_value(key, value)
+            except ValueError as error:
+                if isinstance(error, AllocatorConfError):
+                    raise
+                raise AllocatorConfError(f"{key}:{value}: {error}") from None
+            values[name] = parsed
+        return cls(**values)  # type: ignore[arg-type]
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """Split at the commas that are not inside brackets, then at the first colon."""
+    parts, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        if char == "[":
+            depth += 1
+        elif char == "]":
+            depth -= 1
+        elif char == "," and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    if depth != 0:
+        raise AllocatorConfError(f"{text!r}: brackets do not match")
+    parts.append(text[start:])
+    pairs = []
+    for part in parts:
+        if not part.strip():
+            continue
+        key, colon, value = part.partition(":")
+        if not colon:
+            raise AllocatorConfError(f"{part.strip()!r}: expected key:value")
+        pairs.append((key.strip(), value.strip()))
+    return pairs
+
+
+def _parse_value(key: str, value: str) -> tuple[str, object]:
+    if key == "max_split_size_mb":
+        return "max_split_bytes", int(value) * MIB
+    if key == "max_non_split_rounding_mb":
+        return "max_non_split_rounding_bytes", int(value) * MIB
+    if key in ("garbage_collection_threshold", "per_process_memory_fraction"):
+        return key, float(value)
+    if key == "expandable_segments":
+        if value not in ("True", "False"):
+            raise AllocatorConfError(f"expandable_segments:{value}: must be True or False")
+        return key, value == "True"
+    if key == "roundup_power2_divisions":
+        return key, _parse_divisions(value)
+    near = difflib.get_close_matches(key, _KEYS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(_KEYS)}"
+    raise AllocatorConfError(f"unknown allocator setting {key!r}{hint}")
+
+
+def _parse_divisions(value: str) -> tuple[int, ...]:
+    """``4`` for all sizes, or ``[256:1,512:2,>:8]``: divisions by power of two in MiB, ``>`` for all above."""
+    if not value.startswith("["):
+        return (int(value),) * POWER2_INTERVALS
+    table = [0] * POWER2_INTERVALS
+    last = -1
+    for number, item in enumerate(value.strip("[]").split(",")):
+        bound, _, divisions = item.partition(":")
+        if bound.strip() == ">":
+            table[last + 1 :] = [int(divisions)] * (POWER2_INTERVALS - last - 1)
+            continue
+        last = min(max(int(bound).bit_length() - 1, 0), POWER2_INTERVALS - 1)
+        if number == 0:
+            table[:last] = [int(divisions)] * last
+        table[last] = int(divisions)
+    return tuple(table)

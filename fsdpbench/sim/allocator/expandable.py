@@ -1,0 +1,132 @@
+"""Expandable segments: one range of addresses a stream and pool, to which pages are mapped as needed.
+
+    |<------------- addresses of the segment ------------->|
+    | allocated | free | allocated | free  |   unmapped    |
+    |<----------- mapped pages ----------->|
+
+A request that does not fit a free block maps more pages behind the last free block and grows it, instead of
+asking the driver for a new segment. So a large free block at the end is never too small, only not yet mapped.
+"""
+
+from __future__ import annotations
+
+from fsdpbench.sim.allocator.blocks import merge, split_back, split_front
+from fsdpbench.sim.allocator.driver import DeviceMemory
+from fsdpbench.sim.allocator.pool import BlockPool
+from fsdpbench.sim.allocator.sizes import LARGE_SEGMENT, SMALL_SEGMENT
+from fsdpbench.sim.allocator.stats import AllocatorStats
+from fsdpbench.sim.allocator.types import Block
+
+
+class ExpandableSegment:
+    """A range of addresses whose memory is mapped in pages of ``page_size``."""
+
+    __slots__ = ("address", "mapped_pages", "page_size", "size", "stream")
+
+    def __init__(self, address: int, size: int, page_size: int, stream: int) -> None:
+        self.address = address
+        self.size = size
+        self.page_size = page_size
+        self.stream = stream
+        self.mapped_pages = 0
+
+
+class ExpandableSegments:
+    """Finds, maps and unmaps blocks of all expandable segments of a device."""
+
+    def __init__(self, device: DeviceMemory, stats: AllocatorStats, limit_bytes: int) -> None:
+        self._device = device
+        self._stats = stats
+        self._limit = limit_bytes
+
+    def allocate(self, pool: BlockPool, size: int, stream: int) -> Block | None:
+        """A free mapped block (in no pool) of at least ``size`` bytes, or None if memory runs out."""
+        block = self._find(pool, size, stream)
+        if not block.mapped and not self._map(block, min(block.size, size), pool):
+            return None
+        while block.size < size:
+            # Behind a free block that is too small lies an unmapped one: map of it what is missing.
+            following = block.next
+            assert following is not None
+            if not self._map(following, min(size - block.size, following.size), pool):
+                return None
+            block = following
+        pool.remove(block)
+        return block
+
+    def release(self, block: Block, pool: BlockPool) -> int:
+        """Unmap the whole pages inside a free block (in the pool); returns the bytes given back."""
+        segment = block.expandable
+        assert isinstance(segment, ExpandableSegment)
+        page = segment.page_size
+        first = -(-(block.address - segment.address) // page) * page + segment.address
+        last = (block.address + block.size - segment.address) // page * page + segment.address
+        if last <= first:
+            return 0
+        pool.remove(block)
+        if first > block.address:
+            pool.insert(split_front(block, first - block.address, pool))
+        if last < block.address + block.size:
+            pool.insert(split_back(block, last - block.address, pool))
+        self._device.unmap_pages(last - first, page, block.stream)
+        segment.mapped_pages -= (last - first) // page
+        block.mapped = False
+        merge(block, block.prev, pool)
+        merge(block, block.next, pool)
+        pool.insert_unmapped(block)
+        self._stats.segment("reserved_bytes", pool.is_small, first - last)
+        self._stats.num_device_free += 1
+        return last - first
+
+    def _find(self, pool: BlockPool, size: int, stream: int) -> Block:
+        """The first block, unmapped or free before an unmapped one, behind which ``size`` bytes can be had."""
+        for _, _, unmapped in pool.unmapped.get(stream, ()):
+            start = unmapped
+            before = unmapped.prev
+            if before is not None and _is_available(before):
+                start = before
+            if _has_room(start, size):
+                return start
+        page = SMALL_SEGMENT if pool.is_small else LARGE_SEGMENT
+        # An eighth more addresses than the device has memory, so that one segment nearly always suffices.
+        span = -(-(self._device.capacity_bytes * 9 // 8) // page) * page
+        segment = ExpandableSegment(self._device.reserve_addresses(span), span, page, stream)
+        block = Block(segment.address, span, stream, pool)
+        block.expandable = segment
+        block.mapped = False
+        pool.insert_unmapped(block)
+        return block
+
+    def _map(self, block: Block, size: int, pool: BlockPool) -> bool:
+        """Map the first ``size`` bytes (rounded up to pages) of an unmapped block and put them into the pool."""
+        segment = block.expandable
+        assert isinstance(segment, ExpandableSegment)
+        page = segment.page_size
+        mapped = min(-(-size // page) * page, block.size)
+        reserved = self._stats.reserved_bytes
+        if reserved + mapped > self._limit or not self._device.map_pages(mapped, page):
+            return False
+        pool.remove_unmapped(block)
+        if mapped < block.size:
+            pool.insert_unmapped(split_back(block, mapped, pool))
+        block.mapped = True
+        segment.mapped_pages += mapped // page
+        merge(block, block.prev, pool)
+        merge(block, block.next, pool)
+        pool.insert(block)
+        self._stats.segment("reserved_bytes", pool.is_small, mapped)
+        self._stats.num_device_alloc += 1
+        return True
+
+
+def _is_available(block: Block) -> bool:
+    return not block.allocated and block.event_count == 0
+
+
+def _has_room(block: Block, size: int) -> bool:
+    found = 0
+    current: Block | None = block
+    while found < size and current is not None and _is_available(current):
+        found += current.size
+        current = current.next
+    return found >= size

@@ -1,0 +1,92 @@
+"""All kernel costs of one accelerator, behind one object with integer nanoseconds and a cache a shape."""
+
+from __future__ import annotations
+
+from fsdpbench.sim.costs.attention import AttentionCost
+from fsdpbench.sim.costs.bandwidth import BandwidthCost
+from fsdpbench.sim.costs.gemm import GemmCost
+from fsdpbench.sim.hardware import DTYPES, HardwareProfile
+
+BYTES_PER_ELEMENT = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}
+
+
+class KernelCosts:
+    """Kernel durations on an accelerator that runs nothing else, in integer nanoseconds, launch excluded."""
+
+    def __init__(self, profile: HardwareProfile) -> None:
+        self.profile = profile
+        self._gemm = GemmCost(profile)
+        self._attention = AttentionCost(profile)
+        self._bandwidth = BandwidthCost(profile)
+        self._cache: dict[tuple[object, ...], int] = {}
+
+    def gemm_ns(
+        self, m: int, n: int, k: int, batch: int = 1, dtype: str = "bf16", kind: str = "forward"
+    ) -> int:
+        """A (batched) product of ``m x k`` by ``k x n``; ``dtype`` names the compute type.
+
+        ``kind`` is ``forward`` (also for the gradient of the input) or ``weight_grad``.
+        Raises ValueError for an unknown dtype or kind.
+        """
+        key = ("gemm", m, n, k, batch, dtype, kind)
+        found = self._cache.get(key)
+        if found is None:
+            _check_dtype(dtype)
+            if kind not in ("forward", "weight_grad"):
+                raise ValueError(f"gemm kind {kind!r}: known are forward, weight_grad")
+            found = self._cache[key] = round(self._gemm.seconds(m, n, k, batch, dtype, kind) * 1e9)
+        return found
+
+    def attention_forward_ns(
+        self,
+        batch: int,
+        heads: int,
+        q_len: int,
+        kv_len: int,
+        head_dim: int,
+        causal: bool,
+        dtype: str = "bf16",
+    ) -> int:
+        """Flash attention forward."""
+        return self._attention_ns("forward", batch, heads, q_len, kv_len, head_dim, causal, dtype)
+
+    def attention_backward_ns(
+        self,
+        batch: int,
+        heads: int,
+        q_len: int,
+        kv_len: int,
+        head_dim: int,
+        causal: bool,
+        dtype: str = "bf16",
+    ) -> int:
+        """Flash attention backward (2.5 times the forward's FLOPs, recompute of the scores included)."""
+        return self._attention_ns("backward", batch, heads, q_len, kv_len, head_dim, causal, dtype)
+
+    def _attention_ns(
+        self,
+        direction: str,
+        batch: int,
+        heads: int,
+        q_len: int,
+        kv_len: int,
+        head_dim: int,
+        causal: bool,
+        dtype: str,
+    ) -> int:
+        key = (direction, batch, heads, q_len, kv_len, head_dim, causal, dtype)
+        found = self._cache.get(key)
+        if found is None:
+            _check_dtype(dtype)
+            seconds = self._attention.seconds(direction, batch, heads, q_len, kv_len, head_dim, causal, dtype)
+            found = self._cache[key] = round(seconds * 1e9)
+        return found
+
+    def memory_bound_ns(self, bytes_moved: int, kind: str = "pointwise") -> int:
+        """A kernel limited by ``bytes_moved`` (read plus written); unknown kinds cost as ``pointwise``."""
+        return self._bandwidth.nanoseconds(bytes_moved, kind)
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ValueError(f"compute type {dtype!r}: known are {', '.join(DTYPES)}")
