@@ -1,7 +1,8 @@
 """A `Config`: everything that decides what one configuration does, and nothing else.
 
-It goes down (command line -> sweep -> launcher -> worker) and is never changed on the way; a `Result` and traces
-come back. `provenance.content_key(config)` hashes it together with the versions and sources it runs under.
+It goes down (command line -> sweep -> launcher -> worker) and is never changed on the way; a `Result` and
+traces come back. `provenance.content_key(config)` hashes it together with the versions and sources it runs
+under.
 """
 
 from __future__ import annotations
@@ -109,6 +110,6 @@ def check_world(gpus: int, gpus_per_node: int) -> None:
     if gpus > gpus_per_node and gpus % gpus_per_node:
         fits = gpus // gpus_per_node * gpus_per_node
         raise UsageError(
-            f"--gpus {gpus} does not fill nodes of {gpus_per_node} GPUs: use {fits} or {fits + gpus_per_node}, "
-            f"or another --gpus-per-node"
+            f"--gpus {gpus} does not fill nodes of {gpus_per_node} GPUs: "
+            f"use {fits} or {fits + gpus_per_node}, or another --gpus-per-node"
         )

@@ -2,8 +2,8 @@
 
     key = sha256( config + hardware profile's content + data file's content + versions + sources [+ machine] )
 
-A resumed sweep runs a configuration again exactly when its key changed. The page and the command line are left out
-of the sources: they change how results are shown, not what they are.
+A resumed sweep runs a configuration again exactly when its key changed. The page and the command line are
+left out of the sources: they change how results are shown, not what they are.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def git_revision() -> str | None:
 
 
 def environment(config: Config) -> dict[str, Any]:
-    """The `environment` of a result. On `sim` it names nothing of this machine: the result is the same on any."""
+    """The `environment` of a result. On `sim` it names nothing of this machine: the result is the same on
+    any."""
     recorded: dict[str, Any] = {"versions": versions()}
     if config.device != "sim":
         recorded["machine"] = machine()
@@ -112,7 +113,13 @@ def _processor() -> str:
 
 def _git(*arguments: str) -> str:
     done = subprocess.run(
-        ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, timeout=10, check=True, env=_clean_env()
+        ["git", *arguments],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=True,
+        env=_clean_env(),
     )
     return done.stdout.strip()
 

@@ -351,7 +351,7 @@ def setting_named(name: str) -> Setting:
     return setting
 
 
-def show_value(value: Value) -> str:
+def show_value(value: Value | float) -> str:
     """A setting's value as people type it."""
     return _plain_text(value) if value is not None else "-"
 

@@ -1,6 +1,6 @@
 """What the worker needs of a device; `cuda`, `cpu` and `sim` each answer it in a file of their own.
 
-    worker ──> Device.open() ─> build, wrap ─> settle() ─> timed_step(...) x n ─> trace(...) ─> close()
+worker ──> Device.open() ─> build, wrap ─> settle() ─> timed_step(...) x n ─> trace(...) ─> close()
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Device(Protocol):
         """The number in `loss`; `None` where tensors hold no numbers."""
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
-        """Call `report(message)` before an out-of-memory error unwinds (it may not survive a backward hook)."""
+        """Call `report(message)` before an out-of-memory error unwinds (in a backward hook it ends the process)."""
 
     def peak_flops(self, dtype: str) -> float | None:
         """FLOP/s of the device at best in that dtype; `None` if unknown."""

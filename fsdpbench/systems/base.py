@@ -1,7 +1,7 @@
 """What a system under test is: how it wraps a model, and which settings it has.
 
-A setting that a system does not have at all is in `absent`; a value that it cannot do is refused by `refuses`.
-Both are *not applicable*: never a point of a sweep, said once, never silently ignored.
+A setting that a system does not have at all is in `absent`; a value that it cannot do is refused by
+`refuses`. Both are *not applicable*: never a point of a sweep, said once, never silently ignored.
 """
 
 from __future__ import annotations

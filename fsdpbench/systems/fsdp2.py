@@ -71,7 +71,7 @@ class ImplFsdp2(_FullyShardSystem):
         absent = {"buffer_dtype": "fully_shard leaves buffers alone"}
         if config.settings.memory_handover != "record_stream":
             absent["limit_all_gathers"] = (
-                "memory passes by events (memory_handover): buffers in flight are bounded by the prefetch depth"
+                "memory passes by events (memory_handover): the prefetch depth bounds what is in flight"
             )
         return absent
 

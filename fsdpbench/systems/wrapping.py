@@ -1,8 +1,8 @@
 """Which modules become FSDP units: one answer for every system, so that they are compared on the same units.
 
-    block      each block                          every-K    each K consecutive blocks, as one module
-    size:N     bottom-up, at least N parameters    root       the whole model only
-    A+B        modules of the classes named A, B
+block      each block                          every-K    each K consecutive blocks, as one module
+size:N     bottom-up, at least N parameters    root       the whole model only
+A+B        modules of the classes named A, B
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 
 
 def select_units(model: nn.Module, workload: Workload, wrap: str) -> list[nn.Module]:
-    """The modules to wrap, inner before outer, the root left out. `every-K` regroups the model's blocks in place."""
+    """The modules to wrap, inner before outer, the root left out. `every-K` regroups the model's blocks in
+    place."""
     if wrap == "root":
         return []
     if wrap == "block":
@@ -60,7 +61,9 @@ def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
 
     visit(model)
     if not units and least > sum(p.numel() for p in model.parameters()):
-        raise UsageError(f"wrap: no module of the model holds {least} parameters; use a smaller size or `root`")
+        raise UsageError(
+            f"wrap: no module of the model holds {least} parameters; use a smaller size or `root`"
+        )
     return units
 
 

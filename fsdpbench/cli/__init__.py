@@ -1,0 +1,78 @@
+"""The command line. Each command lies in a file of its own and is imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from fsdpbench import __version__
+from fsdpbench.errors import BenchError, ExitCode
+
+_COMMANDS = {
+    "sweep": "Run many configurations and rank them.",
+    "run": "Run one configuration.",
+    "analyze": "Overlap, exposed communication and memory of any Kineto trace.",
+    "report": "Write the report of a run folder again.",
+    "check": "Compare a sweep with a baseline; exit 1 on a regression.",
+    "baseline": "Make or update a baseline from a sweep.",
+    "list": "Models, systems, hardware profiles and settings.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Knows the commands' names and one-line helps without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"fsdpbench.cli.{name}_command")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fsdpbench")
+def _group() -> None:
+    """Run FSDP configurations on GPUs, CPUs or simulated GPUs, and see what they cost."""
+
+
+def main() -> None:
+    """Entry point of the `fsdpbench` script. Ends the process with a documented exit code."""
+    try:
+        _group.main(prog_name="fsdpbench", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        _leave(stop.exit_code)
+    except click.Abort:
+        _say("interrupted; what is finished is kept, start the same command again to go on")
+        _leave(130)
+    except click.ClickException as error:
+        error.show()
+        _leave(error.exit_code)
+    except BenchError as error:
+        _say(str(error))
+        _leave(error.exit_code)
+    except KeyboardInterrupt:
+        _say("interrupted; what is finished is kept, start the same command again to go on")
+        _leave(130)
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nothing is wrong, and nobody to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave(ExitCode.OK)
+
+
+def _say(message: str) -> None:
+    print(f"fsdpbench: {message}", file=sys.stderr)
+
+
+def _leave(code: int) -> None:
+    sys.exit(int(code))

@@ -1,0 +1,123 @@
+"""`fsdpbench list`: what there is to choose from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from fsdpbench.settings import SETTINGS, show_value
+
+Row = dict[str, Any]
+
+
+@click.command("list")
+@click.argument("what", type=click.Choice(["models", "systems", "hardware", "settings"]))
+@click.option("--json", "as_json", is_flag=True, help="A JSON list on stdout.")
+def command(what: str, as_json: bool) -> None:
+    """List models, systems, hardware profiles or settings."""
+    rows = _LISTS[what]()
+    if as_json:
+        print(json.dumps(rows))
+        return
+    _print_table([_flat(row) for row in rows])
+
+
+def models() -> list[Row]:
+    from workloads import get_workload, workload_names
+
+    rows = []
+    for name in workload_names():
+        workload = get_workload(name)
+        rows.append(
+            {
+                "name": name,
+                "family": workload.family,
+                "parameters": workload.parameters,
+                "shape": dict(workload.shape),
+            }
+        )
+    return rows
+
+
+def systems() -> list[Row]:
+    from fsdpbench.systems import SYSTEMS
+
+    return [
+        {"name": system.name, "summary": system.summary, "devices": sorted(system.devices)}
+        for system in SYSTEMS.values()
+    ]
+
+
+def hardware() -> list[Row]:
+    from fsdpbench.sim.hardware import load_profile, profile_names
+
+    rows = []
+    for name in profile_names():
+        profile = load_profile(name)
+        rows.append(
+            {
+                "name": name,
+                "title": profile.title,
+                "memory_bytes": profile.memory_bytes,
+                "bf16_tflops": profile.peak_flops["bf16"] / 1e12,
+                "gpus_per_node": profile.gpus_per_node,
+                "source": profile.source,
+            }
+        )
+    return rows
+
+
+def settings() -> list[Row]:
+    return [
+        {
+            "name": setting.name,
+            "default": setting.default,
+            "values": setting.values,
+            "meaning": setting.meaning,
+            "reason": setting.reason,
+        }
+        for setting in SETTINGS.values()
+    ]
+
+
+_LISTS: dict[str, Callable[[], list[Row]]] = {
+    "models": models,
+    "systems": systems,
+    "hardware": hardware,
+    "settings": settings,
+}
+
+
+def _flat(row: Row) -> dict[str, str]:
+    flat = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            flat[key] = " ".join(f"{name}={show_value(v)}" for name, v in value.items())
+        elif isinstance(value, list):
+            flat[key] = ", ".join(map(str, value))
+        elif key == "parameters":
+            flat[key] = f"{value / 1e9:,.2f} B" if value >= 1e9 else f"{value / 1e6:,.1f} M"
+        elif key == "memory_bytes":
+            key, flat["memory"] = "memory", f"{value / 2**30:.0f} GiB"
+        else:
+            flat[key] = show_value(value)
+    return flat
+
+
+def _print_table(rows: list[dict[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=240, no_color=True, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        table.add_column(name, no_wrap=name == "name", justify="right" if name == "parameters" else "left")
+    for row in rows:
+        table.add_row(*(Text(value) for value in row.values()))
+    console.print(table)

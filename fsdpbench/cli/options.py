@@ -1,0 +1,107 @@
+"""Options that several commands share: where to run, and one flag a setting."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from fsdpbench.errors import UsageError
+from fsdpbench.settings import SETTINGS, Value, setting_named, show_value
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_TARGET_KEYS = ("model", "shape", "device", "hardware", "gpus", "gpus_per_node", "data", "system")
+
+
+def target_options(function: F) -> F:
+    """`--model`, `--gpus`, `--device`, ... : what is run, and on what."""
+    options = (
+        click.option("--model", help="Named size (gpt-2.8b) or a family (gpt) with --shape."),
+        click.option("--shape", help="Fields of the shape: layers=32,d_model=4096,..."),
+        click.option("--system", help="System(s) under test, comma-separated."),
+        click.option("--device", default=None, help="auto (default), cuda, cpu or sim."),
+        click.option("--hardware", help="Profile to simulate (a100-80gb, FILE.toml, ...)."),
+        click.option("--gpus", type=int, default=None, help="Ranks in all (default 8)."),
+        click.option("--gpus-per-node", type=int, default=None, help="Ranks on one node."),
+        click.option("--data", help="Text file to train on (bytes); default: seeded synthetic tokens."),
+        click.option("--timeout", type=float, default=None, help="Seconds a configuration may take."),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def setting_options(many: bool) -> Callable[[F], F]:
+    """A flag for every setting (a comma-separated list where `many`), and `--set key=value`."""
+
+    def decorate(function: F) -> F:
+        for setting in reversed(SETTINGS.values()):
+            lists = " Comma-separated list." if many else ""
+            function = click.option(
+                f"--{setting.name.replace('_', '-')}",
+                setting.name,
+                default=None,
+                metavar="V,V" if many else "V",
+                help=f"{setting.meaning} Takes {setting.values}.{lists} "
+                f"Default {show_value(setting.read(setting.default))}.",
+            )(function)
+        return click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting.")(
+            function
+        )
+
+    return decorate
+
+
+def given_settings(flags: Mapping[str, str | None], assignments: tuple[str, ...]) -> dict[str, list[Value]]:
+    """Settings that the user named, each with its values in order. Raises `UsageError`."""
+    texts = {name: flags[name] for name in SETTINGS if flags.get(name) is not None}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"--set {assignment!r}: write it as key=value, as in seq=4096")
+        texts[setting_named(name.strip()).name] = value
+    return {name: read_list(name, text) for name, text in texts.items()}
+
+
+def read_list(name: str, given: object) -> list[Value]:
+    """One setting's values from a comma-separated text or a TOML value or list, without repeats."""
+    setting = setting_named(name)
+    items = given if isinstance(given, list) else str(given).split(",") if isinstance(given, str) else [given]
+    values: list[Value] = []
+    for item in items:
+        value = setting.read(item)
+        if not any(value == other and type(value) is type(other) for other in values):
+            values.append(value)
+    return values
+
+
+def single_settings(given: Mapping[str, list[Value]]) -> dict[str, Value]:
+    """For `run`: exactly one value a setting. Raises `UsageError` on a list."""
+    for name, values in given.items():
+        if len(values) != 1:
+            raise UsageError(f"{name}: `run` takes one value, not {len(values)}; `sweep` takes lists")
+    return {name: values[0] for name, values in given.items()}
+
+
+def read_space_file(path: str) -> tuple[dict[str, Any], dict[str, list[Value]]]:
+    """A sweep's TOML file as (target keys, lists of settings). Raises `UsageError` naming file and key."""
+    try:
+        content = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: is not TOML ({error})") from None
+    settings = dict(content.pop("settings", {}))
+    target = {key: content.pop(key) for key in _TARGET_KEYS if key in content}
+    for ignored in ("schema", "points", "shape_given"):
+        content.pop(ignored, None)
+    settings |= content
+    try:
+        return target, {setting_named(name).name: read_list(name, value) for name, value in settings.items()}
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None

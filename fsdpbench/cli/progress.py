@@ -1,0 +1,136 @@
+"""Progress of a sweep on stderr: a live table on a terminal, one plain line an event otherwise."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fsdpbench.config import Config
+from fsdpbench.sweep.runner import Progress
+
+_LAST_SHOWN = 8
+
+
+def make_progress(quiet: bool = False) -> Progress:
+    """The progress that fits where stderr goes."""
+    if quiet:
+        return SilentProgress()
+    console = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")) or None)
+    return LiveProgress(console) if console.is_terminal else PlainProgress()
+
+
+def describe_result(result: dict[str, Any]) -> str:
+    """One line of what came of a configuration."""
+    if result["status"] != "ok":
+        cause = (result.get("cause") or {}).get("message") or ""
+        return f"{result['status']}: {cause}" if cause else str(result["status"])
+    parts = [f"{result['step_time_s'] * 1e3:,.1f} ms a step"]
+    if result.get("tokens_per_s_per_gpu"):
+        parts.append(f"{result['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU")
+    if result.get("overlap_fraction") is not None:
+        parts.append(f"{result['overlap_fraction']:.0%} of communication hidden")
+    if result.get("alloc_retries_per_step"):
+        parts.append(f"{result['alloc_retries_per_step']:g} allocator retries a step")
+    return ", ".join(parts)
+
+
+class SilentProgress:
+    """Says nothing."""
+
+    def begin(self, total: int, already_done: int) -> None: ...
+    def started(self, config: Config) -> None: ...
+    def finished(self, config: Config, result: dict[str, Any]) -> None: ...
+    def tick(self) -> None: ...
+    def end(self) -> None: ...
+
+
+class PlainProgress(SilentProgress):
+    """One line an event, for logs."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._done = 0
+
+    def begin(self, total: int, already_done: int) -> None:
+        self._total, self._done = total, already_done
+        if already_done:
+            _line(f"{already_done} of {total} configurations are done already")
+
+    def finished(self, config: Config, result: dict[str, Any]) -> None:
+        self._done += 1
+        _line(f"[{self._done}/{self._total}] {config.name}: {describe_result(result)}")
+
+
+class LiveProgress:
+    """A table that changes in place: what runs, the last few that ended, the best so far, the time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._running: dict[str, float] = {}
+        self._ended: list[tuple[str, dict[str, Any]]] = []
+        self._total = 0
+        self._before = 0
+        self._began = time.monotonic()
+
+    def begin(self, total: int, already_done: int) -> None:
+        self._total, self._before, self._began = total, already_done, time.monotonic()
+        self._live = Live(self._view(), console=self._console, refresh_per_second=4, transient=True)
+        self._live.start()
+
+    def started(self, config: Config) -> None:
+        self._running[config.name] = time.monotonic()
+        self.tick()
+
+    def finished(self, config: Config, result: dict[str, Any]) -> None:
+        self._running.pop(config.name, None)
+        self._ended.append((config.name, result))
+        self.tick()
+
+    def tick(self) -> None:
+        if self._live is not None:
+            self._live.update(self._view())
+
+    def end(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _view(self) -> Group:
+        table = Table(box=None, pad_edge=False, show_header=False, expand=False)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
+        for name, result in self._ended[-_LAST_SHOWN:]:
+            style = "" if result["status"] == "ok" else "yellow"
+            table.add_row(Text(name), Text(describe_result(result), style=style))
+        for name, since in self._running.items():
+            table.add_row(
+                Text(name, style="dim"), Text(f"running {time.monotonic() - since:.0f} s", style="dim")
+            )
+        return Group(self._headline(), table)
+
+    def _headline(self) -> Text:
+        done = self._before + len(self._ended)
+        text = f"{done}/{self._total} configurations"
+        failed = sum(result["status"] in ("error", "crash", "timeout") for _, result in self._ended)
+        if failed:
+            text += f", {failed} failed"
+        if self._ended and done < self._total:
+            pace = (time.monotonic() - self._began) / len(self._ended)
+            text += f", about {pace * (self._total - done):.0f} s left"
+        finished = [pair for pair in self._ended if pair[1].get("tokens_per_s_per_gpu")]
+        if finished:
+            name, best = max(finished, key=lambda pair: pair[1]["tokens_per_s_per_gpu"])
+            text += f"; best so far {name} at {best['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
+        return Text(text, style="bold", overflow="ellipsis", no_wrap=True)
+
+
+def _line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,100 @@
+"""`fsdpbench sweep`: many configurations, a ranking, a recommendation, a report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsdpbench.cli.options import given_settings, read_space_file, setting_options, target_options
+from fsdpbench.cli.progress import make_progress
+from fsdpbench.cli.ranking import print_ranking
+from fsdpbench.cli.request import SweepRequest, make_request
+from fsdpbench.errors import ExitCode, UsageError
+from fsdpbench.provenance import content_key
+from fsdpbench.settings import SETTINGS
+
+
+@click.command("sweep")
+@click.argument("space", required=False, metavar="[SPACE.toml]")
+@target_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Run folder (default runs/NAME).")
+@click.option("--jobs", type=click.IntRange(min=1), help="Simulated configurations side by side.")
+@click.option("--retry-failed", is_flag=True, help="Run failed configurations of this folder again.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
+@setting_options(many=True)
+def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Sweep settings (each flag takes a comma-separated list), rank the configurations, write the report.
+
+    Without a GPU for every rank the same training code runs on simulated GPUs. The same command again resumes
+    where it stopped.
+    """
+    from fsdpbench.launch.pool import PointPool
+
+    PointPool.warm_up()
+    request = request_from(space, assignments, options)
+    code = run_request(request, options, as_json)
+    if code is not ExitCode.OK:
+        raise click.exceptions.Exit(int(code))
+
+
+def request_from(space: str | None, assignments: tuple[str, ...], options: dict[str, Any]) -> SweepRequest:
+    """Flags over `--set` over the TOML file over the defaults."""
+    from_file: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    if space is not None:
+        from_file = read_space_file(space)
+    target = {**from_file[0], **{k: v for k, v in options.items() if v is not None and k not in SETTINGS}}
+    lists = {**from_file[1], **given_settings(options, assignments)}
+    if not target.get("model"):
+        raise UsageError("which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them")
+    return make_request(target, lists, whole_space=space is not None)
+
+
+def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -> ExitCode:
+    from fsdpbench.store import REPORT_FILE, Store
+    from fsdpbench.sweep.runner import jobs_for, run_sweep
+    from reports.page import write_report
+
+    plan = request.plan()
+    print(request.announcement(len(plan.points)), file=sys.stderr)
+    for note in plan.notes:
+        print(f"  {note}", file=sys.stderr)
+    if not plan.points:
+        raise UsageError("nothing is left to run: every combination is not applicable (see above)")
+    folder = options.get("output") or Path("runs") / default_name(request)
+    store = Store.open_or_create(folder)
+    with store.locked():
+        store.write_space(request.to_space(), plan.points)
+        summary = run_sweep(
+            store,
+            plan.points,
+            make_progress(),
+            jobs=options.get("jobs") or jobs_for(request.target.device),
+            retry_failed=bool(options.get("retry_failed")),
+            fail_fast=bool(options.get("fail_fast")),
+        )
+        write_report(folder, folder / REPORT_FILE)
+    keys = {content_key(config) for config in plan.points}
+    stored = [point for point in store.points() if point.key in keys]
+    failed = [p for p in stored if p.result["status"] in ("error", "crash", "timeout")]
+    if as_json:
+        results = [{"name": p.config["name"], "folder": str(p.folder), **p.result} for p in stored]
+        print(json.dumps({"schema": 1, "folder": str(folder), "notes": plan.notes, "results": results}))
+    else:
+        print_ranking(folder, ran=len(summary.ran), already_done=summary.already_done)
+    return ExitCode.SOME_FAILED if failed else ExitCode.OK
+
+
+def default_name(request: SweepRequest) -> str:
+    """The same space has the same name, so that the same command finds its folder again."""
+    target = request.target
+    where = Path(target.hardware).stem if target.hardware else target.device
+    name = f"{target.model}-{target.gpus}x-{where}"
+    if not request.is_default:
+        digest = hashlib.sha256(json.dumps(request.to_space(), sort_keys=True, default=str).encode())
+        name += f"-{digest.hexdigest()[:6]}"
+    return name

@@ -1,0 +1,46 @@
+"""Which device `--device auto` takes, and the sentence that says so."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsdpbench.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Choice:
+    device: str
+    reason: str
+
+
+def visible_gpus() -> int:
+    """Number of GPUs that torch sees; torch is imported only where a driver is installed."""
+    if not any(Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")):
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def choose_device(asked: str, gpus: int, hardware: str | None) -> Choice:
+    """Resolve `asked` (`auto` included) for `gpus` ranks. Raises `UsageError` where it cannot be had."""
+    if asked == "sim":
+        return Choice("sim", "as asked")
+    if asked == "cpu":
+        return Choice("cpu", "as asked")
+    found, launched = visible_gpus(), int(os.environ.get("WORLD_SIZE", "0"))
+    enough = found >= gpus or (found > 0 and launched >= gpus)
+    if asked == "cuda":
+        if not enough:
+            raise UsageError(
+                f"--device cuda: {gpus} GPUs are asked for and {found} found; use --gpus {found or 1} "
+                f"or --device sim"
+            )
+        return Choice("cuda", "as asked")
+    if hardware is not None:
+        return Choice("sim", f"--hardware {hardware} names a profile to simulate")
+    if enough:
+        return Choice("cuda", f"found {found} GPUs")
+    return Choice("sim", f"found {found} of {gpus} GPUs")

@@ -1,0 +1,108 @@
+"""Simulated GPUs: rank 0 of any cluster in this process, on a clock, network and allocator of our own."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.config import Config
+from fsdpbench.devices.base import Placement, StepMemory, Tracer
+from fsdpbench.sim import Simulation
+from fsdpbench.sim.hardware import load_profile
+
+
+class SimDevice:
+    """A `Device` whose ranks other than 0 exist only as costs."""
+
+    name = "sim"
+
+    def __init__(self, config: Config, placement: Placement) -> None:
+        assert config.hardware is not None, "a simulated configuration names its hardware"
+        self.torch_device = torch.device("sim", 0)
+        self._config = config
+        self._placement = placement
+        self._profile = load_profile(config.hardware)
+        self._simulation: Simulation | None = None
+        self._report_out_of_memory: Callable[[str], None] | None = None
+        self._retries = 0
+        self._ooms = 0
+
+    def open(self) -> None:
+        self._simulation = Simulation.start(
+            self._profile, self._config.gpus, self._config.gpus_per_node, rank=self._placement.rank
+        )
+        self._simulation.on_out_of_memory = self._report_out_of_memory
+        self._simulation.init_process_group()
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def settle(self) -> None:
+        # Wrapping leaves reference cycles that hold memory; later the collector must not run on its own.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self.take_memory()
+
+    def timed_step(self, step: Callable[[], object]) -> float:
+        simulation = self._open_simulation()
+        simulation.synchronize()
+        start = simulation.cpu_ns()
+        step()
+        simulation.synchronize()
+        return (simulation.cpu_ns() - start) / 1e9
+
+    def take_memory(self) -> StepMemory:
+        module = torch.get_device_module("sim")
+        stats = module.memory_stats()
+        retries, ooms = stats["num_alloc_retries"], stats["num_ooms"]
+        taken = StepMemory(
+            allocated=stats["allocated_bytes.all.peak"],
+            active=stats["active_bytes.all.peak"],
+            reserved=stats["reserved_bytes.all.peak"],
+            alloc_retries=retries - self._retries,
+            ooms=ooms - self._ooms,
+        )
+        self._retries, self._ooms = retries, ooms
+        module.reset_peak_memory_stats()
+        return taken
+
+    def trace(self, path: Path) -> AbstractContextManager[Tracer]:
+        return self._open_simulation().trace(path)
+
+    def loss_value(self, loss: torch.Tensor) -> float | None:
+        return None
+
+    def on_out_of_memory(self, report: Callable[[str], None]) -> None:
+        self._report_out_of_memory = report
+        if self._simulation is not None:
+            self._simulation.on_out_of_memory = report
+
+    def peak_flops(self, dtype: str) -> float | None:
+        return self._profile.peak_flops[dtype]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self._profile.name,
+            "title": self._profile.title,
+            "simulated": True,
+            "source": self._profile.source,
+            "memory_bytes": self._profile.memory_bytes,
+        }
+
+    @property
+    def unknown_operators(self) -> dict[str, int]:
+        """Operators costed by their bytes alone, with how often they ran."""
+        return self._open_simulation().unknown_operators
+
+    def _open_simulation(self) -> Simulation:
+        if self._simulation is None:
+            raise RuntimeError("the simulated device is used before open()")
+        return self._simulation

@@ -1,0 +1,78 @@
+"""One configuration in a process of its own: run its ranks, then make its result from what they left.
+
+    sweep ── fork server ──> point process ──┬── sim: rank 0 right here
+                                             └── cpu, cuda: torch's elastic launcher, one process a rank
+
+The process leads a process group, so that killing the group leaves nothing behind, and it dies with its
+parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.config import Config
+from fsdpbench.records import Status, read_records
+from fsdpbench.result import Outcome, outcome_of_records, write_result
+
+_PR_SET_PDEATHSIG = 1
+
+
+def run_point(config_record: dict[str, Any], folder: str) -> None:
+    """Entry point of the process. Leaves `result.json` in `folder` unless it dies before."""
+    config, path = Config.from_dict(config_record), Path(folder)
+    _die_with_parent()
+    os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    _log_to(path)
+    began, started = time.monotonic(), timestamp()
+    outcome = _run(config, path)
+    write_result(config, path, outcome, time.monotonic() - began, started)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The simulated device leaves patches and frozen garbage behind; nothing is gained by tearing it down.
+    os._exit(0)
+
+
+def _run(config: Config, folder: Path) -> Outcome:
+    if config.device != "sim":
+        from fsdpbench.launch.elastic import run_elastic
+
+        return run_elastic(config, folder)
+    from fsdpbench.devices.base import Placement
+    from fsdpbench.worker import run_rank
+
+    try:
+        run_rank(config, Placement(rank=0, world_size=config.gpus, local_rank=0), folder)
+    except Exception as error:
+        traceback.print_exc()
+        return Outcome(Status.ERROR, f"{type(error).__name__}: {error}".splitlines()[0], "stderr.log")
+    return outcome_of_records(read_records(folder), world_recorded=1)
+
+
+def timestamp() -> str:
+    """Now, in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _log_to(folder: Path) -> None:
+    for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
+        stream.flush()
+        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(handle, stream.fileno())
+        os.close(handle)
+
+
+def _die_with_parent() -> None:
+    """Linux only: be killed when the fork server dies, which dies with the sweep."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

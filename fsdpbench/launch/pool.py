@@ -1,0 +1,154 @@
+"""Runs points side by side, each in a process forked from a server that has imported torch already.
+
+A point that outlives its timeout is killed with everything it started; what died without a word gets its
+result written here, from the records its ranks left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.config import Config
+from fsdpbench.launch.point import run_point, timestamp
+from fsdpbench.records import Status, read_records
+from fsdpbench.result import Outcome, outcome_of_records, write_result
+
+_PRELOAD = "fsdpbench.launch.preload"
+_GRACE_S = 15.0
+"""Past its own timeout a point may still write its result; then it is killed."""
+
+
+@dataclass
+class _Running:
+    config: Config
+    folder: Path
+    process: Any
+    began: float
+    started: str
+
+    @property
+    def deadline(self) -> float:
+        return self.began + self.config.measurement.timeout_s + _GRACE_S
+
+
+class PointPool:
+    """Up to `jobs` points at a time. Use as a context: leaving it kills what still runs."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([_PRELOAD])
+        self._running: list[_Running] = []
+
+    @staticmethod
+    def warm_up() -> None:
+        """Let the server import torch while this process is still reading its command line."""
+        multiprocessing.get_context("forkserver").set_forkserver_preload([_PRELOAD])
+        with _plain_main():
+            forkserver.ensure_running()
+
+    def __enter__(self) -> PointPool:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for point in self._running:
+            _kill(point)
+        self._running.clear()
+
+    @property
+    def running(self) -> list[Config]:
+        return [point.config for point in self._running]
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._running) < self.jobs
+
+    def start(self, config: Config, folder: Path) -> None:
+        """Start `config`; what it leaves lies in `folder`, which exists already."""
+        process = self._context.Process(
+            target=run_point, args=(config.to_dict(), str(folder)), name=config.name
+        )
+        with _plain_main():
+            process.start()
+        self._running.append(_Running(config, folder, process, time.monotonic(), timestamp()))
+
+    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, dict[str, Any]]]:
+        """Points that ended within `wait_s` seconds, each with its folder and result."""
+        wait([point.process.sentinel for point in self._running], timeout=wait_s)
+        for point in list(self._running):
+            if point.process.is_alive():
+                if time.monotonic() < point.deadline:
+                    continue
+                _kill(point)
+                outcome = Outcome(
+                    Status.TIMEOUT, f"ran past {point.config.measurement.timeout_s:g} s", "stderr.log"
+                )
+                self._running.remove(point)
+                yield point.config, point.folder, _late_result(point, outcome)
+                continue
+            point.process.join()
+            self._running.remove(point)
+            yield point.config, point.folder, _result_of(point)
+
+
+def _result_of(point: _Running) -> dict[str, Any]:
+    path = point.folder / "result.json"
+    if path.exists():
+        result: dict[str, Any] = json.loads(path.read_text())
+        return result
+    outcome = outcome_of_records(read_records(point.folder), world_recorded=1)
+    if outcome.status in (Status.OK, Status.CRASH):
+        outcome = Outcome(Status.CRASH, _how_it_died(point), "stderr.log")
+    return _late_result(point, outcome)
+
+
+def _late_result(point: _Running, outcome: Outcome) -> dict[str, Any]:
+    return write_result(point.config, point.folder, outcome, time.monotonic() - point.began, point.started)
+
+
+def _how_it_died(point: _Running) -> str:
+    code = point.process.exitcode
+    how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+    last = _last_line(point.folder / "stderr.log")
+    return f"the process ended early ({how})" + (f": {last}" if last else "")
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+    except OSError:
+        return ""
+    return next((line for line in reversed(lines) if line), "")
+
+
+def _kill(point: _Running) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(point.process.pid, signal.SIGKILL)
+    point.process.kill()
+    point.process.join(timeout=10)
+
+
+@contextlib.contextmanager
+def _plain_main() -> Iterator[None]:
+    """Keep the fork server's children from importing the calling script again as their main module."""
+    main = sys.modules["__main__"]
+    saved: dict[str, Any] = {
+        name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__
+    }
+    main.__dict__.update(dict.fromkeys(saved))
+    try:
+        yield
+    finally:
+        main.__dict__.update(saved)

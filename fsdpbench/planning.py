@@ -1,0 +1,207 @@
+"""From what was asked to the configurations to run
+
+Devices resolved, lists expanded, the impossible said once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fsdpbench.config import Config, Measurement, ShapeValue, check_world
+from fsdpbench.errors import UsageError, unknown
+from fsdpbench.settings import SETTINGS, Settings, Value, setting_named, show_value
+from fsdpbench.systems import get_system
+from workloads import Workload, WorkloadError, get_workload
+
+DEFAULT_HARDWARE = "a100-80gb"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a whole sweep has in common: the model and where it runs."""
+
+    model: str
+    shape: Mapping[str, ShapeValue]
+    device: str
+    hardware: str | None
+    gpus: int
+    gpus_per_node: int
+    data: str | None
+    measurement: Measurement
+
+    def workload(self) -> Workload:
+        try:
+            return get_workload(self.model, shape=dict(self.shape) or None)
+        except WorkloadError as error:
+            raise UsageError(str(error)) from None
+
+
+@dataclass
+class Plan:
+    """The points of a sweep in the order they run, and what was left out of it and why (each said once)."""
+
+    points: list[Config] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def make_target(
+    *,
+    model: str,
+    shape: Mapping[str, ShapeValue],
+    device: str,
+    hardware: str | None,
+    gpus: int,
+    gpus_per_node: int | None,
+    data: str | None,
+    measurement: Measurement | None = None,
+) -> Target:
+    """Check and complete a target. `device` is resolved already. Raises `UsageError`."""
+    from fsdpbench.sim.hardware import load_profile
+
+    per_node = gpus_per_node
+    if device == "sim":
+        hardware = hardware or DEFAULT_HARDWARE
+        per_node = per_node or load_profile(hardware).gpus_per_node
+    per_node = min(per_node or max(gpus, 1), max(gpus, 1))
+    check_world(gpus, per_node)
+    if data is not None and not Path(data).is_file():
+        raise UsageError(f"--data {data}: no such file")
+    target = Target(
+        model=model,
+        shape=shape,
+        device=device,
+        hardware=hardware if device == "sim" else None,
+        gpus=gpus,
+        gpus_per_node=per_node,
+        data=str(Path(data).resolve()) if data else None,
+        measurement=measurement or Measurement.default_for(device),
+    )
+    target.workload()
+    return target
+
+
+def make_config(target: Target, system: str, settings: Settings, workload: Workload) -> Config:
+    """One configuration on `target`; settings that `system` does not have become `None`."""
+    get_system(system)
+    return Config(
+        model=target.model,
+        shape=dict(workload.shape),
+        shape_given=dict(target.shape),
+        system=system,
+        device=target.device,
+        hardware=target.hardware,
+        gpus=target.gpus,
+        gpus_per_node=target.gpus_per_node,
+        settings=settings.changed(seq=settings.seq or workload.default_seq),
+        measurement=target.measurement,
+        data=target.data,
+    )
+
+
+def not_applicable(config: Config, given: Iterable[str] = ()) -> dict[str, str]:
+    """Why `config` cannot run as asked: settings among `given` that its system lacks, and values it
+    refuses."""
+    system = get_system(config.system)
+    absent = system.absent_settings(config)
+    reasons = {name: absent[name] for name in given if name in absent}
+    return reasons | system.refuses(config)
+
+
+def without_absent(config: Config) -> Config:
+    """`config` with the settings that its system does not have set to `None`."""
+    absent = get_system(config.system).absent_settings(config)
+    nulls: dict[str, Value] = {name: None for name in absent if name in SETTINGS}
+    keep = {name: SETTINGS[name].default for name in nulls if name in _NEVER_NULL}
+    return Config.from_dict({**config.to_dict(), "settings": {**config.settings.to_dict(), **nulls, **keep}})
+
+
+_NEVER_NULL = {"strategy", "wrap", "cpu_offload"}
+
+
+def expand(target: Target, systems: Sequence[str], lists: Mapping[str, Sequence[Value]]) -> Plan:
+    """Every combination of `lists` under every system, without duplicates and without what is not
+    applicable."""
+    plan, workload = Plan(), target.workload()
+    names = [setting_named(name).name for name in lists]
+    seen: set[Config | str] = set()
+    for system in systems:
+        for values in itertools.product(*lists.values()):
+            settings = Settings.of(**dict(zip(names, values, strict=True)))
+            config = make_config(target, system, settings, workload)
+            absent = get_system(system).absent_settings(config)
+            for name in names:
+                if name in absent and len(lists[name]) > 1:
+                    plan.note(f"{system}: {name} is not applicable ({absent[name]}); not swept")
+            config = without_absent(config)
+            refused = get_system(system).refuses(config)
+            for name, reason in refused.items():
+                value = show_value(getattr(settings, name, None))
+                plan.note(f"{system}: {name}={value} is not applicable ({reason}); left out")
+            identity = repr(sorted(config.to_dict().items(), key=lambda item: item[0]))
+            if not refused and identity not in seen:
+                seen.add(identity)
+                plan.points.append(config)
+    return plan
+
+
+def default_lists(device: str) -> dict[str, list[Value]]:
+    """The default sweep: the settings that the FSDP paper's effects come from.
+
+    On `cpu` there is no caching allocator to press and half precision is emulated, so fewer of them matter.
+    """
+    if device == "cpu":
+        return {"wrap": ["block", "root"], "backward_prefetch": ["pre", "none"], "param_dtype": ["fp32"]}
+    return {
+        "wrap": ["block", "every-4"],
+        "backward_prefetch": ["pre", "none"],
+        "limit_all_gathers": [2, "off"],
+        "param_dtype": ["bf16", "fp32"],
+    }
+
+
+DEFAULT_SYSTEMS = ("impl-fsdp1", "impl-fsdp2")
+
+
+def parse_shape(text: str | None) -> dict[str, ShapeValue]:
+    """`layers=32,tied=true` as typed values. Raises `UsageError` on what is no `name=value`."""
+    shape: dict[str, ShapeValue] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        name, equals, value = part.partition("=")
+        if not equals or not value.strip():
+            raise UsageError(f"--shape: {part!r} is not name=value, as in layers=32,d_model=4096")
+        shape[name.strip()] = _typed(value.strip())
+    return shape
+
+
+def _typed(text: str) -> ShapeValue:
+    lowered = text.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def check_systems(names: Sequence[str]) -> list[str]:
+    """The names, if all exist. Raises `UsageError`."""
+    for name in names:
+        get_system(name)
+    return list(names)
+
+
+def check_device(name: str) -> str:
+    if name not in ("auto", "cuda", "cpu", "sim"):
+        raise unknown("device", name, ("auto", "cuda", "cpu", "sim"), "fsdpbench sweep --help")
+    return name

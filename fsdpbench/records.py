@@ -1,0 +1,83 @@
+"""What one rank leaves behind: `rank{r}_record.json` beside its trace. Written whole or not at all.
+
+A record is written once per fate of the rank, also before an out-of-memory error unwinds, since an
+exception inside a backward hook ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+TRACE_FOLDER = "trace"
+
+
+class Status(StrEnum):
+    """The fate of a rank, and of a configuration (`not_applicable` only of the latter)."""
+
+    OK = "ok"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    CRASH = "crash"
+    NOT_APPLICABLE = "not_applicable"
+
+    @property
+    def is_answer(self) -> bool:
+        """An answer to the question asked, not a failure of the configuration to give one."""
+        return self in (Status.OK, Status.OOM, Status.NOT_APPLICABLE)
+
+
+@dataclass
+class RankRecord:
+    """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know."""
+
+    rank: int
+    world_size: int
+    device: str
+    status: Status = Status.OK
+    cause: str | None = None
+    losses: list[float] | None = None
+    step_times_s: list[float] = field(default_factory=list)
+    memory_per_step: list[dict[str, int]] | None = None
+    flops_per_step: dict[str, float] = field(default_factory=dict)
+    samples_per_step: int = 0
+    tokens_per_step: int | None = None
+    peak_flops: float | None = None
+    hardware: dict[str, Any] | None = None
+    unknown_operators: dict[str, int] = field(default_factory=dict)
+    profiler_step_times_s: list[float] = field(default_factory=list)
+    trace: str | None = None
+
+    def write(self, folder: Path) -> Path:
+        """Write into `folder`/trace, over an earlier record of this rank."""
+        path = record_path(folder, self.rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"schema": 1, **asdict(self)}, indent=1))
+        os.replace(partial, path)
+        return path
+
+
+def record_path(folder: Path, rank: int) -> Path:
+    return folder / TRACE_FOLDER / f"rank{rank}_record.json"
+
+
+def trace_path(folder: Path, rank: int) -> Path:
+    return folder / TRACE_FOLDER / f"rank{rank}_trace.json.gz"
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Every rank's record in `folder`, by rank; broken files are left out (their rank did not finish
+    writing)."""
+    records = []
+    for path in sorted((folder / TRACE_FOLDER).glob("rank*_record.json")):
+        try:
+            records.append(json.loads(path.read_text()))
+        except (OSError, ValueError):
+            continue
+    return sorted(records, key=lambda record: record["rank"])

@@ -1,0 +1,25 @@
+"""The command that repeats one configuration."""
+
+from __future__ import annotations
+
+import shlex
+
+from fsdpbench.config import Config
+from fsdpbench.settings import SETTINGS, show_value
+
+
+def run_command(config: Config) -> str:
+    """`fsdpbench run ...` with every setting that is not at its default; can be pasted into a shell."""
+    words = ["fsdpbench", "run", "--model", config.model]
+    if config.shape_given:
+        words += ["--shape", ",".join(f"{name}={show_value(v)}" for name, v in config.shape_given.items())]
+    words += ["--system", config.system, "--device", config.device]
+    if config.hardware is not None:
+        words += ["--hardware", config.hardware]
+    words += ["--gpus", str(config.gpus), "--gpus-per-node", str(config.gpus_per_node)]
+    if config.data is not None:
+        words += ["--data", config.data]
+    for name, value in config.settings.to_dict().items():
+        if value is not None and value != SETTINGS[name].default:
+            words += ["--set", f"{name}={show_value(value)}"]
+    return shlex.join(words)

@@ -1,0 +1,126 @@
+"""A `Result`: what came of one configuration, as `fsdpbench run --json` prints it (docs/architecture.md).
+
+The bench adds what it knows (configuration, status, cause, environment); every figure comes from the trace
+files and the ranks' records through `reports`, on every device alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reports.result_figures import result_figures
+
+from fsdpbench.config import Config
+from fsdpbench.provenance import environment
+from fsdpbench.records import TRACE_FOLDER, Status, read_records
+from reports.analysis import analyze
+
+SCHEMA = 1
+_WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.OOM, Status.ERROR)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the ranks of a configuration ended; `log` names the file that tells more, relative to the
+    folder."""
+
+    status: Status
+    cause: str | None = None
+    log: str | None = None
+
+
+def outcome_of_records(records: list[dict[str, Any]], world_recorded: int) -> Outcome:
+    """The fate of a configuration from its ranks' records: the worst of them, or `crash` if some are
+    missing."""
+    by_status = {Status(record["status"]): record for record in reversed(records)}
+    for status in _WORST_FIRST:
+        if status in by_status:
+            record = by_status[status]
+            return Outcome(status, f"rank {record['rank']}: {record['cause']}", "stderr.log")
+    if len(records) < world_recorded:
+        missing = sorted(set(range(world_recorded)) - {record["rank"] for record in records})
+        return Outcome(Status.CRASH, f"no record of rank {', '.join(map(str, missing))}", "stderr.log")
+    return Outcome(Status.OK)
+
+
+def write_result(
+    config: Config, folder: Path, outcome: Outcome, duration_s: float, started: str
+) -> dict[str, Any]:
+    """Assemble the result of `config` from what lies in `folder` and write `result.json` there, whole."""
+    result = build_result(config, folder, outcome)
+    result["bench"] = {"started": started, "duration_s": round(duration_s, 3)}
+    partial = folder / "result.json.partial"
+    partial.write_text(json.dumps(result, indent=1, sort_keys=False, allow_nan=False))
+    os.replace(partial, folder / "result.json")
+    return result
+
+
+def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, Any]:
+    records = read_records(folder)
+    figures = _no_figures()
+    if outcome.status is Status.OK:
+        analysis = analyze([folder / TRACE_FOLDER])
+        figures |= result_figures(records, analysis)
+    cause = None
+    if outcome.status is not Status.OK:
+        cause = {"message": outcome.cause, "log": outcome.log}
+    first = records[0] if records else {}
+    return {
+        "schema": SCHEMA,
+        "config": config.to_dict(),
+        "device": config.device,
+        "hardware": first.get("hardware") or {"name": config.hardware, "simulated": config.device == "sim"},
+        "environment": environment(config),
+        "status": outcome.status.value,
+        "cause": cause,
+        **figures,
+        "unknown_operators": first.get("unknown_operators") or {},
+        "traces": sorted(
+            path.relative_to(folder).as_posix() for path in (folder / TRACE_FOLDER).glob("*_trace.json.gz")
+        )
+        if outcome.status is Status.OK
+        else [],
+    }
+
+
+def not_applicable_result(config: Config, reasons: dict[str, str]) -> dict[str, Any]:
+    """The answer for a configuration that its system cannot do; nothing was run."""
+    told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+    return {
+        "schema": SCHEMA,
+        "config": config.to_dict(),
+        "device": config.device,
+        "hardware": {"name": config.hardware, "simulated": config.device == "sim"},
+        "environment": environment(config),
+        "status": Status.NOT_APPLICABLE.value,
+        "cause": {"message": f"{config.system} does not have it: {told}", "log": None},
+        **_no_figures(),
+        "unknown_operators": {},
+        "traces": [],
+    }
+
+
+def _no_figures() -> dict[str, Any]:
+    return dict.fromkeys(
+        (
+            "step_time_s",
+            "samples_per_s_per_gpu",
+            "tokens_per_s_per_gpu",
+            "tflops_per_gpu",
+            "hardware_tflops_per_gpu",
+            "mfu",
+            "hfu",
+            "peak_memory_bytes",
+            "alloc_retries_per_step",
+            "ooms",
+            "traced_step_time_s",
+            "time_s",
+            "communication",
+            "overlap_fraction",
+            "loss",
+        )
+    )

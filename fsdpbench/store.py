@@ -1,0 +1,206 @@
+"""The folder of a sweep. The configuration folders are the record; everything else can be made from them.
+
+    runs/NAME/  sweep.toml  report.html  results.sqlite
+      <config-name>-<key8>/  config.json  result.json  stdout.log  stderr.log  trace/rank0_trace.json.gz …
+
+A configuration folder appears whole, by rename, or not at all: work in progress lies in `.work-*` beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.config import Config
+from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.provenance import content_key
+from fsdpbench.reproduce import run_command
+from fsdpbench.toml_text import to_toml
+
+SWEEP_FILE = "sweep.toml"
+INDEX_FILE = "results.sqlite"
+REPORT_FILE = "report.html"
+_LOCK_FILE = ".lock"
+_WORK_PREFIX = ".work-"
+
+
+@dataclass(frozen=True)
+class StoredPoint:
+    """A finished configuration on disk."""
+
+    folder: Path
+    key: str
+    config: dict[str, Any]
+    result: dict[str, Any]
+
+
+class Store:
+    """One sweep's folder. `Store.open_or_create` checks that it is one, or empty, or not there yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def open_or_create(cls, folder: Path) -> Store:
+        """Raises `UsageError` if something else lies in `folder`, `BenchError` if it cannot be written."""
+        store = cls(folder)
+        try:
+            if folder.exists() and not folder.is_dir():
+                raise UsageError(f"{folder} is a file, not a folder for runs; name another with -o")
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()) and not (folder / SWEEP_FILE).exists():
+                raise UsageError(
+                    f"{folder} holds files but no {SWEEP_FILE}: it is not a sweep's folder; "
+                    f"name another with -o"
+                )
+        except OSError as error:
+            raise BenchError(f"{folder}: cannot be used as a run folder ({error.strerror})") from None
+        return store
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        """An existing sweep's folder. Raises `UsageError` if it is none."""
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such run folder")
+        if not (folder / SWEEP_FILE).is_file():
+            raise UsageError(f"{folder} is not a sweep's folder (no {SWEEP_FILE} in it)")
+        return cls(folder)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder against a second sweep. Raises `UsageError` if one runs in it."""
+        path = self.folder / _LOCK_FILE
+        _take_lock(path)
+        try:
+            self._clear_leftovers()
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+    def write_space(self, space: Mapping[str, object], points: list[Config]) -> None:
+        """Record what this sweep is made of: its space, and the folders of its points in order."""
+        names = [point_folder_name(config) for config in points]
+        _write_whole(self.folder / SWEEP_FILE, to_toml({**space, "points": names}))
+
+    def read_space(self) -> dict[str, Any]:
+        """What `write_space` wrote. Raises `UsageError` if it cannot be read."""
+        path = self.folder / SWEEP_FILE
+        try:
+            return tomllib.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path}: cannot be read ({error})") from None
+
+    def work_folder(self, config: Config) -> Path:
+        """A fresh folder for a configuration in progress, `config.json` in it."""
+        folder = self.folder / f"{_WORK_PREFIX}{point_folder_name(config)}"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        _write_whole(folder / "config.json", json.dumps(config_record(config), indent=1))
+        return folder
+
+    def commit(self, config: Config, work: Path) -> Path:
+        """Make the finished `work` folder part of the record, in place of an earlier try."""
+        final = self.folder / point_folder_name(config)
+        if final.exists():
+            shutil.rmtree(final)
+        os.rename(work, final)
+        return final
+
+    def points(self) -> list[StoredPoint]:
+        """Every whole configuration in the folder, by name. Broken ones are left out: they run again."""
+        found = []
+        for path in sorted(self.folder.iterdir()):
+            if not path.is_dir() or path.name.startswith("."):
+                continue
+            try:
+                config = json.loads((path / "config.json").read_text())
+                result = json.loads((path / "result.json").read_text())
+                found.append(StoredPoint(path, config["key"], config, result))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def finished(self) -> dict[str, StoredPoint]:
+        """Finished configurations by content key."""
+        return {point.key: point for point in self.points()}
+
+    def _clear_leftovers(self) -> None:
+        for path in self.folder.glob(f"{_WORK_PREFIX}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def point_folder_name(config: Config) -> str:
+    return f"{config.name}-{content_key(config)[:8]}"
+
+
+def config_record(config: Config) -> dict[str, Any]:
+    """What `config.json` holds: the configuration, its key, and how to repeat it."""
+    return {
+        "schema": 1,
+        "name": config.name,
+        "key": content_key(config),
+        "command": run_command(config),
+        **config.to_dict(),
+    }
+
+
+def _take_lock(path: Path) -> None:
+    mine = {"pid": os.getpid(), "host": socket.gethostname()}
+    for _ in range(2):
+        try:
+            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            if not _is_stale(path):
+                raise UsageError(
+                    f"another sweep is running in {path.parent} ({_owner(path)}); wait for it, "
+                    f"name another folder with -o, or remove {path} if that process is gone"
+                ) from None
+            path.unlink(missing_ok=True)
+            continue
+        except OSError as error:
+            raise BenchError(f"{path.parent}: cannot be written ({error.strerror})") from None
+        with os.fdopen(handle, "w") as file:
+            json.dump(mine, file)
+        return
+    raise UsageError(f"{path}: the lock is taken by another sweep that has just started")
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether the lock's process is known to be gone (it ran on this host, and no such process is left)."""
+    try:
+        owner = json.loads(path.read_text())
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return False
+    if owner.get("host") != socket.gethostname():
+        return False
+    try:
+        os.kill(int(owner["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, ValueError, KeyError):
+        return False
+    return False
+
+
+def _owner(path: Path) -> str:
+    try:
+        owner = json.loads(path.read_text())
+        return f"process {owner['pid']} on {owner['host']}"
+    except (OSError, ValueError, KeyError):
+        return "owner unknown"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    os.replace(partial, path)

@@ -1,0 +1,32 @@
+"""Writes flat TOML (the standard library reads TOML and does not write it)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+
+def to_toml(tables: Mapping[str, object]) -> str:
+    """`tables` as TOML: plain values and lists first, then one table a mapping. `None` values are left out.
+
+    Raises `TypeError` for a value that TOML has no form for.
+    """
+    plain = {key: value for key, value in tables.items() if not isinstance(value, Mapping)}
+    lines = [f"{key} = {_value(value)}" for key, value in plain.items() if value is not None]
+    for key, table in tables.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{key}]"]
+            lines += [f"{name} = {_value(value)}" for name, value in table.items() if value is not None]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(_value(item) for item in value) + "]"
+    raise TypeError(f"TOML has no form for {value!r}")

@@ -1,0 +1,65 @@
+"""One training step as scripts write it: microbatches, backward, optimizer; the same on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+from fsdpbench.config import Config
+from fsdpbench.systems import System
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of the setting `optimizer` over the model's (sharded) parameters."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=1e-2)
+    ways: dict[str, dict[str, Any]] = {
+        "adamw": {"fused": True},
+        "adamw-foreach": {"foreach": True, "fused": False},
+        "adamw-loop": {"foreach": False, "fused": False},
+    }
+    return torch.optim.AdamW(parameters, lr=1e-4, **ways[name])
+
+
+@dataclass
+class TrainingLoop:
+    """A wrapped model with its optimizer and data. `step()` is one optimizer step over `grad_accum`
+    microbatches."""
+
+    config: Config
+    system: System
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Iterator[Batch]
+    device: torch.device
+    on_loss: Callable[[torch.Tensor], None]
+
+    def step(self) -> None:
+        settings = self.config.settings
+        for index in range(settings.grad_accum):
+            is_last = index == settings.grad_accum - 1
+            sync = is_last or settings.grad_sync == "every"
+            with self.system.microbatch(self.model, sync=sync):
+                self._forward_backward(settings.grad_accum)
+        with record_function("optimizer"):
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _forward_backward(self, microbatches: int) -> None:
+        inputs, targets = next(self.batches)
+        with record_function("forward"):
+            with self.system.forward_context(self.config, self.device):
+                loss = self.model(inputs, targets)
+            if microbatches > 1:
+                loss = loss / microbatches
+        with record_function("backward"):
+            loss.backward()
+        self.on_loss(loss.detach())

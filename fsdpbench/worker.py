@@ -1,0 +1,147 @@
+"""The worker: one rank of one configuration, on whatever device the configuration names.
+
+    build, wrap, optimizer ─> settle ─> warm-up ─> timed steps (no profiler) ─> traced steps ─> record
+
+Nothing here knows which device it runs on; `devices/` answers that. Started by `launch/`, or by hand through
+torchrun (`torchrun ... -m fsdpbench.worker CONFIG.json FOLDER`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from fsdpbench.config import Config
+from fsdpbench.devices import make_device
+from fsdpbench.devices.base import Device, Placement
+from fsdpbench.records import RankRecord, Status, trace_path
+from fsdpbench.systems import BuildContext, get_system
+from fsdpbench.training import Batch, TrainingLoop, make_optimizer
+from workloads import Workload, get_workload
+
+_MOST_OF_MEMORY = 0.4
+"""Above this share of a GPU's memory the whole model is not built on it, but materialised after sharding."""
+
+
+def run_rank(config: Config, placement: Placement, folder: Path) -> Status:
+    """Run this rank and leave its record (and trace) in `folder`. Raises what the configuration raised,
+    except out of memory, which is an answer: the record says it."""
+    torch.autograd.set_multithreading_enabled(False)
+    record = RankRecord(placement.rank, placement.world_size, config.device)
+    device = make_device(config, placement)
+
+    def out_of_memory(message: str) -> None:
+        record.status, record.cause = Status.OOM, _first_line(message)
+        record.write(folder)
+
+    device.on_out_of_memory(out_of_memory)
+    try:
+        device.open()
+        _measure(config, placement, device, record, folder)
+    except torch.OutOfMemoryError as error:
+        out_of_memory(str(error))
+    except BaseException as error:
+        record.status, record.cause = Status.ERROR, f"{type(error).__name__}: {_first_line(str(error))}"
+        record.write(folder)
+        raise
+    finally:
+        device.close()
+    record.write(folder)
+    return record.status
+
+
+def _measure(config: Config, placement: Placement, device: Device, record: RankRecord, folder: Path) -> None:
+    workload = get_workload(config.model, shape=dict(config.shape_given) or None)
+    _fill_constants(config, workload, device, record)
+    losses: list[torch.Tensor] = []
+    loop = _training_loop(config, placement, device, workload, losses)
+    device.settle()
+    memory = []
+    for _ in range(config.measurement.warmup_steps):
+        device.timed_step(loop.step)
+        device.take_memory()
+    for _ in range(config.measurement.timed_steps):
+        record.step_times_s.append(device.timed_step(loop.step))
+        memory.append(device.take_memory())
+    path = trace_path(folder, placement.rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with device.trace(path) as tracer:
+        for _ in range(config.measurement.traced_steps):
+            record.profiler_step_times_s.append(device.timed_step(loop.step))
+            tracer.step()
+    record.trace = path.relative_to(folder).as_posix()
+    record.memory_per_step = [asdict(peaks) for peaks in memory if peaks is not None] or None
+    values = [device.loss_value(loss) for loss in losses]
+    record.losses = [v for v in values if v is not None] or None
+    record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
+
+
+def _fill_constants(config: Config, workload: Workload, device: Device, record: RankRecord) -> None:
+    settings = config.settings
+    seq = settings.seq or workload.default_seq
+    flops = workload.flops_per_step(settings.batch, seq, settings.activation_checkpointing)
+    record.flops_per_step = {
+        "model": flops.model * settings.grad_accum,
+        "hardware": flops.hardware * settings.grad_accum,
+    }
+    record.samples_per_step = settings.batch * settings.grad_accum
+    tokens = workload.tokens(settings.batch, seq)
+    record.tokens_per_step = None if tokens is None else tokens * settings.grad_accum
+    record.peak_flops = device.peak_flops(settings.param_dtype)
+    record.hardware = device.describe()
+
+
+def _training_loop(
+    config: Config,
+    placement: Placement,
+    device: Device,
+    workload: Workload,
+    losses: list[torch.Tensor],
+) -> TrainingLoop:
+    system, settings = get_system(config.system), config.settings
+    context = BuildContext(config, workload, device.torch_device, _deferred(config, workload, device))
+    model = system.wrap(context)
+    seq = settings.seq or workload.default_seq
+    data = Path(config.data) if config.data else None
+    batches: Iterator[Batch] = workload.batches(
+        settings.batch, seq, settings.seed, placement.rank, device.torch_device, data=data
+    )
+    optimizer = make_optimizer(settings.optimizer, model)
+    return TrainingLoop(config, system, model, optimizer, batches, device.torch_device, losses.append)
+
+
+def _deferred(config: Config, workload: Workload, device: Device) -> bool:
+    """Whether the model is built on the meta device and materialised shard by shard."""
+    if not get_system(config.system).shards or config.device == "cpu":
+        return False
+    if config.device == "sim":
+        return True
+    memory = torch.cuda.get_device_properties(device.torch_device).total_memory
+    return 4 * workload.parameters > _MOST_OF_MEMORY * memory
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point for torchrun: CONFIG.json and the folder to write into."""
+    if len(arguments) != 2:
+        print("usage: torchrun ... -m fsdpbench.worker CONFIG.json FOLDER", file=sys.stderr)
+        return 2
+    config = Config.from_dict(json.loads(Path(arguments[0]).read_text()))
+    placement = Placement(
+        int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    )
+    status = run_rank(config, placement, Path(arguments[1]))
+    return 0 if status in (Status.OK, Status.OOM) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
