@@ -1,0 +1,297 @@
+"""Writes recorded events as Kineto JSON, formatting each directly into text.
+
+The fields are those that torch.profiler writes on a CUDA machine. Process 0 stands for the GPU, with a thread a
+stream; the host's process has one thread.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.trace.events import (
+    CudaSync,
+    DeviceEvent,
+    HostEvent,
+    HostKind,
+    InstantEvent,
+    MemoryEvent,
+)
+
+HOST_PID = 1000
+GPU_PID = 0
+_DEVICE_TYPE_CUDA = 1
+_GZIP_LEVEL = 1
+_CATEGORIES = {
+    HostKind.OPERATOR: "cpu_op",
+    HostKind.ANNOTATION: "user_annotation",
+    HostKind.RUNTIME: "cuda_runtime",
+}
+# CUPTI's callback ids of the runtime calls, which some tools look up.
+_CALLBACK_IDS = {
+    "cudaLaunchKernel": 211,
+    "cudaLaunchKernelExC": 430,
+    "cudaMemcpyAsync": 41,
+    "cudaMemsetAsync": 51,
+    "cudaEventRecord": 135,
+    "cudaEventSynchronize": 137,
+    "cudaEventQuery": 138,
+    "cudaStreamWaitEvent": 147,
+    "cudaStreamSynchronize": 131,
+    "cudaDeviceSynchronize": 165,
+    "cudaMalloc": 20,
+    "cudaFree": 22,
+}
+
+
+@dataclass(frozen=True)
+class TraceHeader:
+    """Whose trace it is."""
+
+    rank: int
+    world_size: int
+    profile: HardwareProfile
+    process_groups: tuple[Mapping[str, Any], ...]
+
+
+def write_trace(
+    path: Path,
+    header: TraceHeader,
+    host: Sequence[HostEvent],
+    device: Sequence[DeviceEvent],
+    syncs: Sequence[CudaSync],
+    memory: Sequence[MemoryEvent],
+    instants: Sequence[InstantEvent],
+) -> None:
+    """Write the file whole or not at all. The content depends on nothing but the arguments."""
+    lines = _metadata(host, device, syncs)
+    launched = {event[5]: event for event in device}
+    host_lines, external_ids, stream_spans = _host_events(host, launched)
+    lines += host_lines
+    lines += _device_events(device, external_ids)
+    lines += stream_spans
+    lines += _sync_events(syncs, external_ids)
+    lines += _memory_events(memory)
+    lines += [_instant(name, time_ns, args) for name, time_ns, args in instants]
+    text = _head(header, path.name) + ",\n".join(lines) + "\n]\n}\n"
+    temporary = path.with_name(path.name + ".part")
+    with open(temporary, "wb") as raw:
+        # No file name and no time in the gzip header: equal events give equal bytes.
+        with gzip.GzipFile("", "wb", compresslevel=_GZIP_LEVEL, fileobj=raw, mtime=0) as packed:
+            packed.write(text.encode())
+    os.replace(temporary, path)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _us(ns: int) -> str:
+    """Microseconds with three decimals, exact."""
+    return f"{ns // 1000}.{ns % 1000:03d}"
+
+
+def _head(header: TraceHeader, name: str) -> str:
+    profile = header.profile
+    everyone: dict[str, Any] = {
+        "pg_name": "0",
+        "pg_desc": "default_pg",
+        "backend_config": "cuda:nccl",
+        "pg_size": header.world_size,
+    }
+    groups = [dict(group) for group in header.process_groups] or [everyone]
+    device = {
+        "id": 0,
+        "name": profile.title,
+        "totalGlobalMem": profile.memory_bytes,
+        "numSms": profile.sm_count,
+    }
+    label = {
+        "device": "sim",
+        "simulated": True,
+        "hardware": {"name": profile.name, "source": profile.source},
+    }
+    # HTA finds the rank by a pattern that wants a space after the colon.
+    distributed = (
+        f'{{"backend": "nccl", "rank": {header.rank}, "world_size": {header.world_size}, '
+        f'"pg_count": {len(groups)}, "pg_config": {_json(groups)}}}'
+    )
+    return (
+        f'{{\n"schemaVersion": 1,\n"fsdpbench": {_json(label)},\n"deviceProperties": [{_json(device)}],\n'
+        f'"distributedInfo": {distributed},\n"profile_memory": 1,\n"displayTimeUnit": "ms",\n'
+        f'"baseTimeNanoseconds": 0,\n"traceName": {_json(name)},\n"traceEvents": [\n'
+    )
+
+
+def _metadata(
+    host: Sequence[HostEvent], device: Sequence[DeviceEvent], syncs: Sequence[CudaSync]
+) -> list[str]:
+    """Names and order of processes and threads."""
+    streams = sorted({event[2] for event in device} | {sync[1] for sync in syncs if sync[1] >= 0})
+    start = _us(min((event[0] for event in host), default=0))
+
+    def line(kind: str, pid: int, tid: int, args: Mapping[str, Any]) -> str:
+        return f'{{"ph":"M","name":"{kind}","ts":{start},"pid":{pid},"tid":{tid},"args":{_json(args)}}}'
+
+    lines = [
+        line("process_name", HOST_PID, 0, {"name": "python"}),
+        line("process_labels", HOST_PID, 0, {"labels": "CPU"}),
+        line("process_sort_index", HOST_PID, 0, {"sort_index": HOST_PID}),
+        line("process_name", GPU_PID, 0, {"name": "python"}),
+        line("process_labels", GPU_PID, 0, {"labels": "GPU 0"}),
+        line("process_sort_index", GPU_PID, 0, {"sort_index": 5_000_000}),
+        line("thread_name", HOST_PID, HOST_PID, {"name": f"thread {HOST_PID} (python)"}),
+        line("thread_sort_index", HOST_PID, HOST_PID, {"sort_index": HOST_PID}),
+    ]
+    for stream in streams:
+        lines.append(line("thread_name", GPU_PID, stream, {"name": f"stream {stream} "}))
+        lines.append(line("thread_sort_index", GPU_PID, stream, {"sort_index": stream}))
+    return lines
+
+
+def _host_events(
+    host: Sequence[HostEvent], launched: Mapping[int, DeviceEvent]
+) -> tuple[list[str], dict[int, int], list[str]]:
+    """Lines of the CPU thread, the external id of each correlation, and lines of the annotations on streams."""
+    lines: list[str] = []
+    stream_lines: list[str] = []
+    external_ids: dict[int, int] = {}
+    names: dict[str, str] = {}
+    shapes: dict[Any, str] = {}
+    # Open spans: (end, external id, spans by stream or None, quoted name).
+    stack: list[tuple[int, int, dict[int, list[int]] | None, str]] = []
+    serial = 0
+    for start, negative_end, _, kind, name, correlation, input_shapes in sorted(host, key=_nesting_order):
+        end = -negative_end
+        while stack and stack[-1][0] <= start:
+            _close(stack.pop(), stream_lines)
+        quoted = names.get(name)
+        if quoted is None:
+            quoted = names[name] = _json(name)
+        begin = _us(start)
+        if kind is HostKind.RUNTIME:
+            external = stack[-1][1] if stack else 0
+            external_ids[correlation] = external
+            args = f'"External id":{external},"cbid":{_CALLBACK_IDS.get(name, 0)},"correlation":{correlation}'
+            event = launched.get(correlation)
+            if event is not None:
+                lines.append(
+                    f'{{"ph":"s","id":{correlation},"pid":{HOST_PID},"tid":{HOST_PID},"ts":{begin},'
+                    f'"cat":"ac2g","name":"ac2g"}}'
+                )
+                _extend_spans(stack, event)
+        else:
+            serial += 1
+            args = f'"External id":{serial}'
+            if input_shapes is not None:
+                key = tuple(map(tuple, input_shapes))
+                text = shapes.get(key)
+                if text is None:
+                    text = shapes[key] = _json(key)
+                args += f',"Input Dims":{text}'
+            spans: dict[int, list[int]] | None = {} if kind is HostKind.ANNOTATION else None
+            stack.append((end, serial, spans, quoted))
+        lines.append(
+            f'{{"ph":"X","cat":"{_CATEGORIES[kind]}","name":{quoted},"pid":{HOST_PID},"tid":{HOST_PID},'
+            f'"ts":{begin},"dur":{_us(end - start)},"args":{{{args}}}}}'
+        )
+    while stack:
+        _close(stack.pop(), stream_lines)
+    return lines, external_ids, stream_lines
+
+
+def _nesting_order(event: HostEvent) -> tuple[int, int, int]:
+    return event[:3]
+
+
+def _extend_spans(
+    stack: Sequence[tuple[int, int, dict[int, list[int]] | None, str]], event: DeviceEvent
+) -> None:
+    """A kernel belongs to every annotation that was open when it was launched."""
+    _, _, stream, start, end, _, _ = event
+    for _, _, spans, _ in stack:
+        if spans is None:
+            continue
+        span = spans.get(stream)
+        if span is None:
+            spans[stream] = [start, end]
+        else:
+            span[0] = min(span[0], start)
+            span[1] = max(span[1], end)
+
+
+def _close(entry: tuple[int, int, dict[int, list[int]] | None, str], lines: list[str]) -> None:
+    _, external, spans, quoted = entry
+    for stream, (start, end) in (spans or {}).items():
+        lines.append(
+            f'{{"ph":"X","cat":"gpu_user_annotation","name":{quoted},"pid":{GPU_PID},"tid":{stream},'
+            f'"ts":{_us(start)},"dur":{_us(end - start)},"args":{{"External id":{external}}}}}'
+        )
+
+
+def _device_events(device: Sequence[DeviceEvent], external_ids: Mapping[int, int]) -> list[str]:
+    """Kernels, copies and fills, each with the end of its flow."""
+    lines = []
+    names: dict[str, str] = {}
+    for category, name, stream, start, end, correlation, further in device:
+        quoted = names.get(name)
+        if quoted is None:
+            quoted = names[name] = _json(name)
+        begin = _us(start)
+        args = (
+            f'"External id":{external_ids.get(correlation, 0)},"queued":0,"device":0,"context":1,'
+            f'"stream":{stream},"correlation":{correlation}'
+        )
+        if further:
+            args += "," + _json(further)[1:-1]
+        lines.append(
+            f'{{"ph":"X","cat":"{category}","name":{quoted},"pid":{GPU_PID},"tid":{stream},'
+            f'"ts":{begin},"dur":{_us(end - start)},"args":{{{args}}}}}'
+        )
+        lines.append(
+            f'{{"ph":"f","id":{correlation},"pid":{GPU_PID},"tid":{stream},"ts":{begin},'
+            f'"cat":"ac2g","name":"ac2g","bp":"e"}}'
+        )
+    return lines
+
+
+def _sync_events(syncs: Sequence[CudaSync], external_ids: Mapping[int, int]) -> list[str]:
+    """Synchronisations as CUPTI reports them."""
+    lines = []
+    for name, stream, start, end, correlation, event_id, record_stream, record_correlation in syncs:
+        waits = ""
+        if record_correlation is not None:
+            waits = (
+                f'"wait_on_stream":{record_stream},"wait_on_cuda_event_record_corr_id":{record_correlation},'
+                f'"wait_on_cuda_event_id":{event_id},'
+            )
+        lines.append(
+            f'{{"ph":"X","cat":"cuda_sync","name":"{name}","pid":{GPU_PID},"tid":{stream},"ts":{_us(start)},'
+            f'"dur":{_us(end - start)},"args":{{"External id":{external_ids.get(correlation, 0)},'
+            f'"cuda_sync_kind":"{name}",{waits}"stream":{stream},"correlation":{correlation},'
+            f'"device":0,"context":1}}}}'
+        )
+    return lines
+
+
+def _memory_events(memory: Sequence[MemoryEvent]) -> list[str]:
+    return [
+        f'{{"ph":"i","cat":"cpu_instant_event","s":"t","name":"[memory]","pid":{HOST_PID},"tid":{HOST_PID},'
+        f'"ts":{_us(time_ns)},"args":{{"Total Reserved":{reserved},"Total Allocated":{allocated},'
+        f'"Bytes":{nbytes},"Addr":{address},"Device Id":0,"Device Type":{_DEVICE_TYPE_CUDA}}}}}'
+        for time_ns, address, nbytes, allocated, reserved in memory
+    ]
+
+
+def _instant(name: str, time_ns: int, args: Mapping[str, Any]) -> str:
+    return (
+        f'{{"ph":"i","cat":"cpu_instant_event","s":"t","name":{_json(name)},"pid":{HOST_PID},"tid":{HOST_PID},'
+        f'"ts":{_us(time_ns)},"args":{_json(args)}}}'
+    )
