@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fsdpbench.cli.options import read_list
 from fsdpbench.config import Measurement
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
@@ -90,6 +91,12 @@ def make_request(
         lists={**swept, **lists},
         is_default=not (lists or given.get("system") or given.get("shape") or whole_space),
     )
+
+
+def request_of_space(space: Mapping[str, Any]) -> SweepRequest:
+    """The request that `SweepRequest.to_space` wrote down. Raises `UsageError`."""
+    lists = {name: read_list(name, values) for name, values in space.get("settings", {}).items()}
+    return make_request(space, lists, whole_space=True)
 
 
 def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
