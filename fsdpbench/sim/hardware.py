@@ -177,7 +177,7 @@ class CpuProfile:
 
 @dataclass(frozen=True)
 class LinkCurve:
-    """Bus bandwidth of one collective by the bytes that one rank sends: ``points`` of ``[bytes, GB/s]``, rising."""
+    """Bus bandwidth of a collective by the bytes that one rank sends: ``points`` of ``[bytes, GB/s]``."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -208,7 +208,7 @@ class NvlinkProfile:
 
 @dataclass(frozen=True)
 class NicProfile:
-    """The network between nodes. ``gb_s_per_node`` is what all NICs of a node send at once, in gigabytes a second."""
+    """The network between nodes. ``gb_s_per_node`` is what all NICs of a node send at once."""
 
     gb_s_per_node: float
     efficiency: float
@@ -368,7 +368,7 @@ def _has_key(profile: HardwareProfile, key: str) -> bool:
 
 
 def _build(cls: type, table: Mapping[str, Any], prefix: str) -> object:
-    """Make a dataclass from a TOML table, checking keys and types; ``prefix`` is its dotted place in the file."""
+    """Make a dataclass from a TOML table, checking keys and types; ``prefix`` is its place in the file."""
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in table:

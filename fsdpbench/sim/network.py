@@ -12,7 +12,7 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all"
 
 
 class Network:
-    """Collective durations for ``world_size`` ranks, ``gpus_per_node`` of them a node, rank r on node r // n."""
+    """Collective durations for ``world_size`` ranks, ``gpus_per_node`` of them a node, in order of rank."""
 
     def __init__(self, profile: HardwareProfile, world_size: int, gpus_per_node: int) -> None:
         if world_size < 1 or gpus_per_node < 1:
@@ -25,8 +25,8 @@ class Network:
     def collective_ns(self, kind: str, nbytes: int, ranks: Sequence[int]) -> int:
         """Duration of one collective among ``ranks``.
 
-        ``nbytes`` is the full buffer: gathered for all_gather, to be reduced for reduce_scatter and all_reduce,
-        what one rank sends in all for all_to_all. Raises ValueError for an unknown kind.
+        ``nbytes`` is the full buffer: gathered for all_gather, to be reduced for reduce_scatter and
+        all_reduce, what one rank sends in all for all_to_all. Raises ValueError for an unknown kind.
         """
         if kind not in KINDS:
             raise ValueError(f"collective {kind!r}: known are {', '.join(KINDS)}")

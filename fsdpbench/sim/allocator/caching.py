@@ -42,8 +42,9 @@ from fsdpbench.sim.allocator.types import (
 class CachingAllocator:
     """Memory of one simulated device; not thread-safe.
 
-    ``capacity_bytes`` is what the allocator may take in all; ``total_bytes`` (default: the same) what the device
-    has, for the message of an out-of-memory. ``listener`` is called with an `AllocatorEvent` for each thing done.
+    ``capacity_bytes`` is what the allocator may take in all; ``total_bytes`` (default: the same) what the
+    device has, for the message of an out-of-memory. ``listener`` is called with an `AllocatorEvent` for
+    each thing done.
     """
 
     def __init__(
@@ -110,13 +111,11 @@ class CachingAllocator:
             pool.insert(rest)
             if block.expandable is None:
                 if was_split:
-                    self.stats.segment("inactive_split_bytes", small, -size)
+                    self.stats.inactive_split(small, 0, -size)
                 else:
-                    self.stats.segment("inactive_split_bytes", small, rest.size)
-                    self.stats.segment("inactive_split", small, 1)
+                    self.stats.inactive_split(small, 1, rest.size)
         elif block.expandable is None and (block.prev is not None or block.next is not None):
-            self.stats.segment("inactive_split_bytes", small, -block.size)
-            self.stats.segment("inactive_split", small, -1)
+            self.stats.inactive_split(small, -1, -block.size)
 
         size = block.size
         block.allocated = True
@@ -249,8 +248,7 @@ class CachingAllocator:
         if address is None:
             return None
         block = Block(address, nbytes, stream, pool)
-        self.stats.segment("segment", pool.is_small, 1)
-        self.stats.segment("reserved_bytes", pool.is_small, nbytes)
+        self.stats.segment(pool.is_small, 1, nbytes)
         self.stats.num_device_alloc += 1
         if nbytes >= self.conf.max_split_bytes:
             self.stats.oversize_segments.increase(1)
@@ -262,8 +260,7 @@ class CachingAllocator:
         """Give a free block that is a whole segment back to the driver."""
         pool.remove(block)
         self.device.release(block.size)
-        self.stats.segment("segment", pool.is_small, -1)
-        self.stats.segment("reserved_bytes", pool.is_small, -block.size)
+        self.stats.segment(pool.is_small, -1, -block.size)
         self.stats.num_device_free += 1
         if block.size >= self.conf.max_split_bytes:
             self.stats.oversize_segments.increase(-1)
@@ -272,7 +269,7 @@ class CachingAllocator:
         return block.size
 
     def _release_oversize_blocks(self, pool: BlockPool, size: int, stream: int) -> bool:
-        """Give back cached blocks above max_split_size, as many as the request needs; False if they do not do."""
+        """Give back cached blocks above max_split_size, as many as needed; False if they are not enough."""
         chosen, enough = oversize_to_release(pool, size, stream, self.conf.max_split_bytes)
         for block in chosen:
             self._release_segment(block, pool)
@@ -351,20 +348,18 @@ class CachingAllocator:
             self._tell(AllocatorAction.FREE_COMPLETED, block.address, size, block.stream)
 
         merged_blocks = merged_bytes = 0
-        for neighbour in (block.prev, block.next):
-            grown = merge(block, neighbour, pool)
-            if grown:
-                merged_blocks += 1
-                merged_bytes += grown
+        if block.prev is not None and (grown := merge(block, block.prev, pool)):
+            merged_blocks, merged_bytes = 1, grown
+        if block.next is not None and (grown := merge(block, block.next, pool)):
+            merged_blocks += 1
+            merged_bytes += grown
         pool.insert(block)
         if block.expandable is None:
             split = block.prev is not None or block.next is not None
             count = (1 if split else 0) - merged_blocks
             nbytes = (block.size if split else 0) - merged_bytes
-            if count:
-                self.stats.segment("inactive_split", small, count)
-            if nbytes:
-                self.stats.segment("inactive_split_bytes", small, nbytes)
+            if count or nbytes:
+                self.stats.inactive_split(small, count, nbytes)
 
     def _tell(self, action: AllocatorAction, address: int, size: int, stream: int, freed: int = 0) -> None:
         assert self.listener is not None
@@ -388,12 +383,12 @@ class CachingAllocator:
         outside = self.total_bytes - self.device.capacity_bytes
         return (
             f"CUDA out of memory. Tried to allocate {format_size(nbytes)}. GPU 0 has a total capacity of "
-            f"{format_size(self.total_bytes)} of which {format_size(self.device.free_bytes)} is free. Including "
-            f"non-PyTorch memory, this process has {format_size(outside + reserved)} memory in use. Of the "
-            f"allocated memory {format_size(allocated)} is allocated by PyTorch, and "
+            f"{format_size(self.total_bytes)} of which {format_size(self.device.free_bytes)} is free. "
+            f"Including non-PyTorch memory, this process has {format_size(outside + reserved)} memory in use. "
+            f"Of the allocated memory {format_size(allocated)} is allocated by PyTorch, and "
             f"{format_size(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but "
-            "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
-            "fragmentation. See documentation for Memory Management "
+            "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
+            "avoid fragmentation. See documentation for Memory Management "
             "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
         )
 

@@ -55,9 +55,9 @@ class AllocatorCosts:
 class AllocatorConf:
     """Settings of the caching allocator; the defaults are torch's.
 
-    ``roundup_power2_divisions`` is empty (off), or one number of divisions for each power of two of a size, from
-    1 MiB and below to 32 GiB and above.
-    Garbage collection works only together with ``per_process_memory_fraction``, as in torch.
+    ``roundup_power2_divisions`` is empty (off), or one number of divisions for each power of two of a size,
+    from 1 MiB and below to 32 GiB and above. Garbage collection works only together with
+    ``per_process_memory_fraction``, as in torch.
     """
 
     max_split_bytes: int = UNLIMITED
@@ -153,7 +153,7 @@ def _parse_value(key: str, value: str) -> tuple[str, object]:
 
 
 def _parse_divisions(value: str) -> tuple[int, ...]:
-    """``4`` for all sizes, or ``[256:1,512:2,>:8]``: divisions by power of two in MiB, ``>`` for all above."""
+    """``4`` for all sizes, or ``[256:1,512:2,>:8]``: divisions by power of two in MiB, ``>`` for the rest."""
     if not value.startswith("["):
         return (int(value),) * POWER2_INTERVALS
     table = [0] * POWER2_INTERVALS

@@ -1,4 +1,4 @@
-"""The device's memory behind the caching allocator: what cudaMalloc, cudaFree and mapping of pages do and cost."""
+"""The device's memory behind the allocator: what cudaMalloc, cudaFree and mapping of pages do and cost."""
 
 from __future__ import annotations
 

@@ -74,12 +74,12 @@ class ExpandableSegments:
         merge(block, block.prev, pool)
         merge(block, block.next, pool)
         pool.insert_unmapped(block)
-        self._stats.segment("reserved_bytes", pool.is_small, first - last)
+        self._stats.segment(pool.is_small, 0, first - last)
         self._stats.num_device_free += 1
         return last - first
 
     def _find(self, pool: BlockPool, size: int, stream: int) -> Block:
-        """The first block, unmapped or free before an unmapped one, behind which ``size`` bytes can be had."""
+        """The first block, unmapped or free before an unmapped one, from which ``size`` bytes can be had."""
         for _, _, unmapped in pool.unmapped.get(stream, ()):
             start = unmapped
             before = unmapped.prev
@@ -98,7 +98,7 @@ class ExpandableSegments:
         return block
 
     def _map(self, block: Block, size: int, pool: BlockPool) -> bool:
-        """Map the first ``size`` bytes (rounded up to pages) of an unmapped block and put them into the pool."""
+        """Map the first ``size`` bytes (rounded up to pages) of an unmapped block; they go into the pool."""
         segment = block.expandable
         assert isinstance(segment, ExpandableSegment)
         page = segment.page_size
@@ -114,7 +114,7 @@ class ExpandableSegments:
         merge(block, block.prev, pool)
         merge(block, block.next, pool)
         pool.insert(block)
-        self._stats.segment("reserved_bytes", pool.is_small, mapped)
+        self._stats.segment(pool.is_small, 0, mapped)
         self._stats.num_device_alloc += 1
         return True
 

@@ -1,7 +1,7 @@
 """Free blocks, kept sorted by size and address, a list for each stream.
 
-Torch keeps one ordered set for all streams, ordered by (stream, size, address), and looks only at one stream's
-part of it; a list a stream is the same order with shorter searches.
+Torch keeps one ordered set for all streams, ordered by (stream, size, address), and looks only at one
+stream's part of it; a list a stream is the same order with shorter searches.
 """
 
 from __future__ import annotations

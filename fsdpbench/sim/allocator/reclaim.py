@@ -13,7 +13,8 @@ from fsdpbench.sim.allocator.types import Block
 def collect_garbage(pool: BlockPool, excess_bytes: int) -> Iterator[Block]:
     """Whole cached segments, those of at least average age first, until ``excess_bytes`` are found.
 
-    A round takes *all* blocks above the average age, also when fewer would do, so that it is not needed soon again.
+    A round takes *all* blocks above the average age, also when fewer would do, so that it is not needed
+    soon again.
     """
     candidates = [block for block in pool.blocks() if not block.is_split and block.expandable is None]
     found = 0

@@ -1,13 +1,17 @@
 """The allocator's counters, under the names of ``torch.cuda.memory_stats``.
 
-Counters that change with every block are plain integers of a pool, and their peaks are noted lazily: between two
-decreases a counter only grows, so it is enough to look at it before it falls and when it is read. That
+Counters that change with every block are plain integers of a pool, and their peaks are noted lazily: between
+two decreases a counter only grows, so it is enough to look at it before it falls and when it is read. That
 halves the cost of an allocation. Counters that change with segments are rare and kept eagerly in `Stat`.
 """
 
 from __future__ import annotations
 
 METRICS = ("current", "peak", "allocated", "freed")
+BLOCK_COUNTERS = ("allocation", "active", "allocated_bytes", "active_bytes", "requested_bytes")
+SPLIT_COUNTERS = ("inactive_split", "inactive_split_bytes")
+SEGMENT_COUNTERS = ("segment", "reserved_bytes")
+POOLS = ("all", "small_pool", "large_pool")
 
 
 class Stat:
@@ -34,40 +38,50 @@ class Stat:
 
 
 class BlockStats:
-    """Counters of one pool's blocks: current values and what has been given back in all."""
+    """Counters of one pool's blocks: current values, highest noted, and what has been given back in all."""
 
     __slots__ = (
         "active",
         "active_bytes",
         "active_bytes_freed",
+        "active_bytes_peak",
         "active_freed",
+        "active_peak",
         "allocated_bytes",
         "allocated_bytes_freed",
+        "allocated_bytes_peak",
         "allocation",
         "allocation_freed",
+        "allocation_peak",
         "requested_bytes",
         "requested_bytes_freed",
+        "requested_bytes_peak",
     )
 
     def __init__(self) -> None:
-        for slot in self.__slots__:
-            setattr(self, slot, 0)
+        self.allocation = self.allocation_peak = self.allocation_freed = 0
+        self.active = self.active_peak = self.active_freed = 0
+        self.allocated_bytes = self.allocated_bytes_peak = self.allocated_bytes_freed = 0
+        self.active_bytes = self.active_bytes_peak = self.active_bytes_freed = 0
+        self.requested_bytes = self.requested_bytes_peak = self.requested_bytes_freed = 0
 
-    active: int
-    active_bytes: int
-    active_bytes_freed: int
-    active_freed: int
-    allocated_bytes: int
-    allocated_bytes_freed: int
-    allocation: int
-    allocation_freed: int
-    requested_bytes: int
-    requested_bytes_freed: int
+    def note_peaks(self) -> None:
+        """Remember the current values where they stand higher than ever."""
+        if self.allocation > self.allocation_peak:
+            self.allocation_peak = self.allocation
+        if self.active > self.active_peak:
+            self.active_peak = self.active
+        if self.allocated_bytes > self.allocated_bytes_peak:
+            self.allocated_bytes_peak = self.allocated_bytes
+        if self.active_bytes > self.active_bytes_peak:
+            self.active_bytes_peak = self.active_bytes
+        if self.requested_bytes > self.requested_bytes_peak:
+            self.requested_bytes_peak = self.requested_bytes
 
-
-BLOCK_COUNTERS = ("allocation", "active", "allocated_bytes", "active_bytes", "requested_bytes")
-SEGMENT_COUNTERS = ("segment", "reserved_bytes", "inactive_split", "inactive_split_bytes")
-POOLS = ("all", "small_pool", "large_pool")
+    def reset_peaks(self) -> None:
+        """The peaks are the current values from here on."""
+        for name in BLOCK_COUNTERS:
+            setattr(self, f"{name}_peak", getattr(self, name))
 
 
 class AllocatorStats:
@@ -76,9 +90,14 @@ class AllocatorStats:
     def __init__(self) -> None:
         self.small = BlockStats()
         self.large = BlockStats()
-        # Peaks in the order of BLOCK_COUNTERS.
-        self._peaks = {pool: [0] * len(BLOCK_COUNTERS) for pool in POOLS}
-        self._segment = {name: {pool: Stat() for pool in POOLS} for name in SEGMENT_COUNTERS}
+        # Sums of both pools; brought up to date when peaks are noted.
+        self._all = BlockStats()
+        self._stats = {name: {pool: Stat() for pool in POOLS} for name in SPLIT_COUNTERS + SEGMENT_COUNTERS}
+        self._splits = {
+            is_small: tuple(self._stats[name][pool] for name in SPLIT_COUNTERS for pool in ("all", own))
+            for is_small, own in ((True, "small_pool"), (False, "large_pool"))
+        }
+        self._reserved = self._stats["reserved_bytes"]["all"]
         self.oversize_allocations = Stat()
         self.oversize_segments = Stat()
         self.num_alloc_retries = 0
@@ -100,37 +119,43 @@ class AllocatorStats:
     @property
     def reserved_bytes(self) -> int:
         """Bytes taken from the device now."""
-        return self._segment["reserved_bytes"]["all"].current
+        return self._reserved.current
 
-    def segment(self, name: str, is_small: bool, amount: int) -> None:
-        """Change a segment counter of a pool and of all."""
-        stats = self._segment[name]
-        stats["all"].increase(amount)
-        stats["small_pool" if is_small else "large_pool"].increase(amount)
+    def segment(self, is_small: bool, count: int, nbytes: int) -> None:
+        """So many segments and reserved bytes more in a pool (and in all), or fewer if negative."""
+        pool = "small_pool" if is_small else "large_pool"
+        for name, amount in (("segment", count), ("reserved_bytes", nbytes)):
+            self._stats[name]["all"].increase(amount)
+            self._stats[name][pool].increase(amount)
+
+    def inactive_split(self, is_small: bool, count: int, nbytes: int) -> None:
+        """So many free blocks and bytes more that are only a part of their segment, or fewer if negative."""
+        all_counts, counts, all_bytes, sizes = self._splits[is_small]
+        if count:
+            all_counts.increase(count)
+            counts.increase(count)
+        if nbytes:
+            all_bytes.increase(nbytes)
+            sizes.increase(nbytes)
 
     def note_peaks(self) -> None:
         """Look at the block counters; to be called before any of them falls."""
-        small, large = self.small, self.large
-        peaks, small_peaks, large_peaks = (
-            self._peaks["all"],
-            self._peaks["small_pool"],
-            self._peaks["large_pool"],
-        )
-        for index, name in enumerate(BLOCK_COUNTERS):
-            low, high = getattr(small, name), getattr(large, name)
-            if low > small_peaks[index]:
-                small_peaks[index] = low
-            if high > large_peaks[index]:
-                large_peaks[index] = high
-            if low + high > peaks[index]:
-                peaks[index] = low + high
+        small, large, both = self.small, self.large, self._all
+        small.note_peaks()
+        large.note_peaks()
+        both.allocation = small.allocation + large.allocation
+        both.active = small.active + large.active
+        both.allocated_bytes = small.allocated_bytes + large.allocated_bytes
+        both.active_bytes = small.active_bytes + large.active_bytes
+        both.requested_bytes = small.requested_bytes + large.requested_bytes
+        both.note_peaks()
 
     def reset_peaks(self) -> None:
         """All peaks are the current values from here on."""
-        for pool in POOLS:
-            self._peaks[pool] = [0] * len(BLOCK_COUNTERS)
         self.note_peaks()
-        for stats in self._segment.values():
+        for part in (self.small, self.large, self._all):
+            part.reset_peaks()
+        for stats in self._stats.values():
             for stat in stats.values():
                 stat.reset_peak()
         self.oversize_allocations.reset_peak()
@@ -148,20 +173,16 @@ class AllocatorStats:
             "num_oom_rejections": 0,
             "max_split_size": max_split_size,
         }
-        for index, name in enumerate(BLOCK_COUNTERS):
-            for pool in POOLS:
-                parts = {
-                    "all": (self.small, self.large),
-                    "small_pool": (self.small,),
-                    "large_pool": (self.large,),
-                }
-                current = sum(getattr(part, name) for part in parts[pool])
-                freed = sum(getattr(part, f"{name}_freed") for part in parts[pool])
-                values = (current, self._peaks[pool][index], current + freed, freed)
-                result |= {
-                    f"{name}.{pool}.{metric}": value for metric, value in zip(METRICS, values, strict=True)
-                }
-        for name, stats in self._segment.items():
+        pools = {"small_pool": (self.small,), "large_pool": (self.large,), "all": (self.small, self.large)}
+        peaks = {"small_pool": self.small, "large_pool": self.large, "all": self._all}
+        for name in BLOCK_COUNTERS:
+            for pool, parts in pools.items():
+                current = sum(getattr(part, name) for part in parts)
+                freed = sum(getattr(part, f"{name}_freed") for part in parts)
+                peak = getattr(peaks[pool], f"{name}_peak")
+                values = zip(METRICS, (current, peak, current + freed, freed), strict=True)
+                result |= {f"{name}.{pool}.{metric}": value for metric, value in values}
+        for name, stats in self._stats.items():
             for pool, stat in stats.items():
                 result |= {f"{name}.{pool}.{metric}": getattr(stat, metric) for metric in METRICS}
         for name in ("oversize_allocations", "oversize_segments"):

@@ -105,7 +105,8 @@ class AllocatorAction(Enum):
 
 
 class AllocatorEvent(NamedTuple):
-    """One thing the allocator did. Bytes and nanoseconds; ``allocated`` and ``reserved`` are the totals after it.
+    """One thing the allocator did. Bytes and nanoseconds; ``allocated`` and ``reserved`` are the totals
+    after it.
 
     For ``RETRY``, ``size`` is what was asked for and ``freed`` what the flush of the cache gave back.
     """

@@ -1,8 +1,8 @@
 """Memory-bound kernels: time by bytes.
 
-A kernel that moves B bytes takes ``floor + B / (efficiency x peak)``: the floor is what start, ramp-up and tail
-of the smallest kernel take, so that small kernels reach a small share of the bandwidth and large ones the kind's
-efficiency. Kinds differ in how regular their accesses are.
+A kernel that moves B bytes takes ``floor + B / (efficiency x peak)``: the floor is what start, ramp-up and
+tail of the smallest kernel take, so that small kernels reach a small share of the bandwidth and large ones
+the kind's efficiency. Kinds differ in how regular their accesses are.
 """
 
 from __future__ import annotations

@@ -6,13 +6,14 @@ from fsdpbench.sim.hardware import HardwareProfile
 
 
 class CpuCosts:
-    """Constants in integer nanoseconds, read once from a profile (attributes, so that hot paths pay one load).
+    """Constants in integer nanoseconds, read once from a profile, as attributes for hot paths.
 
-    ``operator_ns``: dispatch of an operator that launches a kernel, the launch excluded; ``view_ns``: an operator
-    without a kernel; ``launch_ns``: a kernel launch; ``autograd_node_ns``: one node of the backward graph;
-    ``module_call_ns``: one ``nn.Module.__call__``; ``hook_ns``: one Python hook; ``collective_ns``: the call of a
-    collective, its launch included; ``event_ns``: record, wait or query of an event; ``stream_ns``: switching the
-    current stream; ``synchronize_ns``: the call of a synchronisation, waiting excluded.
+    ``operator_ns``: dispatch of an operator that launches a kernel, the launch excluded; ``view_ns``: an
+    operator without a kernel; ``launch_ns``: a kernel launch; ``autograd_node_ns``: one node of the
+    backward graph; ``module_call_ns``: one ``nn.Module.__call__``; ``hook_ns``: one Python hook;
+    ``collective_ns``: the call of a collective, its launch included; ``event_ns``: record, wait or query of
+    an event; ``stream_ns``: switching the current stream; ``synchronize_ns``: the call of a
+    synchronisation, waiting excluded.
     """
 
     __slots__ = (

@@ -15,14 +15,16 @@ class HostKind(IntEnum):
     RUNTIME = 2
 
 
-# (start ns, -end ns, -serial, kind, name, correlation or 0, input shapes or None). Sorting these puts an outer span
-# before the inner ones: earlier start, then later end, then recorded later (a span is recorded when it ends).
+# (start ns, -end ns, -serial, kind, name, correlation or 0, input shapes or None). Sorting these puts an
+# outer span before the inner ones: earlier start, then later end, then recorded later (a span is recorded
+# when it ends).
 HostEvent = tuple[int, int, int, HostKind, str, int, Sequence[Sequence[int]] | None]
 
 # (category, name, stream, start ns, end ns, correlation, further arguments)
 DeviceEvent = tuple[str, str, int, int, int, int, Mapping[str, Any] | None]
 
-# (name, stream or -1, start ns, end ns, correlation, event id, stream of the record, correlation of the record)
+# (name, stream or -1, start ns, end ns, correlation, event id, stream of the record, correlation of the
+# record)
 CudaSync = tuple[str, int, int, int, int, int | None, int | None, int | None]
 
 # (time ns, address, signed bytes, total allocated, total reserved)

@@ -1,10 +1,10 @@
 """Collects what a simulated rank does and writes it as a Kineto trace.
 
-Recording is on the path of every simulated operator, so a call appends one tuple and nothing more. All that can
-be derived later is derived once, when the file is written:
+Recording is on the path of every simulated operator, so a call appends one tuple and nothing more. All that
+can be derived later is derived once, when the file is written:
 
-- *external ids*: the innermost operator or annotation around each launch, found by walking the host's events in
-  order of their start with a stack (they nest, because one simulated CPU thread makes them);
+- *external ids*: the innermost operator or annotation around each launch, found by walking the host's
+  events in order of their start with a stack (they nest, because one simulated CPU thread makes them);
 - *spans on streams* (``gpu_user_annotation``): for each annotation and stream, from the first kernel that was
   launched inside it to the end of the last.
 """
@@ -114,7 +114,7 @@ class TraceRecorder:
         group_ranks: Sequence[int] = (),
         reduce_op: str = "Sum",
     ) -> int:
-        """A collective's kernel (kind as in `Network.collective_ns`, dtype in torch's words: BFloat16, Float).
+        """A collective's kernel (kind as in `Network.collective_ns`, dtype as torch writes it: Float).
 
         Elements are those of one rank's input and output. Raises ValueError for an unknown kind.
         """

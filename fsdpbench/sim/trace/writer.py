@@ -1,7 +1,7 @@
 """Writes recorded events as Kineto JSON, formatting each directly into text.
 
-The fields are those that torch.profiler writes on a CUDA machine. Process 0 stands for the GPU, with a thread a
-stream; the host's process has one thread.
+The fields are those that torch.profiler writes on a CUDA machine. Process 0 stands for the GPU, with a
+thread a stream; the host's process has one thread.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _metadata(
 def _host_events(
     host: Sequence[HostEvent], launched: Mapping[int, DeviceEvent]
 ) -> tuple[list[str], dict[int, int], list[str]]:
-    """Lines of the CPU thread, the external id of each correlation, and lines of the annotations on streams."""
+    """Lines of the CPU thread, external ids by correlation, and lines of the annotations on streams."""
     lines: list[str] = []
     stream_lines: list[str] = []
     external_ids: dict[int, int] = {}
