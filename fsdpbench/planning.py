@@ -63,12 +63,15 @@ def make_target(
     measurement: Measurement | None = None,
 ) -> Target:
     """Check and complete a target. `device` is resolved already. Raises `UsageError`."""
-    from fsdpbench.sim.hardware import load_profile
+    from fsdpbench.sim.hardware import ProfileError, load_profile
 
     per_node = gpus_per_node
     if device == "sim":
         hardware = hardware or DEFAULT_HARDWARE
-        per_node = per_node or load_profile(hardware).gpus_per_node
+        try:
+            per_node = per_node or load_profile(hardware).gpus_per_node
+        except ProfileError as error:
+            raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
     per_node = min(per_node or max(gpus, 1), max(gpus, 1))
     check_world(gpus, per_node)
     if data is not None and not Path(data).is_file():

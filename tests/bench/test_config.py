@@ -1,0 +1,72 @@
+"""A `Config`: its name, its key, its way through JSON, and the world sizes it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from fsdpbench.config import Config, Measurement, check_world
+from fsdpbench.errors import UsageError
+from fsdpbench.provenance import content_key
+from fsdpbench.settings import SETTINGS, Settings
+
+CONFIG = Config(
+    model="gpt-tiny",
+    shape={"layers": 4},
+    shape_given={},
+    system="impl-fsdp1",
+    device="sim",
+    hardware="a100-80gb",
+    gpus=16,
+    gpus_per_node=8,
+    settings=Settings.of(wrap="size:1e6", limit_all_gathers="off"),
+    measurement=Measurement.default_for("sim"),
+)
+
+
+def test_survives_json() -> None:
+    assert Config.from_dict(json.loads(json.dumps(CONFIG.to_dict()))) == CONFIG
+
+
+def test_the_name_is_safe_for_a_file_system() -> None:
+    assert CONFIG.name == "impl-fsdp1-size1000000-bwd-pre-lim-off-bf16"
+
+
+OTHER = {
+    "batch": 3, "grad_accum": 2, "grad_sync": "last", "strategy": "NO_SHARD", "shard_size": 4, "wrap": "root",
+    "reshard_after_forward": False, "backward_prefetch": "none", "backward_prefetch_depth": 2,
+    "forward_prefetch": 1, "limit_all_gathers": 3, "memory_handover": "events", "param_dtype": "fp32",
+    "reduce_dtype": "bf16", "buffer_dtype": "bf16", "activation_checkpointing": "full", "cpu_offload": True,
+    "optimizer": "sgd", "compile": True, "seed": 1, "seq": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_changes_the_key(name: str) -> None:
+    changed = dataclasses.replace(CONFIG, settings=CONFIG.settings.changed(**{name: OTHER[name]}))
+    assert content_key(changed) != content_key(CONFIG)
+
+
+@pytest.mark.parametrize(
+    "change", [{"hardware": "h100-80gb"}, {"gpus": 8}, {"system": "impl-fsdp2"}, {"model": "gpt-125m"}]
+)
+def test_the_place_changes_the_key(change: dict[str, object]) -> None:
+    assert content_key(dataclasses.replace(CONFIG, **change)) != content_key(CONFIG)
+
+
+@pytest.mark.parametrize(("gpus", "per_node"), [(0, 8), (-1, 8), (12, 8), (8, 0)])
+def test_a_world_that_does_not_fit_is_refused(gpus: int, per_node: int) -> None:
+    with pytest.raises(UsageError, match="--gpus"):
+        check_world(gpus, per_node)
+
+
+def test_whole_nodes_and_part_of_one_fit() -> None:
+    for gpus, per_node in ((1, 8), (4, 8), (8, 8), (24, 8)):
+        check_world(gpus, per_node)
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(UsageError, match="tpu"):
+        dataclasses.replace(CONFIG, device="tpu")

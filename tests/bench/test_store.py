@@ -1,0 +1,137 @@
+"""The run folder: whole or not at all, refused when foreign, one sweep at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdpbench.config import Config, Measurement
+from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.index import build_index
+from fsdpbench.provenance import content_key
+from fsdpbench.settings import Settings
+from fsdpbench.store import INDEX_FILE, Store, point_folder_name
+
+
+def a_config(**settings: object) -> Config:
+    return Config(
+        model="gpt-tiny",
+        shape={"layers": 2},
+        system="impl-fsdp2",
+        device="sim",
+        hardware="a100-80gb",
+        gpus=8,
+        gpus_per_node=8,
+        settings=Settings.of(**settings),
+        measurement=Measurement.default_for("sim"),
+    )
+
+
+def finish(store: Store, config: Config, **figures: object) -> Path:
+    work = store.work_folder(config)
+    (work / "result.json").write_text(json.dumps({"status": "ok", **figures}))
+    return store.commit(config, work)
+
+
+def test_a_finished_configuration_is_found_by_its_key(tmp_path: Path) -> None:
+    store, config = Store.open_or_create(tmp_path / "run"), a_config()
+    store.write_space({"schema": 1}, [config])
+    folder = finish(store, config, step_time_s=1.5)
+    found = store.finished()[content_key(config)]
+    assert found.folder == folder
+    assert found.result["step_time_s"] == 1.5
+    assert folder.name == point_folder_name(config)
+
+
+def test_work_in_progress_and_broken_folders_are_not_finished(tmp_path: Path) -> None:
+    store, config = Store.open_or_create(tmp_path), a_config()
+    store.write_space({"schema": 1}, [config])
+    store.work_folder(config)
+    broken = finish(store, a_config(batch=2))
+    (broken / "result.json").write_text('{"status": "o')
+    assert store.finished() == {}
+
+
+def test_starting_again_clears_what_was_in_flight(tmp_path: Path) -> None:
+    store, config = Store.open_or_create(tmp_path), a_config()
+    store.write_space({"schema": 1}, [config])
+    work = store.work_folder(config)
+    with store.locked():
+        assert not work.exists()
+
+
+def test_a_foreign_folder_is_refused_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match=r"no sweep\.toml"):
+        Store.open_or_create(tmp_path)
+    with pytest.raises(UsageError, match=r"not a sweep's folder"):
+        Store.open(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "run"
+    file.write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        Store.open_or_create(file)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs a folder that nobody can write to")
+def test_an_unwritable_folder_is_named() -> None:
+    with pytest.raises(BenchError, match="/proc/run"):
+        Store.open_or_create(Path("/proc/run"))
+
+
+def test_a_second_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:
+    store = Store.open_or_create(tmp_path)
+    with store.locked():
+        with pytest.raises(UsageError, match=f"process {os.getpid()}"), store.locked():
+            pass
+        assert (tmp_path / ".lock").exists()
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_the_lock_of_a_dead_process_does_not_hold(tmp_path: Path) -> None:
+    holder = (
+        "import os, sys; from pathlib import Path; from fsdpbench.store import Store\n"
+        "store = Store.open_or_create(Path(sys.argv[1]))\n"
+        "lock = store.locked(); lock.__enter__(); os._exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", holder, str(tmp_path)], timeout=60)
+    assert done.returncode == 9
+    assert (tmp_path / ".lock").exists()
+    with Store.open_or_create(tmp_path / "other").locked():
+        pass
+    (tmp_path / "sweep.toml").write_text("schema = 1\n")
+    with Store.open_or_create(tmp_path).locked():
+        pass
+
+
+def test_the_index_is_made_from_the_folders(tmp_path: Path) -> None:
+    store = Store.open_or_create(tmp_path)
+    configs = [a_config(batch=batch) for batch in (1, 2)]
+    store.write_space({"schema": 1}, configs)
+    for config in configs:
+        finish(store, config, step_time_s=0.5 * config.settings.batch, peak_memory_bytes={"reserved": 7})
+    build_index(tmp_path / INDEX_FILE, store.points())
+    with sqlite3.connect(tmp_path / INDEX_FILE) as connection:
+        rows = connection.execute(
+            "SELECT batch, step_time_s, peak_reserved_bytes FROM results ORDER BY batch"
+        ).fetchall()
+    assert rows == [(1, 0.5, 7), (2, 1.0, 7)]
+
+
+def test_only_points_of_the_current_space_are_current(tmp_path: Path) -> None:
+    store, old, new = Store.open_or_create(tmp_path), a_config(batch=1), a_config(batch=2)
+    store.write_space({"schema": 1}, [old, new])
+    finish(store, old)
+    finish(store, new)
+    store.write_space({"schema": 1}, [new])
+    assert [point.config["settings"]["batch"] for point in store.current_points()] == [2]
+    assert len(store.points()) == 2
