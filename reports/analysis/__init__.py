@@ -1,0 +1,28 @@
+"""What happened in a trace: overlap, phases, collectives, FSDP units, memory, ranks."""
+
+from reports.analysis.analyze import analyze, analyze_trace
+from reports.analysis.model import (
+    Analysis,
+    CollectiveFigures,
+    MemoryAnalysis,
+    Problem,
+    RankAnalysis,
+    RanksSummary,
+    StepAnalysis,
+    TimeParts,
+    UnitAnalysis,
+)
+
+__all__ = [
+    "Analysis",
+    "CollectiveFigures",
+    "MemoryAnalysis",
+    "Problem",
+    "RankAnalysis",
+    "RanksSummary",
+    "StepAnalysis",
+    "TimeParts",
+    "UnitAnalysis",
+    "analyze",
+    "analyze_trace",
+]

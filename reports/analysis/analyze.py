@@ -1,0 +1,110 @@
+"""From paths to the analysis: one trace at a time, so that memory holds one rank only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from reports.analysis.activity import Activity, find_activity
+from reports.analysis.figures import collective_figures, phase_parts, time_parts
+from reports.analysis.inputs import TraceFile, find_traces
+from reports.analysis.memory import analyze_memory
+from reports.analysis.model import (
+    Analysis,
+    CollectiveFigures,
+    Problem,
+    RankAnalysis,
+    RanksSummary,
+    StepAnalysis,
+    TimeParts,
+    merge,
+)
+from reports.analysis.ranks import summarize
+from reports.analysis.sanity import judge
+from reports.analysis.units import analyze_units, fsdp_spans
+from reports.analysis.windows import Window, phase_windows, step_windows
+from reports.trace import Trace, TraceError, read_trace
+
+
+def analyze(paths: Sequence[Path | str]) -> Analysis:
+    """Analyses every trace behind the paths (trace files, or folders searched for them).
+
+    A broken file among a folder's others is a `Problem` of the result; a broken file that was named, and a
+    folder with no readable trace, raise.
+
+    Raises:
+        TraceError: see above, or a path that does not exist.
+    """
+    ranks: list[RankAnalysis] = []
+    problems: list[Problem] = []
+    for file in find_traces(paths):
+        try:
+            ranks.append(analyze_file(file))
+        except TraceError as error:
+            if file.asked_for:
+                raise
+            problems.append(Problem(error.path, error.reason))
+    if not ranks:
+        first = problems[0]
+        raise TraceError(first.path, first.reason)
+    return Analysis(tuple(ranks), _by_configuration(ranks), tuple(problems))
+
+
+def analyze_file(file: TraceFile) -> RankAnalysis:
+    """Reads and analyses one file."""
+    return analyze_trace(read_trace(file.path), configuration=file.configuration)
+
+
+def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnalysis:
+    """All figures of one rank's trace."""
+    activity = find_activity(trace)
+    windows = step_windows(trace, activity)
+    verdict = judge(trace, activity, windows)
+    steps = tuple(_analyze_step(trace, activity, window) for window in windows)
+    phases: dict[str, TimeParts] = {}
+    for step in steps:
+        for name, parts in step.phases.items():
+            phases[name] = phases.get(name, TimeParts()) + parts
+    return RankAnalysis(
+        rank=trace.rank or 0,
+        path=trace.path,
+        configuration=configuration,
+        kind=activity.kind,
+        simulated=trace.simulated,
+        world_size=trace.world_size,
+        trusted=verdict.trusted,
+        warnings=(*verdict.doubts, *verdict.remarks),
+        steps=steps,
+        time=sum((step.time for step in steps), TimeParts()),
+        communication=_over_steps(steps),
+        phases=phases,
+        units=analyze_units(activity, fsdp_spans(trace)),
+        memory=analyze_memory(trace, windows),
+        overlap_known=verdict.overlap_known,
+    )
+
+
+def _analyze_step(trace: Trace, activity: Activity, window: Window) -> StepAnalysis:
+    return StepAnalysis(
+        index=window.index,
+        start=window.start,
+        end=window.end,
+        time=time_parts(activity, window.start, window.end),
+        communication=collective_figures(activity, window=window),
+        phases=phase_parts(activity, window, phase_windows(trace, activity, window)),
+    )
+
+
+def _over_steps(steps: Sequence[StepAnalysis]) -> dict[str, CollectiveFigures]:
+    names = dict.fromkeys(name for step in steps for name in step.communication)
+    return {
+        name: merge([step.communication[name] for step in steps if name in step.communication])
+        for name in names
+    }
+
+
+def _by_configuration(ranks: Sequence[RankAnalysis]) -> dict[str, RanksSummary]:
+    groups: dict[str, list[RankAnalysis]] = {}
+    for rank in ranks:
+        groups.setdefault(rank.configuration or "", []).append(rank)
+    return {name: summarize(group) for name, group in groups.items()}

@@ -1,0 +1,60 @@
+"""Which files a path means: a trace, a folder of traces, a configuration's folder, or a run of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from reports.trace import TraceError
+
+_SUFFIXES = (".json", ".json.gz")
+_NOT_TRACES = ("_record.json", "config.json", "result.json")
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """A file to read; `asked_for` is True where the user named it, so that an error in it is an error."""
+
+    path: Path
+    configuration: str | None
+    asked_for: bool
+
+
+def find_traces(paths: Sequence[Path | str]) -> list[TraceFile]:
+    """The trace files behind the paths, in a stable order, each once.
+
+    Raises:
+        TraceError: a path that does not exist, or a folder without traces.
+    """
+    found: dict[Path, TraceFile] = {}
+    for given in paths:
+        path = Path(given)
+        if path.is_dir():
+            inside = _in_folder(path)
+            if not inside:
+                raise TraceError(path, "holds no traces (no *.json or *.json.gz that could be one)")
+            for file in inside:
+                found.setdefault(file.path.resolve(), file)
+        elif path.exists():
+            found[path.resolve()] = TraceFile(path, _configuration(path), asked_for=True)
+        else:
+            raise TraceError(path, "does not exist")
+    return list(found.values())
+
+
+def _in_folder(folder: Path) -> list[TraceFile]:
+    files = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.name.endswith(_SUFFIXES) and not file.name.endswith(_NOT_TRACES) and file.is_file()
+    ]
+    return [TraceFile(file, _configuration(file), asked_for=False) for file in files]
+
+
+def _configuration(file: Path) -> str | None:
+    """The name of the configuration's folder, where the file lies in one (`<name>/trace/<file>`)."""
+    folder = file.absolute().parent
+    if folder.name == "trace" and (folder.parent / "config.json").exists():
+        return folder.parent.name
+    return None

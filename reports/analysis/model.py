@@ -1,0 +1,315 @@
+"""The result of the analysis: frozen records in integer nanoseconds and bytes, turned into JSON at the end.
+
+Every sum is made on integers; `to_dict` divides by 1e9 once.  The shape of the dictionaries is the contract
+of `fsdpbench analyze --json`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+NS = 1_000_000_000
+
+
+def seconds(ns: int) -> float:
+    """Nanoseconds to seconds; the only place where a time becomes a float."""
+    return ns / NS
+
+
+@dataclass(frozen=True)
+class TimeParts:
+    """How a span of time was spent, ns; the four parts sum to the span exactly.
+
+    compute_only: the device worked and no collective ran.  Copies and memory sets that run on their own count
+        here, as work of the device; `memory_copy` says how much of it they are.
+    overlapped: a collective ran beside computation.  exposed_communication: a collective ran and no
+        computation did.  idle: nothing ran.
+    """
+
+    compute_only: int = 0
+    overlapped: int = 0
+    exposed_communication: int = 0
+    idle: int = 0
+    memory_copy: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.compute_only + self.overlapped + self.exposed_communication + self.idle
+
+    @property
+    def overlap_fraction(self) -> float | None:
+        """Share of communication time hidden under computation; None where nothing was communicated."""
+        communication = self.overlapped + self.exposed_communication
+        return self.overlapped / communication if communication else None
+
+    def __add__(self, other: TimeParts) -> TimeParts:
+        return TimeParts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def per(self, count: int) -> TimeParts:
+        """The mean of `count` such spans in whole ns; idle takes the rest, so that the parts still sum."""
+        compute, overlapped, exposed = (
+            part // count for part in (self.compute_only, self.overlapped, self.exposed_communication)
+        )
+        idle = self.total // count - compute - overlapped - exposed
+        return TimeParts(compute, overlapped, exposed, idle, self.memory_copy // count)
+
+    def to_dict(self) -> dict[str, float]:
+        return {
+            "compute_only": seconds(self.compute_only),
+            "overlapped": seconds(self.overlapped),
+            "exposed_communication": seconds(self.exposed_communication),
+            "idle": seconds(self.idle),
+        }
+
+
+@dataclass(frozen=True)
+class CollectiveFigures:
+    """All collectives of one type (of a rank, a step or an FSDP unit).
+
+    count: by launch.  bytes: the full buffers (gathered, or before reduction); wire_bytes: what a rank sends
+    by a ring, the quantity of nccl-tests' bus bandwidth (github.com/NVIDIA/nccl-tests, PERFORMANCE.md); both
+    None where the trace has no sizes.  time: union of their intervals; exposed: the part of it without
+    computation.  sized_time: summed durations of those with sizes, what the bandwidth is taken over.
+    """
+
+    count: int = 0
+    bytes: int | None = None
+    wire_bytes: int | None = None
+    time: int = 0
+    exposed: int = 0
+    sized_time: int = 0
+
+    @property
+    def bus_bandwidth(self) -> float | None:
+        """Bytes per second."""
+        if not self.wire_bytes or not self.sized_time:
+            return None
+        return self.wire_bytes * NS / self.sized_time
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        return {
+            "count": self.count,
+            "bytes": self.bytes,
+            "wire_bytes": self.wire_bytes,
+            "time_s": seconds(self.time),
+            "exposed_s": seconds(self.exposed),
+            "bus_bandwidth_bytes_per_s": self.bus_bandwidth,
+        }
+
+
+def merge(figures: list[CollectiveFigures]) -> CollectiveFigures:
+    """Figures of disjoint windows together."""
+    sizes = [each.bytes for each in figures if each.count]
+    wires = [each.wire_bytes for each in figures if each.count]
+    return CollectiveFigures(
+        count=sum(each.count for each in figures),
+        bytes=None if not sizes or None in sizes else sum(size or 0 for size in sizes),
+        wire_bytes=None if not wires or None in wires else sum(wire or 0 for wire in wires),
+        time=sum(each.time for each in figures),
+        exposed=sum(each.exposed for each in figures),
+        sized_time=sum(each.sized_time for each in figures),
+    )
+
+
+CONTRACT_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+"""Always present in `communication`, others where they happened."""
+
+
+def communication_dict(communication: dict[str, CollectiveFigures]) -> dict[str, Any]:
+    names = [*CONTRACT_COLLECTIVES, *sorted(communication.keys() - set(CONTRACT_COLLECTIVES))]
+    return {name: communication.get(name, CollectiveFigures()).to_dict() for name in names}
+
+
+@dataclass(frozen=True)
+class UnitAnalysis:
+    """One FSDP unit's collectives over all steps of a rank."""
+
+    unit: str
+    communication: dict[str, CollectiveFigures]
+
+    @property
+    def exposed(self) -> int:
+        return sum(figures.exposed for figures in self.communication.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "unit": self.unit,
+            "exposed_s": seconds(self.exposed),
+            **{name: figures.to_dict() for name, figures in sorted(self.communication.items())},
+        }
+
+
+@dataclass(frozen=True)
+class StepAnalysis:
+    """One training step: the number behind `ProfilerStep#`, its window [start, end) in the trace's ns, and
+    what happened in it. `phases` is empty where the trace does not tell them, else they sum to the step."""
+
+    index: int
+    start: int
+    end: int
+    time: TimeParts
+    communication: dict[str, CollectiveFigures]
+    phases: dict[str, TimeParts]
+
+    @property
+    def duration(self) -> int:
+        return self.end - self.start
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.index,
+            "duration_s": seconds(self.duration),
+            "overlap_fraction": self.time.overlap_fraction,
+            "time_s": self.time.to_dict(),
+            "memory_copy_s": seconds(self.time.memory_copy),
+            "communication": communication_dict(self.communication),
+            "phases": {name: parts.to_dict() for name, parts in self.phases.items()},
+        }
+
+
+@dataclass(frozen=True)
+class MemoryAnalysis:
+    """Peaks from the trace's memory events, bytes, and allocator retries; None where there are no events."""
+
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+    retries: int = 0
+    retries_per_step: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "peak_bytes": {"allocated": self.peak_allocated, "reserved": self.peak_reserved},
+            "alloc_retries": self.retries,
+            "alloc_retries_per_step": list(self.retries_per_step),
+        }
+
+
+@dataclass(frozen=True)
+class RankAnalysis:
+    """One trace: figures over all its steps. `kind`: "gpu" (kernels on streams) or "cpu" (operators)."""
+
+    rank: int
+    path: Path
+    configuration: str | None
+    kind: str
+    simulated: dict[str, Any] | None
+    world_size: int | None
+    trusted: bool
+    warnings: tuple[str, ...]
+    steps: tuple[StepAnalysis, ...]
+    time: TimeParts
+    communication: dict[str, CollectiveFigures]
+    phases: dict[str, TimeParts]
+    units: tuple[UnitAnalysis, ...]
+    memory: MemoryAnalysis
+    overlap_known: bool = True
+
+    @property
+    def overlap_fraction(self) -> float | None:
+        return self.time.overlap_fraction if self.overlap_known else None
+
+    @property
+    def mean_step(self) -> TimeParts:
+        """The mean step in whole ns; its parts sum to its total."""
+        return self.time.per(max(len(self.steps), 1))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "trace": str(self.path),
+            "configuration": self.configuration,
+            "device": self.kind,
+            "simulated": self.simulated,
+            "trusted": self.trusted,
+            "warnings": list(self.warnings),
+            "overlap_fraction": self.overlap_fraction,
+            "duration_s": seconds(self.time.total),
+            "step_time_s": seconds(self.mean_step.total),
+            "time_s": self.time.to_dict(),
+            "memory_copy_s": seconds(self.time.memory_copy),
+            "communication": communication_dict(self.communication),
+            "phases": {name: parts.to_dict() for name, parts in self.phases.items()},
+            "steps": [step.to_dict() for step in self.steps],
+            "units": [unit.to_dict() for unit in self.units],
+            "memory": self.memory.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, least and greatest of one figure over ranks, and the rank of the greatest."""
+
+    mean: float
+    least: float
+    greatest: float
+    greatest_rank: int
+
+    def to_dict(self) -> dict[str, float | int]:
+        return {
+            "mean": self.mean,
+            "min": self.least,
+            "max": self.greatest,
+            "max_rank": self.greatest_rank,
+        }
+
+
+@dataclass(frozen=True)
+class RanksSummary:
+    """What the ranks of one configuration say together."""
+
+    ranks: tuple[int, ...]
+    world_size: int | None
+    missing_ranks: int
+    slowest_rank: int | None
+    figures: dict[str, Spread]
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ranks": list(self.ranks),
+            "world_size": self.world_size,
+            "missing_ranks": self.missing_ranks,
+            "slowest_rank": self.slowest_rank,
+            "warnings": list(self.warnings),
+            **{name: spread.to_dict() for name, spread in self.figures.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file of a folder that could not be analysed, and why."""
+
+    path: Path
+    reason: str
+
+    def to_dict(self) -> dict[str, str]:
+        return {"path": str(self.path), "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What `analyze` returns. `configurations`: one summary a configuration ("" for traces outside of one)."""
+
+    ranks: tuple[RankAnalysis, ...]
+    configurations: dict[str, RanksSummary]
+    problems: tuple[Problem, ...] = field(default=())
+
+    @property
+    def across_ranks(self) -> RanksSummary | None:
+        """The summary over ranks, where all traces belong to one configuration."""
+        return next(iter(self.configurations.values())) if len(self.configurations) == 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        summary = self.across_ranks
+        if summary is not None:
+            across = summary.to_dict()
+        else:
+            across = {"configurations": {name: each.to_dict() for name, each in self.configurations.items()}}
+        return {
+            "schema": 1,
+            "ranks": [rank.to_dict() for rank in self.ranks],
+            "across_ranks": across,
+            "problems": [problem.to_dict() for problem in self.problems],
+        }

@@ -1,0 +1,93 @@
+"""What event names mean: which kernels are collectives and of which type, what is computation on a CPU.
+
+Names are looked at once each (a trace has some hundred), never once an event.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from reports.trace import Trace
+
+
+class CollectiveType(StrEnum):
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    BROADCAST = "broadcast"
+    ALL_TO_ALL = "all_to_all"
+    REDUCE = "reduce"
+    SEND_RECV = "send_recv"
+    BARRIER = "barrier"
+    OTHER = "other"
+
+
+COLLECTIVE_TYPES = tuple(CollectiveType)
+
+# In this order: "reduce_scatter" and "all_reduce" hold "reduce", "allgather" is a part of other names.
+_TYPE_PATTERNS = (
+    (re.compile(r"reduce_?scatter", re.I), CollectiveType.REDUCE_SCATTER),
+    (re.compile(r"all_?reduce|cross_device_reduce", re.I), CollectiveType.ALL_REDUCE),
+    (re.compile(r"all_?gather|(^|[_:])gather", re.I), CollectiveType.ALL_GATHER),
+    (re.compile(r"all_?to_?all", re.I), CollectiveType.ALL_TO_ALL),
+    (re.compile(r"broadcast", re.I), CollectiveType.BROADCAST),
+    (re.compile(r"barrier", re.I), CollectiveType.BARRIER),
+    (re.compile(r"send_?recv|(^|[_:])(i?send|i?recv)", re.I), CollectiveType.SEND_RECV),
+    (re.compile(r"reduce", re.I), CollectiveType.REDUCE),
+)
+
+# NCCL and RCCL kernels ("ncclDevKernel_...", "ncclKernel_...", "rccl..."), MSCCL's, and torch's own
+# symmetric-memory and custom all-reduce kernels.
+_COMMUNICATION_KERNEL = re.compile(
+    r"^(void )?(nccl|rccl|mscclKernel|msccl)|ncclDevKernel|ncclKernel"
+    r"|(multimem|one_shot|two_shot)_all_?(reduce|gather)|cross_device_reduce",
+    re.IGNORECASE,
+)
+
+_CPU_COLLECTIVE_SPAN = re.compile(r"^(gloo|mpi|ucc):")
+_ISSUE = re.compile(r"^(c10d|_c10d_functional|_c10d_functional_autograd)::(?!.*wait)")
+
+# Namespaces of operators that only wrap, wait or hand over to communication.
+_NO_COMPUTATION = re.compile(
+    r"^(c10d|_c10d_functional\w*|c10d_functional|autograd|torch::autograd|torch::jit|profiler|"
+    r"record_param_comms|gloo|nccl|mpi|ucc)\b"
+)
+_COMPUTATION_OPERATOR = re.compile(r"^[A-Za-z_]\w*::\w|^(graph_\d+_)?cpp_fused|^Torch-Compiled Region")
+
+
+def collective_type(name: str) -> CollectiveType:
+    """The type behind a kernel's, a span's or a metadata name ("_allgather_base", "gloo:all_reduce")."""
+    # RCCL's and NCCL's template arguments may name other things; the type stands before the first bracket.
+    head = name.split("(", 1)[0].split("<", 1)[0]
+    for pattern, kind in _TYPE_PATTERNS:
+        if pattern.search(head):
+            return kind
+    return CollectiveType.OTHER
+
+
+def communication_kernel_names(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Mask over `trace.names`."""
+    return _mask(trace, _COMMUNICATION_KERNEL)
+
+
+def cpu_collective_names(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Mask over `trace.names`: spans of collectives that the CPU itself carries out."""
+    return _mask(trace, _CPU_COLLECTIVE_SPAN)
+
+
+def issue_names(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Mask over `trace.names`: operators that hand a collective to its process group."""
+    return _mask(trace, _ISSUE)
+
+
+def cpu_computation_names(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Mask over `trace.names`: operators that compute. Autograd's wrappers do not: hooks wait in them."""
+    return _mask(trace, _COMPUTATION_OPERATOR) & ~_mask(trace, _NO_COMPUTATION)
+
+
+def _mask(trace: Trace, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
+    return np.fromiter((bool(pattern.search(name)) for name in trace.names), np.bool_, len(trace.names))

@@ -1,0 +1,51 @@
+"""Figures across the ranks of one configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from reports.analysis.model import RankAnalysis, RanksSummary, Spread, seconds
+
+
+def summarize(ranks: Sequence[RankAnalysis]) -> RanksSummary:
+    """Mean, least and greatest of each figure; the slowest rank is that of the longest mean step.
+
+    Ranks of one job wait for one another in collectives, so their steps take equally long: the rank that
+    causes the waiting is the one that waits least for communication (see `Spread` of exposed time).
+    """
+    numbers = tuple(rank.rank for rank in ranks)
+    world_size = max((rank.world_size or 0 for rank in ranks), default=0) or None
+    missing = max((world_size or 0) - len(set(numbers)), 0)
+    simulated = any(rank.simulated for rank in ranks)
+    warnings: list[str] = []
+    if missing and not simulated:
+        warnings.append(
+            f"{len(set(numbers))} of {world_size} ranks have a trace: a straggler may not be among them"
+        )
+    if len(set(numbers)) < len(numbers):
+        warnings.append("some ranks have more than one trace")
+    figures: dict[str, Callable[[RankAnalysis], float | None]] = {
+        "step_time_s": lambda rank: seconds(rank.mean_step.total),
+        "compute_only_s": lambda rank: seconds(rank.mean_step.compute_only),
+        "overlapped_s": lambda rank: seconds(rank.mean_step.overlapped),
+        "exposed_communication_s": lambda rank: seconds(rank.mean_step.exposed_communication),
+        "idle_s": lambda rank: seconds(rank.mean_step.idle),
+        "overlap_fraction": lambda rank: rank.overlap_fraction,
+    }
+    spreads = {name: spread for name, of in figures.items() if (spread := _spread(ranks, of)) is not None}
+    return RanksSummary(
+        ranks=numbers,
+        world_size=world_size,
+        missing_ranks=missing,
+        slowest_rank=max(ranks, key=lambda rank: rank.mean_step.total).rank if ranks else None,
+        figures=spreads,
+        warnings=tuple(warnings),
+    )
+
+
+def _spread(ranks: Sequence[RankAnalysis], of: Callable[[RankAnalysis], float | None]) -> Spread | None:
+    values = [(value, rank.rank) for rank in ranks if (value := of(rank)) is not None]
+    if not values:
+        return None
+    greatest, at = max(values, key=lambda pair: pair[0])
+    return Spread(sum(value for value, _ in values) / len(values), min(values)[0], greatest, at)

@@ -1,0 +1,132 @@
+"""The gate before the figures: can this trace be believed?
+
+Each finding is a line; some are remarks, others mean that times or counts are wrong, and then the rank is not
+`trusted`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reports.analysis.activity import UNKNOWN_TIME, Activity
+from reports.analysis.windows import Window
+from reports.trace import Category, Trace
+
+OVERLAP_TOLERANCE_NS = 1000
+"""Kernels of one stream may seem to overlap by this much: older profilers write whole microseconds."""
+OVERLAPPING_SHARE = 0.005
+LOST_LAUNCH_SHARE = 0.01
+
+_LAUNCH_CALLS = (
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "hipLaunchKernel",
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`doubts` take the trust away, `remarks` do not; without `overlap_known` no overlap can be told."""
+
+    doubts: tuple[str, ...]
+    remarks: tuple[str, ...]
+    overlap_known: bool
+
+    @property
+    def trusted(self) -> bool:
+        return not self.doubts
+
+
+def judge(trace: Trace, activity: Activity, steps: list[Window]) -> Verdict:
+    doubts: list[str] = []
+    remarks: list[str] = []
+    overlap_known = True
+    for problem in trace.problems:
+        (doubts if trace.dropped_kernels else remarks).append(problem)
+    if trace.dropped_kernels:
+        doubts.append(f"{trace.dropped_kernels} device events could not be placed in time")
+    if trace.rank is None:
+        remarks.append("the file does not say its rank; 0 is assumed")
+    if activity.kind == "gpu":
+        doubts += _overlapping_kernels(trace)
+        doubts += _lost_kernels(trace)
+        remarks += _no_launches(activity)
+    elif _collectives_without_device(trace):
+        overlap_known = False
+        doubts.append(
+            "the trace has NCCL collectives but no GPU events: record it with ProfilerActivity.CUDA; "
+            "overlap cannot be told from the CPU's side"
+        )
+    if len(activity.collectives) and (activity.collectives.wire < 0).any():
+        unsized = int((activity.collectives.wire < 0).sum())
+        remarks.append(
+            f"{unsized} of {len(activity.collectives)} collectives carry no sizes: "
+            "bytes and bandwidth are not known"
+        )
+    remarks += _steps(steps)
+    return Verdict(tuple(doubts), tuple(remarks), overlap_known)
+
+
+def _overlapping_kernels(trace: Trace) -> list[str]:
+    rows = trace.rows(Category.KERNEL)
+    events = trace.events
+    order = np.lexsort((events.start[rows], events.stream[rows], events.device[rows]))
+    rows = rows[order]
+    same = (events.stream[rows][1:] == events.stream[rows][:-1]) & (
+        events.device[rows][1:] == events.device[rows][:-1]
+    )
+    over = events.end[rows][:-1] - events.start[rows][1:]
+    count = int((same & (over > OVERLAP_TOLERANCE_NS)).sum())
+    if count <= OVERLAPPING_SHARE * len(rows):
+        return []
+    return [f"{count} of {len(rows)} kernels overlap their predecessor on the same stream: times are wrong"]
+
+
+def _lost_kernels(trace: Trace) -> list[str]:
+    """Launches whose kernel is missing: the profiler's buffers overflowed, or the trace was thinned."""
+    events = trace.events
+    calls = trace.rows(Category.RUNTIME)
+    is_launch = np.fromiter((name in _LAUNCH_CALLS for name in trace.names), np.bool_, len(trace.names))
+    calls = calls[is_launch[events.name[calls]] & (events.correlation[calls] > 0)]
+    if not len(calls):
+        return []
+    kernels = events.correlation[trace.rows(Category.KERNEL)]
+    lost = int((~np.isin(events.correlation[calls], kernels)).sum())
+    if lost <= LOST_LAUNCH_SHARE * len(calls):
+        return []
+    return [f"{lost} of {len(calls)} kernel launches have no kernel: device records were dropped"]
+
+
+def _no_launches(activity: Activity) -> list[str]:
+    unknown = int((activity.work.launch == UNKNOWN_TIME).sum())
+    if not unknown:
+        return []
+    return [
+        f"{unknown} of {len(activity.work.row)} device events have no launch: "
+        "they are placed by their own time"
+    ]
+
+
+def _collectives_without_device(trace: Trace) -> bool:
+    rows = trace.rows(Category.USER_ANNOTATION, Category.CPU_OP)
+    is_nccl = np.fromiter((name.startswith("nccl:") for name in trace.names), np.bool_, len(trace.names))
+    return bool(is_nccl[trace.events.name[rows]].any())
+
+
+def _steps(steps: list[Window]) -> list[str]:
+    if len(steps) == 1 and not steps[0].mark.name:
+        return ["the trace has no step annotations (ProfilerStep#): it counts as one step"]
+    numbers = [step.index for step in steps]
+    found: list[str] = []
+    if len(set(numbers)) != len(numbers):
+        found.append("step numbers repeat: the trace holds more than one recording")
+    missing = sorted(set(range(min(numbers), max(numbers) + 1)) - set(numbers))
+    if missing:
+        found.append(
+            f"steps {', '.join(map(str, missing[:10]))} are missing between {min(numbers)} and {max(numbers)}"
+        )
+    return found

@@ -1,0 +1,35 @@
+"""Bytes of a collective: the full buffer, and what crosses the wire.
+
+Wire bytes follow nccl-tests' "bus bandwidth" (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): for n ranks
+and a full buffer of S bytes, all-gather, reduce-scatter and all-to-all send S (n-1)/n, all-reduce twice that,
+broadcast, reduce and send/recv S.
+"""
+
+from __future__ import annotations
+
+from reports.analysis.naming import CollectiveType
+from reports.trace import CollectiveInfo, dtype_bytes
+
+
+def message_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | None) -> int | None:
+    """Bytes of the full buffer (gathered, or before reduction); None when the trace does not tell."""
+    size = dtype_bytes(info.dtype)
+    if size is None:
+        return None
+    ranks = info.group_size or world_size
+    if kind is CollectiveType.ALL_GATHER:
+        if info.out_elements:
+            return info.out_elements * size
+        return info.in_elements * ranks * size if info.in_elements and ranks else None
+    elements = max(info.in_elements or 0, info.out_elements or 0)
+    return elements * size if elements else None
+
+
+def wire_bytes(kind: CollectiveType, message: int, ranks: int | None) -> int | None:
+    """Bytes that each rank sends; None when the number of ranks is unknown."""
+    if kind in (CollectiveType.BROADCAST, CollectiveType.REDUCE, CollectiveType.SEND_RECV):
+        return message
+    if not ranks:
+        return None
+    times = 2 if kind is CollectiveType.ALL_REDUCE else 1
+    return times * message * (ranks - 1) // ranks

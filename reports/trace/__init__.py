@@ -1,0 +1,27 @@
+"""Reading traces: any Kineto JSON file to numpy columns."""
+
+from reports.trace.dtypes import dtype_bytes
+from reports.trace.model import (
+    MISSING,
+    Category,
+    CollectiveInfo,
+    Events,
+    MemoryEvents,
+    RetryEvents,
+    Trace,
+    TraceError,
+)
+from reports.trace.reader import read_trace
+
+__all__ = [
+    "MISSING",
+    "Category",
+    "CollectiveInfo",
+    "Events",
+    "MemoryEvents",
+    "RetryEvents",
+    "Trace",
+    "TraceError",
+    "dtype_bytes",
+    "read_trace",
+]

@@ -1,0 +1,166 @@
+"""What a decoded trace looks like: columns of integers, one row an event.
+
+A Kineto trace of one rank has about a hundred thousand to some millions of events.  Objects an event would
+cost gigabytes, so an event is a row of numpy columns, and names are numbers that index `Trace.names`.
+All times are integer nanoseconds on the trace's own clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Int8 = npt.NDArray[np.int8]
+Bool = npt.NDArray[np.bool_]
+
+MISSING = -1
+"""Stands for "the event does not say" in the columns correlation, external, stream and device."""
+
+
+class TraceError(Exception):
+    """A file that cannot be read as a trace: `path`, and the `reason` in one line."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = Path(path)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[TraceError], tuple[Path, str]]:
+        # Pickled when a reading process hands its error to its parent: two arguments, not the message.
+        return TraceError, (self.path, self.reason)
+
+
+class Category(IntEnum):
+    """The kinds of events that the analysis uses; everything else (flows, Python frames) is not kept."""
+
+    CPU_OP = 1
+    USER_ANNOTATION = 2
+    GPU_USER_ANNOTATION = 3
+    RUNTIME = 4
+    KERNEL = 5
+    MEMCPY = 6
+    MEMSET = 7
+    SYNC = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """Complete events as columns of equal length.
+
+    start, duration: int64, ns.  category: int8, `Category`.  name: int32, index into `Trace.names`.
+    lane: int32, index into `Trace.lanes`.  correlation, external: int64.  stream, device: int32.
+    """
+
+    start: Int64
+    duration: Int64
+    category: Int8
+    name: Int32
+    lane: Int32
+    correlation: Int64
+    external: Int64
+    stream: Int32
+    device: Int32
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def end(self) -> Int64:
+        return self.start + self.duration
+
+    def select(self, rows: Bool | Int64) -> Events:
+        """The rows of a mask or of an index array, in its order."""
+        return Events(
+            self.start[rows],
+            self.duration[rows],
+            self.category[rows],
+            self.name[rows],
+            self.lane[rows],
+            self.correlation[rows],
+            self.external[rows],
+            self.stream[rows],
+            self.device[rows],
+        )
+
+
+@dataclass(frozen=True)
+class CollectiveInfo:
+    """What the profiler wrote about one collective (elements as counted by NCCL's metadata, a rank)."""
+
+    name: str
+    in_elements: int | None
+    out_elements: int | None
+    dtype: str | None
+    group_size: int | None
+    group_name: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryEvents:
+    """Allocations and frees: int64 columns time (ns), bytes (signed), allocated and reserved (totals after
+    the event), address; int32 device_type (0 CPU, 1 CUDA, 20 PrivateUse1) and device_id."""
+
+    time: Int64
+    bytes: Int64
+    allocated: Int64
+    reserved: Int64
+    address: Int64
+    device_type: Int32
+    device_id: Int32
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+@dataclass(frozen=True, eq=False)
+class RetryEvents:
+    """Allocator retries: int64 columns time (ns), bytes asked for, bytes freed by the retry."""
+
+    time: Int64
+    bytes: Int64
+    freed: Int64
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One rank's trace.
+
+    `collectives` maps a row of `events` to its metadata; `lanes` holds (pid, tid) as the file has them;
+    `simulated` is the file's "fsdpbench" object or None; `problems` are findings of the decoder, each a line.
+    `dropped_kernels` counts device events that were unusable (time stamp 0, negative duration, no time).
+    """
+
+    path: Path
+    events: Events
+    names: tuple[str, ...]
+    lanes: tuple[tuple[int | str, int | str], ...]
+    collectives: dict[int, CollectiveInfo]
+    memory: MemoryEvents
+    retries: RetryEvents
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    devices: tuple[dict[str, Any], ...]
+    simulated: dict[str, Any] | None
+    problems: tuple[str, ...]
+    dropped_kernels: int
+
+    def rows(self, *categories: Category) -> Int64:
+        """Row numbers of the events of these categories, in the file's order."""
+        mask = self.events.category == categories[0]
+        for category in categories[1:]:
+            mask |= self.events.category == category
+        return np.flatnonzero(mask)
+
+    def name_of(self, row: int) -> str:
+        return self.names[int(self.events.name[row])]
