@@ -1,0 +1,158 @@
+"""Real GPUs: one rank a GPU, NCCL, CUDA events, `torch.profiler`, the caching allocator's counters."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity
+
+from fsdpbench.config import Config
+from fsdpbench.devices.base import Placement, StepMemory, Tracer
+from fsdpbench.devices.cpu import COLLECTIVE_GRACE_S
+from fsdpbench.devices.peaks import peak_flops_of
+from fsdpbench.devices.profiling import profile_steps
+from fsdpbench.errors import BenchError
+
+
+class CudaDevice:
+    """A `Device` on the GPU of this process's local rank.
+
+    As on `cpu`, ranks start a timed step together and report the slowest one's time, but not while tracing.
+    """
+
+    name = "cuda"
+
+    def __init__(self, config: Config, placement: Placement) -> None:
+        self.torch_device = torch.device("cuda", placement.local_rank)
+        self._config = config
+        self._placement = placement
+        self._tracing = False
+        self._slowest: torch.Tensor | None = None
+        self._retries = 0
+        self._ooms = 0
+
+    def open(self) -> None:
+        """Raises: `BenchError`, this machine has no GPU for the local rank."""
+        visible = torch.cuda.device_count()
+        if self._placement.local_rank >= visible:
+            raise BenchError(
+                f"rank {self._placement.rank} needs GPU {self._placement.local_rank} of its machine, where "
+                f"{visible} are visible: use fewer --gpus, or --device sim"
+            )
+        torch.cuda.set_device(self.torch_device)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl",
+            rank=self._placement.rank,
+            world_size=self._placement.world_size,
+            timeout=timedelta(seconds=self._config.measurement.timeout_s + COLLECTIVE_GRACE_S),
+            device_id=self.torch_device,
+        )
+        self._slowest = torch.zeros(1, dtype=torch.float64, device=self.torch_device)
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def settle(self) -> None:
+        gc.collect()
+        gc.freeze()
+        torch.cuda.synchronize(self.torch_device)
+        torch.cuda.empty_cache()
+        self.take_memory()
+
+    def timed_step(self, step: Callable[[], object]) -> float:
+        if self._tracing:
+            return self._duration(step)
+        self._wait_for_all()
+        return self._maximum(self._duration(step))
+
+    def take_memory(self) -> StepMemory | None:
+        stats = torch.cuda.memory_stats(self.torch_device)
+        retries, ooms = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
+        taken = StepMemory(
+            allocated=stats.get("allocated_bytes.all.peak", 0),
+            active=stats.get("active_bytes.all.peak", 0),
+            reserved=stats.get("reserved_bytes.all.peak", 0),
+            alloc_retries=retries - self._retries,
+            ooms=ooms - self._ooms,
+        )
+        self._retries, self._ooms = retries, ooms
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        return taken
+
+    def trace(self, path: Path) -> AbstractContextManager[Tracer]:
+        return self._traced(path)
+
+    @contextmanager
+    def _traced(self, path: Path) -> Iterator[Tracer]:
+        self._wait_for_all()
+        self._tracing = True
+        try:
+            activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+            with profile_steps(
+                path, self._config.measurement.traced_steps, activities, memory=True
+            ) as tracer:
+                yield tracer
+        finally:
+            self._tracing = False
+
+    def loss_value(self, loss: torch.Tensor) -> float | None:
+        return float(loss.item())
+
+    def on_out_of_memory(self, report: Callable[[str], None]) -> None:
+        """The allocator tells its observers before it raises; without them only the error is seen."""
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        if attach is None or not torch.cuda.is_available():
+            return
+
+        def observe(device: int, asked: int, total: int, free: int) -> None:
+            report(
+                f"CUDA out of memory: tried to allocate {asked / 2**20:.0f} MiB on GPU {device}, "
+                f"{free / 2**20:.0f} of {total / 2**20:.0f} MiB are free"
+            )
+
+        torch.cuda.init()
+        attach(observe)
+
+    def peak_flops(self, dtype: str) -> float | None:
+        if dtype == "fp32" and torch.get_float32_matmul_precision() != "highest":
+            dtype = "tf32"
+        return peak_flops_of(torch.cuda.get_device_name(self.torch_device), dtype)
+
+    def describe(self) -> dict[str, Any]:
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        return {
+            "name": properties.name,
+            "simulated": False,
+            "source": "measured on this machine",
+            "memory_bytes": properties.total_memory,
+            "cuda": torch.version.cuda,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+
+    def _duration(self, step: Callable[[], object]) -> float:
+        torch.cuda.synchronize(self.torch_device)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        step()
+        end.record()
+        torch.cuda.synchronize(self.torch_device)
+        return start.elapsed_time(end) / 1e3
+
+    def _wait_for_all(self) -> None:
+        dist.barrier(device_ids=[self._placement.local_rank])
+        torch.cuda.synchronize(self.torch_device)
+
+    def _maximum(self, seconds: float) -> float:
+        if self._slowest is None:
+            raise RuntimeError("the device is used before open()")
+        self._slowest.fill_(seconds)
+        dist.all_reduce(self._slowest, op=dist.ReduceOp.MAX)
+        return float(self._slowest.item())

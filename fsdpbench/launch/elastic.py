@@ -1,0 +1,224 @@
+"""The ranks of one configuration as processes, started by torch's elastic launcher.
+
+    this process ── elastic agent (here) ──┬── rank 0      forked: torch is imported already
+         │                                 └── rank 1      spawned for cuda, which cannot be used after a fork
+         ├── one thread a rank: learns its exit code
+         └── watchdog thread: past the timeout tells every rank to dump its stacks and end, then kills
+
+Ranks end by SIGTERM's default action, without Python, which may be stuck in a collective; on the way
+faulthandler writes where they stood. They are killed with their parent too, so that nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from fsdpbench.config import Config
+from fsdpbench.devices.base import Placement
+from fsdpbench.errors import BenchError
+from fsdpbench.launch.lifetime import die_with_parent
+from fsdpbench.launch.rank_files import LOG_FOLDER, RankFiles
+from fsdpbench.launch.verdict import judge
+from fsdpbench.records import Status, read_records
+from fsdpbench.result import Outcome
+from fsdpbench.worker import run_rank
+
+RankFunction = Callable[[Config, Placement, Path], Status]
+
+_STOP_GRACE_S = 2.0
+"""From being told to end to being killed."""
+_POLL_S = 0.02
+_EXIT_NOT_OK = 3
+"""Exit code of a rank that has written why in its record; makes the launcher stop the others."""
+
+
+def run_elastic(config: Config, folder: Path, rank_function: RankFunction = run_rank) -> Outcome:
+    """Run all ranks of `config` on this machine and wait for them, at most the configuration's timeout.
+
+    Leaves in `folder` what `rank_function` leaves there, the ranks' output in `logs/`, and prints it too, each
+    line with its rank. Never raises for what a rank does. Call it in the main thread: it handles signals meanwhile.
+
+    Raises:
+        BenchError: the configuration spans several machines.
+    """
+    if config.gpus > config.gpus_per_node:
+        raise BenchError(
+            f"{config.gpus} ranks on {config.gpus // config.gpus_per_node} machines cannot be started here: "
+            "run torchrun with --nnodes on each of them"
+        )
+    (folder / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
+    pids = RawArray("i", config.gpus)
+    watch = _Watch(config, folder, pids)
+    launcher_error = ""
+    with _signal_handlers_restored(), watch:
+        try:
+            launch = elastic_launch(_launch_config(config, folder), _rank_main)
+            launch(config.to_dict(), str(folder), pids, rank_function)
+        except ChildFailedError as error:
+            for rank, failure in error.failures.items():
+                watch.exit_codes.setdefault(rank, failure.exitcode)
+        except Exception as error:
+            launcher_error = f"the launcher failed: {type(error).__name__}: {error}".splitlines()[0]
+    files = [RankFiles(folder, rank) for rank in range(config.gpus)]
+    timed_out = config.measurement.timeout_s if watch.timed_out else None
+    outcome = judge(folder, config.gpus, read_records(folder), watch.exit_codes, timed_out)
+    for rank_files in files:
+        rank_files.remove_empty()
+    if launcher_error and outcome.status in (Status.OK, Status.CRASH) and not watch.exit_codes:
+        return Outcome(Status.ERROR, launcher_error, "stderr.log")
+    return outcome
+
+
+def _launch_config(config: Config, folder: Path) -> LaunchConfig:
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=config.gpus,
+        logs_specs=_RankLogs(folder),
+        run_id=uuid.uuid4().hex,
+        role="rank",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",  # 0: any free port
+        rdzv_configs={"timeout": max(30, int(config.measurement.timeout_s))},
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="spawn" if config.device == "cuda" else "fork",
+        log_line_prefix_template="[rank${rank}] ",
+    )
+
+
+def _rank_main(config_record: Mapping[str, Any], folder: str, pids: Any, rank_function: RankFunction) -> None:
+    """Entry point of a rank's process; the launcher says its place among the ranks by the environment."""
+    placement = Placement(
+        int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    )
+    die_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    faulthandler.enable(file=sys.__stderr__ or 2)
+    stacks = RankFiles(Path(folder), placement.rank).stopped.open("w")
+    faulthandler.register(signal.SIGTERM, file=stacks, all_threads=True, chain=True)
+    pids[placement.local_rank] = os.getpid()
+    try:
+        status = rank_function(Config.from_dict(config_record), placement, Path(folder))
+    except Exception:
+        traceback.print_exc()  # into the rank's own log; the launcher would keep it to itself
+        sys.exit(1)
+    if status is not Status.OK:
+        sys.exit(_EXIT_NOT_OK)
+
+
+class _RankLogs(LogsSpecs):
+    """Each rank's output into a file of its own and, by tee, to this process's."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder / LOG_FOLDER), redirects=Std.ALL, tee=Std.ALL)
+        self._folder = folder
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self._folder / LOG_FOLDER)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        files = {rank: RankFiles(self._folder, rank) for rank in envs}
+        for rank, env in envs.items():
+            env["TORCHELASTIC_ERROR_FILE"] = str(files[rank].error)
+        stdouts = {rank: str(file.stdout) for rank, file in files.items()}
+        stderrs = {rank: str(file.stderr) for rank, file in files.items()}
+        errors = {rank: str(file.error) for rank, file in files.items()}
+        return LogsDest(stdouts, stderrs, dict(stdouts), dict(stderrs), errors)
+
+
+class _Watch:
+    """Looks after the ranks while the launcher waits: exit codes, the timeout, and that none is left."""
+
+    def __init__(self, config: Config, folder: Path, pids: Any) -> None:
+        self.exit_codes: dict[int, int] = {}
+        self.timed_out = False
+        self._pids = pids
+        self._deadline = time.monotonic() + config.measurement.timeout_s
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._guard, name="timeout", daemon=True)]
+        if hasattr(os, "waitid"):  # the launcher itself tells the exit code of the first failed rank only
+            self._threads += [
+                threading.Thread(
+                    target=self._learn_exit, args=(rank,), name=f"exit of rank {rank}", daemon=True
+                )
+                for rank in range(config.gpus)
+            ]
+
+    def __enter__(self) -> _Watch:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over.set()
+        self._signal_all(signal.SIGKILL)
+        for thread in self._threads:
+            thread.join(timeout=_STOP_GRACE_S)
+
+    def _guard(self) -> None:
+        if self._over.wait(max(0.0, self._deadline - time.monotonic())):
+            return
+        self.timed_out = True
+        self._signal_all(signal.SIGTERM)
+        self._over.wait(_STOP_GRACE_S)
+        self._signal_all(signal.SIGKILL)
+
+    def _learn_exit(self, rank: int) -> None:
+        while not self._pids[rank]:
+            if self._over.wait(_POLL_S):
+                return
+        with suppress(ChildProcessError):  # reaped already: then the launcher knows
+            ended = os.waitid(os.P_PID, self._pids[rank], os.WEXITED | os.WNOWAIT)
+            if ended is not None:
+                by_exit = ended.si_code == os.CLD_EXITED
+                self.exit_codes[rank] = ended.si_status if by_exit else -ended.si_status
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        """To ranks that have not been seen ending: the pid of an ended one may belong to somebody else."""
+        for rank, pid in enumerate(self._pids):
+            if pid and rank not in self.exit_codes and _is_child(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+
+def _is_child(pid: int) -> bool:
+    """Whether `pid` is a child of this process that has not been reaped."""
+    if not hasattr(os, "waitid"):
+        return True
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+@contextmanager
+def _signal_handlers_restored() -> Iterator[None]:
+    """The launcher installs handlers of its own and leaves them."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

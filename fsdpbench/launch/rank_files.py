@@ -1,0 +1,88 @@
+"""What each rank leaves besides its record: its logs, and where it stood when it was stopped.
+
+    FOLDER/logs/  rank0_stdout.log  rank0_stderr.log  rank0_stopped.txt  rank0_error.json ...
+
+`rank{r}_stopped.txt` gets the stacks of a rank that is told to end. A rank that left neither a record nor
+stacks was not told to: it died by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+LOG_FOLDER = "logs"
+_TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """Paths of one rank's files in a configuration's folder."""
+
+    folder: Path
+    rank: int
+
+    @property
+    def stdout(self) -> Path:
+        return self._path("stdout.log")
+
+    @property
+    def stderr(self) -> Path:
+        return self._path("stderr.log")
+
+    @property
+    def stopped(self) -> Path:
+        return self._path("stopped.txt")
+
+    @property
+    def error(self) -> Path:
+        return self._path("error.json")
+
+    @property
+    def log_name(self) -> str:
+        """The rank's error log relative to the configuration's folder."""
+        return self.stderr.relative_to(self.folder).as_posix()
+
+    def _path(self, kind: str) -> Path:
+        return self.folder / LOG_FOLDER / f"rank{self.rank}_{kind}"
+
+    def was_stopped(self) -> bool:
+        """Whether the rank was told to end (and had not ended before)."""
+        return bool(_tail(self.stopped))
+
+    def error_lines(self) -> list[str]:
+        """The last lines of its error log that are not blank."""
+        return [line.strip() for line in _tail(self.stderr).splitlines() if line.strip()]
+
+    def place(self) -> str | None:
+        """Where the main thread stood when the rank was stopped, its innermost frame: `barrier (x.py:12)`."""
+        return innermost_frame(_tail(self.stopped))
+
+    def remove_empty(self) -> None:
+        for path in (self.stdout, self.stderr, self.stopped):
+            if path.exists() and path.stat().st_size == 0:
+                path.unlink()
+
+
+_FRAME = re.compile(r'^\s+File "(?P<file>.+)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)$')
+
+
+def innermost_frame(stacks: str) -> str | None:
+    """The innermost frame of the last thread in a dump of `faulthandler`, which puts the main thread last."""
+    _, _, main = stacks.rpartition("(most recent call first):")
+    for line in main.splitlines():
+        match = _FRAME.match(line)
+        if match:
+            return f"{match['function']} ({Path(match['file']).name}:{match['line']})"
+    return None
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
