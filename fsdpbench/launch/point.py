@@ -9,7 +9,6 @@ parent.
 
 from __future__ import annotations
 
-import ctypes
 import datetime
 import os
 import signal
@@ -20,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.config import Config
+from fsdpbench.launch.lifetime import die_with_parent
 from fsdpbench.records import Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records, write_result
-
-_PR_SET_PDEATHSIG = 1
 
 
 def run_point(config_record: dict[str, Any], folder: str) -> None:
     """Entry point of the process. Leaves `result.json` in `folder` unless it dies before."""
     config, path = Config.from_dict(config_record), Path(folder)
-    _die_with_parent()
+    die_with_parent()
     os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -70,9 +68,3 @@ def _log_to(folder: Path) -> None:
         handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(handle, stream.fileno())
         os.close(handle)
-
-
-def _die_with_parent() -> None:
-    """Linux only: be killed when the fork server dies, which dies with the sweep."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
