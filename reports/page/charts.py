@@ -97,11 +97,22 @@ def breakdown(ranked: Sequence[Ranked], varying: Sequence[str]) -> Chart | None:
         "height": 110 + 24 * len(shown),
         "xaxis": {"title": {"text": "traced step, ms"}, "rangemode": "tozero"},
         "yaxis": axis | {"ticktext": names, "automargin": True, "showgrid": False},
-        "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "xanchor": "left", "traceorder": "normal"},
+        "legend": {
+            "orientation": "h",
+            "y": 1,
+            "yanchor": "bottom",
+            "x": 0,
+            "xanchor": "left",
+            "traceorder": "normal",
+        },
     }
-    cut = f"The first {len(shown)} of {len(timed)}; the table below has all." if len(shown) < len(timed) else ""
+    cut = (
+        f"The first {len(shown)} of {len(timed)}; the table below has all." if len(shown) < len(timed) else ""
+    )
     narrow = {"yaxis": {"ticktext": places}}
-    summary = "Stacked bars: compute only, overlapped, exposed communication and idle time of each traced step."
+    summary = (
+        "Stacked bars: compute only, overlapped, exposed communication and idle time of each traced step."
+    )
     return Chart("breakdown", summary, data, layout, _breakdown_table(timed, varying), narrow, cut)
 
 
@@ -117,7 +128,9 @@ def _breakdown_table(timed: Sequence[Ranked], varying: Sequence[str]) -> Table:
     return Table(columns, tuple(rows))
 
 
-def throughput_against_memory(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
+def throughput_against_memory(
+    ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric
+) -> Chart | None:
     """Every finished configuration by peak reserved memory and throughput, with the Pareto front."""
     shown = [entry for entry in ranked if entry.throughput and reserved(entry.row)]
     if not shown:
@@ -138,7 +151,9 @@ def throughput_against_memory(ranked: Sequence[Ranked], varying: Sequence[str], 
         _points(calm, front, varying, metric, "no retries", "var(--compute)", "circle"),
     ]
     if retried:
-        data.append(_points(retried, front, varying, metric, "allocator retries", "var(--exposed)", "diamond"))
+        data.append(
+            _points(retried, front, varying, metric, "allocator retries", "var(--exposed)", "diamond")
+        )
     capacity = max((entry.row.capacity_bytes or 0.0 for entry in shown), default=0.0)
     layout: dict[str, Any] = {
         "height": 400,
@@ -173,10 +188,16 @@ def _points(
         "text": [str(entry.place) if id(entry) in on_front else "" for entry in entries],
         "textposition": "top center",
         "customdata": [
-            [entry.row.folder.name, f"{entry.place}  {chart_text(short_label(entry.row, varying), 80)}"] for entry in entries
+            [entry.row.folder.name, f"{entry.place}  {chart_text(short_label(entry.row, varying), 80)}"]
+            for entry in entries
         ],
         "hovertemplate": hover,
-        "marker": {"color": colour, "symbol": symbol, "size": 9, "line": {"color": "var(--surface)", "width": 1}},
+        "marker": {
+            "color": colour,
+            "symbol": symbol,
+            "size": 9,
+            "line": {"color": "var(--surface)", "width": 1},
+        },
     }
 
 
@@ -238,7 +259,11 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
             "marker": {"color": "var(--compute)", "size": 9},
             "error_x": _interval_bars(shown),
             "customdata": [
-                [chart_text(f"{e.name}: {e.value} instead of {e.reference}", 90), e.pairs, signed_percent((e.ratio or 1) - 1)]
+                [
+                    chart_text(f"{e.name}: {e.value} instead of {e.reference}", 90),
+                    e.pairs,
+                    signed_percent((e.ratio or 1) - 1),
+                ]
                 for e in shown
             ],
             "hovertemplate": "%{customdata[0]}<br>%{customdata[2]} throughput over %{customdata[1]} pairs<extra></extra>",
@@ -246,7 +271,11 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
     ]
     layout = {
         "height": 130 + 28 * len(shown),
-        "xaxis": {"title": {"text": "change of throughput, %"}, "zeroline": True, "zerolinecolor": "var(--text)"},
+        "xaxis": {
+            "title": {"text": "change of throughput, %"},
+            "zeroline": True,
+            "zerolinecolor": "var(--text)",
+        },
         "yaxis": {
             "tickmode": "array",
             "tickvals": positions,
@@ -269,12 +298,22 @@ def _points_of(ratio: float | None) -> float | None:
 def _interval_bars(shown: Sequence[Effect]) -> dict[str, Any]:
     above = [((effect.high or effect.ratio or 1) - (effect.ratio or 1)) * 100 for effect in shown]
     below = [((effect.ratio or 1) - (effect.low or effect.ratio or 1)) * 100 for effect in shown]
-    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": "var(--compute)"}
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": above,
+        "arrayminus": below,
+        "color": "var(--compute)",
+    }
 
 
 def _effect_table(found: Sequence[Effect]) -> Table:
     def interval(low: float | None, high: float | None) -> str:
-        return NOTHING if low is None or high is None else f"{signed_percent(low - 1)} to {signed_percent(high - 1)}"
+        return (
+            NOTHING
+            if low is None or high is None
+            else f"{signed_percent(low - 1)} to {signed_percent(high - 1)}"
+        )
 
     rows = tuple(
         (

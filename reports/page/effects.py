@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from reports.page.format import setting
 from reports.page.ranking import Ranked, reserved, values_of, varying_settings
@@ -73,7 +73,9 @@ def effects(ranked: Sequence[Ranked]) -> list[Effect]:
             found.append([_effect(rows, throughput, name, value, reference) for value in others])
     found = [[effect for effect in group if effect.pairs or effect.out_of_memory] for group in found]
     found.sort(key=lambda group: max((effect.strength for effect in group), default=0.0), reverse=True)
-    return [effect for group in found for effect in sorted(group, key=lambda effect: effect.ratio or math.inf)]
+    return [
+        effect for group in found for effect in sorted(group, key=lambda effect: effect.ratio or math.inf)
+    ]
 
 
 def _effect(
@@ -145,5 +147,5 @@ def _geometric_mean(ratios: Sequence[float]) -> tuple[float | None, float | None
     mean = float(logs.mean())
     if len(ratios) < 3:
         return math.exp(mean), None, None
-    half = float(stats.t.ppf(0.975, len(ratios) - 1) * logs.std(ddof=1) / math.sqrt(len(ratios)))
+    half = float(special.stdtrit(len(ratios) - 1, 0.975) * logs.std(ddof=1) / math.sqrt(len(ratios)))
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)

@@ -91,7 +91,9 @@ def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
     if not best_memory:
         return []
     near = [entry for entry in ranked[1:] if entry.of_best and entry.of_best >= 1 - NEAR]
-    leaner = [(memory, entry) for entry in near if (memory := reserved(entry.row)) and memory <= 0.95 * best_memory]
+    leaner = [
+        (memory, entry) for entry in near if (memory := reserved(entry.row)) and memory <= 0.95 * best_memory
+    ]
     return [entry for _, entry in sorted(leaner, key=lambda pair: pair[0])]
 
 
@@ -107,7 +109,9 @@ def varying_settings(rows: Sequence[Configuration]) -> list[str]:
 def constant_settings(rows: Sequence[Configuration]) -> dict[str, str]:
     """Settings with one value wherever they apply: name to value."""
     varying = set(varying_settings(rows))
-    return {name: setting(value) for row in rows for name, value in row.settings.items() if name not in varying}
+    return {
+        name: setting(value) for row in rows for name, value in row.settings.items() if name not in varying
+    }
 
 
 def values_of(rows: Sequence[Configuration], name: str) -> list[str]:

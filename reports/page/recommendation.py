@@ -38,11 +38,15 @@ def best_sentence(view: RunView) -> str:
     finished = [entry for entry in ranked if entry.throughput]
     hardware = best.row.hardware.get("name")
     simulated = f"Simulated{f' on {hardware}' if hardware else ''}: run " if best.row.simulated else "Run "
-    parts = [f"{simulated}{label(best.row, varying)}: {number(best.throughput)} {metric.words}{_reached(best)}"]
+    parts = [
+        f"{simulated}{label(best.row, varying)}: {number(best.throughput)} {metric.words}{_reached(best)}"
+    ]
     if len(finished) > 1:
         slowest = finished[-1]
         ratio = (best.throughput or 0.0) / (slowest.throughput or 1.0)
-        parts.append(f"{_times(ratio)} the slowest of the {len(finished)} that finished ({len(ranked)} tried)")
+        parts.append(
+            f"{_times(ratio)} the slowest of the {len(finished)} that finished ({len(ranked)} tried)"
+        )
         parts.append(_mattered(effects(ranked)))
     return ", ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:]) + "."
 
@@ -54,6 +58,14 @@ def findings(view: RunView) -> list[str]:
     broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
     if broken:
         found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")
+    if view.pending:
+        found.append(
+            f"{_rows(len(view.pending))} of the sweep have not run yet; the same command runs the rest."
+        )
+    if view.left_out:
+        found.append(
+            f"{_rows(len(view.left_out))} in the folder belong to an earlier sweep and are left out."
+        )
     return found
 
 

@@ -15,6 +15,7 @@ that says why. Only a folder that is no run at all is refused.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -99,12 +100,18 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """Everything in one run folder. `configurations` are in the order of their folders' names."""
+    """Everything in one run folder. `configurations` are in the order of their folders' names.
+
+    `pending` names the points of the sweep that have not run yet, `left_out` the folders of configurations that do
+    not belong to the sweep as `sweep.toml` has it now (an earlier space, or earlier sources).
+    """
 
     folder: Path
     title: str
     configurations: tuple[Configuration, ...]
     sweep_toml: str | None = None
+    pending: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def simulated(self) -> bool:
@@ -124,7 +131,9 @@ def load_run(run_dir: Path) -> RunView:
     """
     run_dir = Path(run_dir)
     if not run_dir.exists():
-        raise RunFolderError(f"{run_dir}: no such folder; give the folder that a sweep wrote, such as runs/NAME")
+        raise RunFolderError(
+            f"{run_dir}: no such folder; give the folder that a sweep wrote, such as runs/NAME"
+        )
     if not run_dir.is_dir():
         raise RunFolderError(f"{run_dir} is a file; give the folder that a sweep wrote, such as runs/NAME")
     try:
@@ -137,8 +146,26 @@ def load_run(run_dir: Path) -> RunView:
             f"{run_dir} is not a run folder: it holds neither sweep.toml nor a configuration's folder with "
             "config.json; give the folder that a sweep wrote, such as runs/NAME"
         )
-    rows = tuple(_name_defaults([_load_configuration(folder) for folder in folders]))
-    return RunView(run_dir, run_dir.resolve().name, rows, sweep_toml)
+    points = _points(sweep_toml)
+    chosen = [folder for folder in folders if points is None or folder.name in points]
+    present = {folder.name for folder in folders}
+    return RunView(
+        folder=run_dir,
+        title=run_dir.resolve().name,
+        configurations=tuple(_name_defaults([_load_configuration(folder) for folder in chosen])),
+        sweep_toml=sweep_toml,
+        pending=tuple(point for point in points or () if point not in present),
+        left_out=tuple(folder.name for folder in folders if folder not in chosen),
+    )
+
+
+def _points(sweep_toml: str | None) -> list[str] | None:
+    """The folders that the sweep is made of; None where its file does not say (then all folders belong to it)."""
+    try:
+        points = tomllib.loads(sweep_toml or "").get("points")
+    except tomllib.TOMLDecodeError:
+        return None
+    return [str(point) for point in points] if isinstance(points, list) else None
 
 
 def _configuration_folders(run_dir: Path) -> list[Path]:
@@ -148,7 +175,9 @@ def _configuration_folders(run_dir: Path) -> list[Path]:
     return sorted(
         child
         for child in candidates
-        if _KEYED_FOLDER.search(child.name) or (child / "config.json").exists() or (child / "result.json").exists()
+        if _KEYED_FOLDER.search(child.name)
+        or (child / "config.json").exists()
+        or (child / "result.json").exists()
     )
 
 
@@ -207,7 +236,9 @@ def _name_defaults(rows: list[Configuration]) -> list[Configuration]:
     The files write None both for "the default, whatever it is" and for "this system has no such setting"; a system
     that has it somewhere in the run has it everywhere.
     """
-    has = {(row.config.system, name) for row in rows for name, value in row.settings.items() if value is not None}
+    has = {
+        (row.config.system, name) for row in rows for name, value in row.settings.items() if value is not None
+    }
 
     def named(row: Configuration) -> dict[str, Any]:
         known = {name: value for name, value in row.settings.items() if (row.config.system, name) in has}
@@ -229,7 +260,9 @@ def _traces(folder: Path) -> tuple[Path, ...]:
         digits = re.search(r"rank(\d+)", path.name)
         return (int(digits[1]) if digits else 1 << 30, path.name)
 
-    found = [path for pattern in ("*_trace.json.gz", "*_trace.json") for path in (folder / "trace").glob(pattern)]
+    found = [
+        path for pattern in ("*_trace.json.gz", "*_trace.json") for path in (folder / "trace").glob(pattern)
+    ]
     return tuple(sorted(found, key=rank))
 
 

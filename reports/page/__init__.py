@@ -1,0 +1,20 @@
+"""The report of a run: one offline HTML page, and the same table as Markdown, JSON and CSV."""
+
+from reports.page.exports import write_csv, write_json, write_markdown
+from reports.page.html import write_report
+from reports.page.recommendation import best_sentence, findings
+from reports.page.view import Configuration, RunFolderError, RunView, Status, load_run
+
+__all__ = [
+    "Configuration",
+    "RunFolderError",
+    "RunView",
+    "Status",
+    "best_sentence",
+    "findings",
+    "load_run",
+    "write_csv",
+    "write_json",
+    "write_markdown",
+    "write_report",
+]

@@ -1,0 +1,323 @@
+"""The page itself: one HTML file that needs no network, from a `RunView` and its traces."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from reports.page import charts, format
+from reports.page.charts import Chart
+from reports.page.details import Detail, build_details
+from reports.page.effects import effects
+from reports.page.ranking import Ranked, constant_settings, metric_of, rank, reserved, varying_settings
+from reports.page.ranking_table import RankingTable, ranking_table
+from reports.page.recommendation import best_sentence, findings
+from reports.page.view import Configuration, RunView, Status, load_run
+
+_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
+
+DEFINITIONS = (
+    (
+        "step time",
+        "Median of the untraced steps, slowest rank. Breakdown and overlap come from a separate traced step.",
+    ),
+    (
+        "compute only, overlapped, exposed, idle",
+        "Each instant of the traced step is one of the four; they sum to it.",
+    ),
+    (
+        "overlap",
+        "Communication time hidden under computation ÷ communication time, each the union of its intervals.",
+    ),
+    (
+        "TFLOPS, MFU",
+        "FLOPs of the model (forward + 2 × backward, no recompute) a second; MFU divides by the device's peak.",
+    ),
+    ("hardware TFLOPS, HFU", "The same with recomputed FLOPs counted."),
+    (
+        "allocated, active, reserved",
+        "Bytes in live tensors; those plus blocks that other streams still use; all that the allocator holds.",
+    ),
+    (
+        "allocator retries",
+        "Times a step that the allocator had to free its cached blocks to satisfy a request.",
+    ),
+    (
+        "effect of a setting",
+        "Geometric mean over pairs of configurations that differ in that setting alone, with its 95 % interval.",
+    ),
+    ("GiB", "2^30 bytes."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One chart's section on the page."""
+
+    chart: Chart
+    title: str
+    short: str
+    lead: str
+
+
+def write_report(run_dir: Path, out: Path | None = None, *, title: str | None = None) -> Path:
+    """Write the page of a run folder and return where it is (`run_dir/report.html` unless `out` says otherwise).
+
+    The file appears whole or not at all. Links to traces are relative to it.
+
+    Raises:
+        RunFolderError: `run_dir` is not a run folder.
+        OSError: `out` cannot be written.
+    """
+    run_dir = Path(run_dir)
+    view = load_run(run_dir)
+    target = Path(out) if out is not None else run_dir / "report.html"
+    page = render(view, target, title=title)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def render(view: RunView, target: Path, *, title: str | None = None) -> str:
+    """The page as text; `target` is where it will lie, for its links."""
+    ranked = rank(view)
+    rows = [entry.row for entry in ranked]
+    varying = varying_settings(rows)
+    details = build_details(ranked, varying, lambda row: _links(row, target))
+    plotly, script = Markup(get_plotlyjs()), Markup("\n".join(_own_file(name) for name in _SCRIPTS))
+    return _template().render(
+        title=title or view.title,
+        policy=_policy(plotly, script),
+        css=Markup(_own_file("report.css")),
+        plotly=plotly,
+        script=script,
+        island=island,
+        facts=_facts(view, ranked),
+        simulated=simulated_words(rows),
+        sentence=best_sentence(view),
+        tiles=_tiles(ranked),
+        findings=[*findings(view), *_advice(details)],
+        constants=list(constant_settings(rows).items()),
+        ranking=_ranking(view, ranked, varying, details, target),
+        charts=_charts(ranked, varying, view),
+        details=[_choice(detail) for detail in details],
+        environment=_environment(rows),
+        definitions=DEFINITIONS,
+        sweep_toml=view.sweep_toml,
+    )
+
+
+def island(value: Any) -> Markup:
+    """JSON for a script element: nothing in it can end the element or open a comment."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)  # noqa: S704 - all of markup's characters were just taken out.
+
+
+def simulated_words(rows: Sequence[Configuration]) -> str | None:
+    """What is simulated, on which profile, from which source; None where nothing is."""
+    simulated = [row for row in rows if row.simulated]
+    if not simulated:
+        return None
+    profiles: dict[str, str] = {}
+    for row in simulated:
+        name = str(row.hardware.get("name") or "")
+        if name:
+            profiles.setdefault(name, str(row.hardware.get("source") or "not stated"))
+    told = "; ".join(f"{name} (source: {source})" for name, source in profiles.items())
+    scope = (
+        "Every figure on this page"
+        if len(simulated) == len(rows)
+        else f"{len(simulated)} of {len(rows)} configurations"
+    )
+    verb = "comes" if len(simulated) == len(rows) else "come"
+    return f"{scope} {verb} from simulated GPUs{f': {told}' if told else ''}. The FSDP code was run; time and memory were simulated."
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False)
+    return environment.from_string(_own_file("report.html.jinja"))
+
+
+def _own_file(name: str) -> str:
+    return resources.files("reports.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(*scripts: str) -> str:
+    """Only these scripts run, and nothing is fetched: a hostile name could do nothing even if it got through."""
+    allowed = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        for script in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
+    """What was run, on what: name and value, only where all rows agree."""
+    rows = [entry.row for entry in ranked]
+
+    def common(values: Sequence[Any]) -> Any:
+        known = {
+            json.dumps(value, sort_keys=True, default=str): value
+            for value in values
+            if value not in (None, "")
+        }
+        return next(iter(known.values())) if len(known) == 1 else None
+
+    configs = [row.config for row in rows if row.status is not Status.UNREADABLE]
+    model, size = common([c.model for c in configs]), common([c.parameters for c in configs])
+    gpus = common([c.gpus for c in configs])
+    hardware = common([row.hardware.get("name") for row in rows])
+    device = common([row.device for row in rows])
+    facts = []
+    if model:
+        facts.append(("model", f"{model} ({format.parameters(size)} parameters)" if size else str(model)))
+    if gpus:
+        ranks = "ranks on CPU" if device == "cpu" else f"× {hardware}" if hardware else "GPUs"
+        facts.append(("on", f"{gpus} {ranks}"))
+    if device:
+        facts.append(("device", str(device)))
+    finished = len(view.with_status(Status.OK))
+    facts.append(("configurations", f"{len(rows)}, {finished} finished"))
+    torch = common([_torch_version(row) for row in rows])
+    if torch:
+        facts.append(("torch", str(torch)))
+    return facts
+
+
+def _torch_version(row: Configuration) -> Any:
+    environment = row.result.environment or {}
+    versions = environment.get("versions")
+    return (versions if isinstance(versions, Mapping) else environment).get("torch")
+
+
+def _tiles(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
+    """The best configuration's figures in large type."""
+    if not ranked or not ranked[0].throughput:
+        return []
+    best = ranked[0].row.result
+    capacity = ranked[0].row.capacity_bytes
+    metric = "tokens/s/GPU" if best.tokens_per_s_per_gpu else "samples/s/GPU"
+    tiles = [
+        (
+            "Best throughput",
+            format.number(best.tokens_per_s_per_gpu or best.samples_per_s_per_gpu, 4),
+            metric,
+        ),
+        ("Step time", format.milliseconds(best.step_time_s), "ms"),
+        ("Model TFLOPS", format.number(best.tflops_per_gpu), "per GPU"),
+        ("MFU", format.percent(best.mfu), ""),
+        ("Overlap", format.percent(best.overlap_fraction), "of communication"),
+        (
+            "Reserved",
+            format.gib(reserved(ranked[0].row)),
+            f"of {format.gib(capacity)} GiB" if capacity else "GiB",
+        ),
+        ("Allocator retries", format.count(best.alloc_retries_per_step), "a step"),
+    ]
+    return [
+        {"name": name, "value": value, "unit": unit} for name, value, unit in tiles if value != format.NOTHING
+    ]
+
+
+def _advice(details: Sequence[Detail]) -> list[str]:
+    """What the analysis of the best configuration's trace says, where it says something."""
+    return list(details[0].advice) if details and details[0].place == 1 else []
+
+
+def _charts(ranked: Sequence[Ranked], varying: Sequence[str], view: RunView) -> list[_Part]:
+    drawn = [
+        _Part(chart, title, short, lead)
+        for chart, title, short, lead in (
+            (
+                charts.breakdown(ranked, varying),
+                "Where the step goes",
+                "Step breakdown",
+                "One bar a configuration, by its place. Choose a bar to see its timeline.",
+            ),
+            (
+                charts.throughput_against_memory(ranked, varying, metric_of(view)),
+                "Throughput against memory",
+                "Memory",
+                "Up and to the left is better; numbers are places on the Pareto front.",
+            ),
+            (
+                charts.effect_chart(effects(ranked)),
+                "Effect of each setting",
+                "Effects",
+                "What each value changes against the best configuration's, all other settings held equal.",
+            ),
+        )
+        if chart is not None
+    ]
+    return drawn
+
+
+def _ranking(
+    view: RunView, ranked: Sequence[Ranked], varying: Sequence[str], details: Sequence[Detail], target: Path
+) -> RankingTable:
+    shown = frozenset(detail.folder for detail in details)
+    return ranking_table(ranked, varying, metric_of(view), shown, lambda row: _links(row, target))
+
+
+def _choice(detail: Detail) -> dict[str, Any]:
+    return {"folder": detail.folder, "words": detail.words, "content": detail.content}
+
+
+def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
+    """Links from the page to what the configuration left, relative, so that the folder can be moved as a whole."""
+    files = [
+        *row.traces,
+        *(row.folder / name for name in ("result.json", "config.json", "stdout.log", "stderr.log")),
+    ]
+    base = target.resolve().parent
+    return [
+        {"text": path.name, "href": quote(Path(os.path.relpath(path.resolve(), base)).as_posix(), safe="/.")}
+        for path in files
+        if path.is_file()
+    ]
+
+
+def _environment(rows: Sequence[Configuration]) -> list[dict[str, Any]]:
+    """Groups of name and value: the environments and the hardware that the rows name, each different one once."""
+    groups: list[dict[str, Any]] = []
+    for name, found in (
+        ("Environment", [row.result.environment for row in rows if row.result.environment]),
+        ("Hardware", [row.hardware for row in rows if row.hardware]),
+    ):
+        different = {json.dumps(mapping, sort_keys=True, default=str): mapping for mapping in found}
+        for number, mapping in enumerate(different.values(), start=1):
+            words = name if len(different) == 1 else f"{name} {number} of {len(different)}"
+            groups.append({"name": words, "pairs": list(_flat(mapping))})
+    return groups
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested mappings as dotted names."""
+    pairs: list[tuple[str, str]] = []
+    for name, value in mapping.items():
+        if isinstance(value, Mapping) and value:
+            pairs.extend(_flat(value, f"{prefix}{name}."))
+        else:
+            pairs.append((f"{prefix}{name}", format.setting(value)))
+    return pairs

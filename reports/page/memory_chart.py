@@ -1,0 +1,115 @@
+"""Memory over the traced time: allocated and reserved, where the steps begin, and where the allocator retried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from reports.analysis import RankAnalysis
+from reports.memory_curve import MemoryCurve, memory_curve
+from reports.page import format
+from reports.page.charts import Table
+from reports.page.format import GIB
+from reports.trace import Trace
+
+_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChart:
+    """The plotly figure and the table behind it."""
+
+    figure: dict[str, Any]
+    table: Table
+
+
+def memory_chart(
+    trace: Trace, analysis: RankAnalysis, capacity: float | None, most_points: int
+) -> MemoryChart | None:
+    """The chart of one rank, `most_points` points a line at most; None where the trace has no memory events."""
+    origin = analysis.steps[0].start if analysis.steps else None
+    curve = memory_curve(trace, max_points=most_points, origin=origin)
+    if not len(curve):
+        return None
+    lines = [
+        _line(curve, "reserved", "var(--muted)", None),
+        _line(curve, "allocated", "var(--compute)", "tozeroy"),
+    ]
+    if len(curve.retry_time):
+        lines.append(_retries(curve))
+    layout: dict[str, Any] = {
+        "height": 330,
+        "xaxis": {"title": {"text": "ms from the start of the first traced step"}, "zeroline": False},
+        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
+        "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+        "shapes": [_step_line((step.start - analysis.steps[0].start) / _MS) for step in analysis.steps],
+        "annotations": [_step_words(step.index, (step.start - analysis.steps[0].start) / _MS) for step in analysis.steps],
+    }
+    if capacity:
+        layout["shapes"].append(_capacity_line(capacity))
+    return MemoryChart({"data": lines, "layout": layout, "narrow": {}}, _table(curve, capacity))
+
+
+def _line(curve: MemoryCurve, kind: str, colour: str, fill: str | None) -> dict[str, Any]:
+    values = curve.reserved if kind == "reserved" else curve.allocated
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": kind,
+        "x": [round(time / _MS, 3) for time in curve.time.tolist()],
+        "y": [round(value / GIB, 3) for value in values.tolist()],
+        "line": {"shape": "hv", "width": 1.4, "color": colour},
+        **({"fill": fill} if fill else {}),
+        "hovertemplate": f"%{{y:.2f}} GiB {kind} at %{{x:.1f}} ms<extra></extra>",
+    }
+
+
+def _retries(curve: MemoryCurve) -> dict[str, Any]:
+    """A mark for every retry at the height of the reserved memory before it."""
+    place = [max(0, int(i)) for i in curve.time.searchsorted(curve.retry_time, side="right") - 1]
+    asked = zip(curve.retry_bytes.tolist(), curve.retry_freed.tolist(), strict=True)
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "allocator retry",
+        "x": [round(time / _MS, 3) for time in curve.retry_time.tolist()],
+        "y": [round(int(curve.reserved[i]) / GIB, 3) for i in place],
+        "marker": {"symbol": "triangle-down", "size": 11, "color": "var(--exposed)"},
+        "customdata": [f"asked for {format.size(size)}, freed {format.size(freed)}" for size, freed in asked],
+        "hovertemplate": "allocator retry at %{x:.1f} ms: %{customdata}<extra></extra>",
+    }
+
+
+def _step_line(at: float) -> dict[str, Any]:
+    line = {"color": "var(--line)", "width": 1}
+    return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line, "layer": "below"}
+
+
+def _step_words(index: int, at: float) -> dict[str, Any]:
+    font = {"color": "var(--muted)", "size": 11}
+    place = {"x": at, "y": 1, "yref": "paper", "xanchor": "left", "yanchor": "top", "xshift": 3}
+    return {"text": f"step {index}", "showarrow": False, "font": font, **place}
+
+
+def _capacity_line(capacity: float) -> dict[str, Any]:
+    line = {"color": "var(--exposed)", "width": 1, "dash": "dash"}
+    height = {"y0": capacity / GIB, "y1": capacity / GIB}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": line, **height}
+
+
+def _table(curve: MemoryCurve, capacity: float | None) -> Table:
+    peak = int(curve.allocated.argmax())
+    rows = [
+        ("peak allocated", format.gib(int(curve.allocated[peak])), _at(int(curve.time[peak]))),
+        ("least allocated", format.gib(int(curve.allocated.min())), _at(int(curve.time[curve.allocated.argmin()]))),
+        ("peak reserved", format.gib(int(curve.reserved.max())), _at(int(curve.time[curve.reserved.argmax()]))),
+    ]
+    if capacity:
+        rows.append(("device memory", format.gib(capacity), ""))
+    asked = zip(curve.retry_time.tolist(), curve.retry_bytes.tolist(), strict=True)
+    rows += [(f"retry {number}", format.gib(size), _at(time)) for number, (time, size) in enumerate(asked, start=1)]
+    return Table(("what", "GiB", "at, ms"), tuple(rows))
+
+
+def _at(ns: int) -> str:
+    return f"{ns / _MS:,.1f}"
