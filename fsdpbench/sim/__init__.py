@@ -1,0 +1,37 @@
+"""A simulated accelerator for torch: shapes instead of data, and a clock, memory and traces that are real.
+
+    from fsdpbench.sim import Simulation, load_profile
+
+    sim = Simulation.start(load_profile("a100-80gb"), world_size=8, gpus_per_node=8)
+    sim.init_process_group()
+    model = Model().to("sim")          # from here on: ordinary training code
+
+See `docs/simulator.md`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fsdpbench.sim.hardware import HardwareProfile, load_profile, profile_names
+
+if TYPE_CHECKING:
+    from fsdpbench.sim.simulation import SimulatedTrace, Simulation, preload
+
+__all__ = [
+    "HardwareProfile",
+    "SimulatedTrace",
+    "Simulation",
+    "load_profile",
+    "preload",
+    "profile_names",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """`Simulation` and what belongs to it import torch: only when they are asked for."""
+    if name in ("SimulatedTrace", "Simulation", "preload"):
+        from fsdpbench.sim import simulation
+
+        return getattr(simulation, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,167 @@
+"""The one simulated accelerator of a process: clock, memory, costs and trace, where kernels find them.
+
+torch calls the kernels that are registered for the device without saying for whom, so that there has to be one
+place a process where they find their device. This is it, and it is the only such place: `ACCELERATOR` is made
+empty on import and equipped by `Simulation.start`. (Kernels may be registered before, in a process that forks.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fsdpbench.sim.timeline import Timeline, Work
+
+if TYPE_CHECKING:
+    from fsdpbench.sim.allocator import CachingAllocator
+    from fsdpbench.sim.costs import CpuCosts, KernelCosts
+    from fsdpbench.sim.network import Network
+    from fsdpbench.sim.trace import TraceRecorder
+
+DEVICE_TYPE = "sim"
+DEFAULT_STREAM = 0
+
+
+class SimulationNotStartedError(RuntimeError):
+    """The simulated device was used before `Simulation.start`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the device 'sim' has not been started: call fsdpbench.sim.Simulation.start(...) first"
+        )
+
+
+class Accelerator:
+    """State of the simulated device. Plain attributes, because every operator reads some of them.
+
+    ``stream`` is the number of the current stream. ``unknown_operators`` counts launches of operators that no
+    cost model knows (they were costed by their bytes).
+    """
+
+    def __init__(self) -> None:
+        self.started = False
+        self.timeline = Timeline()
+        self.stream = DEFAULT_STREAM
+        self.allocator: CachingAllocator = None  # type: ignore[assignment]
+        self.kernel_costs: KernelCosts = None  # type: ignore[assignment]
+        self.cpu_costs: CpuCosts = None  # type: ignore[assignment]
+        self.network: Network = None  # type: ignore[assignment]
+        self.trace: TraceRecorder | None = None
+        self.host_link_ns: Callable[[int], int] = lambda nbytes: 0
+        self.on_out_of_memory: Callable[[str], None] | None = None
+        self.device_count = 1
+        self.streams: dict[int, Any] = {}
+        self.operators_launched = 0
+        self.events_traced = 0
+        self.unknown_operators: dict[str, int] = {}
+
+    def require_started(self) -> None:
+        """Raise `SimulationNotStartedError` before `Simulation.start`."""
+        if not self.started:
+            raise SimulationNotStartedError
+
+    def copy_over_host_link(self, kind: str, nbytes: int, *, blocking: bool) -> None:
+        """Copy between host and device (``kind``: ``HtoD`` or ``DtoH``) on the current stream.
+
+        ``blocking`` copies (pageable memory, or results that Python needs) hold the CPU until they are done.
+        """
+        timeline = self.timeline
+        start = timeline.cpu
+        timeline.cpu += self.cpu_costs.launch_ns
+        payload = None if self.trace is None else MemcpyRecord(kind, nbytes, start, timeline.cpu)
+        timeline.launch(self.stream, Work.COPY, self.host_link_ns(nbytes), payload)
+        if blocking:
+            timeline.wait_for_stream(self.stream)
+
+    def report_finished(self, stream: int, payload: Any, start_ns: int, end_ns: int) -> None:
+        """Write settled device work to the trace (the timeline calls this)."""
+        if self.trace is not None:
+            payload.write(self.trace, trace_stream(stream), start_ns, end_ns)
+
+
+class KernelRecord:
+    """What the trace says of a kernel."""
+
+    __slots__ = ("launch_end_ns", "launch_start_ns", "name")
+
+    def __init__(self, name: str, launch_start_ns: int, launch_end_ns: int) -> None:
+        self.name = name
+        self.launch_start_ns = launch_start_ns
+        self.launch_end_ns = launch_end_ns
+
+    def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
+        """Add the kernel to a trace, now that its times are known."""
+        trace.kernel(self.name, stream, self.launch_start_ns, self.launch_end_ns, start_ns, end_ns)
+
+
+class MemcpyRecord:
+    """What the trace says of a copy between host and device."""
+
+    __slots__ = ("kind", "launch_end_ns", "launch_start_ns", "nbytes")
+
+    def __init__(self, kind: str, nbytes: int, launch_start_ns: int, launch_end_ns: int) -> None:
+        self.kind = kind
+        self.nbytes = nbytes
+        self.launch_start_ns = launch_start_ns
+        self.launch_end_ns = launch_end_ns
+
+    def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
+        """Add the copy to a trace, now that its times are known."""
+        trace.memcpy(
+            self.kind, stream, self.launch_start_ns, self.launch_end_ns, start_ns, end_ns, nbytes=self.nbytes
+        )
+
+
+class EventRecord:
+    """What the trace knows of a recorded event, so that waits can refer to it."""
+
+    __slots__ = ("correlation", "event_id", "stream")
+
+    def __init__(self, event_id: int, stream: int, correlation: int) -> None:
+        self.event_id = event_id
+        self.stream = stream
+        self.correlation = correlation
+
+    @classmethod
+    def write(cls, accelerator: Accelerator, stream: int, start_ns: int) -> EventRecord:
+        """Add the record of an event, which took the CPU from ``start_ns`` until now."""
+        assert accelerator.trace is not None
+        accelerator.events_traced += 1
+        event_id = accelerator.events_traced
+        correlation = accelerator.trace.event_record(
+            trace_stream(stream), event_id, start_ns, accelerator.timeline.cpu
+        )
+        return cls(event_id, trace_stream(stream), correlation)
+
+
+class WaitRecord:
+    """What the trace says of a stream that waits for an event."""
+
+    __slots__ = ("event", "launch_end_ns", "launch_start_ns")
+
+    def __init__(self, event: EventRecord, launch_start_ns: int, launch_end_ns: int) -> None:
+        self.event = event
+        self.launch_start_ns = launch_start_ns
+        self.launch_end_ns = launch_end_ns
+
+    def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
+        """Add the wait to a trace, now that its times are known."""
+        event = self.event
+        trace.stream_wait_event(
+            stream,
+            event.event_id,
+            event.stream,
+            event.correlation,
+            self.launch_start_ns,
+            self.launch_end_ns,
+            start_ns,
+            end_ns,
+        )
+
+
+def trace_stream(number: int) -> int:
+    """The number that a trace shows for a stream: CUDA's default stream is 7, others come later."""
+    return 7 if number == DEFAULT_STREAM else 16 + 4 * number
+
+
+ACCELERATOR = Accelerator()

@@ -1,0 +1,230 @@
+"""What of torch is changed for the simulated device, one by one, and why.
+
+Everything else is registered through torch's own extension points. Each patch leaves other devices as they are.
+
+==============================================  ==========================================================
+`UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and takes buffers by resizing storages; the
+`data_ptr`, `__len__`                           simulated storages keep their size in a `StorageRecord`
+`Tensor.data_ptr`                               the simulated address
+`Tensor.__repr__`, `Tensor.tolist`              printing must not read data
+`Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
+`Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks
+`nn.Module.__call__`                            a module call and its hooks cost CPU time
+`profiler.record_function`                      spans in simulated time (`annotations.py`)
+`_C._profiler._RecordFunctionFast`              the same, for those who use the fast one
+DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that are not there
+DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
+                                                one-dimensional meshes, where it is skipped
+`all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
+`gather_object`, `scatter_object_list`          to hold what this one holds
+==============================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.annotations import FastSpan, SimulatedSpan
+from fsdpbench.sim.process_group import SimProcessGroup
+from fsdpbench.sim.storage import address, record_of, resize
+
+
+def apply_patches() -> None:
+    """Apply all of them. To be called once a process."""
+    _patch_storages()
+    _patch_tensors()
+    _patch_module_calls()
+    _patch_profiler()
+    _patch_distributed()
+
+
+def _patch_storages() -> None:
+    storage_type = torch.UntypedStorage
+    original_resize, original_nbytes, original_pointer = (
+        storage_type.resize_,
+        storage_type.nbytes,
+        storage_type.data_ptr,
+    )
+
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        record = record_of(self)
+        if record is None:
+            return original_resize(self, size)
+        resize(record, int(size))
+        return self
+
+    def nbytes(self: torch.UntypedStorage) -> int:
+        record = record_of(self)
+        return original_nbytes(self) if record is None else record.nbytes
+
+    def data_ptr(self: torch.UntypedStorage) -> int:
+        where = address(self)
+        return original_pointer(self) if where is None else where
+
+    _replace(storage_type, resize_=resize_, nbytes=nbytes, size=nbytes, __len__=nbytes, data_ptr=data_ptr)
+
+
+def _patch_tensors() -> None:
+    tensor_type = torch.Tensor
+    original_pointer, original_repr = tensor_type.data_ptr, tensor_type.__repr__
+    original_deepcopy, original_tolist = tensor_type.__deepcopy__, tensor_type.tolist
+    original_pin, original_is_pinned = tensor_type.pin_memory, tensor_type.is_pinned
+
+    def data_ptr(self: torch.Tensor) -> int:
+        pointer = original_pointer(self)
+        if pointer or self.device.type != DEVICE_TYPE:
+            return pointer
+        base = address(self.untyped_storage())
+        return base + self.storage_offset() * self.element_size() if base else 0
+
+    def represent(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
+        if self.device.type != DEVICE_TYPE or type(self) not in (torch.Tensor, torch.nn.Parameter):
+            return original_repr(self, tensor_contents=tensor_contents)
+        label = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
+        gradient = ", requires_grad=True" if self.requires_grad else ""
+        return f"{label}tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype}{gradient})"
+
+    def deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> Any:
+        if type(self) not in (torch.Tensor, torch.nn.Parameter) or self.device.type != DEVICE_TYPE:
+            return original_deepcopy(self, memo)
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError("only tensors that the user made (graph leaves) can be deep-copied")
+        copy: Any = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, self.requires_grad)
+        else:
+            copy.requires_grad_(self.requires_grad)
+        memo[id(self)] = copy
+        return copy
+
+    def tolist(self: torch.Tensor) -> Any:
+        return original_tolist(self.cpu() if self.device.type == DEVICE_TYPE else self)
+
+    def pin_memory(self: torch.Tensor, *args: Any) -> torch.Tensor:
+        if self.device.type == "cpu" and ACCELERATOR.started:
+            return self
+        return original_pin(self, *args)
+
+    def is_pinned(self: torch.Tensor, *args: Any) -> bool:
+        return self.device.type == "cpu" if ACCELERATOR.started else original_is_pinned(self, *args)
+
+    _replace(
+        tensor_type,
+        data_ptr=data_ptr,
+        __repr__=represent,
+        __deepcopy__=deepcopy,
+        tolist=tolist,
+        pin_memory=pin_memory,
+        is_pinned=is_pinned,
+    )
+
+
+def _patch_module_calls() -> None:
+    module_type = torch.nn.Module
+    original: Callable[..., Any] = module_type.__call__
+    accelerator = ACCELERATOR
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        costs = accelerator.cpu_costs
+        if costs is not None:
+            hooks = len(self._forward_pre_hooks) + len(self._forward_hooks) + len(self._backward_hooks)
+            accelerator.timeline.cpu += costs.module_call_ns + hooks * costs.hook_ns
+        return original(self, *args, **kwargs)
+
+    _replace(module_type, __call__=call)
+
+
+def _patch_profiler() -> None:
+    span = torch.autograd.profiler.record_function
+    _replace(span, __enter__=SimulatedSpan.__enter__, __exit__=SimulatedSpan.__exit__)
+    torch._C._profiler._RecordFunctionFast = FastSpan  # type: ignore[misc,assignment]
+
+
+def _patch_distributed() -> None:
+    import torch.nn.parallel.distributed as ddp
+
+    original_verify = ddp._verify_param_shape_across_processes
+
+    def verify(group: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if isinstance(group, SimProcessGroup) else original_verify(group, *args, **kwargs)
+
+    ddp._verify_param_shape_across_processes = verify
+    _patch_object_collectives()
+    _patch_sharding_propagation()
+
+
+def _patch_object_collectives() -> None:
+    original = {
+        name: getattr(dist, name)
+        for name in ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
+    }
+
+    def simulated(group: Any) -> bool:
+        return isinstance(group or dist.group.WORLD, SimProcessGroup)
+
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        if not simulated(group):
+            return original["all_gather_object"](object_list, obj, group)
+        object_list[:] = [obj] * len(object_list)
+        return None
+
+    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+        if not simulated(kwargs.get("group", args[1] if len(args) > 1 else None)):
+            return original["gather_object"](obj, object_gather_list, *args, **kwargs)
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+        return None
+
+    def broadcast_object_list(object_list: list[Any], src: Any = None, group: Any = None, **kwargs: Any) -> None:
+        if not simulated(group):
+            original["broadcast_object_list"](object_list, src, group, **kwargs)
+
+    def scatter_object_list(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: Any = None,
+        group: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if not simulated(group):
+            return original["scatter_object_list"](
+                scatter_object_output_list, scatter_object_input_list, src, group, **kwargs
+            )
+        if scatter_object_input_list:
+            scatter_object_output_list[0] = scatter_object_input_list[0]
+        return None
+
+    for module in (dist, dist.distributed_c10d):
+        _replace(
+            module,
+            all_gather_object=all_gather_object,
+            gather_object=gather_object,
+            broadcast_object_list=broadcast_object_list,
+            scatter_object_list=scatter_object_list,
+        )
+
+
+def _patch_sharding_propagation() -> None:
+    import torch.distributed.tensor._sharding_prop as propagation
+
+    original = getattr(propagation, "_propagate_use_strided_shard_flag", None)
+    if original is None:
+        return  # older torch does not have it
+
+    def propagate(op_strategy: Any, op_schema: Any) -> None:
+        if op_strategy.mesh.ndim > 1:
+            original(op_strategy, op_schema)
+
+    _replace(propagation, _propagate_use_strided_shard_flag=propagate)
+
+
+def _replace(owner: Any, **attributes: Any) -> None:
+    for name, value in attributes.items():
+        setattr(owner, name, value)

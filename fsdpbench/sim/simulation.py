@@ -1,0 +1,237 @@
+"""The facade: starts the simulated device of a process, its process group and its traces."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.sim.accelerator import ACCELERATOR, DEFAULT_STREAM, DEVICE_TYPE
+from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator
+from fsdpbench.sim.allocator.conf import AllocatorCosts
+from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
+from fsdpbench.sim.clock import TimelineClock
+from fsdpbench.sim.costs import CpuCosts, KernelCosts
+from fsdpbench.sim.device_module import DeviceModule
+from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.kernels import forget_plans, register_kernels
+from fsdpbench.sim.network import Network
+from fsdpbench.sim.patches import apply_patches
+from fsdpbench.sim.process_group import BACKEND, register_backend
+from fsdpbench.sim.streams import Stream
+from fsdpbench.sim.timeline import Contention, Timeline
+from fsdpbench.sim.trace import TraceRecorder
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_ALLOC_CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# Kept for the life of the process: libraries unregister their kernels when they end.
+_REGISTERED: list[torch.library.Library] = []
+
+
+def preload() -> None:
+    """Register the device ``sim``, its kernels and its backend (idempotent).
+
+    Leaves no thread and no open file, so that a process that forks its workers does this once before.
+    """
+    if _REGISTERED:
+        return
+    from torch.utils import backend_registration
+
+    backend_registration._setup_privateuseone_for_python_backend(DEVICE_TYPE, DeviceModule())
+    apply_patches()
+    register_backend()
+    _REGISTERED.extend(register_kernels())
+
+
+class Simulation:
+    """One simulated rank: the device of this process, among ``world_size`` of them."""
+
+    def __init__(self, profile: HardwareProfile, world_size: int, gpus_per_node: int, rank: int) -> None:
+        self.profile = profile
+        self.world_size = world_size
+        self.gpus_per_node = gpus_per_node
+        self.rank = rank
+
+    @classmethod
+    def start(
+        cls,
+        profile: HardwareProfile,
+        world_size: int,
+        gpus_per_node: int,
+        rank: int = 0,
+        *,
+        allocator_conf: AllocatorConf | None = None,
+    ) -> Simulation:
+        """Start (or start anew) the simulated device of this process.
+
+        Autograd runs on the calling thread from now on. ``allocator_conf`` defaults to what
+        ``PYTORCH_CUDA_ALLOC_CONF`` says. Raises ValueError for an impossible world.
+        """
+        if world_size < 1 or gpus_per_node < 1:
+            raise ValueError(f"world_size {world_size}, gpus_per_node {gpus_per_node}: both must be at least 1")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} is not in a world of {world_size}")
+        preload()
+        if allocator_conf is None:
+            text = next((os.environ[name] for name in _ALLOC_CONF_VARIABLES if os.environ.get(name)), "")
+            allocator_conf = AllocatorConf.parse(text)
+        accelerator = ACCELERATOR
+        contention = Contention(
+            round(profile.contention.compute_slowdown * 1000),
+            round(profile.contention.communication_slowdown * 1000),
+        )
+        accelerator.timeline = Timeline(contention, accelerator.report_finished)
+        accelerator.streams = {}
+        accelerator.timeline.add_stream()
+        accelerator.stream = DEFAULT_STREAM
+        accelerator.device_count = gpus_per_node
+        accelerator.kernel_costs = KernelCosts(profile)
+        accelerator.cpu_costs = CpuCosts(profile)
+        accelerator.network = Network(profile, world_size, gpus_per_node)
+        accelerator.allocator = _make_allocator(profile, accelerator.timeline, allocator_conf)
+        accelerator.trace = None
+        accelerator.host_link_ns = _host_link(profile)
+        accelerator.on_out_of_memory = None
+        accelerator.operators_launched = 0
+        accelerator.unknown_operators = {}
+        forget_plans()
+        accelerator.started = True
+        Stream(stream_id=DEFAULT_STREAM)
+        torch.autograd.set_multithreading_enabled(False)
+        return cls(profile, world_size, gpus_per_node, rank)
+
+    def init_process_group(self) -> None:
+        """`dist.init_process_group` of the backend ``sim``, with a store of this process alone."""
+        store = dist.HashStore()
+        store.set_timeout(datetime.timedelta(seconds=5))
+        dist.init_process_group(BACKEND, store=store, rank=self.rank, world_size=self.world_size)
+
+    def cpu_ns(self) -> int:
+        """The CPU's simulated time in nanoseconds."""
+        return ACCELERATOR.timeline.cpu
+
+    def synchronize(self) -> None:
+        """Block the simulated CPU until the device is idle."""
+        torch.get_device_module(DEVICE_TYPE).synchronize()
+
+    @property
+    def operators_launched(self) -> int:
+        """Kernels launched so far."""
+        return ACCELERATOR.operators_launched
+
+    @property
+    def unknown_operators(self) -> dict[str, int]:
+        """Launches, by name, of operators that no cost model knows; they were costed by their bytes."""
+        return dict(sorted(ACCELERATOR.unknown_operators.items()))
+
+    @property
+    def on_out_of_memory(self) -> Callable[[str], None] | None:
+        """Called with the message before torch.OutOfMemoryError is raised.
+
+        An exception in a hook of backward ends the process: what has to be written, is to be written here.
+        """
+        return ACCELERATOR.on_out_of_memory
+
+    @on_out_of_memory.setter
+    def on_out_of_memory(self, callback: Callable[[str], None] | None) -> None:
+        ACCELERATOR.on_out_of_memory = callback
+
+    def trace(self, path: Path | str) -> SimulatedTrace:
+        """A context that records what runs inside and writes it as a Kineto trace in the end."""
+        return SimulatedTrace(self, Path(path))
+
+
+class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
+    """As `torch.profiler.profile`: call `step` at the end of each step. The file is written on leaving.
+
+    The device is idle at both ends. Nothing is written if the block raises.
+    """
+
+    def __init__(self, simulation: Simulation, path: Path) -> None:
+        self._simulation = simulation
+        self._path = path
+        self._index = 0
+        self._step_start = 0
+
+    def __enter__(self) -> SimulatedTrace:
+        if ACCELERATOR.trace is not None:
+            raise RuntimeError("a trace is running already: traces do not nest")
+        self._simulation.synchronize()
+        simulation = self._simulation
+        ACCELERATOR.trace = TraceRecorder(simulation.rank, simulation.world_size, simulation.profile)
+        ACCELERATOR.allocator.listener = _report_memory
+        torch.autograd.profiler._set_is_profiler_enabled(True)
+        self._step_start = ACCELERATOR.timeline.cpu
+        return self
+
+    def step(self) -> None:
+        """End a step (``ProfilerStep#k``, from the last call or the beginning) and begin the next."""
+        assert ACCELERATOR.trace is not None
+        now = ACCELERATOR.timeline.cpu
+        ACCELERATOR.trace.step(self._index, self._step_start, now)
+        self._index += 1
+        self._step_start = now
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        recorder = ACCELERATOR.trace
+        if exc_type is None:
+            ACCELERATOR.timeline.wait_for_all()
+        ACCELERATOR.trace = None
+        ACCELERATOR.allocator.listener = None
+        torch.autograd.profiler._set_is_profiler_enabled(False)
+        if exc_type is None and recorder is not None:
+            recorder.write(self._path)
+
+
+def _report_memory(event: AllocatorEvent) -> None:
+    """Allocator events for the trace, as torch.profiler(profile_memory=True) writes them."""
+    trace = ACCELERATOR.trace
+    if trace is None:
+        return
+    if event.action is AllocatorAction.ALLOC:
+        trace.memory(event.address, event.size, event.allocated, event.reserved, event.time_ns)
+    elif event.action is AllocatorAction.FREE:
+        trace.memory(event.address, -event.size, event.allocated, event.reserved, event.time_ns)
+    elif event.action is AllocatorAction.RETRY:
+        trace.alloc_retry(event.size, event.freed, event.time_ns)
+
+
+def _make_allocator(profile: HardwareProfile, timeline: Timeline, conf: AllocatorConf) -> CachingAllocator:
+    cpu = profile.cpu
+    costs = AllocatorCosts(
+        malloc_ns=round(cpu.cuda_malloc_us * 1000),
+        malloc_ns_per_gib=round(cpu.cuda_malloc_us_per_gib * 1000),
+        free_ns=round(cpu.cuda_free_us * 1000),
+        free_ns_per_gib=round(cpu.cuda_free_us_per_gib * 1000),
+        event_ns=round(cpu.event_us * 1000),
+    )
+    return CachingAllocator(
+        profile.usable_memory_bytes,
+        TimelineClock(timeline),  # type: ignore[arg-type]
+        conf,
+        costs=costs,
+        total_bytes=profile.memory_bytes,
+    )
+
+
+def _host_link(profile: HardwareProfile) -> Callable[[int], int]:
+    """Nanoseconds of a copy between host and device, by its bytes."""
+    latency_ns = profile.host_link.latency_us * 1e3
+    ns_per_byte = 1.0 / profile.host_link.gb_s
+    return lambda nbytes: round(latency_ns + nbytes * ns_per_byte)
+
+
+__all__ = ["SimulatedTrace", "Simulation", "preload"]

@@ -1,0 +1,173 @@
+"""Operators for which shapes are not enough: they move data to or from the host, or re-point storages.
+
+The device has no data. What Python asks for (`.item()`, `.cpu()`, `.tolist()`) waits for the device, as on a GPU,
+and answers with zeros; a comparison of tensors answers that they are equal.
+
+Each entry takes the operator and the kernel that its shapes alone would give, and returns the kernel to register.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.storage import attach, record_of, resize, use_on_stream
+from fsdpbench.sim.tensors import contiguous_strides, is_on_device, set_geometry
+
+Kernel = Callable[..., Any]
+
+
+def _item(operator: Any, by_shape: Kernel) -> Kernel:
+    """`_local_scalar_dense`: wait for the device and answer 0."""
+
+    def kernel(tensor: torch.Tensor) -> float | int | bool | complex:
+        ACCELERATOR.copy_over_host_link("DtoH", tensor.element_size(), blocking=True)
+        return torch.zeros((), dtype=tensor.dtype).item()
+
+    return kernel
+
+
+def _equal(operator: Any, by_shape: Kernel) -> Kernel:
+    """`equal`: a reduction, a copy to the host, and the answer that shapes allow."""
+
+    def kernel(first: torch.Tensor, second: torch.Tensor) -> bool:
+        ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True)
+        return first.shape == second.shape
+
+    return kernel
+
+
+def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
+    """`_to_copy`: to the host it is a copy over the host link (of zeros)."""
+
+    def kernel(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        device = kwargs.get("device")
+        if device is None or torch.device(device).type == DEVICE_TYPE:
+            return by_shape(tensor, **kwargs)
+        dtype = kwargs.get("dtype") or tensor.dtype
+        if dtype is not tensor.dtype:
+            tensor = tensor.to(dtype)  # torch converts on the side of the source
+        nbytes = tensor.numel() * tensor.element_size()
+        ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not kwargs.get("non_blocking", False))
+        host = "meta" if torch.device(device).type == "meta" else "cpu"
+        return torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
+
+    return kernel
+
+
+def _copy(operator: Any, by_shape: Kernel) -> Kernel:
+    """`copy_` and `_copy_from`: across the host link where one side is on the host."""
+    into_first = operator._schema.name == "aten::copy_"
+
+    def kernel(first: torch.Tensor, second: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        target, source = (first, second) if into_first else (second, first)
+        if is_on_device(target) and is_on_device(source):
+            return by_shape(first, second, non_blocking)
+        if is_on_device(target):
+            if source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0:
+                non_blocking = True  # a number travels with the launch
+            nbytes = target.numel() * source.element_size()
+            ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not non_blocking)
+        else:
+            nbytes = source.numel() * source.element_size()
+            ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not non_blocking)
+            if target.device.type == "cpu":
+                target.zero_()
+        return target
+
+    return kernel
+
+
+def _set(operator: Any, by_shape: Kernel) -> Kernel:
+    """`set_`: all forms point a tensor at a storage."""
+    if operator is torch.ops.aten.set_.source_Tensor:
+
+        def from_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+            return set_geometry(
+                tensor, source.untyped_storage(), source.storage_offset(), source.shape, source.stride()
+            )
+
+        return from_tensor
+    if operator is torch.ops.aten.set_.source_Storage_storage_offset:
+
+        def from_storage(
+            tensor: torch.Tensor, storage: Any, offset: int, size: list[int], stride: tuple[int, ...] = ()
+        ) -> torch.Tensor:
+            return set_geometry(tensor, _untyped(storage), offset, size, stride or contiguous_strides(size))
+
+        return from_storage
+    if operator is torch.ops.aten.set_.source_Storage:
+
+        def from_whole_storage(tensor: torch.Tensor, storage: Any) -> torch.Tensor:
+            elements = _untyped(storage).nbytes() // tensor.element_size()
+            return set_geometry(tensor, _untyped(storage), 0, (elements,), (1,))
+
+        return from_whole_storage
+
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        fresh = torch.empty((0,), dtype=tensor.dtype, device=tensor.device)
+        return set_geometry(tensor, fresh.untyped_storage(), 0, (0,), (1,))
+
+    return empty
+
+
+def _untyped(storage: Any) -> torch.UntypedStorage:
+    return storage if isinstance(storage, torch.UntypedStorage) else storage.untyped()
+
+
+def _resize(operator: Any, by_shape: Kernel) -> Kernel:
+    """`resize_`: grows the storage if the new geometry needs more of it."""
+
+    def kernel(tensor: torch.Tensor, size: list[int], *, memory_format: Any = None) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        elements = torch.Size(size).numel() + tensor.storage_offset()
+        record = record_of(storage) or attach(storage, 0)
+        if record.nbytes < elements * tensor.element_size():
+            resize(record, elements * tensor.element_size())
+        return set_geometry(tensor, storage, tensor.storage_offset(), size, contiguous_strides(size))
+
+    return kernel
+
+
+def _record_stream(operator: Any, by_shape: Kernel) -> Kernel:
+    """`record_stream`: tells the allocator."""
+
+    def kernel(tensor: torch.Tensor, stream: torch.Stream) -> None:
+        ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.view_ns
+        use_on_stream(tensor, stream.stream_id)
+
+    return kernel
+
+
+def _refused(operator: Any, by_shape: Kernel) -> Kernel:
+    """Operators whose result's shape depends on values."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"{operator._schema.name}: the shape of its result depends on data, which simulated tensors do not have; "
+            "use a form with a fixed shape (masks and torch.where instead of indices), or compute it on the CPU"
+        )
+
+    return kernel
+
+
+SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
+    "_local_scalar_dense": _item,
+    "equal": _equal,
+    "_to_copy": _to_copy,
+    "copy_": _copy,
+    "_copy_from": _copy,
+    "set_": _set,
+    "resize_": _resize,
+    "record_stream": _record_stream,
+    "nonzero": _refused,
+    "masked_select": _refused,
+    "unique_dim": _refused,
+    "_unique": _refused,
+    "_unique2": _refused,
+    "unique_consecutive": _refused,
+    "unique_dim_consecutive": _refused,
+}

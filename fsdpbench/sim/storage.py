@@ -1,0 +1,91 @@
+"""Storages without data, whose sizes and lives are real.
+
+A tensor of the device has a storage of zero bytes as far as torch's C++ knows. Its true size is kept in a
+`StorageRecord`: a weak reference to the storage's Python object, which torch keeps alive as long as the C++
+storage lives. It is called back when the storage really dies (tensors that autograd has saved, and views,
+included), and frees the simulated block then.
+
+FSDP frees and takes its buffers by `storage.resize_`; `patches.py` routes that and the storage's sizes here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.allocator import Block, CachingAllocator, SimOutOfMemoryError
+
+_RECORD = "_sim_record"
+
+
+class StorageRecord(weakref.ref):  # type: ignore[type-arg]
+    """Size in bytes and block of one storage (None while it is empty)."""
+
+    __slots__ = ("allocator", "block", "nbytes")
+    nbytes: int
+    block: Block | None
+    allocator: CachingAllocator
+
+
+def _free(record: StorageRecord) -> None:
+    """The storage has died."""
+    if record.block is not None:
+        record.allocator.free(record.block)
+        record.block = None
+
+
+def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
+    """Give a new storage its size and its memory. Raises torch.OutOfMemoryError."""
+    record = StorageRecord(storage, _free)
+    record.nbytes = nbytes
+    record.allocator = ACCELERATOR.allocator
+    record.block = allocate(nbytes) if nbytes else None
+    storage._sim_record = record  # type: ignore[attr-defined]
+    return record
+
+
+def record_of(storage: torch.UntypedStorage) -> StorageRecord | None:
+    """The record of a storage of the device; None for any other storage."""
+    return getattr(storage, _RECORD, None)
+
+
+def resize(record: StorageRecord, nbytes: int) -> None:
+    """Free the storage's memory and take new memory of another size (contents do not exist)."""
+    if nbytes == record.nbytes:
+        return
+    block = allocate(nbytes) if nbytes else None
+    if record.block is not None:
+        record.allocator.free(record.block)
+    record.block = block
+    record.nbytes = nbytes
+    record.allocator = ACCELERATOR.allocator
+
+
+def allocate(nbytes: int) -> Block:
+    """Take memory on the current stream. Raises torch.OutOfMemoryError with torch's own message."""
+    try:
+        return ACCELERATOR.allocator.malloc(nbytes, ACCELERATOR.stream)
+    except SimOutOfMemoryError as error:
+        message = str(error)
+    # A hook of autograd must not raise (the process would end), so that the result is written before.
+    if ACCELERATOR.on_out_of_memory is not None:
+        ACCELERATOR.on_out_of_memory(message)
+    raise torch.OutOfMemoryError(message)
+
+
+def address(storage: torch.UntypedStorage) -> int | None:
+    """Simulated address of a storage, 0 while it is empty; None for a storage of another device."""
+    record = record_of(storage)
+    if record is None:
+        return None
+    return 0 if record.block is None else record.block.address
+
+
+def use_on_stream(tensor: torch.Tensor, stream: int) -> None:
+    """What `Tensor.record_stream` says: do not reuse this memory before that stream has come here."""
+    record: Any = record_of(tensor.untyped_storage())
+    if record is not None and record.block is not None:
+        record.allocator.record_stream(record.block, stream)

@@ -1,0 +1,100 @@
+"""Making tensors of the device, views of them, and their twins on the meta device.
+
+They are plain `torch.Tensor` objects (no subclass, no mode): nothing of torch can tell them from an accelerator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.accelerator import DEVICE_TYPE
+from fsdpbench.sim.storage import attach
+
+_META = torch._C.DispatchKey.Meta
+_create = torch._C._acc.create_empty_tensor
+# The meta device's kernels change geometry only, and take any tensor: views share the storage of their base.
+_as_strided = torch.ops.aten.as_strided.default._op_dk
+_set_storage = torch.ops.aten.set_.source_Storage_storage_offset._op_dk
+
+
+def new_tensor(
+    shape: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype, nbytes: int
+) -> torch.Tensor:
+    """A new tensor with memory of its own; ``strides`` None means contiguous. Raises torch.OutOfMemoryError."""
+    tensor = _create(shape, dtype)
+    attach(tensor.untyped_storage(), nbytes)
+    return tensor if strides is None else _as_strided(_META, tensor, shape, strides, 0)
+
+
+def new_view(
+    base: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor on the storage of ``base``; ``offset`` and strides in elements of ``dtype``."""
+    if dtype is base.dtype:
+        return _as_strided(_META, base, shape, strides, offset)
+    return _set_storage(_META, _create((0,), dtype), base.untyped_storage(), offset, shape, strides)
+
+
+def set_geometry(
+    tensor: torch.Tensor,
+    storage: torch.UntypedStorage,
+    offset: int,
+    shape: Sequence[int],
+    strides: Sequence[int],
+) -> torch.Tensor:
+    """Point an existing tensor at a storage, with another geometry."""
+    return _set_storage(_META, tensor, storage, offset, shape, strides)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides, as torch computes them (a dimension of size 0 counts as 1)."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def is_on_device(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lives on the simulated device."""
+    return tensor.device.type == DEVICE_TYPE
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Elements of the storage between a tensor's first and last element, both included."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def meta_twin(value: Any) -> Any:
+    """The same argument for the meta device: tensors, lists of tensors and devices are replaced."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "cpu" and value.dim() == 0:
+            return value  # operators take wrapped numbers and CPU scalars beside tensors of any device
+        offset = value.storage_offset()
+        if offset == 0:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        base = torch.empty((offset + extent(value),), dtype=value.dtype, device="meta")
+        return base.as_strided(value.shape, value.stride(), offset)
+    if isinstance(value, (list, tuple)):
+        return [meta_twin(item) for item in value]
+    if isinstance(value, torch.device) and value.type == DEVICE_TYPE:
+        return torch.device("meta")
+    return value
+
+
+def tensors_in(args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """All tensors of a call, in order, those in lists included."""
+    found: list[torch.Tensor] = []
+    for value in args:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(item for item in value if isinstance(item, torch.Tensor))
+    if kwargs:
+        found.extend(tensors_in(tuple(kwargs.values()), {}))
+    return found

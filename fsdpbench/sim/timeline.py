@@ -1,0 +1,307 @@
+"""The simulated clock: one CPU that launches, and streams that work through what was launched.
+
+The CPU runs ahead of the device, as with a real GPU. A launch only appends to its stream's queue; *when* it
+runs is decided later, as soon as somebody has to know (a synchronisation, an event that is asked for, memory
+that may be reused, a full launch queue). Deciding late is what makes contention right: a collective slows
+down kernels that were launched before it but run beside it.
+
+    CPU       |launch k1|launch k2|launch AG|              |wait(e)
+                  |         |        |
+    stream 0      +--[k1]---[k2......]..               k2 is slower while AG runs,
+    stream 1                 +---[AG.......]--(e)      AG is slower while k2 runs
+
+Causality: the CPU clock never goes back, so that nothing launched later can start before it. Everything the
+device does before the CPU's present moment is therefore settled, and `Timeline` settles no more than asked.
+
+All times are integer nanoseconds. Equal times are settled in the order of the streams' numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+NEVER = 1 << 62
+UNSETTLED = -1
+# The driver holds about this many launches of a stream; the next one blocks the CPU until one has started.
+LAUNCH_QUEUE_DEPTH = 1024
+
+
+class Work(IntEnum):
+    """What stands in a stream's queue. The first three occupy the device, the others take no time."""
+
+    COMPUTE = 0
+    COLLECTIVE = 1
+    COPY = 2
+    MARK = 3
+    WAIT = 4
+
+
+class Marker:
+    """A point in a stream's queue. ``time`` is `UNSETTLED` until the stream has passed it."""
+
+    __slots__ = ("stream", "time", "waiters")
+
+    def __init__(self, stream: int) -> None:
+        self.stream = stream
+        self.time = UNSETTLED
+        self.waiters: list[_Queue] | None = None
+
+
+class _Queue:
+    """One stream: what is still to do, and what it is doing.
+
+    ``change_at`` is the next moment at which this stream starts (``running`` is None) or ends (otherwise)
+    something, `NEVER` if it is empty or waits for another stream.
+    """
+
+    __slots__ = ("change_at", "free_at", "items", "number", "running", "started_at")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.items: deque[_Item] = deque()
+        self.running: _Item | None = None
+        self.started_at = 0
+        self.free_at = 0
+        self.change_at = NEVER
+
+
+# (kind of work, CPU time of the launch, duration when alone, what to report), (MARK, time, 0, marker) or
+# (WAIT, time, what to report, marker).
+_Item = tuple[Work, int, Any, Any]
+Finished = Callable[[int, Any, int, int], None]
+
+
+@dataclass(frozen=True)
+class Contention:
+    """Slow-down of computation beside collectives and of collectives beside computation, in thousandths."""
+
+    compute_permille: int = 1000
+    collective_permille: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("compute_permille", "collective_permille"):
+            if getattr(self, name) < 1000:
+                raise ValueError(f"{name} = {getattr(self, name)}: a slow-down is at least 1000 thousandths")
+
+
+class Timeline:
+    """CPU clock and streams.
+
+    ``cpu`` is the CPU's present time; the CPU adds its own costs to it.
+    ``on_finished(stream, payload, start_ns, end_ns)`` hears of each settled piece of work that has a payload,
+    in the order in which they end on their stream.
+    """
+
+    def __init__(self, contention: Contention | None = None, on_finished: Finished | None = None) -> None:
+        self.cpu = 0
+        self.on_finished = on_finished
+        self._contention = contention or Contention()
+        self._queues: list[_Queue] = []
+        self._next_change = NEVER
+        # How many streams run each kind of work right now, and the rates (thousandths) that follow from it.
+        self._active = [0, 0, 0]
+        self._rates = [1000, 1000, 1000]
+
+    # ------------------------------------------------------------------------------------ what the CPU does
+
+    def add_stream(self) -> int:
+        """A new stream; returns its number."""
+        self._queues.append(_Queue(len(self._queues)))
+        return len(self._queues) - 1
+
+    def launch(self, stream: int, work: Work, duration_ns: int, payload: Any = None) -> None:
+        """Queue work that takes ``duration_ns`` when alone on a stream, at the CPU's present time."""
+        queue = self._queues[stream]
+        if len(queue.items) >= LAUNCH_QUEUE_DEPTH:
+            self.wait_for_room(stream)
+        queue.items.append((work, self.cpu, duration_ns, payload))
+        if queue.running is None and len(queue.items) == 1:
+            self._reach_head(queue)
+
+    def record(self, stream: int) -> Marker:
+        """Mark the point that the stream reaches when all work queued so far is done."""
+        marker = Marker(stream)
+        queue = self._queues[stream]
+        if queue.running is None and not queue.items:
+            marker.time = max(queue.free_at, self.cpu)
+        else:
+            queue.items.append((Work.MARK, self.cpu, 0, marker))
+        return marker
+
+    def make_wait(self, stream: int, marker: Marker, payload: Any = None) -> None:
+        """Let nothing that is queued on ``stream`` from now on start before ``marker`` is reached.
+
+        A stream need not wait for itself. ``payload`` is reported with the time that the stream has waited.
+        """
+        if marker.stream == stream:
+            return
+        queue = self._queues[stream]
+        queue.items.append((Work.WAIT, self.cpu, payload, marker))
+        if queue.running is None and len(queue.items) == 1:
+            self._reach_head(queue)
+
+    def has_passed(self, marker: Marker) -> bool:
+        """Whether the device has reached ``marker`` by the CPU's present time."""
+        if marker.time == UNSETTLED and self._next_change <= self.cpu:
+            self._settle(self.cpu)
+        return UNSETTLED < marker.time <= self.cpu
+
+    def is_idle(self, stream: int) -> bool:
+        """Whether the stream has done all that is queued on it by the CPU's present time."""
+        return self.has_passed(self.record(stream))
+
+    def wait_for(self, marker: Marker) -> None:
+        """Block the CPU until the device reaches ``marker``."""
+        if marker.time == UNSETTLED:
+            self._settle(NEVER, marker)
+            if marker.time == UNSETTLED:
+                raise RuntimeError(
+                    f"deadlock: the CPU waits for an event of stream {marker.stream} that is never reached"
+                )
+        if marker.time > self.cpu:
+            self.cpu = marker.time
+
+    def wait_for_stream(self, stream: int) -> None:
+        """Block the CPU until a stream has done all that is queued on it."""
+        self.wait_for(self.record(stream))
+
+    def wait_for_all(self) -> None:
+        """Block the CPU until the device has done everything."""
+        self._settle(NEVER)
+        for queue in self._queues:
+            if queue.items:
+                raise RuntimeError(
+                    f"deadlock: stream {queue.number} waits for an event that is never reached"
+                )
+            if queue.free_at > self.cpu:
+                self.cpu = queue.free_at
+
+    def wait_for_room(self, stream: int) -> None:
+        """Block the CPU until a stream's launch queue has room, as the driver does."""
+        queue = self._queues[stream]
+        while len(queue.items) >= LAUNCH_QUEUE_DEPTH:
+            change = self._next_change
+            if change == NEVER:
+                raise RuntimeError(f"deadlock: the launch queue of stream {stream} is full and never moves")
+            self._settle(change)
+            if change > self.cpu:
+                self.cpu = change
+
+    # --------------------------------------------------------------------------------- what the device does
+
+    def _settle(self, limit: int, until: Marker | None = None) -> None:
+        """Settle all changes up to the time ``limit``, in order of time; end early when ``until`` is reached."""
+        queues = self._queues
+        while True:
+            first = horizon = NEVER
+            changing = None
+            for queue in queues:
+                change = queue.change_at
+                if change < first:
+                    horizon, first, changing = first, change, queue
+                elif change < horizon:
+                    horizon = change
+            self._next_change = first
+            if changing is None or first > limit or (until is not None and until.time != UNSETTLED):
+                return
+            if changing.running is None:
+                self._start(changing)
+            else:
+                self._finish(changing, min(horizon, limit), until)
+
+    def _start(self, queue: _Queue) -> None:
+        """Begin the work at the head of a queue, at its ``change_at``."""
+        item = queue.items.popleft()
+        work = item[0]
+        now = queue.change_at
+        queue.running = item
+        queue.started_at = now
+        self._active[work] += 1
+        if self._active[work] == 1:
+            self._update_rates(now)
+        queue.change_at = now + item[2] * self._rates[work] // 1000
+
+    def _finish(self, queue: _Queue, horizon: int, until: Marker | None) -> None:
+        """End what a stream runs, and run on through its queue while no other stream changes (``horizon``).
+
+        Kernels that follow each other leave the rates as they are, so that the common case costs little.
+        """
+        items = queue.items
+        work = queue.running[0]  # type: ignore[index]
+        other_is_idle = work == Work.COPY or not self._active[1 - work]
+        report = self.on_finished
+        while True:
+            now = queue.free_at = queue.change_at
+            payload = queue.running[3]  # type: ignore[index]
+            if payload is not None and report is not None:
+                report(queue.number, payload, queue.started_at, now)
+            stop = False
+            while items and items[0][0] == Work.MARK and items[0][3].waiters is None:
+                _, launched_at, _, marker = items.popleft()
+                marker.time = max(now, launched_at)
+                stop = stop or marker is until
+            if not items or items[0][0] != work:
+                break
+            start = max(now, items[0][1])
+            if start > now and not (other_is_idle and start <= horizon):
+                break
+            item = queue.running = items.popleft()
+            queue.started_at = start
+            queue.change_at = start + item[2] * self._rates[work] // 1000
+            if stop or queue.change_at > horizon:
+                return
+        queue.running = None
+        self._active[work] -= 1
+        if not self._active[work]:
+            self._update_rates(now)
+        self._reach_head(queue)
+
+    def _reach_head(self, queue: _Queue) -> None:
+        """Pass marks and fulfilled waits at the head of an idle stream, up to work or a wait that blocks."""
+        ready = [queue]
+        while ready:
+            queue = ready.pop()
+            queue.change_at = NEVER
+            items = queue.items
+            while items:
+                work, launched_at, payload, marker = items[0]
+                if work <= Work.COPY:
+                    queue.change_at = max(queue.free_at, launched_at)
+                    break
+                if work == Work.WAIT and marker.time == UNSETTLED:
+                    if marker.waiters is None:
+                        marker.waiters = []
+                    marker.waiters.append(queue)
+                    break
+                items.popleft()
+                if work == Work.WAIT:
+                    waits_from = max(queue.free_at, launched_at)
+                    queue.free_at = max(queue.free_at, marker.time)
+                    if payload is not None and self.on_finished is not None:
+                        self.on_finished(queue.number, payload, waits_from, max(waits_from, marker.time))
+                else:
+                    marker.time = max(queue.free_at, launched_at)
+                    if marker.waiters is not None:
+                        ready.extend(marker.waiters)
+                        marker.waiters = None
+            self._next_change = min(self._next_change, queue.change_at)
+
+    def _update_rates(self, now: int) -> None:
+        """Adapt the rates to what runs beside what, and move the ends of what is running accordingly."""
+        computing, communicating = self._active[Work.COMPUTE] > 0, self._active[Work.COLLECTIVE] > 0
+        rates = (
+            self._contention.compute_permille if communicating else 1000,
+            self._contention.collective_permille if computing else 1000,
+        )
+        for work, rate in zip((Work.COMPUTE, Work.COLLECTIVE), rates, strict=True):
+            before = self._rates[work]
+            if rate == before:
+                continue
+            self._rates[work] = rate
+            for queue in self._queues:
+                if queue.running is not None and queue.running[0] == work and queue.change_at > now:
+                    queue.change_at = now + (queue.change_at - now) * rate // before
