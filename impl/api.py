@@ -1,0 +1,205 @@
+"""The settings: enums, and frozen dataclasses that refuse wrong values when they are made.
+
+Names and fields that torch has too mean what torch means by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Literal
+
+import torch
+from torch import nn
+
+
+class ShardingStrategy(Enum):
+    """What the FSDP1 front end shards, and when it gathers again."""
+
+    FULL_SHARD = auto()
+    """Parameters, gradients and optimizer state; parameters are freed after forward and gathered for backward."""
+    SHARD_GRAD_OP = auto()
+    """The same, but parameters stay gathered from forward to backward."""
+    NO_SHARD = auto()
+    """Nothing: replicas with an all-reduce of gradients."""
+    HYBRID_SHARD = auto()
+    """FULL_SHARD inside a group, replicas across groups."""
+    _HYBRID_SHARD_ZERO2 = auto()
+    """SHARD_GRAD_OP inside a group, replicas across groups."""
+
+
+class BackwardPrefetch(Enum):
+    """When backward issues the all-gather of the next unit."""
+
+    BACKWARD_PRE = auto()
+    """Before the current unit's gradients are computed: most overlap, one more unit in memory."""
+    BACKWARD_POST = auto()
+    """After the current unit's gradients were computed, before they are reduced."""
+
+
+class MemoryHandover(Enum):
+    """How memory passes between streams; the notes are at the head of ``buffer.py``."""
+
+    RECORD_STREAM = "record_stream"
+    EVENTS = "events"
+
+
+def _floating(owner: str, field: str, dtype: torch.dtype | None) -> None:
+    if dtype is not None and (not isinstance(dtype, torch.dtype) or not dtype.is_floating_point):
+        raise ValueError(f"{owner}.{field} must be a floating point torch.dtype or None, not {dtype!r}")
+
+
+@dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """Dtypes of the ``fully_shard`` front end.
+
+    Attributes:
+        param_dtype: dtype of all-gather and computation; ``None`` keeps the parameters' own.
+        reduce_dtype: dtype of gradient reduction; ``None`` takes the dtype of computation.
+        output_dtype: floating point outputs of forward are cast to it; ``None`` leaves them.
+        cast_forward_inputs: whether floating point inputs of forward are cast to ``param_dtype``.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    output_dtype: torch.dtype | None = None
+    cast_forward_inputs: bool = True
+
+    def __post_init__(self) -> None:
+        for field in ("param_dtype", "reduce_dtype", "output_dtype"):
+            _floating("MixedPrecisionPolicy", field, getattr(self, field))
+
+
+@dataclass(frozen=True)
+class MixedPrecision:
+    """Dtypes of the ``FullyShardedDataParallel`` front end.
+
+    Attributes:
+        param_dtype: dtype of all-gather and computation; ``None`` keeps the parameters' own.
+        reduce_dtype: dtype of gradient reduction; ``None`` takes the dtype of computation.
+        buffer_dtype: floating point buffers are held in it; ``None`` leaves them.
+        keep_low_precision_grads: leave reduced gradients in ``reduce_dtype``.
+        cast_forward_inputs: every wrapped module casts its floating point inputs to ``param_dtype``.
+        cast_root_forward_inputs: the outermost one does.
+        _module_classes_to_ignore: modules that stay in full precision: each is wrapped by itself without mixed
+            precision.
+    """
+
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    buffer_dtype: torch.dtype | None = None
+    keep_low_precision_grads: bool = False
+    cast_forward_inputs: bool = False
+    cast_root_forward_inputs: bool = True
+    _module_classes_to_ignore: Sequence[type[nn.Module]] = (nn.modules.batchnorm._BatchNorm,)
+
+    def __post_init__(self) -> None:
+        for field in ("param_dtype", "reduce_dtype", "buffer_dtype"):
+            _floating("MixedPrecision", field, getattr(self, field))
+
+
+@dataclass(frozen=True)
+class OffloadPolicy:
+    """No offloading; the base class of policies that do."""
+
+
+@dataclass(frozen=True)
+class CPUOffload:
+    """Whether the FSDP1 front end keeps shards, gradients and the optimizer step on the CPU."""
+
+    offload_params: bool = False
+
+
+@dataclass(frozen=True)
+class UnitPrecision:
+    """The dtypes of one unit, decided: none of them is ``None``.
+
+    Attributes:
+        original: dtype of shard, optimizer and delivered gradients.
+        compute: dtype that is gathered and computed in, and of the gradients that autograd makes.
+        reduce: dtype of gradient reduction.
+        keep_reduced: deliver gradients in ``reduce`` instead of ``original``.
+    """
+
+    original: torch.dtype
+    compute: torch.dtype
+    reduce: torch.dtype
+    keep_reduced: bool = False
+
+    @classmethod
+    def decide(
+        cls,
+        original: torch.dtype,
+        param_dtype: torch.dtype | None,
+        reduce_dtype: torch.dtype | None,
+        keep_reduced: bool = False,
+    ) -> UnitPrecision:
+        """Fill in what was left open; parameters that are not floating point are never cast."""
+        if not original.is_floating_point:
+            return cls(original, original, original)
+        compute = param_dtype or original
+        return cls(original, compute, reduce_dtype or compute, keep_reduced)
+
+    @property
+    def delivered(self) -> torch.dtype:
+        """The dtype of the sharded gradients."""
+        return self.reduce if self.keep_reduced else self.original
+
+
+PrefetchTiming = Literal["pre", "post"]
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """When all-gathers are issued. One object serves a whole tree of units; the root's is taken.
+
+    Attributes:
+        backward_prefetch: ``"pre"``, ``"post"`` or ``None``; see ``BackwardPrefetch``.
+        backward_prefetch_depth: how many units ahead backward gathers; 0 is the same as ``None``.
+        forward_prefetch_depth: how many units ahead forward gathers explicitly. 0 still overlaps where the CPU runs
+            ahead of the device.
+        limit_all_gathers: how many units may have been gathered and not yet given back as far as the device is
+            concerned, before the CPU waits; 0 never waits.
+        memory_handover: how buffers pass between streams.
+    """
+
+    backward_prefetch: PrefetchTiming | None = "pre"
+    backward_prefetch_depth: int = 1
+    forward_prefetch_depth: int = 0
+    limit_all_gathers: int = 0
+    memory_handover: MemoryHandover = MemoryHandover.EVENTS
+
+    def __post_init__(self) -> None:
+        if self.backward_prefetch not in ("pre", "post", None):
+            raise ValueError(
+                f'backward_prefetch must be "pre", "post" or None, not {self.backward_prefetch!r}'
+            )
+        for field in ("backward_prefetch_depth", "forward_prefetch_depth", "limit_all_gathers"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{field} must be a number of units, 0 or more, not {value!r}")
+
+    @classmethod
+    def decide(
+        cls,
+        *,
+        backward_prefetch: PrefetchTiming | None,
+        backward_prefetch_depth: int,
+        forward_prefetch_depth: int,
+        limit_all_gathers: bool | int,
+        memory_handover: str | MemoryHandover,
+    ) -> ScheduleSettings:
+        """Read the front ends' arguments: ``limit_all_gathers=True`` is 2 as in FSDP1, handover may be a name."""
+        if not isinstance(limit_all_gathers, int):
+            raise ValueError(
+                "limit_all_gathers must be True (2 in flight), False (no limit) or a number of units, "
+                f"not {limit_all_gathers!r}"
+            )
+        limit = 2 if limit_all_gathers is True else int(limit_all_gathers)
+        try:
+            handover = MemoryHandover(memory_handover)
+        except ValueError:
+            names = ", ".join(repr(mode.value) for mode in MemoryHandover)
+            raise ValueError(f"memory_handover must be one of {names}, not {memory_handover!r}") from None
+        return cls(backward_prefetch, backward_prefetch_depth, forward_prefetch_depth, limit, handover)

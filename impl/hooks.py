@@ -1,0 +1,346 @@
+"""How modules and autograd call the runtime.
+
+A *stage* stands for one wrapped module (or several that are wrapped as one) and is called at four points::
+
+    pre_forward    module is entered        gather, wait, cast inputs, put a boundary on the inputs
+    post_forward   module returned          free, remember the order, hook the outputs
+    pre_backward   an output got its grad   gather, wait, prefetch                      (only the first output does)
+    post_backward  all inputs got theirs    free, reduce gradients
+
+``post_backward`` hangs on the boundary, an autograd node through which the inputs pass: autograd works backwards
+through the graph in the reverse order of creation, so when that node runs everything inside the module is done, also
+where the parameters are frozen. A module whose inputs need no gradient has no such node; its post-backward runs when
+the whole backward ends, as does that of modules whose output went unused.
+
+Recomputed forwards (activation checkpointing) run inside backward. They only make sure that parameters are there:
+what frees them again is the post-backward of the same backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import nn
+
+from .annotations import span
+from .api import ScheduleSettings
+from .runtime import Runtime, build_runtime, in_backward
+from .tree import caster, collect_grad_tensors, map_tensors, mover
+from .unit import Unit, UnitState
+
+_STAGE = "_fsdp_stage"
+"""Attribute (kept out of the module's own registries) that holds a wrapped module's stage."""
+
+
+class StageState(Enum):
+    """Where a stage is in an iteration."""
+
+    IDLE = auto()
+    FORWARD = auto()
+    BACKWARD = auto()
+    REDUCED = auto()
+
+
+class Stage:
+    """One wrapped module's part in the runtime.
+
+    Args:
+        modules: the modules wrapped as one, usually one.
+        units: what it gathers at once: a unit for each dtype of its parameters, none if all belong to stages inside.
+        input_dtype: floating point inputs are cast to it.
+        root_input_dtype: the same, only where this stage is the outermost.
+        output_dtype: floating point outputs are cast to it.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        units: Sequence[Unit],
+        device: torch.device,
+        settings: ScheduleSettings,
+        *,
+        input_dtype: torch.dtype | None = None,
+        root_input_dtype: torch.dtype | None = None,
+        output_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.modules = tuple(modules)
+        self.units = tuple(units)
+        self.device = device
+        self.settings = settings
+        self.state = StageState.IDLE
+        self.forward_targets: list[Stage] = []
+        """Stages that forward gathers ahead after this one, in place of those the recorded order names."""
+        self.backward_targets: list[Stage] = []
+        self.forward_positions: list[int] = []
+        """Where this stage stands in the recorded order, once a call."""
+        self.backward_position = -1
+        self._runtime: Runtime | None = None
+        self._cast_input = caster(input_dtype) if input_dtype is not None else None
+        self._cast_root_input = caster(root_input_dtype) if root_input_dtype is not None else None
+        self._cast_output = caster(output_dtype) if output_dtype is not None else None
+        self._to_run: set[nn.Module] = set()
+        for module in modules:
+            module.__dict__[_STAGE] = self
+
+    # -- set up ---------------------------------------------------------------------------------------------------
+
+    @property
+    def root_module(self) -> nn.Module:
+        """The one module of this stage; the root of a tree has to be one."""
+        if len(self.modules) != 1:
+            kinds = ", ".join(type(module).__name__ for module in self.modules)
+            raise RuntimeError(
+                f"several modules ({kinds}) wrapped as one cannot be the root; wrap their parent too"
+            )
+        return self.modules[0]
+
+    @property
+    def has_runtime(self) -> bool:
+        """Whether this stage already belongs to a tree."""
+        return self._runtime is not None
+
+    @property
+    def runtime(self) -> Runtime:
+        """The tree's runtime; the first stage that asks becomes the root of its tree."""
+        if self._runtime is None:
+            build_runtime(self, self.settings)
+            assert self._runtime is not None
+        return self._runtime
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this stage is the root of its tree; false before that is known."""
+        return self._runtime is not None and self._runtime.root is self
+
+    def join(self, runtime: Runtime, name: str) -> None:
+        """Become part of a tree under the name of the module in its root."""
+        self._runtime = runtime
+        for unit in self.units:
+            unit.join(runtime, name)
+            if unit.reshard_after_forward is None:
+                # The root's parameters are the first that backward needs again.
+                unit.reshard_after_forward = runtime.root is not self
+
+    # -- forward --------------------------------------------------------------------------------------------------
+
+    def pre_forward(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Hook before a module's forward; returns the inputs to run it with."""
+        runtime = self.runtime
+        if self.state is StageState.BACKWARD:
+            runtime.schedule.gather(self)
+            runtime.schedule.await_stage(self)
+            return self._cast(self._cast_input, args, kwargs)
+        entering = self.state is not StageState.FORWARD
+        self.state = StageState.FORWARD
+        if len(self.modules) > 1 and not self._to_run:
+            self._to_run.update(self.modules)
+        if runtime.forward_root is None:
+            runtime.begin_forward(self)
+            if runtime.lanes.has_streams:
+                args, kwargs = self._cast(mover(self.device), args, kwargs)
+            args, kwargs = self._cast(self._cast_root_input, args, kwargs)
+        args, kwargs = self._cast(self._cast_input, args, kwargs)
+        if not entering:
+            return args, kwargs
+        if not self.units:
+            return args, kwargs
+        with span(self.units[0].labels.pre_forward):
+            if in_backward():
+                runtime.schedule.gather(self)
+                runtime.schedule.await_stage(self)
+            else:
+                runtime.schedule.enter_forward(self)
+            if torch.is_grad_enabled():
+                args, kwargs = self._put_boundary(args, kwargs)
+        return args, kwargs
+
+    @staticmethod
+    def _cast(
+        function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if function is None:
+            return args, kwargs
+        return map_tensors(function, args), map_tensors(function, kwargs) if kwargs else kwargs
+
+    def _put_boundary(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        inputs: list[torch.Tensor] = collect_grad_tensors(args, [])
+        if kwargs:
+            collect_grad_tensors(kwargs, inputs)
+        if not inputs:
+            return args, kwargs
+        passed: Iterator[torch.Tensor] = iter(_Boundary.apply(self, *inputs))
+
+        def replace(tensor: torch.Tensor) -> torch.Tensor:
+            return next(passed) if tensor.requires_grad else tensor
+
+        return map_tensors(replace, args), map_tensors(replace, kwargs) if kwargs else kwargs
+
+    def post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Hook after a module's forward; returns the output to hand on."""
+        if self.state is StageState.BACKWARD:
+            return self._finish_output(output)
+        if self._to_run:
+            self._to_run.discard(module)
+            if self._to_run:
+                return self._finish_output(output)
+        return self._leave_forward(output)
+
+    def _leave_forward(self, output: Any) -> Any:
+        runtime = self.runtime
+        self._to_run.clear()
+        if self.units:
+            with span(self.units[0].labels.post_forward):
+                if not in_backward():
+                    for unit in self.units:
+                        if unit.reshard_after_forward:
+                            unit.reshard(runtime.schedule.forward_hold)
+                    runtime.schedule.leave_forward(self)
+                if torch.is_grad_enabled():
+                    self._hook_outputs(output)
+        elif torch.is_grad_enabled():
+            self._hook_outputs(output)
+        self.state = StageState.IDLE
+        if runtime.forward_root is self:
+            for stage in reversed(runtime.stages):
+                if stage is not self and stage._to_run:
+                    output = stage._leave_forward(output)
+            runtime.end_forward()
+        return self._finish_output(output)
+
+    def _finish_output(self, output: Any) -> Any:
+        return output if self._cast_output is None else map_tensors(self._cast_output, output)
+
+    def _hook_outputs(self, output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            if output.requires_grad:
+                output.register_hook(self.pre_backward)
+            return
+        for tensor in collect_grad_tensors(output, []):
+            tensor.register_hook(self.pre_backward)
+
+    # -- backward -------------------------------------------------------------------------------------------------
+
+    def pre_backward(self, gradient: torch.Tensor) -> None:
+        """Hook on every output's gradient: the first one unshards."""
+        if self.state is StageState.BACKWARD:
+            return
+        runtime = self.runtime
+        runtime.begin_backward()
+        self.state = StageState.BACKWARD
+        if self.units:
+            with span(self.units[0].labels.pre_backward):
+                runtime.schedule.enter_backward(self)
+
+    @torch.no_grad()
+    def post_backward(self) -> None:
+        """All of this stage's gradients are there: free the parameters and reduce."""
+        self.state = StageState.REDUCED
+        if not self.units:
+            return
+        runtime = self.runtime
+        with span(self.units[0].labels.post_backward):
+            ready: list[tuple[Unit, tuple[int, ...], list[torch.Tensor]]] = []
+            for unit in reversed(self.units):
+                if unit.gradients.synchronize:
+                    which, gradients = take_gradients(unit)
+                    if which:
+                        ready.append((unit, which, gradients))
+                else:
+                    keep_gradients(unit)
+                if unit.reshard_after_backward:
+                    unit.reshard()
+            runtime.schedule.after_gradients(self)
+            for unit, which, gradients in ready:
+                runtime.reducer.reduce(unit, which, gradients)
+
+    def finish_backward(self) -> None:
+        """The whole backward is done: what did not come to its post-backward does now."""
+        late = self.state is StageState.REDUCED and any(
+            p.grad is not None for unit in self.units if unit.gradients.synchronize for p in unit.unsharded
+        )
+        if self.state is not StageState.REDUCED or late:
+            self.post_backward()
+        self._to_run.clear()
+        self.state = StageState.IDLE
+
+    def drop_unused_gather(self) -> None:
+        """Let go of parameters that were gathered ahead and not used."""
+        for unit in self.units:
+            if unit.state is UnitState.GATHERING:
+                unit.reshard()
+
+    def reset(self) -> None:
+        """After a failed iteration: sharded, without gradients that were on their way."""
+        for unit in self.units:
+            unit.reshard()
+            unit.gradients.accumulated.clear()
+            unit.gradients.partial = None
+            for parameter in unit.unsharded:
+                parameter.grad = None
+        self.forward_positions.clear()
+        self._to_run.clear()
+        self.state = StageState.IDLE
+
+
+class _Boundary(torch.autograd.Function):
+    """The inputs of a stage pass through it unchanged; in backward it tells the stage that all inside is done."""
+
+    @staticmethod
+    def forward(ctx: Any, stage: Stage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        ctx.stage = stage
+        ctx.set_materialize_grads(False)
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        ctx.stage.post_backward()
+        return (None, *gradients)
+
+
+def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
+    """Take the unsharded gradients out of a unit: indices of the parameters that have one, and the gradients."""
+    which: list[int] = []
+    gradients: list[torch.Tensor] = []
+    keeps = unit.gradients.accumulated
+    accumulating = bool(keeps)
+    for index, parameter in enumerate(unit.unsharded):
+        gradient = parameter.grad
+        if gradient is not None:
+            parameter.grad = None
+        if accumulating:
+            kept = keeps.pop(index, None)
+            if kept is not None:
+                gradient = kept if gradient is None else kept.add_(gradient)
+            elif gradient is not None:
+                gradient = gradient.to(unit.precision.reduce)
+        if gradient is not None:
+            which.append(index)
+            gradients.append(gradient)
+    return tuple(which), gradients
+
+
+def keep_gradients(unit: Unit) -> None:
+    """Accumulate without reducing: in the reduce dtype where that is another than autograd's."""
+    if unit.precision.reduce == unit.precision.compute:
+        return
+    accumulated = unit.gradients.accumulated
+    for index, parameter in enumerate(unit.unsharded):
+        if parameter.grad is None:
+            continue
+        if index in accumulated:
+            accumulated[index].add_(parameter.grad)
+        else:
+            accumulated[index] = parameter.grad.to(unit.precision.reduce)
+        parameter.grad = None
+
+
+def stage_of(module: nn.Module) -> Stage | None:
+    """The stage of a wrapped module, ``None`` for others."""
+    return module.__dict__.get(_STAGE)

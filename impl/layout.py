@@ -1,0 +1,174 @@
+"""Where each parameter's elements lie in a unit's buffers. Pure functions: no communication, no device.
+
+Two layouts, one for each front end, here for two parameters a (3 x 2) and b (4) on two ranks:
+
+``flat_layout`` (FSDP1): the parameters one after another, padded at the end, cut into equal shards. What an
+all-gather returns *is* the parameters; nothing is copied::
+
+    gathered   a0 a1 a2 a3 a4 | a5 b0 b1 b2 b3        shard of rank 0 | shard of rank 1
+    full       the same memory
+
+``chunked_layout`` (FSDP2): each parameter is cut on dim 0 as ``torch.chunk`` cuts it and each chunk is padded, so that
+every shard is a slice of rows. What an all-gather returns is ordered by rank first, so one fused copy is needed to
+make each parameter contiguous::
+
+    gathered   a(rows 0,1) b(0,1) | a(row 2) pad b(2,3)       rank-major
+    full       a(rows 0,1,2) pad  ·  b(0..3)                  parameter-major, each start aligned
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+ALIGNMENT_BYTES = 16
+"""Matrix kernels read 16 bytes at a time; a parameter that starts off this grid takes a slow path on GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One parameter's place in the buffers of its unit. All sizes are in elements.
+
+    ``shard_shape`` is the shape of this rank's part without padding: rows for a chunked layout, one dimension for a
+    flat one. ``shard_range`` is the part's ``[start, end)`` inside the flattened parameter.
+    """
+
+    shape: tuple[int, ...]
+    numel: int
+    shard_offset: int
+    shard_shape: tuple[int, ...]
+    shard_range: tuple[int, int]
+    shard_padded_numel: int
+    full_offset: int
+    full_padded_numel: int
+
+    @property
+    def shard_numel(self) -> int:
+        """Elements of this rank's part, without padding."""
+        return self.shard_range[1] - self.shard_range[0]
+
+
+@dataclass(frozen=True)
+class UnitLayout:
+    """The layout of a whole unit for one rank.
+
+    ``rank_major`` tells that the gathered buffer has to be copied into the full one; otherwise both are one memory.
+    ``whole`` tells that gradients are always reduced as one piece, with zeros for those that are missing; otherwise
+    any subset of the parameters can be reduced by itself.
+    """
+
+    world_size: int
+    rank: int
+    segments: tuple[Segment, ...]
+    shard_numel: int
+    full_numel: int
+    rank_major: bool
+    whole: bool
+
+    @property
+    def gathered_numel(self) -> int:
+        """Elements an all-gather returns: every rank's shard with its padding."""
+        return self.world_size * self.shard_numel
+
+    @cached_property
+    def parameter_numel(self) -> int:
+        """Elements of the parameters themselves, without any padding."""
+        return sum(segment.numel for segment in self.segments)
+
+    @cached_property
+    def split_sizes(self) -> tuple[int, ...]:
+        """The padded size of each parameter's part in one shard, in order."""
+        return tuple(segment.shard_padded_numel for segment in self.segments)
+
+
+def _align(numel: int, element_size: int) -> int:
+    step = max(1, ALIGNMENT_BYTES // element_size)
+    return -(-numel // step) * step
+
+
+def _check(world_size: int, rank: int) -> None:
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not a rank of a group of {world_size}")
+
+
+def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
+    """The ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty for ranks past the last chunk."""
+    step = -(-rows // world_size)
+    return min(rank * step, rows), min((rank + 1) * step, rows)
+
+
+def chunked_layout(
+    shapes: Sequence[Sequence[int]], world_size: int, rank: int, element_size: int = 4
+) -> UnitLayout:
+    """The fully_shard layout: every parameter chunked on dim 0, each chunk padded to the largest.
+
+    Args:
+        shapes: shape of each parameter, at least one dimension each.
+        element_size: bytes of the widest dtype the full buffer is held in, for alignment.
+    """
+    _check(world_size, rank)
+    segments: list[Segment] = []
+    shard_offset = full_offset = 0
+    for shape in shapes:
+        if len(shape) == 0:
+            raise ValueError("a parameter without dimensions has no rows to shard; give it the shape (1,)")
+        row = math.prod(shape[1:])
+        start, end = chunk_rows(shape[0], world_size, rank)
+        padded = -(-shape[0] // world_size) * row
+        full_padded = padded * world_size
+        segments.append(
+            Segment(
+                shape=tuple(shape),
+                numel=math.prod(shape),
+                shard_offset=shard_offset,
+                shard_shape=(end - start, *shape[1:]),
+                shard_range=(start * row, end * row),
+                shard_padded_numel=padded,
+                full_offset=full_offset,
+                full_padded_numel=full_padded,
+            )
+        )
+        # One rank: the shard is the parameters, so it is the shard that has to be aligned.
+        shard_offset += _align(padded, element_size) if world_size == 1 else padded
+        full_offset += _align(full_padded, element_size)
+    return UnitLayout(
+        world_size,
+        rank,
+        tuple(segments),
+        shard_offset,
+        full_offset,
+        rank_major=world_size > 1,
+        whole=False,
+    )
+
+
+def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> UnitLayout:
+    """The FSDP1 layout: the flattened parameters one after another, padded at the end to a multiple of the ranks."""
+    _check(world_size, rank)
+    total = sum(math.prod(shape) for shape in shapes)
+    shard_numel = -(-total // world_size)
+    begin, stop = rank * shard_numel, (rank + 1) * shard_numel
+    segments: list[Segment] = []
+    offset = 0
+    for shape in shapes:
+        numel = math.prod(shape)
+        start = min(max(begin - offset, 0), numel)
+        end = max(min(stop - offset, numel), start)
+        segments.append(
+            Segment(
+                shape=tuple(shape),
+                numel=numel,
+                shard_offset=offset + start - begin if end > start else 0,
+                shard_shape=(end - start,),
+                shard_range=(start, end),
+                shard_padded_numel=end - start,
+                full_offset=offset,
+                full_padded_numel=numel,
+            )
+        )
+        offset += numel
+    return UnitLayout(
+        world_size, rank, tuple(segments), shard_numel, world_size * shard_numel, rank_major=False, whole=True
+    )

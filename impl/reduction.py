@@ -1,0 +1,277 @@
+"""From the gradients of one unit's backward to sharded gradients.
+
+::
+
+    compute      [backward of the unit][copy in]
+    reduce                                      [reduce-scatter] ............ (cast, deliver)
+    all_reduce                                                   [all-reduce] (cast, deliver)
+
+The copy in is one fused operation: it lays all gradients into the collective's input, rank-major where the layout is
+chunked, and casts to the reduce dtype on the way. The result of the collective *is* the memory of the sharded
+gradients, unless they are delivered in another dtype.
+
+On the CPU a collective runs on the backend's threads; what follows it (sum, division, delivery) is done when a later
+unit is reduced or backward ends, in the order of issue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import comm
+from .annotations import span
+from .api import MemoryHandover
+from .streams import Lane, Lanes, Mark
+
+if TYPE_CHECKING:
+    from .unit import Unit
+
+_MOST_IN_FLIGHT = 2
+"""On the CPU: collectives whose results are not yet delivered. One runs, one waits for its turn."""
+
+
+class _Reduction:
+    """One unit's reduction: what is in flight and what is left to do."""
+
+    __slots__ = ("average", "offsets", "output", "received", "source", "unit", "which", "work")
+
+    def __init__(
+        self, unit: Unit, which: Sequence[int], offsets: Sequence[int], source: torch.Tensor
+    ) -> None:
+        self.unit = unit
+        self.which = which
+        self.offsets = offsets
+        self.source = source
+        self.output = source
+        self.received: torch.Tensor | None = None
+        self.work: Any = None
+        self.average: comm.Averaging
+
+
+class Reducer:
+    """Reduces the gradients of a tree of units."""
+
+    def __init__(self, lanes: Lanes, mode: MemoryHandover) -> None:
+        self._lanes = lanes
+        self._mode = mode
+        self._in_flight: deque[_Reduction] = deque()
+        # EVENTS: memory that another lane still reads, with that lane's mark and the lane that has to wait for it.
+        self._inputs: deque[tuple[torch.Tensor, Mark | None]] = deque()
+        self._sums: deque[tuple[torch.Tensor, Mark | None]] = deque()
+        self._last: dict[Lane, Mark | None] = {}
+        self._plans: dict[tuple[Unit, tuple[int, ...]], tuple[list[int], int, int]] = {}
+
+    # -- entry points ---------------------------------------------------------------------------------------------
+
+    def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
+        """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
+
+        The list is emptied as soon as its gradients were copied, so that their memory is free early.
+        """
+        if unit.groups.ranks == 1:
+            _deliver_local(unit, which, gradients)
+            return
+        label = unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce
+        with span(label):
+            self._retire_inputs()
+            reduction = self._copy_in(unit, which, gradients)
+            gradients.clear()
+            self._start(reduction)
+        if self._lanes.has_streams:
+            self._complete(reduction)
+        else:
+            self._in_flight.append(reduction)
+            while len(self._in_flight) > _MOST_IN_FLIGHT:
+                self._complete(self._in_flight.popleft())
+
+    def finish(self) -> None:
+        """Deliver everything and make computation wait for it: the end of backward."""
+        while self._in_flight:
+            self._complete(self._in_flight.popleft())
+        for mark in self._last.values():
+            self._lanes.compute.wait(mark)
+        self._last.clear()
+        self._retire_inputs()
+        self._sums.clear()
+
+    def discard(self) -> None:
+        """Wait for what is in flight and deliver nothing: the iteration failed."""
+        for reduction in self._in_flight:
+            if reduction.work is not None:
+                reduction.work.wait()
+        self._in_flight.clear()
+        self.finish()
+
+    # -- the steps of one reduction -------------------------------------------------------------------------------
+
+    def _copy_in(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> _Reduction:
+        offsets, numel, used = self._plan(unit, which)
+        layout = unit.layout
+        if layout.whole and len(which) < len(layout.segments):
+            gradients = _fill_missing(unit, which, gradients)
+        source = torch.empty(numel, dtype=unit.precision.reduce, device=unit.device)
+        if used < numel:
+            source[used:].zero_()
+        rows = layout.world_size if layout.rank_major else 1
+        torch._chunk_cat([_with_rows(g) for g in gradients], 0, rows, out=source[:used].view(rows, -1))
+        return _Reduction(unit, which, offsets, source)
+
+    def _plan(self, unit: Unit, which: tuple[int, ...]) -> tuple[list[int], int, int]:
+        """Start of each part in the reduced shard, elements of the input, and how many of those are gradients."""
+        key = (unit, which)
+        if key not in self._plans:
+            layout = unit.layout
+            segments = [layout.segments[i] for i in which]
+            if layout.whole:
+                offsets = [segment.shard_offset for segment in segments]
+                numel, used = layout.gathered_numel, layout.parameter_numel
+            else:
+                sizes = [segment.shard_padded_numel for segment in segments]
+                offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+                numel = used = sum(sizes) * layout.world_size
+            self._plans[key] = (offsets, numel, used)
+        return self._plans[key]
+
+    def _start(self, reduction: _Reduction) -> None:
+        unit, lanes = reduction.unit, self._lanes
+        groups, state = unit.groups, unit.gradients
+        dtype = unit.precision.reduce
+        reduction.average = comm.averaging(
+            groups.ranks,
+            dtype,
+            native_average=lanes.has_streams,
+            factor=state.divide_factor,
+            force_sum=state.force_sum or groups.replicate is not None and state.divide_factor is not None,
+        )
+        lane = lanes.reduce if groups.shard is not None else lanes.all_reduce
+        lane.follow(lanes.compute)
+        with lane:
+            if reduction.average.before != 1:
+                reduction.source.div_(reduction.average.before)
+            if groups.shard is not None:
+                self._start_reduce_scatter(reduction)
+            else:
+                assert groups.replicate is not None
+                reduction.work = comm.all_reduce(
+                    reduction.source, groups.replicate, reduction.average.operation, not lanes.has_streams
+                )
+        if groups.shard is not None:
+            self._let_go(reduction.source, lane, self._inputs)
+
+    def _start_reduce_scatter(self, reduction: _Reduction) -> None:
+        unit, source = reduction.unit, reduction.source
+        group = unit.groups.shard
+        assert group is not None
+        numel = source.numel() // unit.groups.shard_size
+        reduction.output = torch.empty(numel, dtype=source.dtype, device=source.device)
+        if self._lanes.has_streams:
+            comm.reduce_scatter(reduction.output, source, group, reduction.average.operation, async_op=False)
+        elif comm.backend_name(group, unit.device) == "gloo":
+            reduction.received = torch.empty_like(source)
+            reduction.work = comm.exchange_shards(reduction.received, source, group)
+        else:
+            reduction.work = comm.reduce_scatter(
+                reduction.output, source, group, reduction.average.operation, async_op=True
+            )
+
+    def _complete(self, reduction: _Reduction) -> None:
+        unit, lanes = reduction.unit, self._lanes
+        if reduction.work is not None:
+            reduction.work.wait()
+            reduction.work = None
+        if reduction.received is not None:
+            parts = reduction.received.view(unit.groups.shard_size, -1)
+            torch.sum(parts, dim=0, out=reduction.output)
+            reduction.received = None
+        lane = lanes.reduce if unit.groups.shard is not None else lanes.all_reduce
+        if unit.groups.shard is not None and unit.groups.replicate is not None:
+            with lane:
+                if not self._add_partial(reduction):
+                    self._last[lane] = lane.record()
+                    return
+            lane = self._all_reduce_shard(reduction)
+        with lane:
+            self._deliver(reduction)
+            self._last[lane] = lane.record()
+
+    def _add_partial(self, reduction: _Reduction) -> bool:
+        """Hybrid sharding: add what earlier passes left; false if this pass is kept for a later one as well."""
+        state = reduction.unit.gradients
+        if state.partial is not None:
+            reduction.output.add_(state.partial)
+            state.partial = None
+        if not state.all_reduce:
+            state.partial = reduction.output
+            return False
+        return True
+
+    def _all_reduce_shard(self, reduction: _Reduction) -> Lane:
+        unit, lanes = reduction.unit, self._lanes
+        group = unit.groups.replicate
+        assert group is not None
+        lanes.all_reduce.follow(lanes.reduce)
+        with span(unit.labels.all_reduce), lanes.all_reduce:
+            comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
+        if unit.precision.delivered != unit.precision.reduce:
+            # A cast follows and this memory, which the reduce lane allocated, is dropped: not before the sum is done.
+            while self._mode is MemoryHandover.EVENTS and len(self._sums) > 1:
+                _, mark = self._sums.popleft()
+                lanes.reduce.wait(mark)
+            self._let_go(reduction.output, lanes.all_reduce, self._sums)
+        return lanes.all_reduce
+
+    def _deliver(self, reduction: _Reduction) -> None:
+        unit, output = reduction.unit, reduction.output
+        if reduction.average.after != 1:
+            output.div_(reduction.average.after)
+        if unit.groups.shard is None and unit.precision.delivered != unit.precision.reduce:
+            self._let_go(output, self._lanes.all_reduce, self._inputs)
+        unit.presentation.deliver(output.to(unit.precision.delivered), reduction.which, reduction.offsets)
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def _let_go(
+        self, tensor: torch.Tensor, lane: Lane, held: deque[tuple[torch.Tensor, Mark | None]]
+    ) -> None:
+        """``lane`` still reads ``tensor``, which is dropped after this: see ``buffer.py`` for the two ways."""
+        if not self._lanes.has_streams:
+            return
+        if self._mode is MemoryHandover.RECORD_STREAM:
+            lane.keep(tensor)
+        else:
+            held.append((tensor, lane.record()))
+
+    def _retire_inputs(self) -> None:
+        while self._inputs:
+            _, mark = self._inputs.popleft()
+            self._lanes.compute.wait(mark)
+
+
+def _fill_missing(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of all the unit's parameters, zeros where there is none."""
+    given = dict(zip(which, gradients, strict=True))
+    like = gradients[0]
+    return [
+        given[i] if i in given else torch.zeros(segment.shape, dtype=like.dtype, device=like.device)
+        for i, segment in enumerate(unit.layout.segments)
+    ]
+
+
+def _with_rows(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient if gradient.dim() else gradient.view(1)
+
+
+def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
+    """World size 1: the gradients themselves, cast and scaled only if that was asked for."""
+    precision, factor = unit.precision, unit.gradients.divide_factor
+    if precision.reduce != precision.compute:
+        gradients = [g.to(precision.reduce) for g in gradients]
+    if factor is not None and factor != 1:
+        gradients = [g / factor for g in gradients]
+    if precision.delivered != precision.reduce:
+        gradients = [g.to(precision.delivered) for g in gradients]
+    unit.presentation.deliver_local(gradients, which)

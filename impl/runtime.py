@@ -1,0 +1,142 @@
+"""What the units of one tree share: lanes, memory handover, schedule, reduction, and the life of an iteration.
+
+The tree is found when its outermost module first runs forward (or unshards): only then is it known which module is the
+root and which stages it holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd import Variable
+
+from .api import ScheduleSettings
+from .buffer import Handover
+from .reduction import Reducer
+from .schedule import RateLimiter, Schedule
+from .streams import Lanes
+
+if TYPE_CHECKING:
+    from .hooks import Stage
+    from .streams import Mark
+
+# Wrappers that rename the modules inside them; units are named as the user knows them.
+_WRAPPER_NAMES = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+
+
+def clean_name(name: str) -> str:
+    """A module's or parameter's name without the parts that wrappers put into it."""
+    if "_" not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPER_NAMES)
+
+
+class Runtime:
+    """The shared state of a tree of stages; ``root`` is the stage whose module runs forward first."""
+
+    def __init__(self, root: Stage, stages: list[Stage], settings: ScheduleSettings) -> None:
+        self.root = root
+        self.stages = stages
+        self.settings = settings
+        self.lanes = Lanes(root.device)
+        self.handover = Handover(settings.memory_handover)
+        self.limiter = RateLimiter(settings.limit_all_gathers)
+        self.schedule = Schedule(settings, self.limiter, self.lanes.has_streams)
+        self.reducer = Reducer(self.lanes, settings.memory_handover)
+        self.forward_root: Stage | None = None
+        """The stage whose forward is the outermost one running now; not the root where a part runs alone."""
+        self.is_last_backward = True
+        self.optimizer_mark: Mark | None = None
+        """An event that the user recorded after the optimizer, for gathers to wait on instead of everything."""
+        self._callback_queued = False
+
+    # -- forward --------------------------------------------------------------------------------------------------
+
+    def begin_forward(self, stage: Stage) -> None:
+        """The outermost forward starts: gathers must see what the optimizer wrote."""
+        self.forward_root = stage
+        lanes = self.lanes
+        mark = self.optimizer_mark if self.optimizer_mark is not None else lanes.compute.record()
+        self.optimizer_mark = None
+        lanes.cast.wait(mark)
+        lanes.gather.wait(mark)
+
+    def end_forward(self) -> None:
+        """The outermost forward is done."""
+        self.forward_root = None
+        self.handover.trim()
+        self.schedule.end_forward()
+
+    # -- backward -------------------------------------------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        """Some stage's backward starts: have the end of this backward pass call back, once."""
+        if not self._callback_queued:
+            self._callback_queued = True
+            Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
+        self._callback_queued = False
+        self.forward_root = None
+        for stage in self.stages:
+            stage.finish_backward()
+        self.reducer.finish()
+        if self.is_last_backward:
+            self.handover.trim()
+            self.schedule.end_backward()
+            for stage in self.stages:
+                stage.forward_positions.clear()
+                stage.drop_unused_gather()
+
+    # -- errors ---------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """After an exception inside an iteration: wait for what runs, forget it, show sharded parameters again."""
+        self._callback_queued = False
+        self.forward_root = None
+        self.reducer.discard()
+        for stage in self.stages:
+            stage.reset()
+        self.handover.trim()
+        self.schedule.reset()
+
+
+def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
+    """Find the stages below ``root``'s module, name their units, and join them in one runtime.
+
+    Raises:
+        RuntimeError: a stage inside already ran as a root of its own.
+        ValueError: units on different devices.
+    """
+    from .hooks import stage_of
+
+    stages: list[Stage] = []
+    names: dict[Stage, list[str]] = {}
+    for module_name, module in root.root_module.named_modules():
+        stage = stage_of(module)
+        if stage is None:
+            continue
+        name = clean_name(module_name) or "root"
+        if stage not in names:
+            if stage.has_runtime:
+                raise RuntimeError(
+                    f"module '{name}' already ran forward as a root of its own; run the outermost module's "
+                    "forward first, so that its parts belong to one tree"
+                )
+            if stage.device != root.device:
+                raise ValueError(
+                    f"unit '{name}' is on {stage.device} but the root's device is {root.device}; "
+                    "all units of a tree share one device"
+                )
+            stages.append(stage)
+        names.setdefault(stage, []).append(name)
+    runtime = Runtime(root, stages, settings)
+    for stage in stages:
+        stage.join(runtime, ", ".join(names[stage]))
+    return runtime
+
+
+def in_backward() -> bool:
+    """Whether this code runs inside a backward pass (as a recomputed forward does)."""
+    return torch._C._current_graph_task_id() != -1

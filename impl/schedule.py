@@ -1,0 +1,172 @@
+"""When all-gathers are issued: execution order, prefetch with a depth, and the rate limiter.
+
+A *stage* is what one wrapped module gathers at once (one unit, or one for each dtype). Forward gathers each stage when
+its module starts; where the CPU runs ahead of the device this overlaps by itself. Explicit prefetch issues the
+all-gathers of the next ``depth`` stages right after a stage's own.
+
+Backward needs prefetch: without it the all-gather of a stage is issued after the reduce-scatter of the stage before,
+and the two queue behind each other in one communicator. The order of backward is taken to be the reverse of the order
+in which stages finished forward, recorded in every iteration::
+
+    forward    F1  F2  F3            recorded: 1 2 3
+    pre        AG3 [AG2] B3 RS3 [AG1] B2 RS2 B1 RS1         gather i-1 before computing i
+    post       AG3 B3 [AG2] RS3 B2 [AG1] RS2 B1 RS1         gather i-1 after computing i, before reducing it
+    none       AG3 B3 RS3 AG2 B2 RS2 AG1 B1 RS1
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from .annotations import span
+from .api import MemoryHandover, ScheduleSettings
+from .streams import Lane, Mark
+from .unit import Unit, UnitState
+
+if TYPE_CHECKING:
+    from .hooks import Stage
+
+
+class RateLimiter:
+    """Lets the CPU run ahead by no more than ``limit`` gathered units.
+
+    Each freed unit leaves a mark on the computation. Before a gather is issued and when ``limit`` marks are there, the
+    CPU waits for the oldest: the memory that it guards is then really free and can be handed out again.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._marks: deque[Mark] = deque()
+
+    def freed(self, lane: Lane) -> None:
+        """A unit was freed after what ``lane`` has been given so far."""
+        if self.limit:
+            mark = lane.record()
+            if mark is not None:
+                self._marks.append(mark)
+
+    def wait(self, unit: Unit) -> None:
+        """Wait until another unit may be gathered."""
+        if self.limit and len(self._marks) >= self.limit:
+            with span(unit.labels.limiter_wait):
+                self._marks.popleft().synchronize()
+
+
+class Schedule:
+    """Issues and awaits the gathers of a tree of stages, in the order of its modules' calls."""
+
+    def __init__(self, settings: ScheduleSettings, limiter: RateLimiter, has_streams: bool) -> None:
+        self.settings = settings
+        self._limiter = limiter
+        # With streams, waiting queues a wait on the device: do it first, as the next gather's memory may depend on it.
+        # Without them waiting blocks the program: issue the next gathers first.
+        self._prefetch_before_wait = not has_streams
+        self._forward_order: list[Stage] = []
+        self._forward_so_far: list[Stage] = []
+        self._post_forward_order: list[Stage] = []
+        implicit = settings.memory_handover is MemoryHandover.EVENTS and not settings.forward_prefetch_depth
+        self.forward_hold = int(implicit)
+        """Freed buffers that stay for one more turn in forward: without explicit prefetch the next gather is issued
+        before this stage computes on the device, and must not wait for it."""
+
+    # -- gathers --------------------------------------------------------------------------------------------------
+
+    def gather(self, stage: Stage) -> None:
+        """Issue the gathers of a stage that is sharded."""
+        for unit in stage.units:
+            if unit.state is UnitState.SHARDED:
+                if unit.gathers:
+                    self._limiter.wait(unit)
+                unit.all_gather()
+
+    @staticmethod
+    def await_stage(stage: Stage, hold: int = 0) -> None:
+        """Make computation wait for a stage's parameters."""
+        for unit in stage.units:
+            unit.wait_all_gather(hold)
+
+    # -- forward --------------------------------------------------------------------------------------------------
+
+    def enter_forward(self, stage: Stage) -> None:
+        """A stage's forward starts: have its parameters, prefetch those of the next."""
+        self.gather(stage)
+        if self._prefetch_before_wait:
+            self._prefetch_forward(stage)
+        self.await_stage(stage, self.forward_hold)
+        if not self._prefetch_before_wait:
+            self._prefetch_forward(stage)
+
+    def _prefetch_forward(self, stage: Stage) -> None:
+        position = len(self._forward_so_far)
+        if stage.units:
+            self._forward_so_far.append(stage)
+        for target in stage.forward_targets:
+            self.gather(target)
+        depth = self.settings.forward_prefetch_depth
+        if not depth or stage.forward_targets:
+            return
+        order = self._forward_order
+        # Another order than last time is no error: there is just nothing to go by.
+        if position < len(order) and order[position] is stage:
+            for target in order[position + 1 : position + 1 + depth]:
+                self.gather(target)
+
+    def leave_forward(self, stage: Stage) -> None:
+        """A stage's forward is done: remember the order for backward."""
+        if stage.units:
+            stage.forward_positions.append(len(self._post_forward_order))
+            self._post_forward_order.append(stage)
+
+    def end_forward(self) -> None:
+        """The root's forward is done: its order predicts the next one's."""
+        if self._forward_so_far:
+            self._forward_order = self._forward_so_far
+            self._forward_so_far = []
+
+    # -- backward -------------------------------------------------------------------------------------------------
+
+    def enter_backward(self, stage: Stage) -> None:
+        """A stage's backward starts: have its parameters, prefetch those of the next."""
+        self.gather_for_backward(stage)
+        position = stage.forward_positions.pop() if stage.forward_positions else -1
+        stage.backward_position = position
+        early = stage.backward_targets or self.settings.backward_prefetch == "pre"
+        if early and self._prefetch_before_wait:
+            self._prefetch_backward(stage)
+        self.await_stage(stage)
+        if early and not self._prefetch_before_wait:
+            self._prefetch_backward(stage)
+
+    def gather_for_backward(self, stage: Stage) -> None:
+        """Issue a stage's gathers unless it was told that backward does not need its parameters."""
+        for unit in stage.units:
+            if unit.state is UnitState.SHARDED and unit.unshard_in_backward:
+                if unit.gathers:
+                    self._limiter.wait(unit)
+                unit.all_gather()
+
+    def after_gradients(self, stage: Stage) -> None:
+        """A stage's gradients were computed and are about to be reduced."""
+        if self.settings.backward_prefetch == "post" and not stage.backward_targets:
+            self._prefetch_backward(stage)
+
+    def _prefetch_backward(self, stage: Stage) -> None:
+        if stage.backward_targets:
+            for target in stage.backward_targets:
+                self.gather_for_backward(target)
+            return
+        position = stage.backward_position
+        for ahead in range(1, self.settings.backward_prefetch_depth + 1):
+            if position - ahead < 0:
+                return
+            self.gather_for_backward(self._post_forward_order[position - ahead])
+
+    def end_backward(self) -> None:
+        """Forget the order of the forward that this backward belonged to."""
+        self._post_forward_order.clear()
+
+    def reset(self) -> None:
+        """Forget everything about an iteration that failed."""
+        self._forward_so_far.clear()
+        self._post_forward_order.clear()

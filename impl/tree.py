@@ -1,0 +1,80 @@
+"""Tensors inside nested arguments and outputs. The common case, a flat tuple of tensors, takes no detour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+TensorFunction = Callable[[torch.Tensor], torch.Tensor]
+
+
+def map_tensors(function: TensorFunction, value: Any) -> Any:
+    """``value`` with every tensor replaced by ``function`` of it.
+
+    Knows tensors inside tuples, named tuples, lists, mappings and dataclasses; anything else is passed on as it is.
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, tuple):
+        items = [map_tensors(function, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, list):
+        return [map_tensors(function, item) for item in value]
+    if isinstance(value, Mapping):
+        mapped = {key: map_tensors(function, item) for key, item in value.items()}
+        return mapped if type(value) is dict else _same_mapping(value, mapped)
+    if is_dataclass(value) and not isinstance(value, type):
+        changes = {f.name: map_tensors(function, getattr(value, f.name)) for f in fields(value) if f.init}
+        if all(changes[name] is getattr(value, name) for name in changes):
+            return value
+        return replace(value, **changes)
+    return value
+
+
+def _same_mapping(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
+    """Keep the class of a mapping (ordered ones, model outputs), also where it is not made from a dictionary."""
+    kind: Any = type(original)
+    if is_dataclass(original):
+        return kind(**mapped)
+    return kind(mapped)
+
+
+def collect_grad_tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Append the tensors that require grad to ``found``, in the order in which ``map_tensors`` visits them."""
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad:
+            found.append(value)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            collect_grad_tensors(item, found)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            collect_grad_tensors(item, found)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for f in fields(value):
+            if f.init:
+                collect_grad_tensors(getattr(value, f.name), found)
+    return found
+
+
+def caster(dtype: torch.dtype) -> TensorFunction:
+    """A function that casts floating point tensors to ``dtype`` and leaves others alone."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype is dtype or not torch.is_floating_point(tensor):
+            return tensor
+        return tensor.to(dtype)
+
+    return cast
+
+
+def mover(device: torch.device) -> TensorFunction:
+    """A function that moves tensors to ``device``."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.device == device else tensor.to(device)
+
+    return move
