@@ -305,7 +305,7 @@ _SHAPED: dict[str, Callable[[Call, KernelCosts], OperatorCost]] = {
     "_scaled_dot_product_flash_attention": _attention_forward(4),
     "_scaled_dot_product_flash_attention_backward": _attention_backward(11),
     "_scaled_dot_product_efficient_attention": _attention_forward(6),
-    "_scaled_dot_product_efficient_attention_backward": _attention_backward(10),
+    "_scaled_dot_product_efficient_attention_backward": _attention_backward(11),
     "_scaled_dot_product_cudnn_attention": _attention_forward(6),
 }
 

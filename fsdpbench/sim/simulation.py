@@ -16,6 +16,7 @@ from fsdpbench.sim.accelerator import ACCELERATOR, DEFAULT_STREAM, DEVICE_TYPE
 from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.allocator.conf import AllocatorCosts
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
+from fsdpbench.sim.attention import register_attention
 from fsdpbench.sim.clock import TimelineClock
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
 from fsdpbench.sim.device_module import DeviceModule
@@ -49,6 +50,7 @@ def preload() -> None:
     apply_patches()
     register_backend()
     _REGISTERED.extend(register_kernels())
+    _REGISTERED.append(register_attention())
 
 
 class Simulation:

@@ -72,10 +72,10 @@ def _copy(operator: Any, by_shape: Kernel) -> Kernel:
             nbytes = target.numel() * source.element_size()
             ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not non_blocking)
         else:
+            # The host tensor keeps its values: DDP copies its bucket order to the device, broadcasts it and
+            # copies it back, and has to find it again.
             nbytes = source.numel() * source.element_size()
             ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not non_blocking)
-            if target.device.type == "cpu":
-                target.zero_()
         return target
 
     return kernel
