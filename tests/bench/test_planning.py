@@ -1,0 +1,104 @@
+"""From what was asked to the points that run: lists, systems, and what is not applicable, said once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fsdpbench.cli.request import DEFAULT_GPUS, make_request, request_of_space
+from fsdpbench.errors import UsageError
+from fsdpbench.planning import make_config, not_applicable, parse_shape
+from fsdpbench.settings import Settings
+
+SIM = {"model": "gpt-tiny", "gpus": 8, "device": "sim"}
+
+
+def request(given: dict[str, Any] | None = None, **lists: list[Any]) -> Any:
+    return make_request({**SIM, **(given or {})}, lists, whole_space=bool(lists))
+
+
+def test_the_default_space_has_at_least_16_points_over_both_front_ends() -> None:
+    plan = request().plan()
+    assert len(plan.points) == 24
+    assert {config.system for config in plan.points} == {"impl-fsdp1", "impl-fsdp2"}
+    swept = [(c.system, c.settings) for c in plan.points]
+    assert len(set(swept)) == len(swept)
+    for name in ("wrap", "backward_prefetch", "limit_all_gathers", "param_dtype"):
+        values = {getattr(c.settings, name) for c in plan.points if c.system == "impl-fsdp1"}
+        assert len(values) == 2, name
+
+
+def test_a_setting_that_a_system_lacks_is_no_axis_of_it_and_said_once() -> None:
+    plan = request({"system": "torch-fsdp2,torch-fsdp1"}, limit_all_gathers=[2, "off"], batch=[1, 2]).plan()
+    limits = {(c.system, c.settings.limit_all_gathers) for c in plan.points}
+    assert limits == {("torch-fsdp2", None), ("torch-fsdp1", 2), ("torch-fsdp1", "off")}
+    assert len(plan.points) == 2 + 4
+    said = [note for note in plan.notes if "limit_all_gathers" in note]
+    assert len(said) == 1
+    assert "torch-fsdp2" in said[0]
+
+
+def test_a_value_that_a_system_refuses_is_left_out_and_said_once() -> None:
+    plan = request({"system": "torch-fsdp2"}, backward_prefetch=["pre", "none"], batch=[1, 2, 3]).plan()
+    assert {c.settings.backward_prefetch for c in plan.points} == {"pre"}
+    assert len(plan.points) == 3
+    assert len([note for note in plan.notes if "backward_prefetch=none" in note]) == 1
+
+
+def test_run_says_which_given_setting_does_not_apply() -> None:
+    target = request().target
+    config = make_config(target, "torch-fsdp2", Settings.of(limit_all_gathers=3), target.workload())
+    assert set(not_applicable(config, {"limit_all_gathers"})) == {"limit_all_gathers"}
+    assert not_applicable(config, {"batch"}) == {}
+
+
+def test_hybrid_sizes_must_divide_the_ranks() -> None:
+    plan = request({"gpus": 16}, strategy=["HYBRID_SHARD"], shard_size=[None, 4, 6]).plan()
+    assert sorted({c.settings.shard_size for c in plan.points}, key=str) == [4, None]
+    assert any("copies of 6" in note for note in plan.notes)
+
+
+def test_a_space_written_down_asks_for_the_same_points_again() -> None:
+    first = request({"shape": "layers=2,tied=true"}, wrap=["block", "root"], seq=[None, 64])
+    second = request_of_space(first.to_space())
+    assert [c.to_dict() for c in second.plan().points] == [c.to_dict() for c in first.plan().points]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"model": "gpt-2.9b"}, "gpt-2.8b"),
+        ({"hardware": "a100-81gb"}, "a100-80gb"),
+        ({"system": "impl-fsdp3"}, "impl-fsdp2"),
+        ({"device": "smi"}, "sim"),
+        ({"gpus": 0}, "--gpus must be at least 1"),
+        ({"gpus": 12}, "does not fill nodes of 8"),
+        ({"shape": "layers"}, "name=value"),
+        ({"shape": "layerz=2"}, "layers"),
+        ({"data": "no/such/file.txt"}, "no/such/file.txt"),
+        ({"device": "cpu", "hardware": "a100-80gb"}, "--hardware"),
+    ],
+)
+def test_bad_targets_name_the_way_out(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        request(given).plan()
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_auto_takes_simulated_gpus_where_there_are_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsdpbench.devices.detection.visible_gpus", lambda: 2)
+    asked = make_request({"model": "gpt-tiny"}, {}, whole_space=False)
+    assert asked.target.device == "sim"
+    assert asked.target.gpus == DEFAULT_GPUS
+    assert "found 2 of 8 GPUs" in asked.announcement(1)
+    assert "A100" in asked.announcement(1)
+    enough = make_request({"model": "gpt-tiny", "gpus": 2}, {}, whole_space=False)
+    assert enough.target.device == "cuda"
+
+
+def test_shapes_are_typed() -> None:
+    assert parse_shape("layers=2,tied=true,ratio=0.5,kind=x") == {
+        "layers": 2, "tied": True, "ratio": 0.5, "kind": "x",
+    }  # fmt: skip
