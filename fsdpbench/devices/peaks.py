@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# TFLOPS without sparsity by words of the driver's device name; the first that fits counts, so special models
-# come first. Sources: NVIDIA's datasheets of A100, H100, H200, L4, L40S, A10, V100 and DGX B200 (2020 to 2024);
-# of rates that they print with sparsity, half.
+# TFLOPS without sparsity by words of the driver's device name; the first that fits counts, so special
+# models come first. Sources: NVIDIA's datasheets of A100, H100, H200, L4, L40S, A10, V100 and DGX B200
+# (2020 to 2024); of rates that they print with sparsity, half.
 _PEAK_TFLOPS: Mapping[str, Mapping[str, float]] = {
     "H200 NVL": {"bf16": 835.5, "fp16": 835.5, "tf32": 417.5, "fp32": 60},
     "H200": {"bf16": 989, "fp16": 989, "tf32": 494.5, "fp32": 67},

@@ -20,8 +20,8 @@ def profile_steps(
 ) -> Iterator[Tracer]:
     """Profile the next `steps` steps, each ended by `step()` of what is yielded, into `path` (`*.json.gz`).
 
-    The profiler starts up before the first step, which it would slow down otherwise; if a step fails, nothing is
-    written.
+    The profiler starts up before the first step, which it would slow down otherwise; if a step fails, nothing
+    is written.
     """
     profiler = profile(
         activities=list(activities),

@@ -51,8 +51,8 @@ _EXIT_NOT_OK = 3
 def run_elastic(config: Config, folder: Path, rank_function: RankFunction = run_rank) -> Outcome:
     """Run all ranks of `config` on this machine and wait for them, at most the configuration's timeout.
 
-    Leaves in `folder` what `rank_function` leaves there, the ranks' output in `logs/`, and prints it too, each
-    line with its rank. Never raises for what a rank does. Call it in the main thread: it handles signals meanwhile.
+    Leaves in `folder` what `rank_function` leaves there, the ranks' output in `logs/`, and prints it too,
+    each line with its rank. Never raises for what a rank does. To be called in the main thread (signals).
 
     Raises:
         BenchError: the configuration spans several machines.
@@ -112,7 +112,7 @@ def _rank_main(config_record: Mapping[str, Any], folder: str, pids: Any, rank_fu
     die_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
-    faulthandler.enable(file=sys.__stderr__ or 2)
+    faulthandler.enable(file=sys.stderr)
     stacks = RankFiles(Path(folder), placement.rank).stopped.open("w")
     faulthandler.register(signal.SIGTERM, file=stacks, all_threads=True, chain=True)
     pids[placement.local_rank] = os.getpid()

@@ -29,7 +29,8 @@ _OUT_OF_MEMORY = re.compile(
 )
 _BROKEN_CONNECTION = re.compile(
     r"Connection (closed|reset) by peer|Broken pipe|connectFullMesh|Socket Timeout"
-    r"|Application timeout caused pair|remote process exited|DistNetworkError|NCCL communicator was aborted|ncclRemoteError"
+    r"|Application timeout caused pair|remote process exited"
+    r"|DistNetworkError|NCCL communicator was aborted|ncclRemoteError"
 )
 _ERROR_LINE = re.compile(
     r"^(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b|^Fatal Python error|^terminate called|what\(\):"
