@@ -58,7 +58,9 @@ class DTensorPresentation:
         for segment, original in zip(self._layout.segments, originals, strict=True):
             start, end = segment.shard_range
             if end > start:
-                self._part(shard, segment).copy_(original.detach().reshape(-1)[start:end].view(segment.shard_shape))
+                self._part(shard, segment).copy_(
+                    original.detach().reshape(-1)[start:end].view(segment.shard_shape)
+                )
         return shard
 
     @staticmethod

@@ -99,7 +99,9 @@ class FSDPModule:
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Whether forward frees the parameters."""
         if not isinstance(reshard_after_forward, bool):
-            raise ValueError(f"reshard_after_forward must be True or False here, not {reshard_after_forward!r}")
+            raise ValueError(
+                f"reshard_after_forward must be True or False here, not {reshard_after_forward!r}"
+            )
         for unit in self._units(recurse):
             unit.reshard_after_forward = reshard_after_forward
 
@@ -130,7 +132,9 @@ class FSDPModule:
     def _stage(self) -> Stage:
         stage = stage_of(cast(nn.Module, self))
         if stage is None:
-            raise RuntimeError(f"this {type(self).__name__} has no FSDP state; was it copied from one that has?")
+            raise RuntimeError(
+                f"this {type(self).__name__} has no FSDP state; was it copied from one that has?"
+            )
         return stage
 
     def _units(self, recurse: bool) -> Iterator[Unit]:
@@ -189,4 +193,3 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
 
 __all__ = ["FSDPModule", "UnshardHandle", "register_fsdp_forward_method"]
-

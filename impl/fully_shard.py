@@ -11,7 +11,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from . import comm
-from .api import MemoryHandover, MixedPrecisionPolicy, OffloadPolicy, PrefetchTiming, ScheduleSettings, UnitPrecision
+from .api import (
+    MemoryHandover,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    PrefetchTiming,
+    ScheduleSettings,
+    UnitPrecision,
+)
 from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
 from .hooks import Stage, stage_of
@@ -144,7 +151,9 @@ def fully_shard(
 
 
 def _refuse(argument: str, value: object) -> NoReturn:
-    raise NotImplementedError(f"fully_shard does not support {argument} yet (got {value!r}); leave it at its default")
+    raise NotImplementedError(
+        f"fully_shard does not support {argument} yet (got {value!r}); leave it at its default"
+    )
 
 
 def _check_module(module: nn.Module) -> None:
@@ -293,7 +302,9 @@ def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
 
 def _check_parameter(parameter: nn.Parameter, fqn: str, title: str) -> None:
     if parameter.dim() == 0:
-        raise ValueError(f"parameter '{fqn}' of {title} is a scalar and has no rows to shard; give it the shape (1,)")
+        raise ValueError(
+            f"parameter '{fqn}' of {title} is a scalar and has no rows to shard; give it the shape (1,)"
+        )
     if hasattr(parameter, _OWNER):
         raise ValueError(
             f"parameter '{fqn}' of {title} is tied to a parameter of a unit that was sharded before "
@@ -301,7 +312,9 @@ def _check_parameter(parameter: nn.Parameter, fqn: str, title: str) -> None:
             "pass both in one call: fully_shard([a, b])"
         )
     if hasattr(parameter, "_spec"):
-        raise NotImplementedError(f"parameter '{fqn}' of {title} is a DTensor already; this is not supported yet")
+        raise NotImplementedError(
+            f"parameter '{fqn}' of {title} is a DTensor already; this is not supported yet"
+        )
 
 
 # -- the class of a wrapped module ------------------------------------------------------------------------------------
@@ -318,4 +331,6 @@ def _swap_class(module: nn.Module) -> None:
 
 
 def _no_deepcopy(*_: object) -> NoReturn:
-    raise RuntimeError("a module under FSDP cannot be deep-copied; copy it before wrapping, or copy its state dict")
+    raise RuntimeError(
+        "a module under FSDP cannot be deep-copied; copy it before wrapping, or copy its state dict"
+    )

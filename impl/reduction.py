@@ -145,7 +145,7 @@ class Reducer:
             dtype,
             native_average=lanes.has_streams,
             factor=state.divide_factor,
-            force_sum=state.force_sum or groups.replicate is not None and state.divide_factor is not None,
+            force_sum=state.force_sum or (groups.replicate is not None and state.divide_factor is not None),
         )
         lane = lanes.reduce if groups.shard is not None else lanes.all_reduce
         lane.follow(lanes.compute)

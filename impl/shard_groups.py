@@ -1,0 +1,90 @@
+"""Which ranks share a copy and which hold replicas, for the FSDP1 front end's arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from . import comm
+from .api import ShardingStrategy
+
+HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+
+_node_groups: dict[tuple[ProcessGroup, int], tuple[ProcessGroup, ProcessGroup]] = {}
+"""Groups made for hybrid sharding without explicit ones: all units of a process group share them."""
+
+
+def groups_of_strategy(
+    strategy: ShardingStrategy,
+    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
+    mesh: DeviceMesh | None,
+) -> comm.UnitGroups:
+    """The groups of one unit.
+
+    Raises:
+        ValueError: both or unfitting ways of naming the groups.
+        RuntimeError: no process group was initialised.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("no process group: call torch.distributed.init_process_group() before wrapping")
+    if process_group is not None and mesh is not None:
+        raise ValueError("give process_group or device_mesh, not both")
+    if strategy in HYBRID:
+        return _hybrid(strategy, process_group, mesh)
+    if isinstance(process_group, tuple):
+        raise ValueError(f"a pair of process groups is for the hybrid strategies, not for {strategy.name}")
+    if mesh is not None:
+        if mesh.ndim != 1:
+            raise ValueError(f"{strategy.name} needs a mesh of one dimension, not {mesh}")
+        group: Any = mesh.get_group(0)
+    else:
+        group = process_group if process_group is not None else dist.group.WORLD
+    if strategy is ShardingStrategy.NO_SHARD:
+        return comm.UnitGroups.of(None, group)
+    return comm.UnitGroups.of(group)
+
+
+def _hybrid(
+    strategy: ShardingStrategy,
+    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
+    mesh: DeviceMesh | None,
+) -> comm.UnitGroups:
+    if mesh is not None:
+        if mesh.ndim != 2:
+            raise ValueError(f"{strategy.name} needs a mesh of two dimensions (replicate, shard), not {mesh}")
+        return comm.UnitGroups.of(mesh.get_group(1), mesh.get_group(0))
+    if isinstance(process_group, tuple):
+        if len(process_group) != 2:
+            raise ValueError(
+                f"{strategy.name} needs a pair (shard, replicate), got {len(process_group)} groups"
+            )
+        return comm.UnitGroups.of(*process_group)
+    if process_group is not None:
+        raise ValueError(
+            f"{strategy.name} needs a pair (shard, replicate) of process groups, or a 2-D device_mesh"
+        )
+    return comm.UnitGroups.of(*_groups_by_node())
+
+
+def _groups_by_node() -> tuple[ProcessGroup, ProcessGroup]:
+    """Shard inside a node, replicate across: what torch does when it is told nothing."""
+    world: Any = dist.group.WORLD
+    per_node = max(1, torch.accelerator.device_count())
+    size = world.size()
+    if size % per_node:
+        raise ValueError(
+            f"hybrid sharding by node needs ranks ({size}) to be a multiple of this node's devices ({per_node}); "
+            "pass a 2-D device_mesh"
+        )
+    key = (world, per_node)
+    if key not in _node_groups:
+        shard, _ = dist.new_subgroups(per_node)
+        replicate, _ = dist.new_subgroups_by_enumeration(
+            [list(range(start, size, per_node)) for start in range(per_node)]
+        )
+        _node_groups[key] = (shard, replicate)
+    return _node_groups[key]
