@@ -1,4 +1,20 @@
-"""What a collective takes: NVLink inside a node, NICs between nodes."""
+"""What a collective takes: NVLink inside a node, NICs between nodes.
+
+Inside a node the time is ``latency + bytes on the wire / bandwidth``, with the bandwidth read off a curve
+of a few points (log-log) that were fitted to measurements on 8 GPUs; fewer GPUs reach a little less.
+
+Between nodes NCCL sends around a ring through all nodes:
+
+    node 0             node 1             node 2
+    g0 > g1 > .. g7 ===> g0 > g1 > .. g7 ===> g0 > ..      > NVLink hop, === NIC hop
+    \\______________________________________________________________________________/
+
+A step of the ring costs a hop's latency, so the latency grows with the ranks; the bytes flow through the
+NICs, one rail for each GPU of a node that takes part. NCCL chooses among three protocols, of which the
+faster to start carry less (LL: half of each word is a flag; LL128: an eighth of each line), and, for
+all-reduce, a tree of nodes whose latency grows with their logarithm. The fastest is taken, as NCCL's own
+tuner does.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +22,11 @@ import bisect
 import math
 from collections.abc import Sequence
 
-from fsdpbench.sim.hardware import HardwareProfile, LinkCurve
+from fsdpbench.sim.hardware import HardwareProfile, LinkCurve, NicProtocol
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "barrier")
+# A collective of one rank is a copy or nothing.
+_ALONE_S = 3e-6
 
 
 class Network:
@@ -20,10 +38,10 @@ class Network:
         self.profile = profile
         self.world_size = world_size
         self.gpus_per_node = gpus_per_node
-        self._cache: dict[tuple[str, int, tuple[int, int]], int] = {}
+        self._cache: dict[tuple[str, int, int, int], int] = {}
 
     def collective_ns(self, kind: str, nbytes: int, ranks: Sequence[int]) -> int:
-        """Duration of one collective among ``ranks``.
+        """Duration of one collective among ``ranks``, in nanoseconds.
 
         ``nbytes`` is the full buffer: gathered for all_gather, to be reduced for reduce_scatter and
         all_reduce, what one rank sends in all for all_to_all. Raises ValueError for an unknown kind.
@@ -31,7 +49,7 @@ class Network:
         if kind not in KINDS:
             raise ValueError(f"collective {kind!r}: known are {', '.join(KINDS)}")
         size, nodes = self._shape(ranks)
-        key = (kind, nbytes, (size, nodes))
+        key = (kind, nbytes, size, nodes)
         found = self._cache.get(key)
         if found is None:
             found = self._cache[key] = round(self._seconds(kind, nbytes, size, nodes) * 1e9)
@@ -39,34 +57,81 @@ class Network:
 
     def _shape(self, ranks: Sequence[int]) -> tuple[int, int]:
         """Number of ranks and of nodes they are on; a range is not walked through."""
+        size, per_node = len(ranks), self.gpus_per_node
+        if size == 0:
+            raise ValueError("a collective needs at least one rank")
         if isinstance(ranks, range):
-            size = len(ranks)
-            per_node = self.gpus_per_node
-            if ranks.step >= per_node:
+            step = abs(ranks.step)
+            if step >= per_node:
                 return size, size
-            return size, ranks[-1] // per_node - ranks[0] // per_node + 1
-        return len(ranks), len({rank // self.gpus_per_node for rank in ranks})
+            return size, abs(ranks[-1] // per_node - ranks[0] // per_node) + 1
+        return size, len({rank // per_node for rank in ranks})
 
     def _seconds(self, kind: str, nbytes: int, size: int, nodes: int) -> float:
-        nvlink, nic = self.profile.nvlink, self.profile.nic
-        latency = (nvlink.base_us + nvlink.per_doubling_us * math.log2(max(size, 1))) * 1e-6
-        if kind == "barrier" or size == 1 or nbytes == 0:
-            return latency if size > 1 else 2e-6
-        wire = nbytes * (size - 1) / size * (2 if kind == "all_reduce" else 1)
+        if size == 1:
+            return _ALONE_S + 2 * nbytes / self.profile.memory_bandwidth
+        passes = 2 if kind in ("all_reduce", "barrier") else 1
+        wire = nbytes * passes * (1.0 if kind == "broadcast" else (size - 1) / size)
+        if nodes == 1:
+            return self._inside(kind, wire, size, passes)
+        ring = self._ring(kind, wire, size, nodes, passes)
+        if kind in ("all_reduce", "barrier"):
+            return min(ring, self._tree(nbytes, size, nodes))
+        return ring
+
+    def _inside(self, kind: str, wire: float, size: int, passes: int) -> float:
+        """Within one node."""
+        nvlink = self.profile.nvlink
+        latency = (nvlink.base_us + nvlink.per_rank_us * passes * (size - 1)) * 1e-6
         curve = {"reduce_scatter": nvlink.reduce_scatter, "all_reduce": nvlink.all_reduce}.get(
             kind, nvlink.all_gather
         )
-        inside = latency + wire / (_interpolate(curve, wire) * 1e9)
-        if nodes == 1:
-            return inside
-        rails = min(size // nodes, self.gpus_per_node)
-        bandwidth = nic.gb_s_per_node * 1e9 * nic.efficiency * rails / self.gpus_per_node
-        between = nic.base_us * 1e-6 + (nodes - 1) * nic.hop_us * 1e-6 + wire / bandwidth
-        return max(inside, between)
+        bandwidth = bandwidth_at(curve, wire) * (size / nvlink.curve_ranks) ** nvlink.ranks_exponent
+        return latency + wire / (bandwidth * 1e9)
+
+    def _ring(self, kind: str, wire: float, size: int, nodes: int, passes: int) -> float:
+        """Around all ranks, with the protocol that is fastest for the size."""
+        nic = self.profile.nic
+        bandwidth = self._node_bandwidth(size, nodes)
+        steps_inside, steps_between = (size - nodes) * passes, nodes * passes
+        if kind == "all_to_all":
+            # Pairs talk directly; what leaves the node shares its NICs.
+            steps_inside, steps_between = 1, 1
+            wire = max(wire * (size - size / nodes) / (size - 1), wire / 8)
+        return nic.base_us * 1e-6 + min(
+            (steps_inside * protocol.nvlink_hop_us + steps_between * protocol.nic_hop_us) * 1e-6
+            + wire / (bandwidth * protocol.bandwidth_share)
+            for protocol in nic.protocols
+        )
+
+    def _tree(self, nbytes: int, size: int, nodes: int) -> float:
+        """Up and down a binary tree of nodes, a chain inside each."""
+        nic = self.profile.nic
+        bandwidth = self._node_bandwidth(size, nodes) * nic.tree_share
+        depth = math.ceil(math.log2(nodes))
+        inside = size // nodes - 1
+        return nic.base_us * 1e-6 + min(
+            _tree_time(protocol, depth, inside, nbytes, bandwidth) for protocol in nic.protocols
+        )
+
+    def _node_bandwidth(self, size: int, nodes: int) -> float:
+        """Bytes a second that leave a node: its NICs' rails in use, never more than NVLink brings to them."""
+        nic = self.profile.nic
+        rails = min(math.ceil(size / nodes), self.gpus_per_node)
+        share = min(1.0, rails / self.profile.gpus_per_node)
+        bandwidth = nic.gb_s_per_node * nic.efficiency * share
+        if rails > 1:
+            bandwidth = min(bandwidth, self.profile.nvlink.peak_gb_s)
+        return bandwidth * 1e9
 
 
-def _interpolate(curve: LinkCurve, size: float) -> float:
-    """GB/s at ``size`` bytes on the line through the points in log-log space, flat beyond its ends."""
+def _tree_time(protocol: NicProtocol, depth: int, inside: int, nbytes: int, bandwidth: float) -> float:
+    latency = 2 * (depth * protocol.nic_hop_us + inside * protocol.nvlink_hop_us) * 1e-6
+    return latency + 2 * nbytes / (bandwidth * protocol.bandwidth_share)
+
+
+def bandwidth_at(curve: LinkCurve, size: float) -> float:
+    """GB/s at ``size`` bytes: on the line through the points in log-log space, flat beyond its ends."""
     points = curve.points
     index = bisect.bisect_left(points, (size, 0.0))
     if index == 0:

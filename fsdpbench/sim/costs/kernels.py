@@ -7,8 +7,6 @@ from fsdpbench.sim.costs.bandwidth import BandwidthCost
 from fsdpbench.sim.costs.gemm import GemmCost
 from fsdpbench.sim.hardware import DTYPES, HardwareProfile
 
-BYTES_PER_ELEMENT = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}
-
 
 class KernelCosts:
     """Kernel durations on an accelerator that runs nothing else, in integer nanoseconds, launch excluded."""
@@ -46,9 +44,10 @@ class KernelCosts:
         head_dim: int,
         causal: bool,
         dtype: str = "bf16",
+        kv_heads: int | None = None,
     ) -> int:
-        """Flash attention forward."""
-        return self._attention_ns("forward", batch, heads, q_len, kv_len, head_dim, causal, dtype)
+        """Flash attention forward; ``kv_heads`` (default: ``heads``) if keys and values are shared by heads."""
+        return self._attention_ns("forward", batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
 
     def attention_backward_ns(
         self,
@@ -59,9 +58,10 @@ class KernelCosts:
         head_dim: int,
         causal: bool,
         dtype: str = "bf16",
+        kv_heads: int | None = None,
     ) -> int:
-        """Flash attention backward (2.5 times the forward's FLOPs, recompute of the scores included)."""
-        return self._attention_ns("backward", batch, heads, q_len, kv_len, head_dim, causal, dtype)
+        """Flash attention backward (2.5 times the forward's FLOPs: the scores are computed again)."""
+        return self._attention_ns("backward", batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
 
     def _attention_ns(
         self,
@@ -73,12 +73,15 @@ class KernelCosts:
         head_dim: int,
         causal: bool,
         dtype: str,
+        kv_heads: int | None,
     ) -> int:
-        key = (direction, batch, heads, q_len, kv_len, head_dim, causal, dtype)
+        key = (direction, batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
         found = self._cache.get(key)
         if found is None:
             _check_dtype(dtype)
-            seconds = self._attention.seconds(direction, batch, heads, q_len, kv_len, head_dim, causal, dtype)
+            seconds = self._attention.seconds(
+                direction, batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads
+            )
             found = self._cache[key] = round(seconds * 1e9)
         return found
 
