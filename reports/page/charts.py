@@ -1,8 +1,9 @@
-"""The charts of the whole run, as plotly figures in plain dictionaries, each with the table that says the same.
+"""The charts of the whole run, as plotly figures in plain dictionaries, each with the table that says the
+same.
 
-Colours are written as `var(--name)` and resolved by the page when it draws, so that one figure serves the light,
-the dark and the printed page. Plotly reads a little HTML in texts; every name from a run goes through `chart_text`.
-"""
+Colours are written as `var(--name)` and resolved by the page when it draws, so that one figure serves the
+light, the dark and the printed page. Plotly reads a little HTML in texts; every name from a run goes through
+`chart_text`."""
 
 from __future__ import annotations
 
@@ -155,9 +156,16 @@ def throughput_against_memory(
             _points(retried, front, varying, metric, "allocator retries", "var(--exposed)", "diamond")
         )
     capacity = max((entry.row.capacity_bytes or 0.0 for entry in shown), default=0.0)
+    memories = [(reserved(entry.row) or 0.0) / GIB for entry in shown]
+    least, most = min(memories), max(*memories, capacity / GIB)
+    margin = 0.05 * (most - least or most)
     layout: dict[str, Any] = {
         "height": 400,
-        "xaxis": {"title": {"text": "peak reserved memory, GiB"}, "zeroline": False},
+        "xaxis": {
+            "title": {"text": "peak reserved memory, GiB"},
+            "zeroline": False,
+            "range": [least - margin, most + margin],
+        },
         "yaxis": {"title": {"text": metric.words}, "zeroline": False, "rangemode": "tozero"},
         "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "xanchor": "left"},
     }
@@ -210,7 +218,14 @@ def _capacity_line(capacity: float, axis: str) -> dict[str, Any]:
 
 def _capacity_words(capacity: float) -> dict[str, Any]:
     text = f"device memory {gib(capacity)} GiB"
-    place = {"x": capacity / GIB, "y": 0, "yref": "paper", "xanchor": "right", "yanchor": "bottom"}
+    place = {
+        "x": capacity / GIB,
+        "y": 0,
+        "yref": "paper",
+        "xanchor": "right",
+        "yanchor": "bottom",
+        "xshift": -4,
+    }
     return {"text": text, "showarrow": False, "font": {"color": "var(--muted)", "size": 11}, **place}
 
 
@@ -240,7 +255,7 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
     positions = list(range(len(shown)))
     names = [chart_text(f"{effect.name}: {effect.value}", 46) for effect in shown]
     changes = [_points_of(effect.ratio) for effect in shown]
-    data = [
+    data: list[dict[str, Any]] = [
         {
             "type": "scatter",
             "mode": "lines",
@@ -266,7 +281,7 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
                 ]
                 for e in shown
             ],
-            "hovertemplate": "%{customdata[0]}<br>%{customdata[2]} throughput over %{customdata[1]} pairs<extra></extra>",
+            "hovertemplate": "%{customdata[0]}<br>%{customdata[2]}, %{customdata[1]} pairs<extra></extra>",
         },
     ]
     layout = {

@@ -69,7 +69,7 @@ const Detail = (() => {
       built.push(make("h3", { text: "Memory over time" }), make("p", { class: "muted", text: content.memory_note }));
     }
     built.push(make("div", { class: "two" },
-      block("Where each phase goes", content.phases), block("Communication by type", content.communication)));
+      block("Where each phase goes, ms", content.phases), block("Communication by type, a step", content.communication)));
     built.push(make("div", { class: "two" }, make("div", {}, make("h3", { text: "Every setting" }), pairs(content.settings)),
       make("div", {}, make("h3", { text: "Results" }), pairs(content.results), ...links(content.links))));
     return built;

@@ -1,8 +1,7 @@
 """What the page shows of one configuration: its timeline, memory, units, phases, settings, files.
 
-Everything comes from the trace of the lowest rank that left one; a trace that cannot be read leaves its message in
-the place of the charts.
-"""
+Everything comes from the trace of the lowest rank that left one; a trace that cannot be read leaves its
+message in the place of the charts."""
 
 from __future__ import annotations
 
@@ -147,7 +146,7 @@ def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
         )
         for name, figures in analysis.communication.items()
     )
-    columns = ("collective", "a step", "size a step", "time, ms", "exposed, ms", "bus, GB/s")
+    columns = ("collective", "calls", "size", "time, ms", "exposed, ms", "bus, GB/s")
     return _island_table(Table(columns, rows))
 
 
@@ -163,14 +162,14 @@ def _units(analysis: RankAnalysis) -> dict[str, Any] | None:
             "name": f"{words}, {'exposed' if exposed else 'hidden'}",
             "x": list(range(len(names))),
             "y": [round(_unit_ns(unit, kind, exposed=exposed) / steps / 1e6, 4) for unit in analysis.units],
-            "marker": {"color": colour, "opacity": 1.0 if exposed else 0.4},
+            "marker": {"color": f"var(--{colour})" if exposed else f"var(--{colour}-soft)"},
             "customdata": names,
             "hovertemplate": "%{customdata}<br>%{y:.4g} ms<extra>%{fullData.name}</extra>",
         }
         for kind, words, colour in (
-            ("all_gather", "all-gather", "var(--gather)"),
-            ("reduce_scatter", "reduce-scatter", "var(--reduce)"),
-            ("all_reduce", "all-reduce", "var(--allreduce)"),
+            ("all_gather", "all-gather", "gather"),
+            ("reduce_scatter", "reduce-scatter", "reduce"),
+            ("all_reduce", "all-reduce", "allreduce"),
         )
         if any(kind in unit.communication for unit in analysis.units)
         for exposed in (True, False)
@@ -188,7 +187,14 @@ def _units(analysis: RankAnalysis) -> dict[str, Any] | None:
             "showgrid": False,
         },
         "yaxis": {"title": {"text": "ms a step"}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "xanchor": "left"},
+        "legend": {
+            "orientation": "h",
+            "y": 1,
+            "yanchor": "bottom",
+            "x": 0,
+            "xanchor": "left",
+            "traceorder": "normal",
+        },
     }
     few = ticks[:: max(1, len(ticks) // 9)]
     narrow = {"xaxis": {"tickvals": few, "ticktext": [names[tick] for tick in few]}}
@@ -212,7 +218,8 @@ def _units_lead(units: Sequence[UnitAnalysis], steps: int) -> str:
     if not total:
         return "All communication of every unit is hidden under computation."
     share = format.percent(worst.exposed / total, 0)
-    return f"The unit that waits longest is {worst.unit[:120]}: {_ms(worst.exposed / steps)} ms exposed a step, {share} of all."
+    exposed = f"{_ms(worst.exposed / steps)} ms exposed a step, {share} of all"
+    return f"The unit that waits longest is {worst.unit[:120]}: {exposed}."
 
 
 def _units_table(units: Sequence[UnitAnalysis], steps: int) -> Table:
@@ -271,7 +278,7 @@ def _with_unit(text: str, unit: str) -> str:
 
 
 def _ms(ns: float) -> str:
-    return format.number(ns / 1e6)
+    return format.ms(ns / 1e6)
 
 
 def _island_table(table: Table) -> dict[str, Any]:

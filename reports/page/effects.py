@@ -1,16 +1,17 @@
 """What one setting does, all others held equal.
 
-For a setting and two of its values, every pair of finished configurations that differ in that setting alone gives
-one ratio of throughputs. Their geometric mean is the effect; its 95 % interval (Student's t over the logarithms)
-says how far the effect depends on the other settings, or, on measured runs, on noise as well::
+For a setting and two of its values, every pair of finished configurations that differ in that setting alone
+gives one ratio of throughputs. Their geometric mean is the effect; its 95 % interval (Student's t over the
+logarithms) says how far the effect depends on the other settings, or, on measured runs, on noise as well::
 
     wrap=block  prefetch=pre   limit=2   100  \\  ratio 0.91  \\
     wrap=block  prefetch=none  limit=2    91  /               |  mean 0.90, from 0.88 to 0.92
     wrap=root   prefetch=pre   limit=2    60  \\  ratio 0.89  /
     wrap=root   prefetch=none  limit=2    53  /
 
-The value that the best configuration uses is what the others are compared with, so an effect reads as "what leaving
-the best value costs". A setting that one of two systems does not have is left out when those systems are compared.
+The value that the best configuration uses is what the others are compared with, so an effect reads as "what
+leaving the best value costs". A setting that one of two systems does not have is left out when those systems
+are compared.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ WORTH_SAYING = 0.01
 class Effect:
     """Throughput with `value` relative to `reference` (0.9: a tenth slower), others equal.
 
-    `low` and `high` bound the mean with 95 % (None below three pairs), `smallest` and `largest` are the extremes of the
-    single pairs. `memory` is the ratio of reserved memory over the same pairs. `out_of_memory` counts the pairs whose
-    configuration with `value` ran out of memory where the one with `reference` did not.
-    """
+    `low` and `high` bound the mean with 95 % (None below three pairs), `smallest` and `largest` are the
+    extremes of the single pairs. `memory` is the ratio of reserved memory over the same pairs.
+    `out_of_memory` counts the pairs whose configuration with `value` ran out of memory where the one with
+    `reference` did not."""
 
     name: str
     value: str
@@ -59,7 +60,8 @@ class Effect:
 
 
 def effects(ranked: Sequence[Ranked]) -> list[Effect]:
-    """Every varying setting's effects; the settings that matter most come first, values in order of their effect."""
+    """Every varying setting's effects; the settings that matter most come first, values in order of their
+    effect."""
     if not ranked or not ranked[0].throughput:
         return []
     best = ranked[0].row

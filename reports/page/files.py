@@ -1,7 +1,7 @@
 """What a configuration's folder holds, as typed structs, and reading it without trusting it.
 
-Only the fields that the page shows are typed; everything else in the files is ignored, so that a newer bench can
-add to them. A file that is missing, cut off or of the wrong types raises `FolderProblem` with one line.
+Only the fields that the page shows are typed; everything else in the files is ignored, so that a newer bench
+can add to them. A file that is missing, cut off or of the wrong types raises `FolderContentError` in one line.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 
-class FolderProblem(Exception):
+class FolderContentError(Exception):
     """One configuration's folder cannot be read; the message is one line for people."""
 
 
@@ -83,17 +83,17 @@ def read_file(path: Path, kind: type[FileT]) -> FileT:
     """Decode one of the two files.
 
     Raises:
-        FolderProblem: the file is missing, unreadable, cut off, not JSON, or has a field of a wrong type.
+        FolderContentError: the file is missing, unreadable, cut off, not JSON, or a field is of a wrong type.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise FolderProblem(f"{path.name} is missing") from None
+        raise FolderContentError(f"{path.name} is missing") from None
     except OSError as error:
-        raise FolderProblem(f"{path.name} cannot be read: {error.strerror or error}") from None
+        raise FolderContentError(f"{path.name} cannot be read: {error.strerror or error}") from None
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
-        raise FolderProblem(f"{path.name} ({len(content)} bytes): {error}") from None
+        raise FolderContentError(f"{path.name} ({len(content)} bytes): {error}") from None
     except RecursionError:
-        raise FolderProblem(f"{path.name}: nested too deeply") from None
+        raise FolderContentError(f"{path.name}: nested too deeply") from None

@@ -40,7 +40,12 @@ def size(value: float | None) -> str:
 
 def milliseconds(seconds: float | None) -> str:
     """Seconds as milliseconds without the unit."""
-    return NOTHING if seconds is None else number(seconds * 1e3)
+    return NOTHING if seconds is None else ms(seconds * 1e3)
+
+
+def ms(value: float) -> str:
+    """Milliseconds, three significant digits and at most three decimals."""
+    return f"{value:.3f}" if 0 < abs(value) < 1 else number(value)
 
 
 def percent(fraction: float | None, digits: int = 1) -> str:

@@ -43,12 +43,12 @@ DEFINITIONS = (
     ),
     (
         "TFLOPS, MFU",
-        "FLOPs of the model (forward + 2 × backward, no recompute) a second; MFU divides by the device's peak.",
+        "FLOPs of the model (forward + 2 × backward, no recompute) a second; MFU: of the device's peak.",
     ),
     ("hardware TFLOPS, HFU", "The same with recomputed FLOPs counted."),
     (
         "allocated, active, reserved",
-        "Bytes in live tensors; those plus blocks that other streams still use; all that the allocator holds.",
+        "Bytes in live tensors; with blocks that other streams still use; all that the allocator holds",
     ),
     (
         "allocator retries",
@@ -56,7 +56,7 @@ DEFINITIONS = (
     ),
     (
         "effect of a setting",
-        "Geometric mean over pairs of configurations that differ in that setting alone, with its 95 % interval.",
+        "Geometric mean over pairs of configurations that differ in it alone, with its 95 % interval.",
     ),
     ("GiB", "2^30 bytes."),
 )
@@ -73,7 +73,8 @@ class _Part:
 
 
 def write_report(run_dir: Path, out: Path | None = None, *, title: str | None = None) -> Path:
-    """Write the page of a run folder and return where it is (`run_dir/report.html` unless `out` says otherwise).
+    """Write the page of a run folder and return where it is (`run_dir/report.html` unless `out` says
+    otherwise).
 
     The file appears whole or not at all. Links to traces are relative to it.
 
@@ -128,7 +129,7 @@ def island(value: Any) -> Markup:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)  # noqa: S704 - all of markup's characters were just taken out.
+    return Markup(text)
 
 
 def simulated_words(rows: Sequence[Configuration]) -> str | None:
@@ -148,7 +149,8 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
         else f"{len(simulated)} of {len(rows)} configurations"
     )
     verb = "comes" if len(simulated) == len(rows) else "come"
-    return f"{scope} {verb} from simulated GPUs{f': {told}' if told else ''}. The FSDP code was run; time and memory were simulated."
+    how = "The FSDP code was run; time and memory were simulated."
+    return f"{scope} {verb} from simulated GPUs{f': {told}' if told else ''}. {how}"
 
 
 def _template() -> jinja2.Template:
@@ -161,7 +163,8 @@ def _own_file(name: str) -> str:
 
 
 def _policy(*scripts: str) -> str:
-    """Only these scripts run, and nothing is fetched: a hostile name could do nothing even if it got through."""
+    """Only these scripts run, and nothing is fetched: a hostile name could do nothing even if it got
+    through."""
     allowed = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         for script in scripts
@@ -246,7 +249,7 @@ def _advice(details: Sequence[Detail]) -> list[str]:
 
 
 def _charts(ranked: Sequence[Ranked], varying: Sequence[str], view: RunView) -> list[_Part]:
-    drawn = [
+    return [
         _Part(chart, title, short, lead)
         for chart, title, short, lead in (
             (
@@ -270,7 +273,6 @@ def _charts(ranked: Sequence[Ranked], varying: Sequence[str], view: RunView) -> 
         )
         if chart is not None
     ]
-    return drawn
 
 
 def _ranking(
@@ -285,7 +287,8 @@ def _choice(detail: Detail) -> dict[str, Any]:
 
 
 def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
-    """Links from the page to what the configuration left, relative, so that the folder can be moved as a whole."""
+    """Links from the page to what the configuration left, relative, so that the folder can be moved as a
+    whole."""
     files = [
         *row.traces,
         *(row.folder / name for name in ("result.json", "config.json", "stdout.log", "stderr.log")),
@@ -299,7 +302,8 @@ def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
 
 
 def _environment(rows: Sequence[Configuration]) -> list[dict[str, Any]]:
-    """Groups of name and value: the environments and the hardware that the rows name, each different one once."""
+    """Groups of name and value: the environments and the hardware that the rows name, each different one
+    once."""
     groups: list[dict[str, Any]] = []
     for name, found in (
         ("Environment", [row.result.environment for row in rows if row.result.environment]),

@@ -1,4 +1,5 @@
-"""Memory over the traced time: allocated and reserved, where the steps begin, and where the allocator retried."""
+"""Memory over the traced time: allocated and reserved, where the steps begin, and where the allocator
+retried."""
 
 from __future__ import annotations
 
@@ -26,14 +27,15 @@ class MemoryChart:
 def memory_chart(
     trace: Trace, analysis: RankAnalysis, capacity: float | None, most_points: int
 ) -> MemoryChart | None:
-    """The chart of one rank, `most_points` points a line at most; None where the trace has no memory events."""
+    """The chart of one rank, `most_points` points a line at most; None where the trace has no memory
+    events."""
     origin = analysis.steps[0].start if analysis.steps else None
     curve = memory_curve(trace, max_points=most_points, origin=origin)
     if not len(curve):
         return None
     lines = [
-        _line(curve, "reserved", "var(--muted)", None),
-        _line(curve, "allocated", "var(--compute)", "tozeroy"),
+        _line(curve, "allocated", "var(--compute)", {"fill": "tozeroy", "fillcolor": "var(--fill)"}),
+        _line(curve, "reserved", "var(--muted)", {}),
     ]
     if len(curve.retry_time):
         lines.append(_retries(curve))
@@ -43,14 +45,16 @@ def memory_chart(
         "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
         "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "xanchor": "left"},
         "shapes": [_step_line((step.start - analysis.steps[0].start) / _MS) for step in analysis.steps],
-        "annotations": [_step_words(step.index, (step.start - analysis.steps[0].start) / _MS) for step in analysis.steps],
+        "annotations": [
+            _step_words(step.index, (step.start - analysis.steps[0].start) / _MS) for step in analysis.steps
+        ],
     }
     if capacity:
         layout["shapes"].append(_capacity_line(capacity))
     return MemoryChart({"data": lines, "layout": layout, "narrow": {}}, _table(curve, capacity))
 
 
-def _line(curve: MemoryCurve, kind: str, colour: str, fill: str | None) -> dict[str, Any]:
+def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, Any]) -> dict[str, Any]:
     values = curve.reserved if kind == "reserved" else curve.allocated
     return {
         "type": "scatter",
@@ -59,7 +63,7 @@ def _line(curve: MemoryCurve, kind: str, colour: str, fill: str | None) -> dict[
         "x": [round(time / _MS, 3) for time in curve.time.tolist()],
         "y": [round(value / GIB, 3) for value in values.tolist()],
         "line": {"shape": "hv", "width": 1.4, "color": colour},
-        **({"fill": fill} if fill else {}),
+        **fill,
         "hovertemplate": f"%{{y:.2f}} GiB {kind} at %{{x:.1f}} ms<extra></extra>",
     }
 
@@ -82,7 +86,16 @@ def _retries(curve: MemoryCurve) -> dict[str, Any]:
 
 def _step_line(at: float) -> dict[str, Any]:
     line = {"color": "var(--line)", "width": 1}
-    return {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1, "line": line, "layer": "below"}
+    return {
+        "type": "line",
+        "x0": at,
+        "x1": at,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "line": line,
+        "layer": "below",
+    }
 
 
 def _step_words(index: int, at: float) -> dict[str, Any]:
@@ -101,13 +114,23 @@ def _table(curve: MemoryCurve, capacity: float | None) -> Table:
     peak = int(curve.allocated.argmax())
     rows = [
         ("peak allocated", format.gib(int(curve.allocated[peak])), _at(int(curve.time[peak]))),
-        ("least allocated", format.gib(int(curve.allocated.min())), _at(int(curve.time[curve.allocated.argmin()]))),
-        ("peak reserved", format.gib(int(curve.reserved.max())), _at(int(curve.time[curve.reserved.argmax()]))),
+        (
+            "least allocated",
+            format.gib(int(curve.allocated.min())),
+            _at(int(curve.time[curve.allocated.argmin()])),
+        ),
+        (
+            "peak reserved",
+            format.gib(int(curve.reserved.max())),
+            _at(int(curve.time[curve.reserved.argmax()])),
+        ),
     ]
     if capacity:
         rows.append(("device memory", format.gib(capacity), ""))
     asked = zip(curve.retry_time.tolist(), curve.retry_bytes.tolist(), strict=True)
-    rows += [(f"retry {number}", format.gib(size), _at(time)) for number, (time, size) in enumerate(asked, start=1)]
+    rows += [
+        (f"retry {number}", format.gib(size), _at(time)) for number, (time, size) in enumerate(asked, start=1)
+    ]
     return Table(("what", "GiB", "at, ms"), tuple(rows))
 
 

@@ -1,9 +1,8 @@
 """Which configuration is better: the metric, the order of the rows, near ties, and the Pareto front.
 
-The order is by throughput per GPU. Tokens count where every finished configuration has them (they stay comparable
-when the sequence length varies), samples otherwise. Configurations that did not finish stand below in a fixed
-order of their status, so that the table never hides one.
-"""
+The order is by throughput per GPU. Tokens count where every finished configuration has them (they stay
+comparable when the sequence length varies), samples otherwise. Configurations that did not finish stand below
+in a fixed order of their status, so that the table never hides one."""
 
 from __future__ import annotations
 
@@ -38,7 +37,8 @@ SAMPLES = Metric("samples_per_s_per_gpu", "samples/s/GPU")
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A row with its place (from 1; None for one that did not finish) and its share of the best throughput."""
+    """A row with its place (from 1; None for one that did not finish) and its share of the best
+    throughput."""
 
     place: int | None
     row: Configuration
@@ -86,7 +86,8 @@ def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Rows as fast as the best to within `NEAR` that reserve at least a twentieth less memory, leanest first."""
+    """Rows as fast as the best to within `NEAR` that reserve at least a twentieth less memory, leanest
+    first."""
     best_memory = reserved(ranked[0].row) if ranked and ranked[0].throughput else None
     if not best_memory:
         return []
@@ -98,7 +99,8 @@ def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 
 def varying_settings(rows: Sequence[Configuration]) -> list[str]:
-    """Names of the settings that take at least two values over the rows, in the order of their first sight."""
+    """Names of the settings that take at least two values over the rows, in the order of their first
+    sight."""
     seen: dict[str, set[str]] = {}
     for row in rows:
         for name, value in row.settings.items():

@@ -1,4 +1,5 @@
-"""The ranked table: a column for every setting that varies and every figure that is known, a row a configuration."""
+"""The ranked table: a column for every setting that varies and every figure that is known, a row a
+configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 from reports.page import format
 from reports.page.format import NOTHING
-from reports.page.ranking import Metric, Ranked, label, reserved, values_of
+from reports.page.ranking import Metric, Ranked, label, values_of
 from reports.page.view import Configuration, Status
 
 Links = Callable[[Configuration], list[dict[str, str]]]
@@ -125,13 +126,13 @@ def ranking_table(
     """The table of all configurations; `with_detail` names the folders whose step can be shown."""
     shown = known_figures(ranked, metric)
     columns = [Column("#", True), *(Column(name, False) for name in varying)]
-    columns += [Column("status", False), *(Column(figure.name, True) for figure in shown)]
+    columns += [*(Column(figure.name, True) for figure in shown), Column("status", False)]
     all_rows = [entry.row for entry in ranked]
     filters = [
         Filter(name, place, tuple(values_of(all_rows, name))) for place, name in enumerate(varying, start=1)
     ]
     statuses = tuple(status.words for status in Status if any(row.status is status for row in all_rows))
-    filters.append(Filter("status", 1 + len(varying), statuses))
+    filters.append(Filter("status", len(columns) - 1, statuses))
     filters = [
         Filter(f.name, f.column, tuple(c[:80] for c in f.choices)) for f in filters if len(f.choices) > 1
     ]
@@ -147,8 +148,8 @@ def _row(
 ) -> Row:
     row = entry.row
     cells = [_setting_cell(row, name) for name in varying]
-    cells.append(_status_cell(row))
     cells += [_figure_cell(entry, figure, share=place == 0) for place, figure in enumerate(shown)]
+    cells.append(_status_cell(row))
     return Row(
         folder=row.folder.name,
         name=row.name,

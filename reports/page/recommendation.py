@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -24,9 +25,8 @@ from reports.page.view import Configuration, RunView, Status
 def best_sentence(view: RunView) -> str:
     """What to run and why, in one sentence; plain text.
 
-    It names the configuration with the best throughput among those that finished, what it reaches, how far it is
-    from the slowest, and the settings that mattered most.
-    """
+    It names the configuration with the best throughput among those that finished, what it reaches, how far it
+    is from the slowest, and the settings that mattered most."""
     ranked = rank(view)
     if not ranked:
         return "No configuration has finished yet."
@@ -52,7 +52,8 @@ def best_sentence(view: RunView) -> str:
 
 
 def findings(view: RunView) -> list[str]:
-    """What else a reader should know: ties with less memory, retries, what ran out of memory; one sentence each."""
+    """What else a reader should know: ties with less memory, retries, what ran out of memory; one sentence
+    each."""
     ranked = rank(view)
     found = [*_ties(ranked), *_exposure(ranked), *_retries(ranked), *_out_of_memory(view)]
     broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
@@ -111,10 +112,10 @@ def _mattered(found: Sequence[Effect]) -> str:
 
 def _effect_words(effect: Effect) -> str:
     pairs = f"{effect.pairs} pair{'s' if effect.pairs > 1 else ''}"
-    interval = ""
+    change, interval = signed_percent((effect.ratio or 1.0) - 1), ""
     if effect.low is not None and effect.high is not None:
-        interval = f", {signed_percent(effect.low - 1)} to {signed_percent(effect.high - 1)}"
-    change = signed_percent((effect.ratio or 1.0) - 1)
+        low, high = signed_percent(effect.low - 1), signed_percent(effect.high - 1)
+        interval = f", between {low} and {high}" if low != high else ""
     return f"{effect.name} ({effect.value} instead of {effect.reference}: {change}{interval}, {pairs})"
 
 
@@ -131,7 +132,8 @@ def _ties(ranked: Sequence[Ranked]) -> list[str]:
     if lean:
         saved = (reserved(ranked[0].row) or 0.0) - (reserved(lean[0].row) or 0.0)
         varying = varying_settings([entry.row for entry in ranked])
-        text += f"; the leanest of them, number {lean[0].place} ({label(lean[0].row, varying)}), reserves {gib(saved)} GiB less"
+        name = f"number {lean[0].place} ({label(lean[0].row, varying)})"
+        text += f"; the leanest of them, {name}, reserves {gib(saved)} GiB less"
     return [text + "."]
 
 
@@ -146,8 +148,8 @@ def _exposure(ranked: Sequence[Ranked]) -> list[str]:
     overlap = ranked[0].row.result.overlap_fraction
     hidden = f" ({percent(overlap)} of communication is hidden)" if overlap is not None else ""
     return [
-        f"In the best configuration {percent(parts.exposed_communication / step)} of the traced step waits for "
-        f"communication{hidden} and {percent(parts.idle / step)} is idle."
+        f"In the best configuration {percent(parts.exposed_communication / step)} of the traced step waits "
+        f"for communication{hidden} and {percent(parts.idle / step)} is idle."
     ]
 
 
@@ -167,11 +169,25 @@ def _out_of_memory(view: RunView) -> list[str]:
     out = view.with_status(Status.OOM)
     if not out:
         return []
-    causes = []
-    for name in varying_settings(view.configurations):
-        for value in values_of(view.configurations, name):
-            having = [row for row in view.configurations if setting(row.settings.get(name)) == value]
-            if len(having) > 1 and all(row.status is Status.OOM for row in having):
-                causes.append(f"{name}={value}")
-    common = f"; always with {', '.join(causes)}" if causes else ""
+    causes = _always_out_of_memory(view.configurations)
+    common = f"; always with {', and always with '.join(causes)}" if causes else ""
     return [f"{_rows(len(out))} ran out of memory{common}."]
+
+
+def _always_out_of_memory(rows: Sequence[Configuration]) -> list[str]:
+    """Values, and pairs of values, with which every configuration ran out of memory (at least two of
+    them)."""
+    facts = [(name, value) for name in varying_settings(rows) for value in values_of(rows, name)]
+    having = {
+        fact: {id(row) for row in rows if setting(row.settings.get(fact[0])) == fact[1]} for fact in facts
+    }
+    out = {id(row) for row in rows if row.status is Status.OOM}
+    explained: set[int] = set()
+    causes = []
+    groups = [*((fact,) for fact in facts), *itertools.combinations(facts, 2)]
+    for group in groups:
+        rows_of = set.intersection(*(having[fact] for fact in group))
+        if len(rows_of) > 1 and rows_of <= out and not rows_of <= explained:
+            explained |= rows_of
+            causes.append(" and ".join(f"{name}={value}" for name, value in group))
+    return causes[:3]

@@ -1,15 +1,17 @@
 """The timeline of one step, packed for the page's canvas (`timeline.js` has the reader).
 
-Names and units are tables that the events index; starts are distances from the start before. That is about fourteen
-bytes an event, so that two hundred steps of a thousand events fit in three megabytes::
+Names and units are tables that the events index; starts are distances from the start before. That is about
+fourteen bytes an event, so that two hundred steps of a thousand events fit in three megabytes::
 
     {"duration": ns, "names": [...], "units": [...],
      "rows": [{"label": "stream 7 (computation)", "lanes": 1,
-               "s": [0, 5210, 3100], "d": [5000, 3000, 900], "n": [4, 4, 7], "u": [0, 0, -1], "c": [0, 0, 0], "l": [0, 0, 0]}]}
+               "s": [0, 5210, 3100], "d": [5000, 3000, 900], "n": [4, 4, 7], "u": [0, 0, -1], "c": [0, 0, 0],
+               "l": [0, 0, 0]}]}
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +22,17 @@ from reports.trace import Trace
 
 # In the order of `Timeline.KINDS` in timeline.js.
 KINDS = (
-    *("compute", "all_gather", "reduce_scatter", "all_reduce", "communication", "memory", "phase", "event", "wait"),
+    *(
+        "compute",
+        "all_gather",
+        "reduce_scatter",
+        "all_reduce",
+        "communication",
+        "memory",
+        "phase",
+        "event",
+        "wait",
+    ),
 )
 _KIND_OF_CATEGORY = {"computation": "compute", "copy": "memory", "phase": "phase", "fsdp": "event"}
 
@@ -41,7 +53,9 @@ def pack_timeline(trace: Trace, step: StepAnalysis, most_events: int) -> dict[st
         "names": names.texts,
         "units": units.texts,
         "rows": packed,
-        "note": f"{joined:,} short events are drawn together with their neighbours; the trace has each." if joined else "",
+        "note": f"{joined:,} short events are drawn together with their neighbours; the trace has each."
+        if joined
+        else "",
     }
 
 
@@ -62,9 +76,10 @@ class _Index:
 def _pack_row(row: Row, names: _Index, units: _Index) -> dict[str, Any]:
     bars = sorted(row.bars, key=lambda bar: (bar.start, -bar.duration))
     starts = [bar.start for bar in bars]
-    lanes = _lanes(bars)
+    # A stream runs one kernel after another; only annotations and operators nest.
+    lanes = [0] * len(bars) if row.kind == "stream" else _lanes(bars)
     return {
-        "label": row.label[:80],
+        "label": _label(row),
         "lanes": max(lanes, default=0) + 1,
         "s": [now - before for before, now in zip([0, *starts], starts, strict=False)],
         "d": [bar.duration for bar in bars],
@@ -75,8 +90,19 @@ def _pack_row(row: Row, names: _Index, units: _Index) -> dict[str, Any]:
     }
 
 
+def _label(row: Row) -> str:
+    """The row's label; a stream is named after the kind of work that fills most of it."""
+    if row.kind != "stream":
+        return row.label[:80]
+    busy: Counter[str] = Counter()
+    for bar in row.bars:
+        busy[_kind(bar)] += bar.duration
+    return f"{row.label.partition(' (')[0]} ({busy.most_common(1)[0][0].replace('_', '-')})"
+
+
 def _lanes(bars: Sequence[Bar], most: int = 4) -> list[int]:
-    """How deep each bar nests in those before it (bars by start); bars deeper than `most` share the last lane."""
+    """How deep each bar nests in those before it (bars by start); bars deeper than `most` share the last
+    lane."""
     ends: list[int] = []
     lanes = []
     for bar in bars:

@@ -8,9 +8,8 @@
         config.json   result.json        .settings, .status, .result
         trace/rank0_trace.json.gz        .traces
 
-Loading never fails because of one configuration: a folder that cannot be read becomes a row of status `unreadable`
-that says why. Only a folder that is no run at all is refused.
-"""
+Loading never fails because of one configuration: a folder that cannot be read becomes a row of status
+`unreadable` that says why. Only a folder that is no run at all is refused."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from reports.page.files import ConfigFile, FolderProblem, ResultFile, read_file
+from reports.page.files import ConfigFile, FolderContentError, ResultFile, read_file
 
-# A configuration's folder ends in eight hex digits of its key; other folders beside them are not ours to judge.
+# A configuration's folder ends in eight hex digits of its key; other folders are not ours to judge.
 _KEYED_FOLDER = re.compile(r"-[0-9a-f]{8}$")
 
 
@@ -51,7 +50,8 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One configuration: what was asked for (`config`), what came of it (`result`), or what is wrong with it."""
+    """One configuration: what was asked for (`config`), what came of it (`result`), or what is wrong with
+    it."""
 
     folder: Path
     config: ConfigFile
@@ -102,9 +102,8 @@ class Configuration:
 class RunView:
     """Everything in one run folder. `configurations` are in the order of their folders' names.
 
-    `pending` names the points of the sweep that have not run yet, `left_out` the folders of configurations that do
-    not belong to the sweep as `sweep.toml` has it now (an earlier space, or earlier sources).
-    """
+    `pending` names the points of the sweep that have not run yet, `left_out` the folders of configurations
+    that do not belong to the sweep as `sweep.toml` has it now (an earlier space, or earlier sources)."""
 
     folder: Path
     title: str
@@ -160,7 +159,8 @@ def load_run(run_dir: Path) -> RunView:
 
 
 def _points(sweep_toml: str | None) -> list[str] | None:
-    """The folders that the sweep is made of; None where its file does not say (then all folders belong to it)."""
+    """The folders that the sweep is made of; None where its file does not say (then all folders belong to
+    it)."""
     try:
         points = tomllib.loads(sweep_toml or "").get("points")
     except tomllib.TOMLDecodeError:
@@ -186,11 +186,11 @@ def _load_configuration(folder: Path) -> Configuration:
     problems = []
     try:
         config = read_file(folder / "config.json", ConfigFile)
-    except FolderProblem as problem:
+    except FolderContentError as problem:
         problems.append(str(problem))
     try:
         result = read_file(folder / "result.json", ResultFile)
-    except FolderProblem as problem:
+    except FolderContentError as problem:
         problems.append(str(problem))
     status = _status(result, problems)
     return Configuration(
@@ -233,9 +233,8 @@ def _settings(config: ConfigFile) -> dict[str, Any]:
 def _name_defaults(rows: list[Configuration]) -> list[Configuration]:
     """Drop settings of value None, or call them `auto` where other rows of the same system set them.
 
-    The files write None both for "the default, whatever it is" and for "this system has no such setting"; a system
-    that has it somewhere in the run has it everywhere.
-    """
+    The files write None both for "the default, whatever it is" and for "this system has no such setting"; a
+    system that has it somewhere in the run has it everywhere."""
     has = {
         (row.config.system, name) for row in rows for name, value in row.settings.items() if value is not None
     }

@@ -1,15 +1,14 @@
 """A run folder as a sweep leaves it, small and made up, for the tests of the page.
 
-The step times follow from a toy schedule (all-gather before each block, reduce-scatter after it, on their own streams),
-and the traces hold that very schedule, so that the page's charts have something true to show.
-"""
+The step times follow from a toy schedule (all-gather before each block, reduce-scatter after it, on their own
+streams), and the traces hold that very schedule, so that the page's charts have something true to show."""
 
 from __future__ import annotations
 
 import gzip
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ _COMPUTE_STREAM, _GATHER_STREAM, _REDUCE_STREAM = 7, 20, 24
 
 @dataclass
 class Schedule:
-    """One simulated step after another: a clock for the CPU and one for each stream, events as Kineto writes them."""
+    """One simulated step after another: a clock for the CPU and one for each stream, events as Kineto writes
+    them."""
 
     prefetch: str
     block_us: float
@@ -55,7 +55,8 @@ class Schedule:
         )
         args = {"correlation": self.correlation, "External id": self.correlation}
         self._event("cuda_runtime", "cudaLaunchKernel", self.cpu + 1, 3.0, tid=1, args=args)
-        start = max(self.cpu + 4, self.streams.get(stream, 0.0), after)
+        duration = float(round(duration))
+        start = float(round(max(self.cpu + 4, self.streams.get(stream, 0.0), after)))
         args |= {"stream": stream, "device": 0, **extra}
         self._event("kernel", name, start, duration, pid=0, tid=stream, args=args)
         self.streams[stream] = start + duration
@@ -115,7 +116,8 @@ class Schedule:
 
 
 def run_step(schedule: Schedule, number: int, *, retry: bool) -> None:
-    """Forward and backward over the blocks, then an optimizer kernel; the CPU waits for all of it at the end."""
+    """Forward and backward over the blocks, then an optimizer kernel; the CPU waits for all of it at the
+    end."""
     begin = schedule.cpu
     _forward(schedule)
     _backward(schedule, retry=retry)
@@ -242,12 +244,13 @@ def write_point(
 
 
 def figures(schedule: Schedule, retried: bool, settings: dict[str, Any]) -> dict[str, Any]:
-    """A `result.json` for a configuration that finished."""
-    step = max(schedule.streams.values()) / 2e6
-    compute = sum(e["dur"] for e in schedule.events if e["cat"] == "kernel" and "nccl" not in e["name"]) / 2e6
-    collective = sum(e["dur"] for e in schedule.events if e["cat"] == "kernel" and "nccl" in e["name"]) / 2e6
-    exposed = max(0.0, min(collective, step - compute))
-    hidden = collective - exposed
+    """A `result.json` for a configuration that finished; the times are the trace's."""
+    kernels = [event for event in schedule.events if event.get("cat") == "kernel"]
+    step = (max(e["ts"] + e["dur"] for e in kernels) - 1000.0) / 2e6
+    compute = _covered(e for e in kernels if "nccl" not in e["name"])
+    collective = _covered(e for e in kernels if "nccl" in e["name"])
+    either = _covered(kernels)
+    exposed, hidden = either - compute, collective + compute - either
     reserved = (
         52 + 9 * retried + 6 * (settings["param_dtype"] == "fp32") + 4 * (settings["wrap"] == "root")
     ) * GIB
@@ -278,13 +281,22 @@ def figures(schedule: Schedule, retried: bool, settings: dict[str, Any]) -> dict
             "compute_only": compute - hidden,
             "overlapped": hidden,
             "exposed_communication": exposed,
-            "idle": step - compute - exposed,
+            "idle": step - either,
         },
         "communication": {},
         "overlap_fraction": hidden / collective,
         "loss": None,
         "traces": ["trace/rank0_trace.json.gz"],
     }
+
+
+def _covered(events: Iterable[dict[str, Any]]) -> float:
+    """Seconds a step (of two) in which at least one of the events runs."""
+    covered = reach = 0.0
+    for start, end in sorted((event["ts"], event["ts"] + event["dur"]) for event in events):
+        covered += max(0.0, end - max(start, reach))
+        reach = max(reach, end)
+    return covered / 2e6
 
 
 def failed_result(
