@@ -110,7 +110,13 @@ def _training_loop(
     seq = settings.seq or workload.default_seq
     data = Path(config.data) if config.data else None
     batches: Iterator[Batch] = workload.batches(
-        settings.batch, seq, settings.seed, placement.rank, device.torch_device, data=data
+        settings.batch,
+        seq,
+        settings.seed,
+        placement.rank,
+        device.torch_device,
+        data=data,
+        world_size=placement.world_size,
     )
     optimizer = make_optimizer(settings.optimizer, model)
     return TrainingLoop(config, system, model, optimizer, batches, device.torch_device, losses.append)
