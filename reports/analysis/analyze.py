@@ -60,7 +60,10 @@ def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnal
     activity = find_activity(trace)
     windows = step_windows(trace, activity)
     verdict = judge(trace, activity, windows)
-    steps = tuple(_analyze_step(trace, activity, window) for window in windows)
+    phase_lists = phase_windows(trace, activity, windows)
+    steps = tuple(
+        _analyze_step(activity, window, phases) for window, phases in zip(windows, phase_lists, strict=True)
+    )
     phases: dict[str, TimeParts] = {}
     for step in steps:
         for name, parts in step.phases.items():
@@ -84,14 +87,14 @@ def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnal
     )
 
 
-def _analyze_step(trace: Trace, activity: Activity, window: Window) -> StepAnalysis:
+def _analyze_step(activity: Activity, window: Window, phases: list[Window]) -> StepAnalysis:
     return StepAnalysis(
         index=window.index,
         start=window.start,
         end=window.end,
         time=time_parts(activity, window.start, window.end),
         communication=collective_figures(activity, window=window),
-        phases=phase_parts(activity, window, phase_windows(trace, activity, window)),
+        phases=phase_parts(activity, window, phases),
     )
 
 

@@ -290,7 +290,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What `analyze` returns. `configurations`: one summary a configuration ("" for traces outside of one)."""
+    """What `analyze` returns. `configurations`: a summary for each ("" for traces outside of one)."""
 
     ranks: tuple[RankAnalysis, ...]
     configurations: dict[str, RanksSummary]

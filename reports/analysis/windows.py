@@ -11,6 +11,7 @@ work *launched* in it ends, and the next begins there (or with its own mark, if 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,16 +88,22 @@ def step_windows(trace: Trace, activity: Activity) -> list[Window]:
     ]
 
 
-def phase_windows(trace: Trace, activity: Activity, step: Window) -> list[Window]:
-    """The phases within one step's window, in order, disjoint; empty where the trace does not tell phases."""
-    marks = [mark for mark in phase_marks(trace) if step.mark.start <= mark.start < step.mark.end]
-    windows: list[Window] = []
-    reach = step.start
-    for mark, busy_until in zip(marks, _last_ends(marks, activity), strict=True):
-        start = min(max(reach, mark.start), step.end)
-        reach = min(max(start, mark.end, busy_until), step.end)
-        windows.append(Window(mark, start, reach))
-    return windows
+def phase_windows(trace: Trace, activity: Activity, steps: list[Window]) -> list[list[Window]]:
+    """For each step its phases' windows, in order, disjoint; empty where the trace does not tell phases."""
+    marks = phase_marks(trace)
+    busy = _last_ends(marks, activity)
+    starts = [mark.start for mark in marks]
+    found: list[list[Window]] = []
+    for step in steps:
+        low, high = bisect_left(starts, step.mark.start), bisect_left(starts, step.mark.end)
+        windows: list[Window] = []
+        reach = step.start
+        for mark, busy_until in zip(marks[low:high], busy[low:high], strict=True):
+            start = min(max(reach, mark.start), step.end)
+            reach = min(max(start, mark.end, busy_until), step.end)
+            windows.append(Window(mark, start, reach))
+        found.append(windows)
+    return found
 
 
 def phase_marks(trace: Trace) -> list[Mark]:

@@ -1,15 +1,23 @@
-"""From decoded events to columns: names and lanes become numbers, microseconds become integer nanoseconds."""
+"""From decoded events to columns, chunk by chunk: names and threads become numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from reports.trace.arguments import (
+    CallArguments,
+    DeviceArguments,
+    MemoryArguments,
+    Number,
+    SpanArguments,
+    decode_arguments,
+)
 from reports.trace.dtypes import dtype_from_input_type
 from reports.trace.model import (
     MISSING,
@@ -22,7 +30,8 @@ from reports.trace.model import (
     MemoryEvents,
     RetryEvents,
 )
-from reports.trace.raw import Arguments, Event, Number
+from reports.trace.raw import ExactEvent, FloatEvent
+from reports.trace.times import from_digits, from_floats
 
 CATEGORIES = {
     "cpu_op": Category.CPU_OP,
@@ -49,10 +58,12 @@ DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:")
 """Annotations that torch's process groups write around a collective."""
 
+AnyEvent = FloatEvent | ExactEvent
 
-@dataclass
+
+@dataclass(frozen=True)
 class EventColumns:
-    """Everything of `Trace` that comes from the list of events; `timed` counts the complete ones."""
+    """Everything of `Trace` that comes from the list of events."""
 
     events: Events
     names: tuple[str, ...]
@@ -62,117 +73,149 @@ class EventColumns:
     retries: RetryEvents
     problems: list[str]
     dropped_kernels: int
-    timed: int
 
 
 class _Numbering(dict[Any, int]):
-    """Numbers things in order of first sight; a plain dict with `__missing__` is the fastest way to do it."""
+    """Numbers things in order of first sight; `__missing__` makes looking up the known ones fast."""
 
     def __missing__(self, key: Any) -> int:
         number = self[key] = len(self)
         return number
 
 
-def build_columns(events: Sequence[Event]) -> EventColumns:
-    """Columns of all complete events of a known category, and of the memory events."""
-    category_of = CATEGORIES
-    complete = [event for event in events if event.ph == "X" and event.cat in category_of]
-    instants = [event for event in events if event.ph == "i" and event.name in ("[memory]", "[alloc_retry]")]
-    problems: list[str] = []
-    unpaired = sum(event.ph in ("B", "E") for event in events)
-    if unpaired:
-        problems.append(
-            f"{unpaired} begin/end events were left out: only complete events ('ph': 'X') are used"
+class ColumnBuilder:
+    """Takes the events of a file in chunks of any size; `finish` gives the columns of all of them."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._names = _Numbering()
+        self._lanes = _Numbering()
+        self._chunks: list[Events] = []
+        self._placed: list[tuple[Bool, Bool]] = []
+        self._rows = 0
+        self._collectives: dict[int, CollectiveInfo] = {}
+        self._memory: list[tuple[Int64, list[MemoryArguments]]] = []
+        self._retries: list[tuple[Int64, list[MemoryArguments]]] = []
+        self._unpaired = 0
+
+    def add(self, events: Sequence[AnyEvent]) -> None:
+        self.seen += len(events)
+        known = CATEGORIES
+        complete = [event for event in events if event.ph == "X" and event.cat in known]
+        for event in events:
+            if event.ph == "i" and event.name in ("[memory]", "[alloc_retry]"):
+                self._add_instants(events)
+                break
+        self._unpaired += sum([event.ph == "B" for event in events])
+        if not complete:
+            return
+        category = np.array([known[event.cat] for event in complete], np.int8)
+        start, has_start = _times(complete, [event.ts for event in complete])
+        duration, has_duration = _times(complete, [event.dur for event in complete])
+        correlation = np.full(len(complete), MISSING, np.int64)
+        stream = np.full(len(complete), MISSING, np.int32)
+        device = np.full(len(complete), MISSING, np.int32)
+        self._add_calls(complete, category, correlation)
+        self._add_device(complete, category, correlation, stream, device)
+        self._add_spans(complete, category)
+        # The process is part of the lane: two processes may number their threads alike.
+        lanes = map(self._lanes.__getitem__, [(event.pid, event.tid) for event in complete])
+        names = map(self._names.__getitem__, [event.name for event in complete])
+        self._chunks.append(
+            Events(
+                start,
+                duration,
+                category,
+                np.fromiter(names, np.int32, len(complete)),
+                np.fromiter(lanes, np.int32, len(complete)),
+                correlation,
+                stream,
+                device,
+            )
+        )
+        self._placed.append((has_start, has_duration))
+        self._rows += len(complete)
+
+    def finish(self) -> EventColumns:
+        problems: list[str] = []
+        if self._unpaired:
+            problems.append(f"{self._unpaired} begin/end events were left out: only complete events count")
+        columns = concatenate(self._chunks)
+        has_start = np.concatenate([np.empty(0, np.bool_), *(pair[0] for pair in self._placed)])
+        has_duration = np.concatenate([np.empty(0, np.bool_), *(pair[1] for pair in self._placed)])
+        usable, found = _usable(columns, has_start, has_duration)
+        problems += found
+        dropped_kernels = int((np.isin(columns.category, DEVICE_CATEGORIES) & ~usable).sum())
+        collectives = self._collectives
+        if not usable.all():
+            place = np.cumsum(usable) - 1
+            collectives = {int(place[row]): info for row, info in collectives.items() if usable[row]}
+            columns = columns.select(usable)
+        return EventColumns(
+            events=columns,
+            names=tuple(self._names),
+            lanes=tuple(self._lanes),
+            collectives=collectives,
+            memory=_memory(self._memory),
+            retries=_retries(self._retries),
+            problems=problems,
+            dropped_kernels=dropped_kernels,
         )
 
-    start, has_start = _nanoseconds([event.ts for event in complete])
-    duration, has_duration = _nanoseconds([event.dur for event in complete])
-    category = np.fromiter((category_of[event.cat] for event in complete), np.int8, len(complete))
-    names, lanes = _Numbering(), _Numbering()
-    # The process is part of the lane: two processes may number their threads alike.
-    arguments = [event.args for event in complete]
-    columns = Events(
-        start=start,
-        duration=duration,
-        category=category,
-        name=_numbered(names, [event.name for event in complete]),
-        lane=_numbered(lanes, [(event.pid, event.tid) for event in complete]),
-        correlation=np.array([a.correlation for a in arguments], np.int64),
-        external=np.array([a.external for a in arguments], np.int64),
-        stream=_small_ints([a.stream for a in arguments]),
-        device=_small_ints([a.device for a in arguments]),
-    )
-    usable, found = _usable(columns, has_start, has_duration)
-    problems += found
-    on_device = np.isin(category, DEVICE_CATEGORIES)
-    dropped_kernels = int((on_device & ~usable).sum())
-    if not usable.all():
-        kept = np.flatnonzero(usable)
-        complete = [complete[row] for row in kept]
-        columns = columns.select(kept)
-    return EventColumns(
-        events=columns,
-        names=tuple(names),
-        lanes=tuple(lanes),
-        collectives=_collectives(complete),
-        memory=_memory([event for event in instants if event.name == "[memory]"]),
-        retries=_retries([event for event in instants if event.name == "[alloc_retry]"]),
-        problems=problems,
-        dropped_kernels=dropped_kernels,
-        timed=len(complete),
-    )
+    def _add_calls(self, events: Sequence[AnyEvent], category: Any, correlation: Int64) -> None:
+        rows = np.flatnonzero(category == Category.RUNTIME)
+        arguments = decode_arguments([events[row].args for row in rows.tolist()], CallArguments)
+        correlation[rows] = [each.correlation for each in arguments]
+
+    def _add_device(
+        self, events: Sequence[AnyEvent], category: Any, correlation: Int64, stream: Int32, device: Int32
+    ) -> None:
+        on_device = (
+            (category == Category.KERNEL) | (category == Category.MEMCPY) | (category == Category.MEMSET)
+        )
+        rows = np.flatnonzero(on_device)
+        arguments = decode_arguments([events[row].args for row in rows.tolist()], DeviceArguments)
+        correlation[rows] = [each.correlation for each in arguments]
+        stream[rows] = _small_ints([each.stream for each in arguments])
+        device[rows] = _small_ints([each.device for each in arguments])
+        for row, each in zip(rows.tolist(), arguments, strict=True):
+            if each.collective is not None:
+                self._collectives[self._rows + row] = _described(each.collective, each)
+
+    def _add_spans(self, events: Sequence[AnyEvent], category: Any) -> None:
+        annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
+        rows = [row for row in annotations if events[row].name.startswith(SPAN_PREFIXES)]
+        arguments = decode_arguments([events[row].args for row in rows], SpanArguments)
+        for row, each in zip(rows, arguments, strict=True):
+            self._collectives[self._rows + row] = _from_input_shapes(events[row].name, each)
+
+    def _add_instants(self, events: Sequence[AnyEvent]) -> None:
+        for name, kept in (("[memory]", self._memory), ("[alloc_retry]", self._retries)):
+            chosen = [event for event in events if event.ph == "i" and event.name == name]
+            time, present = _times(chosen, [event.ts for event in chosen])
+            arguments = decode_arguments([event.args for event in chosen], MemoryArguments)
+            if present.all():
+                kept.append((time, arguments))
+            else:
+                there = [each for each, timed in zip(arguments, present.tolist(), strict=True) if timed]
+                kept.append((time[present], there))
 
 
-def _numbered(numbering: _Numbering, values: Iterable[Any]) -> Int32:
-    return np.fromiter(map(numbering.__getitem__, values), np.int32)
+def concatenate(chunks: Sequence[Events]) -> Events:
+    """The rows of all chunks, one after the other."""
+    empty: list[Any] = [np.empty(0, dtype) for dtype in Events.DTYPES]
+    columns: Any = zip(empty, *(chunk.columns() for chunk in chunks), strict=True)
+    return Events(*map(np.concatenate, columns))
 
 
-def _nanoseconds(times: Sequence[Any]) -> tuple[Int64, Bool]:
-    """Integer ns from microseconds, and where there was a time at all (0 stands where there was none)."""
-    if times and isinstance(times[0], msgspec.Raw):
-        return _nanoseconds_from_digits(times)
-    microseconds = np.array(times, np.float64)  # None becomes nan
-    present = np.isfinite(microseconds)
-    if not present.all():
-        microseconds = np.where(present, microseconds, 0.0)
-    whole = np.floor(microseconds)
-    # Taken apart, the product cannot round: the fraction alone is scaled.
-    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64), present
+def _times(events: Sequence[AnyEvent], times: Sequence[Any]) -> tuple[Int64, Bool]:
+    return from_digits(times) if events and isinstance(events[0], ExactEvent) else from_floats(times)
 
 
-def _nanoseconds_from_digits(times: Sequence[Any]) -> tuple[Int64, Bool]:
-    present = np.fromiter((time is not None for time in times), np.bool_, len(times))
-    return np.fromiter(
-        (0 if time is None else _digits_to_ns(bytes(time)) for time in times), np.int64
-    ), present
-
-
-def _digits_to_ns(digits: bytes) -> int:
-    whole, _, fraction = digits.partition(b".")
-    try:
-        if not fraction:
-            return int(whole) * 1000
-        ns = int(whole.lstrip(b"-") or b"0") * 1000 + int(fraction[:3].ljust(3, b"0"))
-    except ValueError:
-        return round(float(digits) * 1000)  # an exponent: 1.5e3
-    return -ns if whole.startswith(b"-") else ns
-
-
-def _small_ints(values: Sequence[int | str]) -> Int32:
-    """An int32 column; handles of streams ("0x0" in HIP's runtime events) are no stream numbers."""
-    try:
-        wide = np.array(values, np.int64)
-    except (ValueError, TypeError, OverflowError):
-        wide = np.fromiter((_int_or_missing(value) for value in values), np.int64, len(values))
-    # CUPTI writes 2^32-1 where there is no stream.
-    return np.where((wide < -(2**31)) | (wide >= 2**31), MISSING, wide).astype(np.int32)
-
-
-def _int_or_missing(value: int | str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        return MISSING
+def _small_ints(values: Sequence[int]) -> Int32:
+    """An int32 column; what does not fit is missing (CUPTI writes 2^32-1 where there is no stream)."""
+    wide = np.array(values, np.float64)
+    return np.where(np.abs(wide) < 2.0**31, wide, MISSING).astype(np.int32)
 
 
 def _usable(columns: Events, has_start: Bool, has_duration: Bool) -> tuple[Bool, list[str]]:
@@ -183,54 +226,43 @@ def _usable(columns: Events, has_start: Bool, has_duration: Bool) -> tuple[Bool,
     lengthless = has_start & ~has_duration
     zero = has_start & (columns.start <= 0)
     later = columns.start[has_start & (columns.start > 0)]
-    if zero.any() and len(later):
-        # A trace may well begin at 0; an event at 0 is lost when everything else lies far behind.
-        zero &= bool(later.min() > later.max() - later.min())
-    else:
+    # A trace may well begin at 0; an event at 0 is lost when everything else lies far behind.
+    if not (zero.any() and len(later) and later.min() > later.max() - later.min()):
         zero[:] = False
     for mask, text in (
-        (~has_start, "have no time stamp"),
-        (lengthless, "have no duration"),
-        (negative, "have a negative duration"),
-        (zero, "have the time stamp 0"),
+        (~has_start, "no time stamp"),
+        (lengthless, "no duration"),
+        (negative, "a negative duration"),
+        (zero, "the time stamp 0"),
     ):
         count = int(mask.sum())
         if count:
-            problems.append(f"{count} events {text} and were left out")
+            problems.append(f"{count} {'event has' if count == 1 else 'events have'} {text}: left out")
             usable &= ~mask
     return usable, problems
 
 
-def _collectives(events: Sequence[Event]) -> dict[int, CollectiveInfo]:
-    """Metadata by row: NCCL kernels carry it themselves; of gloo's spans the input's shape is known."""
-    found: dict[int, CollectiveInfo] = {}
-    for row, event in enumerate(events):
-        arguments = event.args
-        if arguments.collective is not None:
-            found[row] = CollectiveInfo(
-                name=arguments.collective,
-                in_elements=_whole(arguments.in_elements),
-                out_elements=_whole(arguments.out_elements),
-                dtype=arguments.dtype,
-                group_size=_whole(arguments.group_size) or None,
-                group_name=arguments.group_name,
-            )
-        elif event.cat == "user_annotation" and event.name.startswith(SPAN_PREFIXES):
-            found[row] = _from_input_shapes(event.name, arguments)
-    return found
+def _described(name: str, arguments: DeviceArguments) -> CollectiveInfo:
+    return CollectiveInfo(
+        name=name,
+        in_elements=_whole(arguments.in_elements),
+        out_elements=_whole(arguments.out_elements),
+        dtype=arguments.dtype,
+        group_size=_whole(arguments.group_size) or None,
+        group_name=arguments.group_name,
+    )
 
 
-def _from_input_shapes(name: str, arguments: Arguments) -> CollectiveInfo:
+def _from_input_shapes(name: str, arguments: SpanArguments) -> CollectiveInfo:
+    """Of gloo's spans the inputs' shapes are known; a scalar has the shape []."""
     elements = dtype = None
     try:
-        shapes = msgspec.json.decode(arguments.input_dims)
-        types = msgspec.json.decode(arguments.input_types)
-        if shapes:
-            elements = sum(prod(int(size) for size in shape) for shape in shapes if shape)
-        if types and types[0]:
-            dtype = dtype_from_input_type(str(types[0]))
-    except (msgspec.DecodeError, TypeError, ValueError):
-        pass
+        if arguments.input_dims:
+            elements = sum(prod(int(size) for size in shape) for shape in arguments.input_dims)
+        if arguments.input_types:
+            dtype = dtype_from_input_type(str(arguments.input_types[0]))
+    except (TypeError, ValueError):
+        elements = None
     return CollectiveInfo(name, elements, None, dtype, None, None)
 
 
@@ -238,36 +270,38 @@ def _whole(number: Number | None) -> int | None:
     return None if number is None else int(number)
 
 
-def _times(events: Sequence[Event]) -> Int64:
-    return _nanoseconds([event.ts for event in events])[0]
+_Instants = list[tuple[Int64, list[MemoryArguments]]]
 
 
-def _argument_column(
-    events: Sequence[Event], of: Callable[[Arguments], Number | None], missing: int = 0
-) -> Int64:
-    values = (of(event.args) for event in events)
-    return np.fromiter((missing if value is None else int(value) for value in values), np.int64, len(events))
+def _in_order(instants: _Instants) -> tuple[Int64, list[MemoryArguments]]:
+    time = np.concatenate([np.empty(0, np.int64), *(chunk[0] for chunk in instants)])
+    arguments = list(chain.from_iterable(chunk[1] for chunk in instants))
+    order = np.argsort(time, kind="stable")
+    return time[order], [arguments[row] for row in order.tolist()]
 
 
-def _memory(events: Sequence[Event]) -> MemoryEvents:
-    order = np.argsort(_times(events), kind="stable")
-    events = [events[row] for row in order]
+def _integers(values: Iterable[Number], count: int) -> Int64:
+    return np.fromiter((int(value) for value in values), np.int64, count)
+
+
+def _memory(instants: _Instants) -> MemoryEvents:
+    time, arguments = _in_order(instants)
+    count = len(time)
     return MemoryEvents(
-        time=_times(events),
-        bytes=_argument_column(events, lambda a: a.bytes_signed),
-        allocated=_argument_column(events, lambda a: a.allocated),
-        reserved=_argument_column(events, lambda a: a.reserved),
-        address=_argument_column(events, lambda a: a.address),
-        device_type=_argument_column(events, lambda a: a.device_type).astype(np.int32),
-        device_id=_argument_column(events, lambda a: a.device_id, MISSING).astype(np.int32),
+        time=time,
+        bytes=_integers((each.bytes for each in arguments), count),
+        allocated=_integers((each.allocated for each in arguments), count),
+        reserved=_integers((each.reserved for each in arguments), count),
+        address=_integers((each.address for each in arguments), count),
+        device_type=np.fromiter((each.device_type for each in arguments), np.int32, count),
+        device_id=np.fromiter((each.device_id for each in arguments), np.int32, count),
     )
 
 
-def _retries(events: Sequence[Event]) -> RetryEvents:
-    order = np.argsort(_times(events), kind="stable")
-    events = [events[row] for row in order]
+def _retries(instants: _Instants) -> RetryEvents:
+    time, arguments = _in_order(instants)
     return RetryEvents(
-        time=_times(events),
-        bytes=_argument_column(events, lambda a: a.bytes_signed),
-        freed=_argument_column(events, lambda a: a.freed),
+        time=time,
+        bytes=_integers((each.bytes for each in arguments), len(time)),
+        freed=_integers((each.freed for each in arguments), len(time)),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ Int8 = npt.NDArray[np.int8]
 Bool = npt.NDArray[np.bool_]
 
 MISSING = -1
-"""Stands for "the event does not say" in the columns correlation, external, stream and device."""
+"""Stands for "the event does not say" in the columns correlation, stream and device."""
 
 
 class TraceError(Exception):
@@ -55,8 +55,10 @@ class Events:
     """Complete events as columns of equal length.
 
     start, duration: int64, ns.  category: int8, `Category`.  name: int32, index into `Trace.names`.
-    lane: int32, index into `Trace.lanes`.  correlation, external: int64.  stream, device: int32.
+    lane: int32, index into `Trace.lanes`.  correlation: int64.  stream, device: int32.
     """
+
+    DTYPES: ClassVar = (np.int64, np.int64, np.int8, np.int32, np.int32, np.int64, np.int32, np.int32)
 
     start: Int64
     duration: Int64
@@ -64,7 +66,6 @@ class Events:
     name: Int32
     lane: Int32
     correlation: Int64
-    external: Int64
     stream: Int32
     device: Int32
 
@@ -77,16 +78,19 @@ class Events:
 
     def select(self, rows: Bool | Int64) -> Events:
         """The rows of a mask or of an index array, in its order."""
-        return Events(
-            self.start[rows],
-            self.duration[rows],
-            self.category[rows],
-            self.name[rows],
-            self.lane[rows],
-            self.correlation[rows],
-            self.external[rows],
-            self.stream[rows],
-            self.device[rows],
+        return Events(*(column[rows] for column in self.columns()))
+
+    def columns(self) -> tuple[Any, ...]:
+        """The arrays, in the order of their declaration (and of `DTYPES`)."""
+        return (
+            self.start,
+            self.duration,
+            self.category,
+            self.name,
+            self.lane,
+            self.correlation,
+            self.stream,
+            self.device,
         )
 
 

@@ -1,37 +1,34 @@
 """Reads a Kineto trace (Chrome trace JSON, plain or gzip) into `Trace`.
 
-    bytes -> (gunzip) -> typed structs -> columns -> Trace
-                   \\-> mended, converted one by one, when the strict decoder refuses
+    blocks of bytes -> chunks of events -> typed structs -> columns -> Trace
+                                \\-> the whole text mended, events converted one by one, when that fails
 
-The strict way needs about a second for a million events.  Garbage collection is paused meanwhile: millions of
-new objects, none of them garbage, would otherwise be walked again and again.
+The first way needs about a second for a million events, and little memory.  Garbage collection is paused
+meanwhile: thousands of new objects, none of them garbage, would be walked again and again.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from reports.trace.columns import EventColumns, build_columns
+from reports.trace.blocks import read_blocks
+from reports.trace.chunks import UncuttableError, cut
+from reports.trace.columns import ColumnBuilder
 from reports.trace.model import Trace, TraceError
-from reports.trace.raw import EXACT_DECODER, FLOAT_DECODER, Event, Head
+from reports.trace.raw import ABSENT, EXACT_EVENTS, EXACT_FILE, FILE, FLOAT_EVENTS, File, FloatEvent
 from reports.trace.repair import convert_events, mend
+from reports.trace.times import needs_digits
 
-LARGEST_EXACT_MICROSECONDS = 2.0**43
-"""Up to here a double tells neighbouring nanoseconds apart (its steps are at most 0.001 us)."""
-
-_TRUNCATED_JSON = "is truncated: the JSON ends in the middle; record or copy it again"
-_GZIP_MAGIC = b"\x1f\x8b"
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
+_TRUNCATED = "is truncated: the JSON ends in the middle; record or copy it again"
 
 
 def read_trace(path: Path | str) -> Trace:
@@ -44,26 +41,21 @@ def read_trace(path: Path | str) -> Trace:
         TraceError: the file is missing, empty, truncated, not JSON, or JSON that holds no trace.
     """
     path = Path(path)
-    text = _read_bytes(path)
     with _no_garbage_collection():
-        decoded = _decode(path, text)
-        del text
-        if not decoded.events:
-            raise TraceError(path, "holds no events ('traceEvents' is empty)")
-        columns = build_columns(decoded.events)
-        del decoded.events[:]
-    if columns.timed == 0:
-        raise TraceError(path, "holds no event with a start and a duration ('ph': 'X')")
-    return _assemble(path, columns, decoded)
+        try:
+            decoded = _decode_in_chunks(path)
+        except (UncuttableError, msgspec.DecodeError, UnicodeDecodeError):
+            decoded = _decode_tolerantly(path, b"".join(read_blocks(path)))
+        return _assemble(path, decoded)
 
 
 @dataclass
 class _Decoded:
-    events: list[Event]
-    distributed: dict[str, Any]
-    devices: tuple[dict[str, Any], ...]
-    simulated: dict[str, Any] | None
-    problems: list[str]
+    """What a file held: events in the builder, everything beside them as plain values."""
+
+    builder: ColumnBuilder = field(default_factory=ColumnBuilder)
+    beside: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -77,120 +69,89 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-    except IsADirectoryError:
-        raise TraceError(path, "is a folder, not a trace file") from None
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror or error})") from None
-    if not data:
-        raise TraceError(path, "is empty (0 bytes)")
-    if data.startswith(_GZIP_MAGIC):
-        data = _gunzip(path, data)
-        if not data:
-            raise TraceError(path, "is an empty gzip file")
-    return data
+def _decode_in_chunks(path: Path) -> _Decoded:
+    decoded = _Decoded()
+    for kind, text in cut(read_blocks(path)):
+        if kind == "events":
+            _add_events(decoded.builder, FLOAT_EVENTS.decode(text), text)
+            continue
+        file = FILE.decode(text)
+        decoded.beside |= _beside(file)
+        if file.events:
+            # The end of the file: its events alone, again as a list, in case their digits are needed.
+            _add_events(decoded.builder, file.events, None if kind == "beginning" else text)
+    return decoded
 
 
-def _gunzip(path: Path, data: bytes) -> bytes:
-    """All members of a gzip file; a file that ends before its last member does is truncated."""
-    parts: list[bytes] = []
-    rest = data
-    while rest.startswith(_GZIP_MAGIC):
-        stream = zlib.decompressobj(wbits=31)
-        try:
-            parts.append(stream.decompress(rest))
-        except zlib.error as error:
-            raise TraceError(path, f"is damaged: the gzip data cannot be unpacked ({error})") from None
-        if not stream.eof:
-            raise TraceError(path, "is truncated: the gzip data end in the middle; record or copy it again")
-        rest = stream.unused_data
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def _add_events(builder: ColumnBuilder, events: list[FloatEvent], text: bytes | None) -> None:
+    if text is not None and needs_digits([event.ts for event in events]):
+        if text.startswith(b"["):
+            builder.add(EXACT_EVENTS.decode(text))
+        else:
+            builder.add(EXACT_FILE.decode(text).events)
+    else:
+        builder.add(events)
 
 
-def _decode(path: Path, text: bytes) -> _Decoded:
-    try:
-        file = FLOAT_DECODER.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return _decode_tolerantly(path, text)
-    if file.events is None:
-        raise TraceError(path, "is JSON, but not a trace: it has no 'traceEvents'")
-    events: list[Event] = list(file.events)
-    if any(event.ts is not None and event.ts > LARGEST_EXACT_MICROSECONDS for event in file.events) and any(
-        event.ts is not None and event.ts % 1 for event in file.events
-    ):
-        events = list(EXACT_DECODER.decode(text).events or ())
-    return _Decoded(events, *_decode_head(file), [])
-
-
-def _decode_head(head: Head) -> tuple[dict[str, Any], tuple[dict[str, Any], ...], dict[str, Any] | None]:
-    def plain(raw: msgspec.Raw) -> Any:
-        return msgspec.json.decode(raw) if len(bytes(raw)) else None
-
-    return _head(plain(head.distributed), plain(head.devices), plain(head.simulated))
-
-
-def _head(
-    distributed: object, devices: object, simulated: object
-) -> tuple[dict[str, Any], tuple[dict[str, Any], ...], dict[str, Any] | None]:
-    return (
-        distributed if isinstance(distributed, dict) else {},
-        tuple(device for device in devices if isinstance(device, dict)) if isinstance(devices, list) else (),
-        simulated if isinstance(simulated, dict) else None,
-    )
+def _beside(file: File) -> dict[str, Any]:
+    found = {
+        "distributedInfo": file.distributed,
+        "deviceProperties": file.devices,
+        "fsdpbench": file.simulated,
+    }
+    return {key: msgspec.json.decode(raw) for key, raw in found.items() if raw != ABSENT}
 
 
 def _decode_tolerantly(path: Path, text: bytes) -> _Decoded:
     """The slow way, for files that the strict decoder refuses; TraceError says why when it fails too."""
-    problems: list[str] = []
     text = text.removeprefix(b"\xef\xbb\xbf")
+    if not text.strip():
+        raise TraceError(path, "is empty (only white space)")
     if text.lstrip()[:1] not in (b"{", b"["):
         raise TraceError(path, f"is not JSON (it begins with {text[:16]!r})")
+    decoded = _Decoded()
     try:
         document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as first:
-        if "truncated" in str(first):
-            raise TraceError(
-                path, "is truncated: the JSON ends in the middle; record or copy it again"
-            ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if "truncated" in str(error):
+            raise TraceError(path, _TRUNCATED) from None
         document = _decode_mended(path, text)
-        problems.append(f"the file is not valid JSON ({first}); it was mended to be read")
+        decoded.problems.append(f"the file is not valid JSON ({error}); it was mended to be read")
     if isinstance(document, list):
         document = {"traceEvents": document}
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         raise TraceError(path, "is JSON, but not a trace: it has no list 'traceEvents'")
-    events, lost = convert_events(document["traceEvents"])
+    events, lost = convert_events(document.pop("traceEvents"))
     if lost:
-        problems.append(f"{lost} events could not be understood and were left out")
-    head = _head(document.get("distributedInfo"), document.get("deviceProperties"), document.get("fsdpbench"))
-    return _Decoded(list(events), *head, problems)
+        decoded.problems.append(f"{lost} events could not be understood: left out")
+    decoded.builder.add(events)
+    decoded.beside = document
+    return decoded
 
 
 def _decode_mended(path: Path, text: bytes) -> Any:
-    mended = mend(text)
     try:
-        return msgspec.json.decode(mended)
+        return msgspec.json.decode(mend(text))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if "truncated" in str(error):
-            raise TraceError(
-                path, "is truncated: the JSON ends in the middle; record or copy it again"
-            ) from None
-    try:
-        # The standard library's decoder says where; msgspec says what.
-        return json.loads(mended)
-    except json.JSONDecodeError as error:
-        raise TraceError(path, f"is not JSON: {error.msg} at byte {error.pos}") from None
+            raise TraceError(path, _TRUNCATED) from None
+        raise TraceError(path, f"is not JSON ({error})") from None
 
 
-def _assemble(path: Path, columns: EventColumns, decoded: _Decoded) -> Trace:
-    distributed = decoded.distributed
-    rank = distributed.get("rank")
-    problems = [*decoded.problems, *columns.problems]
+def _assemble(path: Path, decoded: _Decoded) -> Trace:
+    if decoded.builder.seen == 0:
+        raise TraceError(path, "holds no events ('traceEvents' is empty)")
+    columns = decoded.builder.finish()
+    if not len(columns.events):
+        raise TraceError(path, "holds no usable event of a profiler (operator, kernel or annotation)")
+    distributed = decoded.beside.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    devices = decoded.beside.get("deviceProperties")
+    simulated = decoded.beside.get("fsdpbench")
+    rank, world_size = distributed.get("rank"), distributed.get("world_size")
     if not isinstance(rank, int):
         in_name = _RANK_IN_NAME.search(path.name)
         rank = int(in_name[1]) if in_name else None
-    world_size = distributed.get("world_size")
     return Trace(
         path=path,
         events=columns.events,
@@ -202,8 +163,10 @@ def _assemble(path: Path, columns: EventColumns, decoded: _Decoded) -> Trace:
         rank=rank,
         world_size=world_size if isinstance(world_size, int) else None,
         backend=str(distributed["backend"]) if "backend" in distributed else None,
-        devices=decoded.devices,
-        simulated=decoded.simulated,
-        problems=tuple(problems),
+        devices=tuple(each for each in devices if isinstance(each, dict))
+        if isinstance(devices, list)
+        else (),
+        simulated=simulated if isinstance(simulated, dict) else None,
+        problems=(*decoded.problems, *columns.problems),
         dropped_kernels=columns.dropped_kernels,
     )

@@ -1,8 +1,8 @@
 """Second chance for traces that are not quite JSON, or not quite of the usual shape.
 
 Seen in the wild: raw control characters and invalid UTF-8 in names, backslashes of Windows paths, `NaN` and
-`inf` as bandwidths, time stamps as strings, arguments that are lists.  The text is mended as a whole, then
-every event is converted on its own, so that one broken event costs itself and not the file.
+`inf` as bandwidths, time stamps as strings.  The text is mended as a whole, then every event is converted on
+its own, so that one broken event costs itself and not the file.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from reports.trace.raw import NO_ARGUMENTS, Arguments, FloatEvent
+from reports.trace.raw import ABSENT, FloatEvent
 
 _CONTROL = bytes(0x20 if byte < 0x20 else byte for byte in range(256))
-_ESCAPE = re.compile(rb'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt]|)', re.DOTALL)
+_ESCAPE = re.compile(rb'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])?')
 _NOT_A_NUMBER = re.compile(rb"([:\[,]\s*)[-+]?(?:NaN|nan|Infinity|inf|Inf)(?=\s*[,}\]])")
 
 
@@ -26,7 +26,7 @@ def mend(text: bytes) -> bytes:
     legal escape is doubled.  What is not a number becomes null.
     """
     text = text.translate(_CONTROL)
-    text = _ESCAPE.sub(lambda match: match[0] if len(match[0]) > 1 else rb"\\", text)
+    text = _ESCAPE.sub(lambda match: match[0] if len(match[0]) > 1 else b"\\\\", text)
     text = _NOT_A_NUMBER.sub(rb"\1null", text)
     return text.decode("utf-8", errors="replace").encode("utf-8")
 
@@ -36,41 +36,13 @@ def convert_events(events: list[Any]) -> tuple[list[FloatEvent], int]:
     usable: list[FloatEvent] = []
     lost = 0
     for event in events:
-        if not isinstance(event, dict):
+        try:
+            plain = {key: value for key, value in event.items() if key != "args"}
+            converted = msgspec.convert(plain, FloatEvent, strict=False)
+        except (AttributeError, msgspec.ValidationError, OverflowError, ValueError):
             lost += 1
             continue
         arguments = event.get("args")
-        plain = {key: value for key, value in event.items() if key != "args"}
-        try:
-            converted = msgspec.convert(plain, FloatEvent, strict=False)
-        except (msgspec.ValidationError, OverflowError, ValueError):
-            lost += 1
-            continue
-        converted.args = _convert_arguments(arguments)
+        converted.args = msgspec.Raw(msgspec.json.encode(arguments)) if arguments else ABSENT
         usable.append(converted)
     return usable, lost
-
-
-_TYPED = {field.encode_name for field in msgspec.structs.fields(Arguments)} - {"Input Dims", "Input type"}
-
-
-def _convert_arguments(arguments: object) -> Arguments:
-    """As many of the arguments as make sense: a field of the wrong kind is left out on its own."""
-    if not isinstance(arguments, dict):
-        return NO_ARGUMENTS
-    known: dict[str, Any] = {key: arguments[key] for key in _TYPED & arguments.keys()}
-    for key in ("Input Dims", "Input type"):
-        if key in arguments:
-            known[key] = msgspec.Raw(msgspec.json.encode(arguments[key]))
-    try:
-        return msgspec.convert(known, Arguments, strict=False)
-    except (msgspec.ValidationError, OverflowError, ValueError):
-        pass
-    kept: dict[str, Any] = {}
-    for key, value in known.items():
-        try:
-            msgspec.convert({key: value}, Arguments, strict=False)
-        except (msgspec.ValidationError, OverflowError, ValueError):
-            continue
-        kept[key] = value
-    return msgspec.convert(kept, Arguments, strict=False)
