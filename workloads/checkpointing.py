@@ -11,6 +11,9 @@ A checkpointed block is recomputed in full. torch's early stop would leave out i
 third of a GPT block's forward FLOPs), but published figures, and the 4/3 in the usual formula of HFU, are of
 the full recomputation; and early stop leaves the recomputation by an exception, so that post-forward hooks of
 FSDP units nested in the block would not run.
+
+By operator (`op`) a block keeps, besides its input, the outputs of matrix products and attention, and
+computes again only what is cheap: norms, activations, sums.
 """
 
 from __future__ import annotations
@@ -18,22 +21,45 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
+import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.checkpoint import (
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
+)
 
 from workloads.base import WorkloadError
+
+_COSTLY = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+"""Matrix products, and fused attention in its forms."""
 
 
 @dataclass(frozen=True)
 class ActivationCheckpointing:
-    """Which blocks are checkpointed: none (`every` = 0), or blocks 0, `every`, 2 x `every`, ..."""
+    """Which blocks are checkpointed: none (`every` = 0), or blocks 0, `every`, 2 x `every`, ...
+
+    `by_operator`: a checkpointed block keeps the outputs of its costly operators.
+    """
 
     every: int = 0
+    by_operator: bool = False
 
     @classmethod
     def parse(cls, text: str) -> ActivationCheckpointing:
-        """From the setting's value: `none`, `full` or `every-K`.
+        """From the setting's value: `none`, `full`, `every-K` or `op`.
 
         Raises:
             WorkloadError: it is none of these.
@@ -42,10 +68,12 @@ class ActivationCheckpointing:
             return cls(0)
         if text == "full":
             return cls(1)
+        if text == "op":
+            return cls(1, by_operator=True)
         match = re.fullmatch(r"every-([1-9]\d*)", text)
         if match is None:
             raise WorkloadError(
-                f"activation_checkpointing '{text}' is not known: use none, full, or every-K with K from 1"
+                f"activation_checkpointing '{text}' is not known: use none, full, every-K (K from 1) or op"
             )
         return cls(int(match.group(1)))
 
@@ -53,16 +81,29 @@ class ActivationCheckpointing:
         """Whether block number `index` is checkpointed."""
         return self.every > 0 and index % self.every == 0
 
-    def count(self, blocks: int) -> int:
-        """How many of `blocks` blocks are checkpointed."""
-        return 0 if self.every == 0 else -(-blocks // self.every)
+    def recomputed(self, blocks: int) -> int:
+        """Of `blocks` blocks, how many have their matrix products and attention computed again."""
+        return 0 if self.every == 0 or self.by_operator else -(-blocks // self.every)
 
 
-def run_checkpointed(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
-    """Run `function` and keep its arguments only; what it saves for backward is computed again then.
+def run_checkpointed(function: Callable[..., Tensor], *args: Tensor, by_operator: bool = False) -> Tensor:
+    """Run `function` and keep its arguments only (and costly outputs, by operator); what else it saves for
+    backward is computed again then.
 
     No random state is kept: the models have no dropout.
     """
+    selection: dict[str, Any] = {}
+    if by_operator:
+        selection["context_fn"] = partial(create_selective_checkpoint_contexts, _costly_operators())
     with set_checkpoint_early_stop(False):
-        output: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+        output: Tensor = checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=False, **selection
+        )
     return output
+
+
+@cache
+def _costly_operators() -> list[Any]:
+    """Those of `_COSTLY` that this torch has."""
+    packets = (getattr(torch.ops.aten, name, None) for name in _COSTLY)
+    return [packet.default for packet in packets if packet is not None]

@@ -127,9 +127,10 @@ class GPTFeedForward(nn.Module):
 class GPTBlock(nn.Module):
     """Attention and feed-forward with their residual connections: the natural FSDP unit."""
 
-    def __init__(self, shape: GPTShape, checkpointed: bool) -> None:
+    def __init__(self, shape: GPTShape, checkpointed: bool, by_operator: bool) -> None:
         super().__init__()
         self.checkpointed = checkpointed
+        self.by_operator = by_operator
         # GPT-2 scales what flows into the residual stream by its number of contributions.
         output_std = WEIGHT_STD / math.sqrt(2 * shape.layers)
         self.attention_norm = nn.LayerNorm(shape.d_model, bias=shape.bias)
@@ -139,7 +140,7 @@ class GPTBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.checkpointed and torch.is_grad_enabled():
-            return run_checkpointed(self.transform, x)
+            return run_checkpointed(self.transform, x, by_operator=self.by_operator)
         return self.transform(x)
 
     def transform(self, x: Tensor) -> Tensor:
@@ -160,7 +161,8 @@ class GPT(nn.Module):
         self.token_embedding = Lookup(shape.vocab, shape.d_model)
         self.position_embedding = Lookup(positions, shape.d_model) if shape.positions == "learned" else None
         self.blocks = nn.ModuleList(
-            GPTBlock(shape, checkpointing.applies_to(index)) for index in range(shape.layers)
+            GPTBlock(shape, checkpointing.applies_to(index), checkpointing.by_operator)
+            for index in range(shape.layers)
         )
         self.final_norm = nn.LayerNorm(shape.d_model, bias=shape.bias)
         self.lm_head = Projection(shape.d_model, shape.vocab, bias=False)
@@ -256,13 +258,13 @@ class GPTWorkload(Workload):
 
     def flops_per_step(self, batch: int, seq: int, activation_checkpointing: str = "none") -> Flops:
         """Model: tokens x (6 x matrix weights + 12 x layers x d_model x seq). Hardware adds one forward pass
-        (a third of that) of each checkpointed block; the lm head is never recomputed."""
+        (a third of that) of each block recomputed in full; the lm head is never recomputed."""
         s = self._shape
         tokens = batch * seq
         block_forward = tokens * (2 * s.block_weights + 4 * s.d_model * seq)
         head_forward = tokens * 2 * s.vocab * s.d_model
         model = 3 * (s.layers * block_forward + head_forward)
-        recomputed = ActivationCheckpointing.parse(activation_checkpointing).count(s.layers)
+        recomputed = ActivationCheckpointing.parse(activation_checkpointing).recomputed(s.layers)
         return Flops(model=model, hardware=model + recomputed * block_forward)
 
     def tokens(self, batch: int, seq: int) -> int:

@@ -19,7 +19,7 @@ def loss_and_gradients(activation_checkpointing):
     return loss, [parameter.grad for parameter in model.parameters()], sum(kept)
 
 
-@pytest.mark.parametrize("value", ["full", "every-2", "every-3"])
+@pytest.mark.parametrize("value", ["full", "every-2", "every-3", "op"])
 def test_loss_and_gradients_are_bitwise_those_without(value):
     plain_loss, plain_gradients, plain_kept = loss_and_gradients("none")
     loss, gradients, kept = loss_and_gradients(value)
@@ -40,12 +40,19 @@ def test_more_checkpointing_keeps_less():
 def test_which_blocks(value, blocks):
     checkpointing = ActivationCheckpointing.parse(value)
     assert [index for index in range(5) if checkpointing.applies_to(index)] == blocks
-    assert checkpointing.count(5) == len(blocks)
+    assert checkpointing.recomputed(5) == len(blocks)
+
+
+def test_by_operator_keeps_costly_outputs_and_recomputes_no_product():
+    full, by_operator = ActivationCheckpointing.parse("full"), ActivationCheckpointing.parse("op")
+    assert by_operator.recomputed(5) == 0
+    assert [by_operator.applies_to(index) for index in range(5)] == [True] * 5
+    assert by_operator != full
 
 
 @pytest.mark.parametrize("value", ["all", "every-0", "every-", "every-2x", ""])
 def test_unknown_value_is_refused(value):
-    with pytest.raises(WorkloadError, match="use none, full, or every-K"):
+    with pytest.raises(WorkloadError, match="use none, full, every-K"):
         get_workload("gpt-tiny").build(value)
 
 

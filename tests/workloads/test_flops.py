@@ -20,7 +20,7 @@ def counted_flops(workload, batch, seq, activation_checkpointing):
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("activation_checkpointing", ["none", "full", "every-2", "every-9"])
+@pytest.mark.parametrize("activation_checkpointing", ["none", "full", "every-2", "every-9", "op"])
 @pytest.mark.parametrize(
     "overrides", [{}, {"tied": True, "expansion": 2}, {"bias": False, "positions": "none"}]
 )
