@@ -165,7 +165,7 @@ def default_lists(device: str) -> dict[str, list[Value]]:
         "wrap": ["block", "every-4"],
         "backward_prefetch": ["pre", "none"],
         "limit_all_gathers": [2, "off"],
-        "param_dtype": ["bf16", "fp32"],
+        "reduce_dtype": ["fp32", "bf16"],
     }
 
 

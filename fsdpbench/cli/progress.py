@@ -30,6 +30,9 @@ def describe_result(result: dict[str, Any]) -> str:
     """One line of what came of a configuration."""
     if result["status"] != "ok":
         cause = (result.get("cause") or {}).get("message") or ""
+        if result["status"] == "oom":
+            # torch's message goes on for a paragraph; its first two sentences say how much was wanted.
+            cause = ". ".join(cause.split(". ")[:2])
         return f"{result['status']}: {cause}" if cause else str(result["status"])
     parts = [f"{result['step_time_s'] * 1e3:,.1f} ms a step"]
     if result.get("tokens_per_s_per_gpu"):

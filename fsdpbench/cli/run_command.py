@@ -37,8 +37,9 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     if reasons:
         result = not_applicable_result(config, reasons)
     else:
+        config = without_absent(config)
         print(f"{config.name}: on {config.device} ({choice.reason})", file=sys.stderr)
-        result = _run(without_absent(config), options.get("output") or Path("runs") / "single")
+        result = _run(config, options.get("output") or Path("runs") / "single")
     if as_json:
         print(json.dumps(result, indent=1))
     else:

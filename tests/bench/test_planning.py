@@ -24,7 +24,7 @@ def test_the_default_space_has_at_least_16_points_over_both_front_ends() -> None
     assert {config.system for config in plan.points} == {"impl-fsdp1", "impl-fsdp2"}
     swept = [(c.system, c.settings) for c in plan.points]
     assert len(set(swept)) == len(swept)
-    for name in ("wrap", "backward_prefetch", "limit_all_gathers", "param_dtype"):
+    for name in ("wrap", "backward_prefetch", "limit_all_gathers", "reduce_dtype"):
         values = {getattr(c.settings, name) for c in plan.points if c.system == "impl-fsdp1"}
         assert len(values) == 2, name
 
