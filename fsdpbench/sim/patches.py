@@ -5,6 +5,7 @@ Everything else is registered through torch's own extension points. Each patch l
 ==============================================  ==========================================================
 `UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and takes buffers by resizing storages; the
 `data_ptr`, `__len__`                           simulated storages keep their size in a `StorageRecord`
+`UntypedStorage(n, device=)`, `to`, `cpu`       loading and saving checkpoints makes storages directly
 `Tensor.data_ptr`                               the simulated address
 `Tensor.__repr__`, `Tensor.tolist`              printing must not read data
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
@@ -12,6 +13,8 @@ Everything else is registered through torch's own extension points. Each patch l
 `nn.Module.__call__`                            a module call and its hooks cost CPU time
 `profiler.record_function`                      spans in simulated time (`annotations.py`)
 `_C._profiler._RecordFunctionFast`              the same, for those who use the fast one
+`torch.accelerator`'s streams and memory        its C++ has no hooks for a device written in Python
+`torch.autocast.__exit__`                       ends the life of the casts that autocast keeps
 DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that are not there
 DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
                                                 one-dimensional meshes, where it is skipped
@@ -29,9 +32,11 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
-from fsdpbench.sim.annotations import FastSpan, SimulatedSpan
+from fsdpbench.sim.annotations import FastSpan, make_span_methods
+from fsdpbench.sim.autocast import CAST_CACHE
 from fsdpbench.sim.process_group import SimProcessGroup
 from fsdpbench.sim.storage import address, record_of, resize
+from fsdpbench.sim.tensors import new_tensor
 
 
 def apply_patches() -> None:
@@ -40,6 +45,8 @@ def apply_patches() -> None:
     _patch_tensors()
     _patch_module_calls()
     _patch_profiler()
+    _patch_accelerator()
+    _patch_autocast()
     _patch_distributed()
 
 
@@ -67,6 +74,35 @@ def _patch_storages() -> None:
         return original_pointer(self) if where is None else where
 
     _replace(storage_type, resize_=resize_, nbytes=nbytes, size=nbytes, __len__=nbytes, data_ptr=data_ptr)
+    original_new, original_to, original_cpu = storage_type.__new__, storage_type.to, storage_type.cpu
+
+    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        if device is None:
+            return original_new(cls, *args, **kwargs)
+        if torch.device(device).type != DEVICE_TYPE:
+            return original_new(cls, *args, device=device, **kwargs)
+        size = int(args[0]) if args else 0
+        return new_tensor((size,), None, torch.uint8, size).untyped_storage()
+
+    def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
+        if torch.device(device).type != DEVICE_TYPE or self.device.type == DEVICE_TYPE:
+            return original_to(self, device=torch.device(device), non_blocking=non_blocking)
+        ACCELERATOR.copy_over_host_link("HtoD", self.nbytes(), blocking=not non_blocking)
+        return new(storage_type, self.nbytes(), device=device)
+
+    def cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
+        if record_of(self) is None:
+            return original_cpu(self)
+        ACCELERATOR.copy_over_host_link("DtoH", self.nbytes(), blocking=True)
+        return torch.zeros(self.nbytes(), dtype=torch.uint8).untyped_storage()
+
+    original_repr = storage_type.__repr__
+
+    def represent(self: torch.UntypedStorage) -> str:
+        record = record_of(self)
+        return original_repr(self) if record is None else f"[sim storage of {record.nbytes} bytes]"
+
+    _replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu, __repr__=represent)
 
 
 def _patch_tensors() -> None:
@@ -143,8 +179,32 @@ def _patch_module_calls() -> None:
 
 def _patch_profiler() -> None:
     span = torch.autograd.profiler.record_function
-    _replace(span, __enter__=SimulatedSpan.__enter__, __exit__=SimulatedSpan.__exit__)
+    enter, leave = make_span_methods(span)
+    _replace(span, __enter__=enter, __exit__=leave)
     torch._C._profiler._RecordFunctionFast = FastSpan  # type: ignore[misc,assignment]
+
+
+def _patch_accelerator() -> None:
+    module = torch.get_device_module(DEVICE_TYPE)
+    names = (
+        "synchronize", "current_stream", "set_stream", "empty_cache", "memory_stats", "memory_allocated",
+        "max_memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats",
+    )  # fmt: skip
+    _replace(torch.accelerator, **{name: getattr(module, name) for name in names})
+    _replace(torch.accelerator, get_memory_info=module.mem_get_info)
+
+
+def _patch_autocast() -> None:
+    autocast = torch.amp.autocast_mode.autocast
+    original = autocast.__exit__
+
+    def leave(self: Any, *exc_info: Any) -> Any:
+        result = original(self, *exc_info)
+        if self.device == DEVICE_TYPE and not torch.is_autocast_enabled(DEVICE_TYPE):
+            CAST_CACHE.clear()
+        return result
+
+    _replace(autocast, __exit__=leave)
 
 
 def _patch_distributed() -> None:
@@ -175,14 +235,18 @@ def _patch_object_collectives() -> None:
         object_list[:] = [obj] * len(object_list)
         return None
 
-    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+    def gather_object(
+        obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any
+    ) -> None:
         if not simulated(kwargs.get("group", args[1] if len(args) > 1 else None)):
             return original["gather_object"](obj, object_gather_list, *args, **kwargs)
         if object_gather_list is not None:
             object_gather_list[:] = [obj] * len(object_gather_list)
         return None
 
-    def broadcast_object_list(object_list: list[Any], src: Any = None, group: Any = None, **kwargs: Any) -> None:
+    def broadcast_object_list(
+        object_list: list[Any], src: Any = None, group: Any = None, **kwargs: Any
+    ) -> None:
         if not simulated(group):
             original["broadcast_object_list"](object_list, src, group, **kwargs)
 

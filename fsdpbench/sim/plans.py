@@ -53,9 +53,11 @@ def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
         with torch.no_grad():
             out = func(*meta_args, **meta_kwargs)
     except NotImplementedError as error:
-        raise NotImplementedError(
-            f"{func} has no shape without data, and the simulated device has none ({_first_line(error)})"
-        ) from error
+        if func._schema.returns:
+            raise NotImplementedError(
+                f"{func} has no shape without data, and the simulated device has none ({_first_line(error)})"
+            ) from error
+        out = None  # it only writes into its arguments (fused SGD has no meta kernel)
     container = type(out) if isinstance(out, (list, tuple)) else (None if out is None else False)
     flat = list(out) if container in (list, tuple) else ([] if out is None else [out])
     outputs = [_describe(item, meta_tensors) for item in flat]

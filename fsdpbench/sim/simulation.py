@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.allocator.conf import AllocatorCosts
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
 from fsdpbench.sim.attention import register_attention
+from fsdpbench.sim.autocast import register_autocast
 from fsdpbench.sim.clock import TimelineClock
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
 from fsdpbench.sim.device_module import DeviceModule
@@ -51,6 +52,7 @@ def preload() -> None:
     register_backend()
     _REGISTERED.extend(register_kernels())
     _REGISTERED.append(register_attention())
+    _REGISTERED.extend(register_autocast())
 
 
 class Simulation:
@@ -78,7 +80,9 @@ class Simulation:
         ``PYTORCH_CUDA_ALLOC_CONF`` says. Raises ValueError for an impossible world.
         """
         if world_size < 1 or gpus_per_node < 1:
-            raise ValueError(f"world_size {world_size}, gpus_per_node {gpus_per_node}: both must be at least 1")
+            raise ValueError(
+                f"world_size {world_size}, gpus_per_node {gpus_per_node}: both must be at least 1"
+            )
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not in a world of {world_size}")
         preload()

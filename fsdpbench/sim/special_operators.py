@@ -31,9 +31,9 @@ def _item(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _equal(operator: Any, by_shape: Kernel) -> Kernel:
-    """`equal`: a reduction, a copy to the host, and the answer that shapes allow."""
+    """`equal` and `allclose`: a reduction, a copy to the host, and the answer that shapes allow."""
 
-    def kernel(first: torch.Tensor, second: torch.Tensor) -> bool:
+    def kernel(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
         ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True)
         return first.shape == second.shape
 
@@ -157,6 +157,7 @@ def _refused(operator: Any, by_shape: Kernel) -> Kernel:
 SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
     "_local_scalar_dense": _item,
     "equal": _equal,
+    "allclose": _equal,
     "_to_copy": _to_copy,
     "copy_": _copy,
     "_copy_from": _copy,

@@ -1,0 +1,94 @@
+"""`torch.autocast("sim")`: which operators run in the lower precision and which in float32.
+
+The lists are those of CUDA (torch's documentation of automatic mixed precision). Casts of leaf parameters are
+kept until the outermost autocast context ends, as CUDA's are: they are made once a step, and cost memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_KEY = "AutocastPrivateUse1"
+_LOWER_PRECISION = (
+    "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input",
+    "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
+    "linalg_vecdot", "linalg_multi_dot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul",
+    "scaled_dot_product_attention",
+)  # fmt: skip
+_FLOAT32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
+    "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "group_norm",
+    "frobenius_norm.dim", "nuclear_norm", "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss",
+    "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss",
+    "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss",
+    "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp",
+    "upsample_nearest2d", "upsample_bilinear2d", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "prod",
+    "sum", "sum.dim_IntList", "norm.Scalar", "norm.ScalarOpt_dim",
+)  # fmt: skip
+
+
+class _CastCache:
+    """Casts of leaf parameters. The parameters are held, so that an id cannot come to mean another tensor."""
+
+    def __init__(self) -> None:
+        self._casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def clear(self) -> None:
+        self._casts.clear()
+
+    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if not (tensor.is_leaf and tensor.requires_grad and torch.is_autocast_cache_enabled()):
+            return tensor.to(dtype)
+        key = (id(tensor), dtype)
+        found = self._casts.get(key)
+        if found is None:
+            found = self._casts[key] = (tensor, tensor.to(dtype))
+        return found[1]
+
+
+CAST_CACHE = _CastCache()
+
+
+def register_autocast() -> list[torch.library.Library]:
+    """Register the lists; the libraries returned must be kept."""
+    every = torch.library.Library("_", "IMPL")
+    every.fallback(torch.library.fallthrough_kernel, _KEY)
+    aten = torch.library.Library("aten", "IMPL")
+    for name in _LOWER_PRECISION:
+        aten.impl(name, _casting(_operator(name), None), _KEY)
+    for name in _FLOAT32:
+        aten.impl(name, _casting(_operator(name), torch.float32), _KEY)
+    return [every, aten]
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _casting(operator: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
+    """The operator with its floating point tensors cast to ``dtype`` (None: autocast's lower precision)."""
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        target = torch.get_autocast_dtype("sim") if dtype is None else dtype
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return operator(
+                *(_cast(value, target) for value in args),
+                **{name: _cast(value, target) for name, value in kwargs.items()},
+            )
+
+    return kernel
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Cast tensors (also in lists) that are floating point, not double, and of another type."""
+    if isinstance(value, torch.Tensor):
+        eligible = value.is_floating_point() and value.dtype not in (dtype, torch.float64)
+        return CAST_CACHE.cast(value, dtype) if eligible else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(item, dtype) for item in value)
+    return value
