@@ -1,4 +1,6 @@
-"""A complete FSDP: both generations of the API on one runtime. How to read it: ``README.md`` in this folder."""
+"""A complete FSDP: both generations of the API on one runtime. How to read it: ``README.md`` in this
+folder.
+"""
 
 from .api import (
     BackwardPrefetch,

@@ -1,7 +1,7 @@
 """Labels in traces: one span around the CPU work of each FSDP event.
 
-A span is named ``FSDP::<event> (<unit>)``; trace readers attribute a collective's kernel to the unit whose span
-encloses the launch. Without a profiler a span costs one attribute look-up and no call into torch.
+A span is named ``FSDP::<event> (<unit>)``; trace readers attribute a collective's kernel to the unit whose
+span encloses the launch. Without a profiler a span costs one attribute look-up and no call into torch.
 """
 
 from __future__ import annotations

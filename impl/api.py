@@ -18,7 +18,9 @@ class ShardingStrategy(Enum):
     """What the FSDP1 front end shards, and when it gathers again."""
 
     FULL_SHARD = auto()
-    """Parameters, gradients and optimizer state; parameters are freed after forward and gathered for backward."""
+    """Parameters, gradients and optimizer state; parameters are freed after forward and gathered for
+    backward.
+    """
     SHARD_GRAD_OP = auto()
     """The same, but parameters stay gathered from forward to backward."""
     NO_SHARD = auto()
@@ -82,8 +84,8 @@ class MixedPrecision:
         keep_low_precision_grads: leave reduced gradients in ``reduce_dtype``.
         cast_forward_inputs: every wrapped module casts its floating point inputs to ``param_dtype``.
         cast_root_forward_inputs: the outermost one does.
-        _module_classes_to_ignore: modules that stay in full precision: each is wrapped by itself without mixed
-            precision.
+        _module_classes_to_ignore: modules that stay in full precision: each is wrapped by itself without
+            mixed precision.
     """
 
     param_dtype: torch.dtype | None = None
@@ -157,10 +159,10 @@ class ScheduleSettings:
     Attributes:
         backward_prefetch: ``"pre"``, ``"post"`` or ``None``; see ``BackwardPrefetch``.
         backward_prefetch_depth: how many units ahead backward gathers; 0 is the same as ``None``.
-        forward_prefetch_depth: how many units ahead forward gathers explicitly. 0 still overlaps where the CPU runs
-            ahead of the device.
-        limit_all_gathers: how many units may have been gathered and not yet given back as far as the device is
-            concerned, before the CPU waits; 0 never waits.
+        forward_prefetch_depth: how many units ahead forward gathers explicitly. 0 still overlaps where the
+            CPU runs ahead of the device.
+        limit_all_gathers: how many units may have been gathered and not yet given back as far as the device
+            is concerned, before the CPU waits; 0 never waits.
         memory_handover: how buffers pass between streams.
     """
 
@@ -190,7 +192,9 @@ class ScheduleSettings:
         limit_all_gathers: bool | int,
         memory_handover: str | MemoryHandover,
     ) -> ScheduleSettings:
-        """Read the front ends' arguments: ``limit_all_gathers=True`` is 2 as in FSDP1, handover may be a name."""
+        """Read the front ends' arguments: ``limit_all_gathers=True`` is 2 as in FSDP1, handover may be a
+        name.
+        """
         if not isinstance(limit_all_gathers, int):
             raise ValueError(
                 "limit_all_gathers must be True (2 in flight), False (no limit) or a number of units, "

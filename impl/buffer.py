@@ -3,15 +3,18 @@
 A ``FlatBuffer`` is one 1-D tensor that lives as long as its unit; only its *storage* comes and goes
 (``untyped_storage().resize_``). Views into it, and so the parameters, are made once and stay valid.
 
-Memory of one lane that another lane reads may not be given back before the reader is done. The allocator knows only
-its own lane: a block freed there may be handed out there at once. Two ways to be safe (``MemoryHandover``):
+Memory of one lane that another lane reads may not be given back before the reader is done. The allocator
+knows only its own lane: a block freed there may be handed out there at once. Two ways to be safe
+(``MemoryHandover``):
 
-* ``RECORD_STREAM``: the reader is registered with the block; the allocator then keeps the block until it *sees*, at
-  some later allocation, that the reader is done. The CPU runs ahead of that, so blocks pile up: this is what the rate
-  limiter is for.
-* ``EVENTS``: the owner's lane waits for the reader's mark before the block is freed. The block is free at once as far
-  as the CPU is concerned, memory does not depend on timing; the price is that the owner's next work waits. Where that
-  would cost overlap the buffer is *held* for one more turn.
+* ``RECORD_STREAM``: the reader is registered with the block; the allocator then keeps the block until it
+  *sees*, at
+  some later allocation, that the reader is done. The CPU runs ahead of that, so blocks pile up: this is what
+  the rate limiter is for.
+* ``EVENTS``: the owner's lane waits for the reader's mark before the block is freed. The block is free at
+  once as far
+  as the CPU is concerned, memory does not depend on timing; the price is that the owner's next work waits.
+  Where that would cost overlap the buffer is *held* for one more turn.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ class FlatBuffer:
         return self.nbytes == 0 or self.tensor.untyped_storage().size() > 0
 
     def take(self) -> None:
-        """Allocate the storage; the caller must be on the owner's lane. Raises the allocator's out-of-memory error."""
+        """Allocate the storage; the caller must be on the owner's lane. Raises the allocator's out-of-memory
+        error.
+        """
         storage = self.tensor.untyped_storage()
         if storage.size() == 0:
             storage.resize_(self.nbytes)
@@ -69,7 +74,8 @@ class Handover:
         """Give ``buffer`` back once ``reader`` has done what it was given so far.
 
         Args:
-            hold: with ``EVENTS``, how many released buffers may stay allocated so that their owner need not wait yet.
+            hold: with ``EVENTS``, how many released buffers may stay allocated so that their owner need not
+                wait yet.
         """
         if self.mode is MemoryHandover.RECORD_STREAM:
             reader.keep(buffer.tensor)

@@ -1,7 +1,7 @@
 """Collectives: which group, which call, which way on this backend, and how gradients are averaged.
 
-Asynchronous work differs by device. Where there are streams a collective is queued on the current one and the caller
-records a mark; on the CPU it runs on the backend's own threads and is waited for through its ``Work``.
+Asynchronous work differs by device. Where there are streams a collective is queued on the current one and the
+caller records a mark; on the CPU it runs on the backend's own threads and is waited for through its ``Work``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _reduce_scatter_single: Callable[..., Any] = getattr(
 
 @dataclass(frozen=True)
 class UnitGroups:
-    """The process groups of a unit: ``shard`` holds one copy of it together, ``replicate`` holds equal shards.
+    """The process groups of a unit: ``shard`` holds one copy of it together, ``replicate`` holds equal
+    shards.
 
     A group of one rank is ``None``: nothing is communicated over it.
     """
@@ -64,7 +65,9 @@ def backend_name(group: ProcessGroup, device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Averaging:
-    """How a sum over ranks becomes an average: the operation, and factors to divide by before and after it."""
+    """How a sum over ranks becomes an average: the operation, and factors to divide by before and after
+    it.
+    """
 
     operation: Any
     before: float
@@ -81,9 +84,9 @@ def averaging(
 ) -> Averaging:
     """Choose how to average over ``ranks``.
 
-    fp16 overflows when many gradients are summed and underflows when they are divided first, so the division is split
-    about evenly (a power of two before). fp32 and bf16 have the range: the backend averages if it can, else the sum is
-    divided, which touches the fewest elements.
+    fp16 overflows when many gradients are summed and underflows when they are divided first, so the division
+    is split about evenly (a power of two before). fp32 and bf16 have the range: the backend averages if it
+    can, else the sum is divided, which touches the fewest elements.
 
     Args:
         factor: divide by this instead of ``ranks``.
@@ -104,7 +107,9 @@ def averaging(
 def all_gather(
     output: torch.Tensor, shard: torch.Tensor, group: ProcessGroup, async_op: bool
 ) -> dist.Work | None:
-    """Gather equal shards, 1-D, into ``output`` ordered by rank. ``shard`` may be its own slice of ``output``."""
+    """Gather equal shards, 1-D, into ``output`` ordered by rank. ``shard`` may be its own slice of
+    ``output``.
+    """
     return _all_gather_single(output, shard, group=group, async_op=async_op)
 
 
@@ -123,7 +128,8 @@ def all_reduce(tensor: torch.Tensor, group: ProcessGroup, operation: Any, async_
 def exchange_shards(received: torch.Tensor, source: torch.Tensor, group: ProcessGroup) -> dist.Work | None:
     """First half of a reduce-scatter by exchange: every rank receives its shard of each rank's ``source``.
 
-    gloo's own ``reduce_scatter`` on one tensor all-reduces the whole of it and keeps a part, nearly four times slower
-    at 16 MB than an exchange and a local sum. The sum then runs in rank order, so it is equal on every run.
+    gloo's own ``reduce_scatter`` on one tensor all-reduces the whole of it and keeps a part, nearly four
+    times slower at 16 MB than an exchange and a local sum. The sum then runs in rank order, so it is equal on
+    every run.
     """
     return dist.all_to_all_single(received, source, group=group, async_op=True)

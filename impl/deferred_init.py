@@ -13,10 +13,12 @@ def materialise(
 ) -> None:
     """Materialise those of ``modules`` that hold meta-device parameters or buffers, one by one.
 
-    Each is given to ``param_init_fn``; without one, it gets empty memory and its own ``reset_parameters`` is called.
+    Each is given to ``param_init_fn``; without one, it gets empty memory and its own ``reset_parameters`` is
+    called.
 
     Raises:
-        ValueError: a module has no ``reset_parameters``, or its parameters are still on the meta device afterwards.
+        ValueError: a module has no ``reset_parameters``, or its parameters are still on the meta device
+            afterwards.
     """
     for module in modules:
         if not _on_meta(module):
@@ -28,7 +30,8 @@ def materialise(
             reset = getattr(module, "reset_parameters", None)
             if not callable(reset):
                 raise ValueError(
-                    f"{kind} is on the meta device and has no reset_parameters(): define one, or pass param_init_fn"
+                    f"{kind} is on the meta device and has no reset_parameters(): "
+                    "define one, or pass param_init_fn"
                 )
             module.to_empty(device=device, recurse=False)
             with torch.no_grad():

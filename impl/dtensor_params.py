@@ -1,7 +1,8 @@
-"""The fully_shard way to show a unit: each parameter stays in its module, as a ``DTensor`` of its rows while sharded.
+"""The fully_shard way to show a unit: each parameter stays in its module, as a ``DTensor`` of its rows while
+sharded.
 
-The local tensors of all of a unit's ``DTensor`` parameters are views of the unit's one flat shard, and those of their
-gradients are views of what the reduce-scatter returned.
+The local tensors of all of a unit's ``DTensor`` parameters are views of the unit's one flat shard, and those
+of their gradients are views of what the reduce-scatter returned.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from .layout import Segment, UnitLayout
-from .unit import ModulePlace, UnitParameter
+from .unit import UnitParameter
 
 _DTENSOR: Callable[..., DTensor] = DTensor
 
@@ -29,7 +30,8 @@ class DTensorPresentation:
     """Shows ``DTensor`` parameters when sharded and plain ones when not.
 
     Args:
-        originals: the parameters as they were, in the order of the layout; their values are copied into the shard.
+        originals: the parameters as they were, in the order of the layout; their values are copied into the
+            shard.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class DTensorPresentation:
             for place in parameter.places
         ]
 
-    # -- Presentation ---------------------------------------------------------------------------------------------
+    # -- Presentation ----------------------------------------------------------------------------------------
 
     def show_sharded(self) -> None:
         for registry, name, parameter in self._show_sharded:
@@ -138,17 +140,18 @@ class DTensorPresentation:
         """Gradients do not reach the sharded parameters through autograd, so its hooks are called here."""
         for index in which:
             sharded = self.sharded[index]
-            hooks = sharded._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+            hooks = sharded._post_accumulate_grad_hooks
             if hooks:
                 for hook in list(hooks.values()):
                     hook(sharded)
 
-    # -- changes from outside -------------------------------------------------------------------------------------
+    # -- changes from outside --------------------------------------------------------------------------------
 
     def readopt(self) -> torch.Tensor | None:
         """Take up what the modules now show: after ``to_empty``, ``.to`` or ``load_state_dict(assign=True)``.
 
-        Returns a new flat shard if any parameter's memory is no longer a view of the old one, ``None`` otherwise.
+        Returns a new flat shard if any parameter's memory is no longer a view of the old one, ``None``
+        otherwise.
 
         Raises:
             ValueError: a parameter was replaced by something that is not a ``DTensor`` of the same layout.
@@ -160,7 +163,8 @@ class DTensorPresentation:
             if not isinstance(now, DTensor) or not isinstance(now, nn.Parameter):
                 raise ValueError(
                     f"parameter '{parameter.fqn}' was replaced by a {type(now).__name__} after fully_shard; "
-                    "expected its sharded DTensor. Change parameters before wrapping, or load them by state dict"
+                    "expected its sharded DTensor. "
+                    "Change parameters before wrapping, or load them by state dict"
                 )
             if tuple(now._local_tensor.shape) != segment.shard_shape:
                 raise ValueError(
@@ -199,15 +203,3 @@ def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
-
-
-def find_places(
-    modules: Sequence[nn.Module], wanted: set[nn.Parameter], root_names: dict[nn.Module, str]
-) -> dict[nn.Parameter, list[ModulePlace]]:
-    """Every place in ``modules`` where each of the wanted parameters is registered."""
-    places: dict[nn.Parameter, list[ModulePlace]] = {}
-    for module in root_names:
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter in wanted:
-                places.setdefault(parameter, []).append(ModulePlace(module, name))
-    return places

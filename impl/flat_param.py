@@ -2,9 +2,11 @@
 
 Two modes:
 
-* flat: the wrapper registers the ``FlatParameter``; the modules inside show their parameters as plain attributes, which
+* flat: the wrapper registers the ``FlatParameter``; the modules inside show their parameters as plain
+  attributes, which
   ``parameters()`` does not see;
-* original parameters: the modules keep their own ``nn.Parameter`` objects, each with the part of it that lies in this
+* original parameters: the modules keep their own ``nn.Parameter`` objects, each with the part of it that lies
+  in this
   rank's shard as 1-D data.
 """
 
@@ -23,8 +25,8 @@ from .unit import UnitParameter
 class FlatParameter(nn.Parameter):
     """All parameters of a unit in one, 1-D: this rank's shard of it.
 
-    ``_fqns``, ``_shapes``, ``_numels`` describe the originals, ``_shard_ranges`` the ``[start, end)`` of each that lies
-    in this shard, ``_unpadded_unsharded_size`` the whole.
+    ``_fqns``, ``_shapes``, ``_numels`` describe the originals, ``_shard_ranges`` the ``[start, end)`` of each
+    that lies in this shard, ``_unpadded_unsharded_size`` the whole.
     """
 
     _fqns: tuple[str, ...]
@@ -194,7 +196,7 @@ class OriginalPresentation:
 
 
 def _run_hooks(parameter: nn.Parameter) -> None:
-    hooks = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    hooks = parameter._post_accumulate_grad_hooks
     if hooks:
         for hook in list(hooks.values()):
             hook(parameter)

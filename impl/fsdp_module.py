@@ -7,7 +7,6 @@ from typing import Any, cast
 
 from torch import nn
 
-from .dtensor_params import DTensorPresentation
 from .hooks import Stage, stage_of
 from .unit import Unit
 
@@ -35,7 +34,7 @@ class FSDPModule:
         made.__init__(*args, **kwargs)
         return made
 
-    # -- parameters -----------------------------------------------------------------------------------------------
+    # -- parameters ------------------------------------------------------------------------------------------
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gather this module's own parameters (not those of units inside).
@@ -56,16 +55,20 @@ class FSDPModule:
             unit.reshard()
 
     def reset_iter_state(self) -> None:
-        """After an exception in forward or backward: drop the iteration, so that another can start. Root only."""
+        """After an exception in forward or backward: drop the iteration, so that another can start. Root
+        only.
+        """
         stage = self._stage()
         if stage.has_runtime and not stage.is_root:
             raise RuntimeError("reset_iter_state must be called on the root FSDP module")
         stage.runtime.reset()
 
-    # -- gradient reduction ---------------------------------------------------------------------------------------
+    # -- gradient reduction ----------------------------------------------------------------------------------
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Whether the next backward ends the iteration; if not, the recorded order is kept for another one."""
+        """Whether the next backward ends the iteration; if not, the recorded order is kept for another
+        one.
+        """
         self._stage().runtime.is_last_backward = is_last_backward
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
@@ -94,7 +97,7 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.gradients.force_sum = enable
 
-    # -- schedule -------------------------------------------------------------------------------------------------
+    # -- schedule --------------------------------------------------------------------------------------------
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Whether forward frees the parameters."""
@@ -127,7 +130,7 @@ class FSDPModule:
         """Let the next forward's gathers wait for ``event`` instead of for everything computed so far."""
         self._stage().runtime.optimizer_mark = event
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------------
 
     def _stage(self) -> Stage:
         stage = stage_of(cast(nn.Module, self))
@@ -149,14 +152,13 @@ class FSDPModule:
                 yield from stage.units
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """``.to``, ``to_empty`` and the like act on the sharded parameters; their memory is taken up afterwards."""
+        """``.to``, ``to_empty`` and the like act on the sharded parameters; their memory is taken up
+        afterwards.
+        """
         self.reshard()
         result = super()._apply(*args, **kwargs)  # type: ignore[misc]
         for unit in self._stage().units:
-            presentation = cast(DTensorPresentation, unit.presentation)
-            shard = presentation.readopt()
-            if shard is not None:
-                unit.replace_shard(shard)
+            unit.readopt()
         return result
 
 
@@ -171,7 +173,8 @@ def _stages(modules: list[FSDPModule]) -> list[Stage]:
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
-    """Let ``module.method_name(...)`` gather and free parameters as ``module(...)`` does; a no-op without FSDP.
+    """Let ``module.method_name(...)`` gather and free parameters as ``module(...)`` does; a no-op without
+    FSDP.
 
     Raises:
         ValueError: there is no such method.

@@ -1,9 +1,11 @@
-"""The ``fully_shard`` front end: parameters stay where they are in the module, as ``DTensor`` shards of their rows."""
+"""The ``fully_shard`` front end: parameters stay where they are in the module, as ``DTensor`` shards of their
+rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, cast, overload
+from typing import Any, NoReturn, overload
 
 import torch
 import torch.distributed as dist
@@ -23,10 +25,8 @@ from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
 from .hooks import Stage, stage_of
 from .layout import chunked_layout
-from .unit import ModulePlace, Unit, UnitParameter
-
-_OWNER = "_fsdp_unit_of"
-"""Attribute left on an original parameter: the unit that sharded it. A second unit that meets it holds a tied weight."""
+from .ownership import Ignored, Owned
+from .unit import Unit
 
 _wrapped_classes: dict[type, type] = {}
 
@@ -87,17 +87,18 @@ def fully_shard(
 ) -> Any:
     """Shard the parameters of ``module`` that no earlier call took, as one unit; call it from the inside out.
 
-    The arguments up to ``dp_mesh_dims`` are torch's. Those after it concern the whole tree and are read from the root:
+    The arguments up to ``dp_mesh_dims`` are torch's. Those after it concern the whole tree and are read from
+    the root:
 
     Args:
         module: the module, or several that are gathered as one.
-        mesh: 1-D: shard over it. 2-D: shard over the last dimension, replicas over the first; ``(N, 1)`` is plain
-            replication. Default: all ranks.
+        mesh: 1-D: shard over it. 2-D: shard over the last dimension, replicas over the first; ``(N, 1)`` is
+            plain replication. Default: all ranks.
         reshard_after_forward: free the parameters after forward. ``None``: yes, except for the root.
         mp_policy: dtypes of computation, reduction and outputs.
         ignored_params: parameters to leave alone.
-        backward_prefetch: gather the next unit of backward before (``"pre"``) or after (``"post"``) this one's
-            gradients are computed, or only when it is needed (``None``).
+        backward_prefetch: gather the next unit of backward before (``"pre"``) or after (``"post"``) this
+            one's gradients are computed, or only when it is needed (``None``).
         backward_prefetch_depth: how many units ahead.
         forward_prefetch_depth: how many units ahead forward gathers explicitly.
         limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit.
@@ -131,7 +132,10 @@ def fully_shard(
     device = device_of_mesh(mesh)
     reshard = _check_reshard(reshard_after_forward, groups.shard_size)
     policy = _own_policy(mp_policy)
-    units = _make_units(modules, mesh, groups, device, reshard, policy, ignored_params or set())
+    owned = Owned(modules, Ignored(states=ignored_params))
+    owned.find_parameters()
+    owned.move(device)
+    units = _make_units(owned, mesh, groups, device, reshard, policy)
     stage = Stage(
         modules,
         units,
@@ -144,10 +148,11 @@ def fully_shard(
         each.register_forward_pre_hook(stage.pre_forward, prepend=True, with_kwargs=True)
         each.register_forward_hook(stage.post_forward, always_call=len(modules) > 1)
         _swap_class(each)
+    _reshard_for_state_dict(owned, units)
     return module
 
 
-# -- checks -----------------------------------------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------------------
 
 
 def _refuse(argument: str, value: object) -> NoReturn:
@@ -159,7 +164,8 @@ def _refuse(argument: str, value: object) -> NoReturn:
 def _check_module(module: nn.Module) -> None:
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
         raise ValueError(
-            f"fully_shard cannot wrap a {type(module).__name__}: it has no forward to hook. Wrap its members instead"
+            f"fully_shard cannot wrap a {type(module).__name__}: it has no forward to hook. "
+            "Wrap its members instead"
         )
     if stage_of(module) is not None:
         raise ValueError(f"this {type(module).__name__} was already given to fully_shard")
@@ -170,8 +176,8 @@ def _check_reshard(value: bool | int | None, shard_size: int) -> bool | None:
         return value
     if not isinstance(value, int) or value < 1 or shard_size % value:
         raise ValueError(
-            f"reshard_after_forward must be True, False, None or a factor of the {shard_size} ranks that share one "
-            f"copy, not {value!r}"
+            f"reshard_after_forward must be True, False, None or a factor of the {shard_size} ranks "
+            f"that share one copy, not {value!r}"
         )
     if value == 1:
         return False
@@ -190,7 +196,7 @@ def _own_policy(policy: Any) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(**{name: getattr(policy, name) for name in fields})
 
 
-# -- mesh and device --------------------------------------------------------------------------------------------------
+# -- mesh and device -----------------------------------------------------------------------------------------
 
 
 def _default_mesh() -> DeviceMesh:
@@ -219,85 +225,57 @@ def device_of_mesh(mesh: DeviceMesh) -> torch.device:
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
 
 
-# -- units ------------------------------------------------------------------------------------------------------------
-
-
-def _own_modules(modules: list[nn.Module]) -> dict[nn.Module, str]:
-    """The modules whose parameters belong to this call, with their names: not those of stages inside."""
-    found: dict[nn.Module, str] = {}
-
-    def visit(module: nn.Module, name: str) -> None:
-        if module in found or (stage_of(module) is not None and module not in modules):
-            return
-        found[module] = name
-        for child_name, child in module.named_children():
-            visit(child, f"{name}.{child_name}" if name else child_name)
-
-    for module in modules:
-        visit(module, "")
-    return found
+# -- units ---------------------------------------------------------------------------------------------------
 
 
 def _make_units(
-    modules: list[nn.Module],
+    owned: Owned,
     mesh: DeviceMesh,
     groups: comm.UnitGroups,
     device: torch.device,
     reshard: bool | None,
     policy: MixedPrecisionPolicy,
-    ignored: set[nn.Parameter],
 ) -> list[Unit]:
-    names = _own_modules(modules)
-    places: dict[nn.Parameter, list[ModulePlace]] = {}
-    fqns: dict[nn.Parameter, str] = {}
-    for owner, owner_name in names.items():
-        for name, parameter in owner._parameters.items():
-            if parameter is None or parameter in ignored:
-                continue
-            places.setdefault(parameter, []).append(ModulePlace(owner, name))
-            fqns.setdefault(parameter, f"{owner_name}.{name}" if owner_name else name)
-        for name, buffer in owner._buffers.items():
-            if buffer is not None and buffer.device.type not in (device.type, "meta"):
-                owner._buffers[name] = buffer.to(device)
-    title = type(modules[0]).__name__
     by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter, fqn in fqns.items():
-        _check_parameter(parameter, fqn, title)
+    for parameter, fqn in owned.fqns.items():
+        _check_parameter(parameter, fqn, owned.title)
         by_dtype.setdefault(parameter.dtype, []).append(parameter)
-    units: list[Unit] = []
-    for dtype, members in by_dtype.items():
-        precision = UnitPrecision.decide(dtype, policy.param_dtype, policy.reduce_dtype)
-        layout = chunked_layout(
-            [parameter.shape for parameter in members],
-            groups.shard_size,
-            groups.shard_rank,
-            min(precision.compute.itemsize, dtype.itemsize),
-        )
-        described = [UnitParameter(fqns[p], tuple(places[p]), p.requires_grad) for p in members]
-        originals = [p if p.device.type == "meta" else _moved(p, device) for p in members]
-        presentation = DTensorPresentation(mesh, layout, described, originals)
-        for parameter in members:
-            setattr(parameter, _OWNER, title)
-        units.append(
-            Unit(
-                name=title,
-                parameters=described,
-                layout=layout,
-                shard=presentation.shard,
-                groups=groups,
-                precision=precision,
-                device=device,
-                reshard_after_forward=reshard,
-                presentation=presentation,
-            )
-        )
-    return units
+    owned.take()
+    return [
+        _make_unit(owned, members, mesh, groups, device, reshard, policy) for members in by_dtype.values()
+    ]
 
 
-def _moved(parameter: nn.Parameter, device: torch.device) -> nn.Parameter:
-    if parameter.device == device:
-        return parameter
-    return nn.Parameter(parameter.detach().to(device), requires_grad=parameter.requires_grad)
+def _make_unit(
+    owned: Owned,
+    originals: list[nn.Parameter],
+    mesh: DeviceMesh,
+    groups: comm.UnitGroups,
+    device: torch.device,
+    reshard: bool | None,
+    policy: MixedPrecisionPolicy,
+) -> Unit:
+    dtype = originals[0].dtype
+    precision = UnitPrecision.decide(dtype, policy.param_dtype, policy.reduce_dtype)
+    layout = chunked_layout(
+        [parameter.shape for parameter in originals],
+        groups.shard_size,
+        groups.shard_rank,
+        min(precision.compute.itemsize, dtype.itemsize),
+    )
+    described = [owned.describe(parameter) for parameter in originals]
+    presentation = DTensorPresentation(mesh, layout, described, originals)
+    return Unit(
+        name=owned.title,
+        parameters=described,
+        layout=layout,
+        shard=presentation.shard,
+        groups=groups,
+        precision=precision,
+        device=device,
+        reshard_after_forward=reshard,
+        presentation=presentation,
+    )
 
 
 def _check_parameter(parameter: nn.Parameter, fqn: str, title: str) -> None:
@@ -305,19 +283,25 @@ def _check_parameter(parameter: nn.Parameter, fqn: str, title: str) -> None:
         raise ValueError(
             f"parameter '{fqn}' of {title} is a scalar and has no rows to shard; give it the shape (1,)"
         )
-    if hasattr(parameter, _OWNER):
-        raise ValueError(
-            f"parameter '{fqn}' of {title} is tied to a parameter of a unit that was sharded before "
-            f"({getattr(parameter, _OWNER)}): tied weights must be in one unit. Do not wrap that module by itself, or "
-            "pass both in one call: fully_shard([a, b])"
-        )
     if hasattr(parameter, "_spec"):
         raise NotImplementedError(
             f"parameter '{fqn}' of {title} is a DTensor already; this is not supported yet"
         )
 
 
-# -- the class of a wrapped module ------------------------------------------------------------------------------------
+def _reshard_for_state_dict(owned: Owned, units: list[Unit]) -> None:
+    """State dicts hold sharded parameters, also where a forward left the unsharded ones in place."""
+
+    def reshard(*_: Any) -> None:
+        for unit in units:
+            unit.reshard()
+
+    for module in {place.module for places in owned.places.values() for place in places}:
+        module.register_state_dict_pre_hook(reshard)
+        module.register_load_state_dict_pre_hook(reshard)
+
+
+# -- the class of a wrapped module ---------------------------------------------------------------------------
 
 
 def _swap_class(module: nn.Module) -> None:
@@ -325,7 +309,7 @@ def _swap_class(module: nn.Module) -> None:
     wrapped = _wrapped_classes.get(kind)
     if wrapped is None:
         members = {"__deepcopy__": _no_deepcopy}
-        wrapped = cast(type, type(f"FSDP{kind.__name__}", (FSDPModule, kind), members))
+        wrapped = type(f"FSDP{kind.__name__}", (FSDPModule, kind), members)
         _wrapped_classes[kind] = wrapped
     module.__class__ = wrapped
 

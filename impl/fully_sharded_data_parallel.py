@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,10 +24,11 @@ from .api import (
 )
 from .deferred_init import materialise
 from .flat_param import FlatPresentation, OriginalPresentation
-from .hooks import Stage, stage_of
+from .hooks import Stage
 from .layout import flat_layout
+from .ownership import Ignored, Owned
 from .shard_groups import groups_of_strategy
-from .unit import ModulePlace, Unit, UnitParameter
+from .unit import Unit
 from .wrap import ModulePolicy, PolicyFunction, Selection, select_modules
 
 _RESHARDS_AFTER_FORWARD = {
@@ -43,14 +43,15 @@ _TIMING: dict[BackwardPrefetch | None, PrefetchTiming | None] = {
     BackwardPrefetch.BACKWARD_POST: "post",
     None: None,
 }
-_OWNER = "_fsdp_unit_of"
 _WRAPPED = "_fsdp_wrapped_module"
 
 
 class FullyShardedDataParallel(nn.Module):
-    """Wrap ``module`` as one FSDP unit; what inside it is wrapped already (or by policy) are units of their own.
+    """Wrap ``module`` as one FSDP unit; what inside it is wrapped already (or by policy) are units of their
+    own.
 
-    The arguments up to ``device_mesh`` are torch's. Those after it concern the whole tree and are read from the root:
+    The arguments up to ``device_mesh`` are torch's. Those after it concern the whole tree and are read from
+    the root:
 
     Args:
         module: the module to wrap.
@@ -113,7 +114,7 @@ class FullyShardedDataParallel(nn.Module):
             limit_all_gathers,
             memory_handover,
         )
-        left_alone = _Ignored(ignored_modules, ignored_states)
+        left_alone = Ignored(ignored_modules, ignored_states)
         groups = groups_of_strategy(strategy, process_group, device_mesh)
         if auto_wrap_policy is not None:
             inner: dict[str, Any] = {
@@ -137,7 +138,7 @@ class FullyShardedDataParallel(nn.Module):
         if precision.param_dtype is not None:
             _refuse_full_precision_modules(module, precision)
         device = _compute_device(module, device_id, left_alone)
-        owned = _Owned(module, left_alone)
+        owned = Owned([module], left_alone)
         materialise(owned.modules, device, param_init_fn)
         owned.find_parameters()
         owned.move(device)
@@ -161,7 +162,7 @@ class FullyShardedDataParallel(nn.Module):
             root_input_dtype=precision.param_dtype if precision.cast_root_forward_inputs else None,
         )
 
-    # -- as a module ----------------------------------------------------------------------------------------------
+    # -- as a module -----------------------------------------------------------------------------------------
 
     @property
     def module(self) -> nn.Module:
@@ -188,7 +189,9 @@ class FullyShardedDataParallel(nn.Module):
         return cast(Any, self.module)[key]
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As ``nn.Module.named_parameters``; with original parameters their names are those of the plain model."""
+        """As ``nn.Module.named_parameters``; with original parameters their names are those of the plain
+        model.
+        """
         for name, parameter in super().named_parameters(*args, **kwargs):
             yield (name.replace(f"{_WRAPPED}.", "") if self._use_orig_params else name), parameter
 
@@ -198,12 +201,10 @@ class FullyShardedDataParallel(nn.Module):
             unit.reshard()
         result = super()._apply(*args, **kwargs)
         for unit in self._stage.units:
-            shard = cast(FlatPresentation | OriginalPresentation, unit.presentation).readopt()
-            if shard is not None:
-                unit.replace_shard(shard)
+            unit.readopt()
         return result
 
-    # -- FSDP -----------------------------------------------------------------------------------------------------
+    # -- FSDP ------------------------------------------------------------------------------------------------
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
@@ -245,7 +246,7 @@ class FullyShardedDataParallel(nn.Module):
                 unit.reshard_after_backward = reshards
 
 
-# -- arguments --------------------------------------------------------------------------------------------------------
+# -- arguments -----------------------------------------------------------------------------------------------
 
 
 def _refuse(argument: str, value: object) -> NoReturn:
@@ -304,28 +305,13 @@ def _refuse_full_precision_modules(module: nn.Module, precision: MixedPrecision)
     for name, inner in module.named_modules():
         if kinds and isinstance(inner, kinds):
             raise NotImplementedError(
-                f"module '{name}' ({type(inner).__name__}) would have to stay out of mixed precision, which is not "
-                "supported yet; pass _module_classes_to_ignore=() to compute it in param_dtype"
+                f"module '{name}' ({type(inner).__name__}) would have to stay out of mixed precision, "
+                "which is not supported yet; pass _module_classes_to_ignore=() to compute it in param_dtype"
             )
 
 
-class _Ignored:
-    """Modules and parameters to leave alone."""
-
-    def __init__(
-        self,
-        modules: Iterable[nn.Module] | None,
-        states: Iterable[nn.Parameter] | Iterable[nn.Module] | None,
-    ) -> None:
-        given: list[Any] = list(states or ())
-        roots = list(modules or ()) + [s for s in given if isinstance(s, nn.Module)]
-        self.modules: set[nn.Module] = {inner for root in roots for inner in root.modules()}
-        self.parameters: set[nn.Parameter] = {s for s in given if isinstance(s, nn.Parameter)}
-        self.parameters |= {p for root in roots for p in root.parameters()}
-
-
 def _compute_device(
-    module: nn.Module, device_id: int | torch.device | None, ignored: _Ignored
+    module: nn.Module, device_id: int | torch.device | None, ignored: Ignored
 ) -> torch.device:
     accelerator = torch.accelerator.current_accelerator()
     if isinstance(device_id, int):
@@ -338,7 +324,8 @@ def _compute_device(
     found = {p.device for p in module.parameters() if p not in ignored.parameters and p.device.type != "meta"}
     if len(found) > 1:
         raise ValueError(
-            f"the module's parameters are on {sorted(map(str, found))}: pass device_id, or move the module first"
+            f"the module's parameters are on {sorted(map(str, found))}: "
+            "pass device_id, or move the module first"
         )
     if found:
         return found.pop()
@@ -347,7 +334,7 @@ def _compute_device(
     return torch.device(accelerator.type, torch.get_device_module(accelerator).current_device())
 
 
-# -- wrapping inside --------------------------------------------------------------------------------------------------
+# -- wrapping inside -----------------------------------------------------------------------------------------
 
 
 def _wrap_inside(module: nn.Module, selection: Selection, arguments: dict[str, Any]) -> None:
@@ -364,75 +351,11 @@ def _wrap_inside(module: nn.Module, selection: Selection, arguments: dict[str, A
             parent._modules[name] = wrapper
 
 
-# -- the unit ---------------------------------------------------------------------------------------------------------
-
-
-class _Owned:
-    """The modules, parameters and buffers that belong to this wrapper and to none inside it."""
-
-    def __init__(self, root: nn.Module, ignored: _Ignored) -> None:
-        self.title = type(root).__name__
-        self._ignored = ignored
-        self.modules: dict[nn.Module, str] = {}
-        self.places: dict[nn.Parameter, list[ModulePlace]] = {}
-        self.fqns: dict[nn.Parameter, str] = {}
-        self._visit(root, "")
-
-    def _visit(self, module: nn.Module, name: str) -> None:
-        if module in self.modules or module in self._ignored.modules or stage_of(module) is not None:
-            return
-        self.modules[module] = name
-        for child_name, child in module.named_children():
-            self._visit(child, f"{name}.{child_name}" if name else child_name)
-
-    def find_parameters(self) -> None:
-        """Record every parameter with its name and places; tied ones once."""
-        for module, module_name in self.modules.items():
-            for name, parameter in module._parameters.items():
-                if parameter is None or parameter in self._ignored.parameters:
-                    continue
-                fqn = f"{module_name}.{name}" if module_name else name
-                if hasattr(parameter, _OWNER):
-                    raise ValueError(
-                        f"parameter '{fqn}' of {self.title} is tied to a parameter of a unit that was wrapped before "
-                        f"({getattr(parameter, _OWNER)}): tied weights must be in one unit. Do not wrap that module "
-                        "by itself"
-                    )
-                self.places.setdefault(parameter, []).append(ModulePlace(module, name))
-                self.fqns.setdefault(parameter, fqn)
-
-    def move(self, device: torch.device) -> None:
-        """Put parameters and buffers on ``device``."""
-        for parameter in self.places:
-            if parameter.device != device:
-                parameter.data = parameter.data.to(device)
-        for module in self.modules:
-            for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.device != device:
-                    module._buffers[name] = buffer.to(device)
-
-    @torch.no_grad()
-    def broadcast(self, groups: comm.UnitGroups) -> None:
-        """Give every rank the values of the first one."""
-        buffers = [b for module in self.modules for b in module._buffers.values() if b is not None]
-        for group in (groups.shard, groups.replicate):
-            if group is not None:
-                first = dist.get_process_group_ranks(group)[0]
-                for tensor in (*self.places, *buffers):
-                    dist.broadcast(tensor.detach(), src=first, group=group)
-
-    def cast_buffers(self, dtype: torch.dtype | None) -> None:
-        """Hold floating point buffers in ``dtype``."""
-        if dtype is None:
-            return
-        for module in self.modules:
-            for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.is_floating_point():
-                    module._buffers[name] = buffer.to(dtype)
+# -- the unit ------------------------------------------------------------------------------------------------
 
 
 def _make_units(
-    owned: _Owned,
+    owned: Owned,
     groups: comm.UnitGroups,
     strategy: ShardingStrategy,
     precision: MixedPrecision,
@@ -447,10 +370,9 @@ def _make_units(
         _check_uniform(owned, first, parameter, "dtype")
         if not use_orig_params:
             _check_uniform(owned, first, parameter, "requires_grad")
-    described = [UnitParameter(owned.fqns[p], tuple(owned.places[p]), p.requires_grad) for p in originals]
+    described = [owned.describe(p) for p in originals]
     layout = flat_layout([p.shape for p in originals], groups.shard_size, groups.shard_rank)
-    for parameter in originals:
-        setattr(parameter, _OWNER, owned.title)
+    owned.take()
     kind: Any = OriginalPresentation if use_orig_params else FlatPresentation
     presentation = kind(layout, described, originals)
     unit = Unit(
@@ -467,7 +389,7 @@ def _make_units(
     return (unit,)
 
 
-def _check_uniform(owned: _Owned, first: nn.Parameter, other: nn.Parameter, what: str) -> None:
+def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what: str) -> None:
     ours, theirs = getattr(first, what), getattr(other, what)
     if ours == theirs:
         return

@@ -4,16 +4,16 @@ A *stage* stands for one wrapped module (or several that are wrapped as one) and
 
     pre_forward    module is entered        gather, wait, cast inputs, put a boundary on the inputs
     post_forward   module returned          free, remember the order, hook the outputs
-    pre_backward   an output got its grad   gather, wait, prefetch                      (only the first output does)
-    post_backward  all inputs got theirs    free, reduce gradients
+    pre_backward   an output got its grad   gather, wait, prefetch                      (only the first output
+    does) post_backward  all inputs got theirs    free, reduce gradients
 
-``post_backward`` hangs on the boundary, an autograd node through which the inputs pass: autograd works backwards
-through the graph in the reverse order of creation, so when that node runs everything inside the module is done, also
-where the parameters are frozen. A module whose inputs need no gradient has no such node; its post-backward runs when
-the whole backward ends, as does that of modules whose output went unused.
+``post_backward`` hangs on the boundary, an autograd node through which the inputs pass: autograd works
+backwards through the graph in the reverse order of creation, so when that node runs everything inside the
+module is done, also where the parameters are frozen. A module whose inputs need no gradient has no such node;
+its post-backward runs when the whole backward ends, as does that of modules whose output went unused.
 
-Recomputed forwards (activation checkpointing) run inside backward. They only make sure that parameters are there:
-what frees them again is the post-backward of the same backward.
+Recomputed forwards (activation checkpointing) run inside backward. They only make sure that parameters are
+there: what frees them again is the post-backward of the same backward.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Stage:
 
     Args:
         modules: the modules wrapped as one, usually one.
-        units: what it gathers at once: a unit for each dtype of its parameters, none if all belong to stages inside.
+        units: what it gathers at once: a unit for each dtype of its parameters, none if all belong to stages
+            inside.
         input_dtype: floating point inputs are cast to it.
         root_input_dtype: the same, only where this stage is the outermost.
         output_dtype: floating point outputs are cast to it.
@@ -85,7 +86,7 @@ class Stage:
         for module in modules:
             module.__dict__[_STAGE] = self
 
-    # -- set up ---------------------------------------------------------------------------------------------------
+    # -- set up ----------------------------------------------------------------------------------------------
 
     @property
     def root_module(self) -> nn.Module:
@@ -119,12 +120,14 @@ class Stage:
         """Become part of a tree under the name of the module in its root."""
         self._runtime = runtime
         for unit in self.units:
+            unit.readopt()
             unit.join(runtime, name)
+            _check_materialised(unit)
             if unit.reshard_after_forward is None:
                 # The root's parameters are the first that backward needs again.
                 unit.reshard_after_forward = runtime.root is not self
 
-    # -- forward --------------------------------------------------------------------------------------------------
+    # -- forward ---------------------------------------------------------------------------------------------
 
     def pre_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -225,7 +228,7 @@ class Stage:
         for tensor in collect_grad_tensors(output, []):
             tensor.register_hook(self.pre_backward)
 
-    # -- backward -------------------------------------------------------------------------------------------------
+    # -- backward --------------------------------------------------------------------------------------------
 
     def pre_backward(self, gradient: torch.Tensor) -> None:
         """Hook on every output's gradient: the first one unshards."""
@@ -290,22 +293,35 @@ class Stage:
 
 
 class _Boundary(torch.autograd.Function):
-    """The inputs of a stage pass through it unchanged; in backward it tells the stage that all inside is done."""
+    """The inputs of a stage pass through it unchanged; in backward it tells the stage that all inside is
+    done.
+    """
 
     @staticmethod
-    def forward(ctx: Any, stage: Stage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, stage: Stage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.stage = stage
         ctx.set_materialize_grads(False)
         return tensors
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         ctx.stage.post_backward()
         return (None, *gradients)
 
 
+def _check_materialised(unit: Unit) -> None:
+    if unit.shard.device.type == "meta":
+        names = ", ".join(f"'{parameter.fqn}'" for parameter in unit.parameters[:3])
+        raise RuntimeError(
+            f"unit '{unit.name}' is still on the meta device (parameters {names}, ...): call "
+            "module.to_empty(device=...) and initialise the parameters before the first forward"
+        )
+
+
 def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
-    """Take the unsharded gradients out of a unit: indices of the parameters that have one, and the gradients."""
+    """Take the unsharded gradients out of a unit: indices of the parameters that have one, and the
+    gradients.
+    """
     which: list[int] = []
     gradients: list[torch.Tensor] = []
     keeps = unit.gradients.accumulated

@@ -8,9 +8,9 @@ all-gather returns *is* the parameters; nothing is copied::
     gathered   a0 a1 a2 a3 a4 | a5 b0 b1 b2 b3        shard of rank 0 | shard of rank 1
     full       the same memory
 
-``chunked_layout`` (FSDP2): each parameter is cut on dim 0 as ``torch.chunk`` cuts it and each chunk is padded, so that
-every shard is a slice of rows. What an all-gather returns is ordered by rank first, so one fused copy is needed to
-make each parameter contiguous::
+``chunked_layout`` (FSDP2): each parameter is cut on dim 0 as ``torch.chunk`` cuts it and each chunk is
+padded, so that every shard is a slice of rows. What an all-gather returns is ordered by rank first, so one
+fused copy is needed to make each parameter contiguous::
 
     gathered   a(rows 0,1) b(0,1) | a(row 2) pad b(2,3)       rank-major
     full       a(rows 0,1,2) pad  ·  b(0..3)                  parameter-major, each start aligned
@@ -31,8 +31,8 @@ ALIGNMENT_BYTES = 16
 class Segment:
     """One parameter's place in the buffers of its unit. All sizes are in elements.
 
-    ``shard_shape`` is the shape of this rank's part without padding: rows for a chunked layout, one dimension for a
-    flat one. ``shard_range`` is the part's ``[start, end)`` inside the flattened parameter.
+    ``shard_shape`` is the shape of this rank's part without padding: rows for a chunked layout, one dimension
+    for a flat one. ``shard_range`` is the part's ``[start, end)`` inside the flattened parameter.
     """
 
     shape: tuple[int, ...]
@@ -54,9 +54,9 @@ class Segment:
 class UnitLayout:
     """The layout of a whole unit for one rank.
 
-    ``rank_major`` tells that the gathered buffer has to be copied into the full one; otherwise both are one memory.
-    ``whole`` tells that gradients are always reduced as one piece, with zeros for those that are missing; otherwise
-    any subset of the parameters can be reduced by itself.
+    ``rank_major`` tells that the gathered buffer has to be copied into the full one; otherwise both are one
+    memory. ``whole`` tells that gradients are always reduced as one piece, with zeros for those that are
+    missing; otherwise any subset of the parameters can be reduced by itself.
     """
 
     world_size: int
@@ -94,7 +94,9 @@ def _check(world_size: int, rank: int) -> None:
 
 
 def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
-    """The ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty for ranks past the last chunk."""
+    """The ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty for ranks past the last
+    chunk.
+    """
     step = -(-rows // world_size)
     return min(rank * step, rows), min((rank + 1) * step, rows)
 
@@ -145,7 +147,9 @@ def chunked_layout(
 
 
 def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> UnitLayout:
-    """The FSDP1 layout: the flattened parameters one after another, padded at the end to a multiple of the ranks."""
+    """The FSDP1 layout: the flattened parameters one after another, padded at the end to a multiple of the
+    ranks.
+    """
     _check(world_size, rank)
     total = sum(math.prod(shape) for shape in shapes)
     shard_numel = -(-total // world_size)

@@ -6,12 +6,12 @@
     reduce                                      [reduce-scatter] ............ (cast, deliver)
     all_reduce                                                   [all-reduce] (cast, deliver)
 
-The copy in is one fused operation: it lays all gradients into the collective's input, rank-major where the layout is
-chunked, and casts to the reduce dtype on the way. The result of the collective *is* the memory of the sharded
-gradients, unless they are delivered in another dtype.
+The copy in is one fused operation: it lays all gradients into the collective's input, rank-major where the
+layout is chunked, and casts to the reduce dtype on the way. The result of the collective *is* the memory of
+the sharded gradients, unless they are delivered in another dtype.
 
-On the CPU a collective runs on the backend's threads; what follows it (sum, division, delivery) is done when a later
-unit is reduced or backward ends, in the order of issue.
+On the CPU a collective runs on the backend's threads; what follows it (sum, division, delivery) is done when
+a later unit is reduced or backward ends, in the order of issue.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ class Reducer:
         self._lanes = lanes
         self._mode = mode
         self._in_flight: deque[_Reduction] = deque()
-        # EVENTS: memory that another lane still reads, with that lane's mark and the lane that has to wait for it.
+        # EVENTS: memory that another lane still reads, with that lane's mark and the lane that has to wait
+        # for it.
         self._inputs: deque[tuple[torch.Tensor, Mark | None]] = deque()
         self._sums: deque[tuple[torch.Tensor, Mark | None]] = deque()
         self._last: dict[Lane, Mark | None] = {}
         self._plans: dict[tuple[Unit, tuple[int, ...]], tuple[list[int], int, int]] = {}
 
-    # -- entry points ---------------------------------------------------------------------------------------------
+    # -- entry points ----------------------------------------------------------------------------------------
 
     def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
         """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
@@ -106,7 +107,7 @@ class Reducer:
         self._in_flight.clear()
         self.finish()
 
-    # -- the steps of one reduction -------------------------------------------------------------------------------
+    # -- the steps of one reduction --------------------------------------------------------------------------
 
     def _copy_in(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> _Reduction:
         offsets, numel, used = self._plan(unit, which)
@@ -121,7 +122,9 @@ class Reducer:
         return _Reduction(unit, which, offsets, source)
 
     def _plan(self, unit: Unit, which: tuple[int, ...]) -> tuple[list[int], int, int]:
-        """Start of each part in the reduced shard, elements of the input, and how many of those are gradients."""
+        """Start of each part in the reduced shard, elements of the input, and how many of those are
+        gradients.
+        """
         key = (unit, which)
         if key not in self._plans:
             layout = unit.layout
@@ -199,7 +202,9 @@ class Reducer:
             self._last[lane] = lane.record()
 
     def _add_partial(self, reduction: _Reduction) -> bool:
-        """Hybrid sharding: add what earlier passes left; false if this pass is kept for a later one as well."""
+        """Hybrid sharding: add what earlier passes left; false if this pass is kept for a later one as
+        well.
+        """
         state = reduction.unit.gradients
         if state.partial is not None:
             reduction.output.add_(state.partial)
@@ -217,7 +222,8 @@ class Reducer:
         with span(unit.labels.all_reduce), lanes.all_reduce:
             comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
         if unit.precision.delivered != unit.precision.reduce:
-            # A cast follows and this memory, which the reduce lane allocated, is dropped: not before the sum is done.
+            # A cast follows and this memory, which the reduce lane allocated, is dropped: not before the sum
+            # is done.
             while self._mode is MemoryHandover.EVENTS and len(self._sums) > 1:
                 _, mark = self._sums.popleft()
                 lanes.reduce.wait(mark)
@@ -232,12 +238,14 @@ class Reducer:
             self._let_go(output, self._lanes.all_reduce, self._inputs)
         unit.presentation.deliver(output.to(unit.precision.delivered), reduction.which, reduction.offsets)
 
-    # -- memory ---------------------------------------------------------------------------------------------------
+    # -- memory ----------------------------------------------------------------------------------------------
 
     def _let_go(
         self, tensor: torch.Tensor, lane: Lane, held: deque[tuple[torch.Tensor, Mark | None]]
     ) -> None:
-        """``lane`` still reads ``tensor``, which is dropped after this: see ``buffer.py`` for the two ways."""
+        """``lane`` still reads ``tensor``, which is dropped after this: see ``buffer.py`` for the two
+        ways.
+        """
         if not self._lanes.has_streams:
             return
         if self._mode is MemoryHandover.RECORD_STREAM:

@@ -1,7 +1,8 @@
-"""What the units of one tree share: lanes, memory handover, schedule, reduction, and the life of an iteration.
+"""What the units of one tree share: lanes, memory handover, schedule, reduction, and the life of an
+iteration.
 
-The tree is found when its outermost module first runs forward (or unshards): only then is it known which module is the
-root and which stages it holds.
+The tree is found when its outermost module first runs forward (or unshards): only then is it known which
+module is the root and which stages it holds.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ class Runtime:
         """The stage whose forward is the outermost one running now; not the root where a part runs alone."""
         self.is_last_backward = True
         self.optimizer_mark: Mark | None = None
-        """An event that the user recorded after the optimizer, for gathers to wait on instead of everything."""
+        """An event that the user recorded after the optimizer, for gathers to wait on instead of
+        everything.
+        """
         self._callback_queued = False
 
-    # -- forward --------------------------------------------------------------------------------------------------
+    # -- forward ---------------------------------------------------------------------------------------------
 
     def begin_forward(self, stage: Stage) -> None:
         """The outermost forward starts: gathers must see what the optimizer wrote."""
@@ -68,7 +71,7 @@ class Runtime:
         self.handover.trim()
         self.schedule.end_forward()
 
-    # -- backward -------------------------------------------------------------------------------------------------
+    # -- backward --------------------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
         """Some stage's backward starts: have the end of this backward pass call back, once."""
@@ -89,10 +92,12 @@ class Runtime:
                 stage.forward_positions.clear()
                 stage.drop_unused_gather()
 
-    # -- errors ---------------------------------------------------------------------------------------------------
+    # -- errors ----------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """After an exception inside an iteration: wait for what runs, forget it, show sharded parameters again."""
+        """After an exception inside an iteration: wait for what runs, forget it, show sharded parameters
+        again.
+        """
         self._callback_queued = False
         self.forward_root = None
         self.reducer.discard()

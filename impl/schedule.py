@@ -1,12 +1,12 @@
 """When all-gathers are issued: execution order, prefetch with a depth, and the rate limiter.
 
-A *stage* is what one wrapped module gathers at once (one unit, or one for each dtype). Forward gathers each stage when
-its module starts; where the CPU runs ahead of the device this overlaps by itself. Explicit prefetch issues the
-all-gathers of the next ``depth`` stages right after a stage's own.
+A *stage* is what one wrapped module gathers at once (one unit, or one for each dtype). Forward gathers each
+stage when its module starts; where the CPU runs ahead of the device this overlaps by itself. Explicit
+prefetch issues the all-gathers of the next ``depth`` stages right after a stage's own.
 
-Backward needs prefetch: without it the all-gather of a stage is issued after the reduce-scatter of the stage before,
-and the two queue behind each other in one communicator. The order of backward is taken to be the reverse of the order
-in which stages finished forward, recorded in every iteration::
+Backward needs prefetch: without it the all-gather of a stage is issued after the reduce-scatter of the stage
+before, and the two queue behind each other in one communicator. The order of backward is taken to be the
+reverse of the order in which stages finished forward, recorded in every iteration::
 
     forward    F1  F2  F3            recorded: 1 2 3
     pre        AG3 [AG2] B3 RS3 [AG1] B2 RS2 B1 RS1         gather i-1 before computing i
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class RateLimiter:
     """Lets the CPU run ahead by no more than ``limit`` gathered units.
 
-    Each freed unit leaves a mark on the computation. Before a gather is issued and when ``limit`` marks are there, the
+    Each freed unit leaves a mark on the computation. Before a gather is issued and when ``limit`` marks are
+    there, the
     CPU waits for the oldest: the memory that it guards is then really free and can be handed out again.
     """
 
@@ -59,18 +60,18 @@ class Schedule:
     def __init__(self, settings: ScheduleSettings, limiter: RateLimiter, has_streams: bool) -> None:
         self.settings = settings
         self._limiter = limiter
-        # With streams, waiting queues a wait on the device: do it first, as the next gather's memory may depend on it.
-        # Without them waiting blocks the program: issue the next gathers first.
+        # With streams, waiting queues a wait on the device: do it first, as the next gather's memory may
+        # depend on it. # Without them waiting blocks the program: issue the next gathers first.
         self._prefetch_before_wait = not has_streams
         self._forward_order: list[Stage] = []
         self._forward_so_far: list[Stage] = []
         self._post_forward_order: list[Stage] = []
         implicit = settings.memory_handover is MemoryHandover.EVENTS and not settings.forward_prefetch_depth
         self.forward_hold = int(implicit)
-        """Freed buffers that stay for one more turn in forward: without explicit prefetch the next gather is issued
-        before this stage computes on the device, and must not wait for it."""
+        """Freed buffers that stay for one more turn in forward: without explicit prefetch the next gather is
+        issued before this stage computes on the device, and must not wait for it."""
 
-    # -- gathers --------------------------------------------------------------------------------------------------
+    # -- gathers ---------------------------------------------------------------------------------------------
 
     def gather(self, stage: Stage) -> None:
         """Issue the gathers of a stage that is sharded."""
@@ -86,7 +87,7 @@ class Schedule:
         for unit in stage.units:
             unit.wait_all_gather(hold)
 
-    # -- forward --------------------------------------------------------------------------------------------------
+    # -- forward ---------------------------------------------------------------------------------------------
 
     def enter_forward(self, stage: Stage) -> None:
         """A stage's forward starts: have its parameters, prefetch those of the next."""
@@ -124,7 +125,7 @@ class Schedule:
             self._forward_order = self._forward_so_far
             self._forward_so_far = []
 
-    # -- backward -------------------------------------------------------------------------------------------------
+    # -- backward --------------------------------------------------------------------------------------------
 
     def enter_backward(self, stage: Stage) -> None:
         """A stage's backward starts: have its parameters, prefetch those of the next."""

@@ -77,8 +77,8 @@ def _groups_by_node() -> tuple[ProcessGroup, ProcessGroup]:
     size = world.size()
     if size % per_node:
         raise ValueError(
-            f"hybrid sharding by node needs ranks ({size}) to be a multiple of this node's devices ({per_node}); "
-            "pass a 2-D device_mesh"
+            f"hybrid sharding by node needs ranks ({size}) to be a multiple of this node's devices "
+            f"({per_node}); pass a 2-D device_mesh"
         )
     key = (world, per_node)
     if key not in _node_groups:

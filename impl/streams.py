@@ -1,8 +1,9 @@
 """Streams as lanes: one interface for devices that have streams and for the CPU, which has none.
 
 A lane is a queue of device work. Work is put on it inside ``with lane:``; ``record`` marks the point reached,
-``wait`` makes the lane (never the CPU) wait for such a mark. On the CPU there is one lane, the program itself: marks
-are ``None`` and waiting for one is nothing. What runs beside the program there are collectives with ``async_op=True``.
+``wait`` makes the lane (never the CPU) wait for such a mark. On the CPU there is one lane, the program
+itself: marks are ``None`` and waiting for one is nothing. What runs beside the program there are collectives
+with ``async_op=True``.
 
 Lanes are made by ``torch.get_device_module(device)``, so any device with the API of ``torch.cuda`` works.
 """
@@ -98,9 +99,9 @@ class _CurrentLane(Lane):
 class Lanes:
     """The lanes of one device that a tree of FSDP units shares.
 
-    ``cast`` prepares what is gathered, ``gather`` all-gathers, ``reduce`` reduce-scatters, ``all_reduce`` sums over
-    replicas. The first three have high priority so that their small copies are not kept behind large kernels; those
-    that overlap between nodes (``all_reduce``) have not.
+    ``cast`` prepares what is gathered, ``gather`` all-gathers, ``reduce`` reduce-scatters, ``all_reduce``
+    sums over replicas. The first three have high priority so that their small copies are not kept behind
+    large kernels; those that overlap between nodes (``all_reduce``) have not.
     """
 
     def __init__(self, device: torch.device) -> None:

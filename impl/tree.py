@@ -14,7 +14,8 @@ TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 def map_tensors(function: TensorFunction, value: Any) -> Any:
     """``value`` with every tensor replaced by ``function`` of it.
 
-    Knows tensors inside tuples, named tuples, lists, mappings and dataclasses; anything else is passed on as it is.
+    Knows tensors inside tuples, named tuples, lists, mappings and dataclasses; anything else is passed on as
+    it is.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -35,7 +36,9 @@ def map_tensors(function: TensorFunction, value: Any) -> Any:
 
 
 def _same_mapping(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
-    """Keep the class of a mapping (ordered ones, model outputs), also where it is not made from a dictionary."""
+    """Keep the class of a mapping (ordered ones, model outputs), also where it is not made from a
+    dictionary.
+    """
     kind: Any = type(original)
     if is_dataclass(original):
         return kind(**mapped)
@@ -43,7 +46,9 @@ def _same_mapping(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
 
 
 def collect_grad_tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Append the tensors that require grad to ``found``, in the order in which ``map_tensors`` visits them."""
+    """Append the tensors that require grad to ``found``, in the order in which ``map_tensors`` visits
+    them.
+    """
     if isinstance(value, torch.Tensor):
         if value.requires_grad:
             found.append(value)

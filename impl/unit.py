@@ -8,9 +8,9 @@
        +-------------------------+--------------------------+
                             reshard()
 
-The persistent parts are the flat local ``shard`` (the sharded parameters are views of it, so gathering needs no
-copy-in) and the unsharded parameters: leaf ``nn.Parameter`` objects over a buffer whose memory comes and goes. Both
-sets exist once; showing one or the other in the modules is a few dictionary assignments.
+The persistent parts are the flat local ``shard`` (the sharded parameters are views of it, so gathering needs
+no copy-in) and the unsharded parameters: leaf ``nn.Parameter`` objects over a buffer whose memory comes and
+goes. Both sets exist once; showing one or the other in the modules is a few dictionary assignments.
 
 Three ways to get from the shard to the parameters, by layout (``layout.py``):
 
@@ -18,9 +18,9 @@ Three ways to get from the shard to the parameters, by layout (``layout.py``):
 * one rank and a cast, or a flat layout: the parameters are views of what is cast or gathered;
 * a chunked layout: the gather buffer is temporary and one fused copy fills the parameters.
 
-Why views stay valid for autograd: everything that writes parameter memory goes through the buffer's own tensor, while
-each parameter was made from ``.data`` and so has a version counter of its own. Autograd's check of saved tensors
-therefore sees no change, and there is none: each gather writes what was there before.
+Why views stay valid for autograd: everything that writes parameter memory goes through the buffer's own
+tensor, while each parameter was made from ``.data`` and so has a version counter of its own. Autograd's check
+of saved tensors therefore sees no change, and there is none: each gather writes what was there before.
 """
 
 from __future__ import annotations
@@ -98,6 +98,12 @@ class Presentation(Protocol):
             offsets: start of each one's part in ``gradient``.
         """
 
+    def readopt(self) -> torch.Tensor | None:
+        """Take up what the modules show now, after they were moved, materialised or loaded into.
+
+        Returns a new flat shard if the parameters left the old one, else ``None``.
+        """
+
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
         """World size 1: the unsharded gradients of parameters ``which`` are the result."""
 
@@ -113,7 +119,9 @@ class GradientState:
     divide_factor: float | None = None
     force_sum: bool = False
     accumulated: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Unsharded gradients in the reduce dtype, kept where autograd's own accumulation would be in a lower one."""
+    """Unsharded gradients in the reduce dtype, kept where autograd's own accumulation would be in a lower
+    one.
+    """
     partial: torch.Tensor | None = None
     """A reduce-scattered gradient that awaits its all-reduce."""
 
@@ -124,7 +132,8 @@ class Unit:
     Args:
         layout: where everything lies.
         shard: 1-D local shard of ``layout.shard_numel`` elements in the original dtype.
-        reshard_after_forward: whether forward frees the parameters; ``None`` means yes, unless it is the root.
+        reshard_after_forward: whether forward frees the parameters; ``None`` means yes, unless it is the
+            root.
     """
 
     def __init__(
@@ -163,7 +172,7 @@ class Unit:
         self._copy_out: list[torch.Tensor] = []
         self._cast_target: torch.Tensor | None = None
 
-    # -- set up ---------------------------------------------------------------------------------------------------
+    # -- set up ----------------------------------------------------------------------------------------------
 
     @property
     def runtime(self) -> Runtime:
@@ -200,28 +209,27 @@ class Unit:
         """Bytes that unsharding this unit takes and resharding frees."""
         return self.layout.full_numel * self.precision.compute.itemsize if self.owns_memory else 0
 
-    def replace_shard(self, shard: torch.Tensor) -> None:
-        """Take another flat shard, after the module was moved or materialised. Must be sharded."""
+    def readopt(self) -> None:
+        """Take up the sharded parameters as the modules hold them now; a new shard means new buffers."""
+        shard = self.presentation.readopt()
+        if shard is None:
+            return
         if self.state is not UnitState.SHARDED:
             raise RuntimeError(
-                f"unit '{self.name}' is {self.state.name}: reshard it before its shard is replaced"
+                f"unit '{self.name}' is {self.state.name}: reshard it before its parameters are replaced"
             )
         self.shard = shard
         self.device = shard.device
-        if not self.owns_memory:
-            self.unsharded = []
-        self._gathered = self._full = None
+        self.unsharded = []
+        self._gathered = self._full = self._cast_target = None
         self._copy_out = []
-        self._cast_target = None
-        if self.owns_memory:
-            self.unsharded = []
 
     def _move(self, state: UnitState) -> None:
         if (self.state, state) not in _ALLOWED:
             raise RuntimeError(f"unit '{self.name}' cannot go from {self.state.name} to {state.name}")
         self.state = state
 
-    # -- unshard --------------------------------------------------------------------------------------------------
+    # -- unshard ---------------------------------------------------------------------------------------------
 
     def all_gather(self) -> None:
         """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet."""
@@ -260,7 +268,8 @@ class Unit:
         buffer = FlatBuffer(layout.gathered_numel, self.precision.compute, self.device, owner)
         self._gathered = buffer
         if self.casts:
-            # The cast lands where the all-gather wants this rank's part: no buffer of its own, gathered in place.
+            # The cast lands where the all-gather wants this rank's part: no buffer of its own, gathered in
+            # place.
             start = layout.rank * layout.shard_numel
             self._cast_target = buffer.tensor[start : start + layout.shard_numel]
         return buffer
@@ -269,8 +278,8 @@ class Unit:
         """Make computation wait for the parameters and show them; a no-op unless gathering.
 
         Args:
-            hold: how many gather buffers may stay until the next one is waited for, so that the next all-gather need
-                not wait for this unit's copy.
+            hold: how many gather buffers may stay until the next one is waited for, so that the next
+                all-gather need not wait for this unit's copy.
         """
         if self.state is not UnitState.GATHERING:
             return
@@ -335,7 +344,7 @@ class Unit:
         assert buffer is not None
         return buffer.tensor
 
-    # -- reshard --------------------------------------------------------------------------------------------------
+    # -- reshard ---------------------------------------------------------------------------------------------
 
     def reshard(self, hold: int = 0) -> None:
         """Free the unsharded parameters and show the sharded ones; a no-op if sharded.

@@ -1,8 +1,8 @@
 """Which modules become units: the wrap policies, and the walk that asks them.
 
-A policy is either a function ``policy(module, recurse, nonwrapped_numel) -> bool``, asked twice for each module (shall I
-look inside? shall I wrap what is left?), or an object with ``select(root, ignored)`` that answers for the whole tree at
-once. The walk only *selects*; each front end wraps in its own way.
+A policy is either a function ``policy(module, recurse, nonwrapped_numel) -> bool``, asked twice for each
+module (shall I look inside? shall I wrap what is left?), or an object with ``select(root, ignored)`` that
+answers for the whole tree at once. The walk only *selects*; each front end wraps in its own way.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class ModuleWrapPolicy(ModulePolicy):
 
 
 class CustomPolicy(ModulePolicy):
-    """Whatever ``lambda_fn(module)`` says: ``True``, ``False``, or keyword arguments for this module's wrapper."""
+    """Whatever ``lambda_fn(module)`` says: ``True``, ``False``, or keyword arguments for this module's
+    wrapper.
+    """
 
     def __init__(self, lambda_fn: Callable[[nn.Module], bool | dict[str, Any]]) -> None:
         self._lambda_fn = lambda_fn
@@ -59,8 +61,8 @@ class CustomPolicy(ModulePolicy):
             answer = self._lambda_fn(module)
             if not isinstance(answer, (bool, dict)):
                 raise ValueError(
-                    "the function of a CustomPolicy must return True, False or a dict of keyword arguments, not "
-                    f"{answer!r} (for a {type(module).__name__})"
+                    "the function of a CustomPolicy must return True, False or a dict of keyword "
+                    f"arguments, not {answer!r} (for a {type(module).__name__})"
                 )
             if isinstance(answer, dict):
                 selection[module] = answer
@@ -70,7 +72,9 @@ class CustomPolicy(ModulePolicy):
 
 
 class EveryKthPolicy(ModulePolicy):
-    """The first of each ``k`` modules of the given classes, in the order of the tree; the others stay outside."""
+    """The first of each ``k`` modules of the given classes, in the order of the tree; the others stay
+    outside.
+    """
 
     def __init__(self, module_classes: Iterable[type[nn.Module]], k: int) -> None:
         self.module_classes = _classes(module_classes, "EveryKthPolicy")
@@ -83,7 +87,7 @@ class EveryKthPolicy(ModulePolicy):
         return {m: {} for m in matching[:: self.k]}
 
 
-# -- policies as functions --------------------------------------------------------------------------------------------
+# -- policies as functions -----------------------------------------------------------------------------------
 
 
 def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
@@ -134,7 +138,7 @@ def size_policy(min_num_params: int) -> PolicyFunction:
     return functools.partial(size_based_auto_wrap_policy, min_num_params=min_num_params)
 
 
-# -- the walk ---------------------------------------------------------------------------------------------------------
+# -- the walk ------------------------------------------------------------------------------------------------
 
 
 def select_modules(
@@ -142,7 +146,8 @@ def select_modules(
 ) -> Selection:
     """The modules inside ``root``, without itself, that ``policy`` wants as units; inner ones first.
 
-    With it, ``fully_shard`` takes the same policies as the wrapper: shard what is returned in order, then the root.
+    With it, ``fully_shard`` takes the same policies as the wrapper: shard what is returned in order, then the
+    root.
     """
     ignored = ignored or set()
     if isinstance(policy, ModulePolicy):
@@ -200,14 +205,16 @@ def _classes(given: Iterable[type[nn.Module]], owner: str) -> tuple[type[nn.Modu
     return classes
 
 
-# -- wrapping by hand -------------------------------------------------------------------------------------------------
+# -- wrapping by hand ----------------------------------------------------------------------------------------
 
 _wrapping: list[tuple[type[nn.Module], dict[str, Any]]] = []
 
 
 @contextmanager
 def enable_wrap(*, wrapper_cls: type[nn.Module], **wrapper_kwargs: Any) -> Iterator[None]:
-    """Inside, ``wrap(module)`` wraps with ``wrapper_cls`` and these arguments; outside it returns the module."""
+    """Inside, ``wrap(module)`` wraps with ``wrapper_cls`` and these arguments; outside it returns the
+    module.
+    """
     _wrapping.append((wrapper_cls, copy.copy(wrapper_kwargs)))
     try:
         yield

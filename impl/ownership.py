@@ -1,0 +1,122 @@
+"""What belongs to one wrapped module and to none inside it: modules, parameters with their places,
+buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from . import comm
+from .hooks import stage_of
+from .unit import ModulePlace, UnitParameter
+
+_OWNER = "_fsdp_unit_of"
+"""Attribute left on an original parameter: the unit that took it. A second unit that meets it holds a tied
+weight.
+"""
+
+
+class Ignored:
+    """Modules and parameters to leave alone."""
+
+    def __init__(
+        self,
+        modules: Iterable[nn.Module] | None = None,
+        states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
+    ) -> None:
+        given: list[Any] = list(states or ())
+        roots = list(modules or ()) + [s for s in given if isinstance(s, nn.Module)]
+        self.modules: set[nn.Module] = {inner for root in roots for inner in root.modules()}
+        self.parameters: set[nn.Parameter] = {s for s in given if isinstance(s, nn.Parameter)}
+        self.parameters |= {p for root in roots for p in root.parameters()}
+
+
+class Owned:
+    """The modules below ``roots`` that no stage inside took, and the parameters and buffers registered in
+    them.
+
+    ``modules`` maps each to its name; ``find_parameters`` fills ``places`` and ``fqns``.
+    """
+
+    def __init__(self, roots: Sequence[nn.Module], ignored: Ignored) -> None:
+        self.title = " + ".join(type(root).__name__ for root in roots)
+        self._ignored = ignored
+        self._roots = roots
+        self.modules: dict[nn.Module, str] = {}
+        self.places: dict[nn.Parameter, list[ModulePlace]] = {}
+        self.fqns: dict[nn.Parameter, str] = {}
+        for root in roots:
+            self._visit(root, "")
+
+    def _visit(self, module: nn.Module, name: str) -> None:
+        if module in self.modules or module in self._ignored.modules:
+            return
+        if stage_of(module) is not None and module not in self._roots:
+            return
+        self.modules[module] = name
+        for child_name, child in module.named_children():
+            self._visit(child, f"{name}.{child_name}" if name else child_name)
+
+    def find_parameters(self) -> None:
+        """Record every parameter with its name and places, a tied one once.
+
+        Raises:
+            ValueError: a parameter that an earlier unit took (a weight tied across units).
+        """
+        for module, module_name in self.modules.items():
+            for name, parameter in module._parameters.items():
+                if parameter is None or parameter in self._ignored.parameters:
+                    continue
+                fqn = f"{module_name}.{name}" if module_name else name
+                if hasattr(parameter, _OWNER):
+                    raise ValueError(
+                        f"parameter '{fqn}' of {self.title} is tied to a parameter of a unit that was "
+                        f"wrapped before ({getattr(parameter, _OWNER)}): tied weights must be in one unit. "
+                        "Wrap their common parent instead of that module (one call of fully_shard can also "
+                        "take both: fully_shard([a, b]))"
+                    )
+                self.places.setdefault(parameter, []).append(ModulePlace(module, name))
+                self.fqns.setdefault(parameter, fqn)
+
+    def describe(self, parameter: nn.Parameter) -> UnitParameter:
+        """What a unit knows about ``parameter``."""
+        return UnitParameter(self.fqns[parameter], tuple(self.places[parameter]), parameter.requires_grad)
+
+    def take(self) -> None:
+        """Mark the parameters as taken by this unit."""
+        for parameter in self.places:
+            setattr(parameter, _OWNER, self.title)
+
+    def move(self, device: torch.device) -> None:
+        """Put parameters and buffers on ``device``; what is on the meta device stays there."""
+        for parameter in self.places:
+            if parameter.device != device and parameter.device.type != "meta":
+                parameter.data = parameter.data.to(device)
+        for module in self.modules:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.device != device and buffer.device.type != "meta":
+                    module._buffers[name] = buffer.to(device)
+
+    @torch.no_grad()
+    def broadcast(self, groups: comm.UnitGroups) -> None:
+        """Give every rank the values of the first one."""
+        buffers = [b for module in self.modules for b in module._buffers.values() if b is not None]
+        for group in (groups.shard, groups.replicate):
+            if group is not None:
+                first = dist.get_process_group_ranks(group)[0]
+                for tensor in (*self.places, *buffers):
+                    dist.broadcast(tensor.detach(), src=first, group=group)
+
+    def cast_buffers(self, dtype: torch.dtype | None) -> None:
+        """Hold floating point buffers in ``dtype``."""
+        if dtype is None:
+            return
+        for module in self.modules:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_floating_point():
+                    module._buffers[name] = buffer.to(dtype)
