@@ -1,8 +1,9 @@
 """The one simulated accelerator of a process: clock, memory, costs and trace, where kernels find them.
 
-torch calls the kernels that are registered for the device without saying for whom, so that there has to be one
-place a process where they find their device. This is it, and it is the only such place: `ACCELERATOR` is made
-empty on import and equipped by `Simulation.start`. (Kernels may be registered before, in a process that forks.)
+torch calls the kernels that are registered for the device without saying for whom, so that there has to be
+one place a process where they find their device. This is it, and it is the only such place: `ACCELERATOR` is
+made empty on import and equipped by `Simulation.start`. (Kernels may be registered before, in a process that
+forks.)
 """
 
 from __future__ import annotations

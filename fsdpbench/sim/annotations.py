@@ -1,8 +1,8 @@
 """Spans of `torch.profiler.record_function` in simulated time.
 
-With a simulated trace running, entering and leaving a span notes the simulated CPU time. Otherwise torch's own
-methods do their work if its profiler runs (a process may use the simulated device and others), and nothing is
-done if it does not, which saves host time. Spans never cost simulated time.
+With a simulated trace running, entering and leaving a span notes the simulated CPU time. Otherwise torch's
+own methods do their work if its profiler runs (a process may use the simulated device and others), and
+nothing is done if it does not, which saves host time. Spans never cost simulated time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OUTSIDE = -1
 
 
 def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """``__enter__`` and ``__exit__`` for a class of spans with a ``name`` that has those of torch's profiler."""
+    """``__enter__`` and ``__exit__`` for a class of spans with a ``name`` that has torch's own."""
     original_enter: Any = span_type.__enter__  # type: ignore[attr-defined]
     original_exit: Any = span_type.__exit__  # type: ignore[attr-defined]
     profiling = torch.autograd._profiler_enabled

@@ -1,9 +1,9 @@
 """`scaled_dot_product_attention` on the device: flash attention, as a GPU would choose.
 
-Without this, torch would compose attention of matrix products and a softmax (its way for devices that it does not
-know), with a matrix of scores in memory. The choice is CUDA's: flash attention for half-precision inputs without
-a mask, the memory-efficient kernel for masks and float32. Grouped queries are taken as they are by flash
-attention, and by expanded keys and values otherwise.
+Without this, torch would compose attention of matrix products and a softmax (its way for devices that it does
+not know), with a matrix of scores in memory. The choice is CUDA's: flash attention for half-precision inputs
+without a mask, the memory-efficient kernel for masks and float32. Grouped queries are taken as they are by
+flash attention, and by expanded keys and values otherwise.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def scaled_dot_product_attention(
     heads, key_heads = query.shape[1], key.shape[1]
     if heads != key_heads and (not enable_gqa or heads % key_heads):
         raise ValueError(
-            f"scaled_dot_product_attention: {heads} query heads and {key_heads} key heads; grouped queries need "
-            "enable_gqa=True and a whole number of query heads for each key head"
+            f"scaled_dot_product_attention: {heads} query heads and {key_heads} key heads; grouped queries "
+            "need enable_gqa=True and a whole number of query heads for each key head"
         )
     ops = torch.ops.aten
     if attn_mask is None and query.dtype in _FLASH_DTYPES and query.shape[-1] <= _FLASH_HEAD_SIZE:

@@ -14,19 +14,20 @@ import torch
 _KEY = "AutocastPrivateUse1"
 _LOWER_PRECISION = (
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input",
-    "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
-    "linalg_vecdot", "linalg_multi_dot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul",
+    "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm",
+    "mv", "linalg_vecdot", "linalg_multi_dot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul",
     "scaled_dot_product_attention",
 )  # fmt: skip
 _FLOAT32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt",
-    "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "group_norm",
-    "frobenius_norm.dim", "nuclear_norm", "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss",
-    "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss",
-    "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss",
-    "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp",
-    "upsample_nearest2d", "upsample_bilinear2d", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "prod",
-    "sum", "sum.dim_IntList", "norm.Scalar", "norm.ScalarOpt_dim",
+    "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm",
+    "group_norm", "frobenius_norm.dim", "nuclear_norm", "cosine_similarity", "poisson_nll_loss",
+    "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
+    "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss",
+    "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits",
+    "dist", "pdist", "cdist", "renorm", "logsumexp", "upsample_nearest2d", "upsample_bilinear2d",
+    "softmax.int", "log_softmax.int", "cumprod", "cumsum", "prod", "sum", "sum.dim_IntList", "norm.Scalar",
+    "norm.ScalarOpt_dim",
 )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """From an operator call to its cost: which model prices it, and with which shape or bytes.
 
-An operator is one of: *free* (only geometry), a matrix product or convolution, attention, or limited by memory.
-The last are priced by the bytes that they must read and write. An operator that is in none of the lists below is
-priced by its bytes too, and reported as unknown, never silently free.
+An operator is one of: *free* (only geometry), a matrix product or convolution, attention, or limited by
+memory. The last are priced by the bytes that they must read and write. An operator that is in none of the
+lists below is priced by its bytes too, and reported as unknown, never silently free.
 
 Everything here sees meta tensors: shapes, strides and dtypes. It runs once a distinct call (see `plans.py`).
 """
@@ -24,7 +24,7 @@ Call = tuple[Sequence[Any], dict[str, Any], Sequence[torch.Tensor]]
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """Price of one call: the kernel's name and nanoseconds, scratch memory in bytes, and whether it is a guess."""
+    """Price of one call: kernel name, nanoseconds, scratch memory in bytes, and whether it is a guess."""
 
     kernel: str
     duration_ns: int
@@ -40,35 +40,39 @@ _FREE = {
     "empty_permuted", "_efficientzerotensor", "is_pinned",
 }  # fmt: skip
 _COPIES = {
-    "copy_", "_copy_from", "clone", "_to_copy", "cat", "stack", "_chunk_cat", "split_with_sizes_copy", "fill_",
-    "zero_", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full",
-    "repeat", "constant_pad_nd", "slice_scatter", "select_scatter", "as_strided_scatter", "flip", "roll", "triu",
-    "tril", "triu_", "tril_", "eye", "arange", "linspace", "expand_copy", "view_copy", "_foreach_copy_", "_foreach_zero_",
-    "select_backward", "slice_backward", "as_strided_copy", "permute_copy", "t_copy", "transpose_copy", "split_copy",
-    "masked_fill", "masked_fill_", "scalar_tensor", "diagonal_backward", "unfold_backward", "repeat_interleave",
+    "copy_", "_copy_from", "clone", "_to_copy", "cat", "stack", "_chunk_cat", "split_with_sizes_copy",
+    "fill_", "zero_", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros",
+    "new_ones", "new_full", "repeat", "constant_pad_nd", "slice_scatter", "select_scatter",
+    "as_strided_scatter", "flip", "roll", "triu", "tril", "triu_", "tril_", "eye", "arange", "linspace",
+    "expand_copy", "view_copy", "_foreach_copy_", "_foreach_zero_", "select_backward", "slice_backward",
+    "as_strided_copy", "permute_copy", "t_copy", "transpose_copy", "split_copy", "masked_fill",
+    "masked_fill_", "scalar_tensor", "diagonal_backward", "unfold_backward", "repeat_interleave",
     "tril_indices", "triu_indices", "constant_pad_nd_backward", "contiguous", "resize_as", "unsafe_split",
 }  # fmt: skip
 _REDUCTIONS = {
-    "sum", "mean", "amax", "amin", "max", "min", "prod", "norm", "linalg_vector_norm", "var", "var_mean", "std",
-    "std_mean", "argmax", "argmin", "any", "all", "cumsum", "cumsum_", "cumprod", "logsumexp", "_softmax",
-    "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm",
-    "native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "_fused_rms_norm", "nansum", "count_nonzero",
-    "native_batch_norm_backward", "_foreach_norm", "_foreach_max", "mse_loss", "aminmax", "_foreach_powsum", "bincount",
-    "cudnn_batch_norm", "_batch_norm_with_update", "batch_norm_backward", "avg_pool2d", "max_pool2d_with_indices",
-    "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "max_pool2d_with_indices_backward",
-    "avg_pool2d_backward", "dist", "trace", "dot", "mv", "addmv", "histc", "_weight_norm_interface",
+    "sum", "mean", "amax", "amin", "max", "min", "prod", "norm", "linalg_vector_norm", "var", "var_mean",
+    "std", "std_mean", "argmax", "argmin", "any", "all", "cumsum", "cumsum_", "cumprod", "logsumexp",
+    "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm",
+    "native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "_fused_rms_norm", "nansum",
+    "count_nonzero", "native_batch_norm_backward", "_foreach_norm", "_foreach_max", "mse_loss", "aminmax",
+    "_foreach_powsum", "bincount", "cudnn_batch_norm", "_batch_norm_with_update", "batch_norm_backward",
+    "avg_pool2d", "max_pool2d_with_indices", "adaptive_avg_pool2d", "_adaptive_avg_pool2d",
+    "_adaptive_avg_pool2d_backward", "max_pool2d_with_indices_backward", "avg_pool2d_backward", "dist",
+    "trace", "dot", "mv", "addmv", "histc", "_weight_norm_interface",
     "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "logcumsumexp", "glu", "glu_backward",
 }  # fmt: skip
 _POINTWISE = {
     "bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "randn", "rand", "randint",
-    "randperm", "randn_like", "rand_like", "randint_like", "normal", "native_dropout", "native_dropout_backward",
-    "_fused_dropout", "mse_loss_backward", "binary_cross_entropy", "binary_cross_entropy_backward", "isin",
-    "trunc_normal_", "log_normal_", "geometric_", "cauchy_", "dropout", "_conj_physical", "polar", "complex",
-    "view_as_real_copy", "outer", "ger", "searchsorted", "bucketize", "upsample_nearest2d", "upsample_bilinear2d",
-    "smooth_l1_loss", "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "linalg_cross", "_euclidean_dist",
+    "randperm", "randn_like", "rand_like", "randint_like", "normal", "native_dropout",
+    "native_dropout_backward", "_fused_dropout", "mse_loss_backward", "binary_cross_entropy",
+    "binary_cross_entropy_backward", "isin", "trunc_normal_", "log_normal_", "geometric_", "cauchy_",
+    "dropout", "_conj_physical", "polar", "complex", "view_as_real_copy", "outer", "ger", "searchsorted",
+    "bucketize", "upsample_nearest2d", "upsample_bilinear2d", "smooth_l1_loss", "smooth_l1_loss_backward",
+    "huber_loss", "huber_loss_backward", "linalg_cross", "_euclidean_dist",
     "binary_cross_entropy_with_logits", "cross",
 }  # fmt: skip
-# Two passes over inputs that do not fit the caches between them: one for the data's gradient, one for the weight's.
+# Two passes over inputs that do not fit the caches between them: one for the data's gradient, one for the
+# weight's.
 _TWO_PASS_BACKWARD = {
     "native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward",
 }  # fmt: skip
@@ -100,7 +104,7 @@ def price(
 
 
 def compute_type(dtype: torch.dtype) -> str:
-    """Name of the arithmetic that a matrix product of this dtype uses; float32 follows torch's TF32 setting."""
+    """Arithmetic that a matrix product of this dtype uses; float32 follows torch's TF32 setting."""
     name = _DTYPE_NAMES.get(dtype)
     if name is not None:
         return name
@@ -124,7 +128,7 @@ def _kind(func: Any, name: str) -> str | None:
         return "copy"
     if name in _REDUCTIONS or name in _TWO_PASS_BACKWARD:
         return "reduction"
-    if name.startswith("_fused_ad") or name.startswith("_fused_sgd"):
+    if name.startswith(("_fused_ad", "_fused_sgd")):
         return "optimizer"
     if name in _POINTWISE or name.startswith("_foreach_") or torch.Tag.pointwise in func.tags:
         return "pointwise"
@@ -134,8 +138,8 @@ def _kind(func: Any, name: str) -> str | None:
 
 
 _ACTIVATIONS = {
-    "gelu", "silu", "sigmoid", "tanh", "threshold", "elu", "leaky_relu", "hardswish", "hardsigmoid", "softplus",
-    "mish", "hardtanh", "log_sigmoid", "hardshrink", "softshrink", "logit", "native_dropout",
+    "gelu", "silu", "sigmoid", "tanh", "threshold", "elu", "leaky_relu", "hardswish", "hardsigmoid",
+    "softplus", "mish", "hardtanh", "log_sigmoid", "hardshrink", "softshrink", "logit", "native_dropout",
 }  # fmt: skip
 
 
@@ -192,7 +196,7 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
 
 
 def _is_weight_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """``grad.t() @ input``: the only product of a linear layer whose first factor alone is stored transposed."""
+    """``grad.t() @ input``: a linear layer's only product whose first factor alone is stored transposed."""
     if a.dim() != 2 or min(a.shape) < 2 or min(b.shape) < 2:
         return False
     return a.stride(0) == 1 and a.stride(1) != 1 and b.stride(1) == 1
@@ -270,8 +274,8 @@ def _attention_backward(causal_at: int) -> Callable[[Call, KernelCosts], Operato
 
 
 def _backward_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
-    """Scratch of flash attention's backward: row sums, the gradient of the queries in float32 (lengths rounded to
-    128, head size to 32), and expanded key and value gradients with grouped queries."""
+    """Scratch of flash attention's backward: row sums, the gradient of the queries in float32 (lengths
+    rounded to 128, head size to 32), and expanded key and value gradients with grouped queries."""
     batch, heads, length, kv_length, size = _attention_shape(query, key)
     rounded = -(-length // 128) * 128
     wide = -(-size // 32) * 32 if size <= 192 else 256

@@ -8,7 +8,8 @@ from fsdpbench.sim.timeline import UNSETTLED, Marker, Timeline
 class StreamTime:
     """When a stream gets to a point: a number of nanoseconds that may not be known yet.
 
-    The allocator compares it with the present (``time > now``); that settles no more of the timeline than needed.
+    The allocator compares it with the present (``time > now``); that settles no more of the timeline than
+    needed.
     """
 
     __slots__ = ("_marker", "_timeline")

@@ -23,13 +23,12 @@ class DeviceProperties:
 class DeviceModule(types.ModuleType):
     """The module object that torch finds under ``torch.sim``. Device arguments are taken and not needed."""
 
-    Stream = Stream
-    Event = Event
-    StreamContext = StreamContext
-    OutOfMemoryError = torch.OutOfMemoryError
-
     def __init__(self) -> None:
         super().__init__("torch.sim", "The simulated accelerator, with the functions of torch.cuda.")
+        self.Stream = Stream
+        self.Event = Event
+        self.StreamContext = StreamContext
+        self.OutOfMemoryError = torch.OutOfMemoryError
         self._seed = 0
 
     # ------------------------------------------------------------------------------------- devices

@@ -182,4 +182,4 @@ def _reshape(plan: Plan, tensors: list[_Tensor]) -> None:
             attach(storage, nbytes)
         elif record.nbytes < nbytes:
             resize(record, nbytes)
-        set_geometry(tensor, storage, tensor.storage_offset(), shape, strides)
+        set_geometry(tensor, storage, int(tensor.storage_offset()), shape, strides)

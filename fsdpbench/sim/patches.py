@@ -1,6 +1,7 @@
 """What of torch is changed for the simulated device, one by one, and why.
 
-Everything else is registered through torch's own extension points. Each patch leaves other devices as they are.
+Everything else is registered through torch's own extension points. Each patch leaves other devices as they
+are.
 
 ==============================================  ==========================================================
 `UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and takes buffers by resizing storages; the
@@ -74,7 +75,8 @@ def _patch_storages() -> None:
         return original_pointer(self) if where is None else where
 
     _replace(storage_type, resize_=resize_, nbytes=nbytes, size=nbytes, __len__=nbytes, data_ptr=data_ptr)
-    original_new, original_to, original_cpu = storage_type.__new__, storage_type.to, storage_type.cpu
+    original_new: Any = storage_type.__new__
+    original_to, original_cpu = storage_type.to, storage_type.cpu
 
     def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None:
@@ -107,7 +109,8 @@ def _patch_storages() -> None:
 
 def _patch_tensors() -> None:
     tensor_type = torch.Tensor
-    original_pointer, original_repr = tensor_type.data_ptr, tensor_type.__repr__
+    original_pointer = tensor_type.data_ptr
+    original_repr: Any = tensor_type.__repr__
     original_deepcopy, original_tolist = tensor_type.__deepcopy__, tensor_type.tolist
     original_pin, original_is_pinned = tensor_type.pin_memory, tensor_type.is_pinned
 
@@ -116,14 +119,15 @@ def _patch_tensors() -> None:
         if pointer or self.device.type != DEVICE_TYPE:
             return pointer
         base = address(self.untyped_storage())
-        return base + self.storage_offset() * self.element_size() if base else 0
+        return base + int(self.storage_offset()) * self.element_size() if base else 0
 
     def represent(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
         if self.device.type != DEVICE_TYPE or type(self) not in (torch.Tensor, torch.nn.Parameter):
             return original_repr(self, tensor_contents=tensor_contents)
         label = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
         gradient = ", requires_grad=True" if self.requires_grad else ""
-        return f"{label}tensor(..., device='{self.device}', size={tuple(self.shape)}, dtype={self.dtype}{gradient})"
+        shape = tuple(self.shape)
+        return f"{label}tensor(..., device='{self.device}', size={shape}, dtype={self.dtype}{gradient})"
 
     def deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> Any:
         if type(self) not in (torch.Tensor, torch.nn.Parameter) or self.device.type != DEVICE_TYPE:
@@ -215,7 +219,7 @@ def _patch_distributed() -> None:
     def verify(group: Any, *args: Any, **kwargs: Any) -> Any:
         return None if isinstance(group, SimProcessGroup) else original_verify(group, *args, **kwargs)
 
-    ddp._verify_param_shape_across_processes = verify
+    _replace(ddp, _verify_param_shape_across_processes=verify)
     _patch_object_collectives()
     _patch_sharding_propagation()
 

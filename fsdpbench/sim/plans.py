@@ -1,9 +1,9 @@
 """Plans: what a call of an operator does, found out once and then repeated.
 
-The first time an operator is called with certain shapes it runs on meta tensors, which tells the geometry of its
-outputs. Each output is then known to be *new*, *the same* as one of the arguments, or a *view* of one; together
-with its cost that is a `Plan`. Every later call with the same key only carries the plan out: a training loop has
-no misses after its first step.
+The first time an operator is called with certain shapes it runs on meta tensors, which tells the geometry of
+its outputs. Each output is then known to be *new*, *the same* as one of the arguments, or a *view* of one;
+together with its cost that is a `Plan`. Every later call with the same key only carries the plan out: a
+training loop has no misses after its first step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Plan:
     """How to carry out one call.
 
     ``outputs``: ``(NEW, shape, strides or None, dtype, bytes)``, ``(ARGUMENT, index)``,
-    ``(VIEW, index, shape, strides, offset, dtype)`` or ``(CONSTANT, value)``, indices into the call's tensors.
+    ``(VIEW, index, shape, strides, offset, dtype)`` or ``(CONSTANT, value)``; indices of the call's tensors.
     ``container``: None (returns nothing), False (a single value), list or tuple.
     ``reshaped``: ``(index, shape, strides, bytes)`` of arguments whose geometry the operator changes.
     """

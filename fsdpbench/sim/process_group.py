@@ -3,8 +3,9 @@
 What NCCL's process group does, with its stream semantics since torch 2.8:
 
 * ``async_op=False``: the kernel goes on the current stream. The CPU does not wait.
-* ``async_op=True``: it goes on the group's own stream, behind what the current stream holds; `Work.wait()` makes
-  the then current stream wait for it. Until then the work holds its tensors, so that their memory is not reused.
+* ``async_op=True``: it goes on the group's own stream, behind what the current stream holds. `Work.wait()`
+  makes the stream that is current then wait for it; until then the work holds its tensors, so that their
+  memory is not reused.
 * Kernels of one communicator run one after another, whatever streams they are on.
 
 Only the own rank is simulated; the others are taken to arrive at the same time.
@@ -66,7 +67,9 @@ class CollectiveWork(_Work):
         self._results = []
         return True
 
-    synchronize = wait
+    def synchronize(self) -> None:
+        """As `wait`."""
+        self.wait()
 
     def is_completed(self) -> bool:
         """Whether the device has done it."""
@@ -118,7 +121,16 @@ class _JoinAfterBackward:
 JOIN_AFTER_BACKWARD = _JoinAfterBackward()
 
 
-class SimProcessGroup(dist.ProcessGroup):
+if TYPE_CHECKING:
+    # torch's stubs overload the collectives in ways that no Python class can repeat.
+    class _ProcessGroup:
+        def __init__(self, rank: int, size: int) -> None: ...
+
+else:
+    _ProcessGroup = dist.ProcessGroup
+
+
+class SimProcessGroup(_ProcessGroup):
     """One communicator. ``ranks`` are the global ranks of its members."""
 
     supports_splitting = False
@@ -363,7 +375,7 @@ class SimProcessGroup(dist.ProcessGroup):
         listed: list[torch.Tensor],
         opts: Any,
     ) -> CollectiveWork:
-        """List forms. Equal sizes go through a flat buffer, with a copy; others as broadcasts or reductions."""
+        """List forms: equal sizes go through a flat buffer with a copy, others as they are."""
         nbytes = _bytes(*listed)
         if len({tensor.numel() for tensor in listed}) > 1 or not all(map(is_on_device, listed)):
             return self._run(kind, nbytes, inputs, outputs, opts)

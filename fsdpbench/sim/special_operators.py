@@ -1,14 +1,16 @@
 """Operators for which shapes are not enough: they move data to or from the host, or re-point storages.
 
-The device has no data. What Python asks for (`.item()`, `.cpu()`, `.tolist()`) waits for the device, as on a GPU,
-and answers with zeros; a comparison of tensors answers that they are equal.
+The device has no data. What Python asks for (`.item()`, `.cpu()`, `.tolist()`) waits for the device, as on a
+GPU, and answers with zeros; a comparison of tensors answers that they are equal.
 
-Each entry takes the operator and the kernel that its shapes alone would give, and returns the kernel to register.
+Each entry takes the operator and the kernel that its shapes alone would give, and returns the kernel to
+register.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -87,14 +89,14 @@ def _set(operator: Any, by_shape: Kernel) -> Kernel:
 
         def from_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
             return set_geometry(
-                tensor, source.untyped_storage(), source.storage_offset(), source.shape, source.stride()
+                tensor, source.untyped_storage(), int(source.storage_offset()), source.shape, source.stride()
             )
 
         return from_tensor
     if operator is torch.ops.aten.set_.source_Storage_storage_offset:
 
         def from_storage(
-            tensor: torch.Tensor, storage: Any, offset: int, size: list[int], stride: tuple[int, ...] = ()
+            tensor: torch.Tensor, storage: Any, offset: int, size: Sequence[int], stride: tuple[int, ...] = ()
         ) -> torch.Tensor:
             return set_geometry(tensor, _untyped(storage), offset, size, stride or contiguous_strides(size))
 
@@ -121,13 +123,13 @@ def _untyped(storage: Any) -> torch.UntypedStorage:
 def _resize(operator: Any, by_shape: Kernel) -> Kernel:
     """`resize_`: grows the storage if the new geometry needs more of it."""
 
-    def kernel(tensor: torch.Tensor, size: list[int], *, memory_format: Any = None) -> torch.Tensor:
+    def kernel(tensor: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        elements = torch.Size(size).numel() + tensor.storage_offset()
+        elements = prod(size) + int(tensor.storage_offset())
         record = record_of(storage) or attach(storage, 0)
         if record.nbytes < elements * tensor.element_size():
             resize(record, elements * tensor.element_size())
-        return set_geometry(tensor, storage, tensor.storage_offset(), size, contiguous_strides(size))
+        return set_geometry(tensor, storage, int(tensor.storage_offset()), size, contiguous_strides(size))
 
     return kernel
 
@@ -147,8 +149,8 @@ def _refused(operator: Any, by_shape: Kernel) -> Kernel:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            f"{operator._schema.name}: the shape of its result depends on data, which simulated tensors do not have; "
-            "use a form with a fixed shape (masks and torch.where instead of indices), or compute it on the CPU"
+            f"{operator._schema.name}: the shape of its result depends on data, which simulated tensors do "
+            "not have; use a form with a fixed shape (masks, torch.where), or compute it on the CPU"
         )
 
     return kernel

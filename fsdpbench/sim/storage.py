@@ -21,7 +21,7 @@ from fsdpbench.sim.allocator import Block, CachingAllocator, SimOutOfMemoryError
 _RECORD = "_sim_record"
 
 
-class StorageRecord(weakref.ref):  # type: ignore[type-arg]
+class StorageRecord(weakref.ref):
     """Size in bytes and block of one storage (None while it is empty)."""
 
     __slots__ = ("allocator", "block", "nbytes")

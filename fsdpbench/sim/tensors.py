@@ -1,6 +1,7 @@
 """Making tensors of the device, views of them, and their twins on the meta device.
 
-They are plain `torch.Tensor` objects (no subclass, no mode): nothing of torch can tell them from an accelerator's.
+They are plain `torch.Tensor` objects (no subclass, no mode): nothing of torch can tell them from an
+accelerator's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fsdpbench.sim.accelerator import DEVICE_TYPE
 from fsdpbench.sim.storage import attach
 
 _META = torch._C.DispatchKey.Meta
-_create = torch._C._acc.create_empty_tensor
+_create: Any = torch._C._acc.create_empty_tensor
 # The meta device's kernels change geometry only, and take any tensor: views share the storage of their base.
 _as_strided = torch.ops.aten.as_strided.default._op_dk
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._op_dk
@@ -23,7 +24,7 @@ _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._op_dk
 def new_tensor(
     shape: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype, nbytes: int
 ) -> torch.Tensor:
-    """A new tensor with memory of its own; ``strides`` None means contiguous. Raises torch.OutOfMemoryError."""
+    """A new tensor with its own memory; ``strides`` None: contiguous. Raises torch.OutOfMemoryError."""
     tensor = _create(shape, dtype)
     attach(tensor.untyped_storage(), nbytes)
     return tensor if strides is None else _as_strided(_META, tensor, shape, strides, 0)

@@ -194,7 +194,7 @@ class Timeline:
     # --------------------------------------------------------------------------------- what the device does
 
     def _settle(self, limit: int, until: Marker | None = None) -> None:
-        """Settle all changes up to the time ``limit``, in order of time; end early when ``until`` is reached."""
+        """Settle all changes up to the time ``limit``, in order of time; end early at ``until``."""
         queues = self._queues
         while True:
             first = horizon = NEVER
