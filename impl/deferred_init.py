@@ -20,6 +20,8 @@ def materialise(
         ValueError: a module has no ``reset_parameters``, or its parameters are still on the meta device
             afterwards.
     """
+    modules = list(modules)
+    tied = _tied_places(modules)
     for module in modules:
         if not _on_meta(module):
             continue
@@ -40,6 +42,19 @@ def materialise(
             raise ValueError(
                 f"param_init_fn left parameters of {kind} on the meta device; it must materialise them"
             )
+    for (first, first_name), *others in tied:
+        for module, name in others:
+            module._parameters[name] = first._parameters[first_name]
+
+
+def _tied_places(modules: list[nn.Module]) -> list[list[tuple[nn.Module, str]]]:
+    """For each meta-device parameter that is registered several times, its places."""
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in modules:
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.device.type == "meta":
+                places.setdefault(parameter, []).append((module, name))
+    return [found for found in places.values() if len(found) > 1]
 
 
 def _on_meta(module: nn.Module) -> bool:
