@@ -49,9 +49,9 @@ def _group() -> None:
 def main() -> None:
     """Entry point of the `fsdpbench` script. Ends the process with a documented exit code."""
     try:
-        _group.main(prog_name="fsdpbench", standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        _leave(stop.exit_code)
+        # Out of standalone mode click returns the code of an `Exit` that a command raised.
+        code = _group.main(prog_name="fsdpbench", standalone_mode=False)
+        _leave(code or ExitCode.OK)
     except click.Abort:
         _say("interrupted; what is finished is kept, start the same command again to go on")
         _leave(130)
