@@ -1,0 +1,164 @@
+"""PyTorch's own FSDP2, FSDP1 and DDP train unchanged on the simulated device."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.simulated
+SYSTEMS = ["fsdp2", "fsdp1", "ddp"]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_steps_repeat_exactly(system: str) -> None:
+    """Time, launches and memory of a step are the same from the second (DDP: third) step on."""
+    from device_training import build, start
+
+    sim = start()
+    step = build(system, 8)
+    gc.collect()
+    gc.disable()
+    observed = []
+    for _ in range(5):
+        began, launched = sim.cpu_ns(), sim.operators_launched
+        step()
+        sim.synchronize()
+        stats = torch.sim.memory_stats()
+        observed.append(
+            (
+                sim.cpu_ns() - began,
+                sim.operators_launched - launched,
+                stats["allocated_bytes.all.current"],
+                stats["reserved_bytes.all.current"],
+            )
+        )
+    assert observed[3] == observed[4], observed
+    assert observed[3][0] > 100_000
+    assert sim.unknown_operators == {}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_two_processes_agree_to_the_byte(system: str, tmp_path: Path) -> None:
+    """Trace, memory counters and clock of two runs are identical."""
+    from device_training import build, in_new_process, start
+
+    def run(name: str) -> tuple[str, dict[str, int], int]:
+        sim = start()
+        step = build(system, 8, {"checkpointing": True})
+        step()
+        with sim.trace(tmp_path / name) as trace:
+            for _ in range(2):
+                step()
+                sim.synchronize()
+                trace.step()
+        digest = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
+        return digest, dict(torch.sim.memory_stats()), sim.cpu_ns()
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first = in_new_process(lambda: run("a/rank0_trace.json.gz"))
+    second = in_new_process(lambda: run("b/rank0_trace.json.gz"))
+    assert first == second
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_tracing_changes_no_time(system: str, tmp_path: Path) -> None:
+    """A traced step takes as long as an untraced one."""
+    from device_training import build, start
+
+    sim = start()
+    step = build(system, 8)
+    gc.collect()
+    gc.disable()
+    durations = []
+    for _ in range(4):
+        began = sim.cpu_ns()
+        step()
+        sim.synchronize()
+        durations.append(sim.cpu_ns() - began)
+    with sim.trace(tmp_path / "rank0_trace.json.gz"):
+        began = sim.cpu_ns()
+        step()
+        sim.synchronize()
+        durations.append(sim.cpu_ns() - began)
+    assert durations[-1] == durations[-2], durations
+
+
+def test_work_does_not_grow_with_the_number_of_gpus() -> None:
+    """The same operators run on 8 and on 512 GPUs."""
+    from device_training import build, in_new_process, start
+
+    def run(world_size: int) -> int:
+        sim = start(world_size)
+        step = build("fsdp2", world_size)
+        step()
+        before = sim.operators_launched
+        step()
+        return sim.operators_launched - before
+
+    assert in_new_process(lambda: run(8)) == in_new_process(lambda: run(512))
+
+
+def test_rate_limiter_of_fsdp1_saves_reserved_memory() -> None:
+    """Without `limit_all_gathers` the CPU runs ahead and FSDP1 takes more memory, as on GPUs."""
+    from device_training import build, in_new_process, start
+
+    def reserved(limit: bool) -> int:
+        start()
+        with torch.device("meta"):
+            step = _meta_step(limit)
+        for _ in range(2):
+            step()
+        return torch.sim.memory_stats()["reserved_bytes.all.peak"]
+
+    def _meta_step(limit: bool):  # noqa: ANN202
+        return build("fsdp1", 8, {"layers": 12, "width": 1024}, limit_all_gathers=limit)
+
+    assert in_new_process(lambda: reserved(False)) > 1.2 * in_new_process(lambda: reserved(True))
+
+
+def test_hybrid_sharding_on_a_two_dimensional_mesh() -> None:
+    """FSDP2 on a (replicate, shard) mesh: reduce-scatter inside nodes, all-reduce between them."""
+    from device_training import VOCABULARY, TinyGPT, start
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    sim = start(32)
+    mesh = init_device_mesh("sim", (4, 8), mesh_dim_names=("replicate", "shard"))
+    with torch.device("sim"):
+        model = TinyGPT()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model(torch.randint(0, VOCABULARY, (2, 128), device="sim")).backward()
+    sim.synchronize()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    local = sum(parameter.to_local().numel() for parameter in model.parameters())
+    assert local * 8 == total
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradients_are_clipped_and_scaled(fused: bool) -> None:
+    """clip_grad_norm_ over DTensors, gradient accumulation and GradScaler run."""
+    from device_training import VOCABULARY, TinyGPT, start, wrap
+
+    sim = start()
+    with torch.device("sim"):
+        model = wrap("fsdp2", TinyGPT(), 8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused, foreach=not fused)
+    scaler = torch.amp.GradScaler("sim")
+    for _ in range(2):
+        model.set_requires_gradient_sync(False)
+        scaler.scale(model(torch.randint(0, VOCABULARY, (2, 128), device="sim"))).backward()
+        model.set_requires_gradient_sync(True)
+        scaler.scale(model(torch.randint(0, VOCABULARY, (2, 128), device="sim"))).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert sim.unknown_operators == {}
