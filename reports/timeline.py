@@ -132,26 +132,28 @@ def _outermost(bars: Sequence[Bar]) -> list[Bar]:
 
 
 def _thin(bars: Sequence[Bar], most: int) -> list[Bar]:
-    """At most `most` bars, by joining neighbours over the smallest gaps, like with like first."""
+    """At most `most` bars: neighbours shorter than a resolution, with gaps shorter than it, are joined.
+
+    The resolution doubles until few enough are left; long bars and long gaps stay. Bars of different units or
+    categories join only when nothing else helps.
+    """
     if len(bars) <= most:
         return list(bars)
     start = np.fromiter((bar.start for bar in bars), np.int64, len(bars))
-    end = start + np.fromiter((bar.duration for bar in bars), np.int64, len(bars))
-    gap = start[1:] - end[:-1]
-    alike = np.fromiter(
-        (a.category == b.category and a.unit == b.unit for a, b in pairwise(bars)),
-        np.bool_,
-        len(bars) - 1,
-    )
-    # Joins cost the gap they hide and the shorter neighbour they swallow; unlike neighbours join last.
-    length = end - start
-    cost = np.maximum(gap, 0) + np.minimum(length[1:], length[:-1])
-    order = np.lexsort((cost, ~alike))
-    joined = np.zeros(len(bars) - 1, np.bool_)
-    joined[order[: len(bars) - most]] = True
-    first = np.flatnonzero(np.concatenate([[True], ~joined]))
-    groups = zip(first.tolist(), [*first[1:].tolist(), len(bars)], strict=True)
-    return [_join(bars[low:high]) for low, high in groups]
+    length = np.fromiter((bar.duration for bar in bars), np.int64, len(bars))
+    gap = start[1:] - (start + length)[:-1]
+    alike = np.fromiter((a.category == b.category and a.unit == b.unit for a, b in pairwise(bars)), np.bool_)
+    span = max(int((start + length).max() - start.min()), 1)
+    for may_join, coarsest in ((alike, span // 8), (np.ones_like(alike), 4 * span)):
+        resolution = max(span // (8 * most), 1)
+        while resolution <= coarsest:
+            short = length < resolution
+            joined = short[1:] & short[:-1] & (gap < resolution) & may_join
+            if len(bars) - int(joined.sum()) <= most:
+                first = np.flatnonzero(np.concatenate([[True], ~joined])).tolist()
+                return [_join(bars[low:high]) for low, high in pairwise([*first, len(bars)])]
+            resolution *= 2
+    return [_join(bars)]
 
 
 def _join(bars: Sequence[Bar]) -> Bar:

@@ -226,8 +226,11 @@ def _usable(columns: Events, has_start: Bool, has_duration: Bool) -> tuple[Bool,
     lengthless = has_start & ~has_duration
     zero = has_start & (columns.start <= 0)
     later = columns.start[has_start & (columns.start > 0)]
-    # A trace may well begin at 0; an event at 0 is lost when everything else lies far behind.
-    if not (zero.any() and len(later) and later.min() > later.max() - later.min()):
+    # A trace may well begin at 0; an event at 0 is lost when (nearly) everything else lies far behind.
+    if zero.any() and len(later):
+        low, high = np.percentile(later, [10, 90])
+        zero &= bool(low > high - low)
+    else:
         zero[:] = False
     for mask, text in (
         (~has_start, "no time stamp"),

@@ -84,7 +84,7 @@ def _decode_in_chunks(path: Path) -> _Decoded:
 
 
 def _add_events(builder: ColumnBuilder, events: list[FloatEvent], text: bytes | None) -> None:
-    if text is not None and needs_digits([event.ts for event in events]):
+    if text is not None and needs_digits((event.ts for event in events), text):
         if text.startswith(b"["):
             builder.add(EXACT_EVENTS.decode(text))
         else:
@@ -139,7 +139,7 @@ def _decode_mended(path: Path, text: bytes) -> Any:
 
 
 def _assemble(path: Path, decoded: _Decoded) -> Trace:
-    if decoded.builder.seen == 0:
+    if decoded.builder.seen == 0 and not decoded.problems:
         raise TraceError(path, "holds no events ('traceEvents' is empty)")
     columns = decoded.builder.finish()
     if not len(columns.events):

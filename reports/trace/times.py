@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import Raw
@@ -13,13 +14,16 @@ LARGEST_EXACT_MICROSECONDS = 2.0**43
 """Up to here a double tells neighbouring nanoseconds apart (its steps are at most 0.001 us)."""
 
 
-def needs_digits(times: Sequence[float | None]) -> bool:
-    """Whether these times have decimals that a double is too coarse for.
+_WITH_DECIMALS = re.compile(rb'"ts"\s*:\s*\d+\.\d')
+
+
+def needs_digits(times: Iterable[float | None], text: bytes) -> bool:
+    """Whether times decoded from this text have decimals that a double is too coarse for.
 
     The times of a trace lie close together, so one of them shows the magnitude of all.
     """
     one = next((time for time in times if time), 0.0)
-    return one > LARGEST_EXACT_MICROSECONDS and any(time is not None and time % 1 for time in times)
+    return one > LARGEST_EXACT_MICROSECONDS and _WITH_DECIMALS.search(text) is not None
 
 
 def from_floats(times: Sequence[float | None]) -> tuple[Int64, Bool]:

@@ -1,0 +1,49 @@
+"""HolisticTraceAnalysis and our analysis say the same about the overlap of traces that both can read."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.analysis import analyze
+from reports.hta_check import hta_overlap
+
+
+def ours(path: Path) -> float:
+    overlap = analyze([path]).ranks[0].overlap_fraction
+    assert overlap is not None
+    return overlap
+
+
+def test_known_truth(tmp_path: Path, fsdp_trace: Any) -> None:
+    path = fsdp_trace.write(tmp_path / "rank0_trace.json.gz")
+    assert ours(path) == 230 / 440
+    assert hta_overlap({0: path})[0] == pytest.approx(230 / 440, abs=1e-4)
+
+
+def test_short_kernels_random_ones_and_synchronisation_records(tmp_path: Path, trace_builder: Any) -> None:
+    rng = random.Random(5)
+    built = trace_builder()
+    for step in range(3):
+        start = 1_000_000 + step * 400_000
+        built.step(step, start, start + 400_000)
+        for stream in range(3):
+            at = start + 6_000
+            while at < start + 380_000:
+                length = rng.randrange(300, 2_500)
+                if stream == 0:
+                    built.kernel("gemm", at, at + length, stream=7, launch=at - 5_000)
+                else:
+                    built.collective("all_gather", at, at + length, stream=20 + stream, launch=at - 5_000)
+                built.kernel("Stream Wait Event", at, at + length + 400, stream=7, category="cuda_sync")
+                at += length + rng.randrange(1, 1_500)
+    path = built.write(tmp_path / "rank0_trace.json.gz")
+    assert hta_overlap({0: path})[0] == pytest.approx(ours(path), abs=1e-4)
+
+
+def test_a_real_trace(real_traces: Path) -> None:
+    path = real_traces / "nccl_a100.json.gz"
+    assert hta_overlap({0: path})[0] == pytest.approx(ours(path), abs=5e-3)
