@@ -1,13 +1,24 @@
 """The caching allocator of the simulated device: the behaviour of CUDA's, with simulated time."""
 
 from fsdpbench.sim.allocator.caching import CachingAllocator
-from fsdpbench.sim.allocator.conf import AllocatorConf, AllocatorConfError
-from fsdpbench.sim.allocator.types import AllocatorClock, Block, SimOutOfMemoryError
+from fsdpbench.sim.allocator.conf import AllocatorConf, AllocatorConfError, AllocatorCosts
+from fsdpbench.sim.allocator.types import (
+    AllocatorAction,
+    AllocatorClock,
+    AllocatorEvent,
+    AllocatorListener,
+    Block,
+    SimOutOfMemoryError,
+)
 
 __all__ = [
+    "AllocatorAction",
     "AllocatorClock",
     "AllocatorConf",
     "AllocatorConfError",
+    "AllocatorCosts",
+    "AllocatorEvent",
+    "AllocatorListener",
     "Block",
     "CachingAllocator",
     "SimOutOfMemoryError",

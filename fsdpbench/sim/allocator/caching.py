@@ -22,7 +22,7 @@ from bisect import bisect_left
 from collections import deque
 
 from fsdpbench.sim.allocator.blocks import merge, split_front
-from fsdpbench.sim.allocator.conf import AllocatorConf, AllocatorCosts
+from fsdpbench.sim.allocator.conf import UNLIMITED, AllocatorConf, AllocatorCosts
 from fsdpbench.sim.allocator.driver import DeviceMemory
 from fsdpbench.sim.allocator.expandable import ExpandableSegments
 from fsdpbench.sim.allocator.pool import BlockPool
@@ -67,7 +67,7 @@ class CachingAllocator:
         self.device = DeviceMemory(capacity_bytes, clock, self.costs)
         self.total_bytes = capacity_bytes if total_bytes is None else total_bytes
         fraction = self.conf.per_process_memory_fraction
-        self._limit = self.total_bytes if fraction is None else int(self.total_bytes * fraction)
+        self._limit = UNLIMITED if fraction is None else int(self.total_bytes * fraction)
         self._expandable = ExpandableSegments(self.device, self.stats, self._limit)
         self._clock = clock
         # Events of freed blocks by stream, oldest first: (time at which the stream gets there, block).
@@ -172,7 +172,7 @@ class CachingAllocator:
     def memory_stats(self) -> dict[str, int]:
         """All counters under the flat keys of ``torch.cuda.memory_stats``."""
         limit = self.conf.max_split_bytes
-        return self.stats.flat(max_split_size=-1 if limit == (1 << 63) - 1 else limit)
+        return self.stats.flat(max_split_size=-1 if limit == UNLIMITED else limit)
 
     def reset_peak_memory_stats(self) -> None:
         """Peaks start again from the current values."""
@@ -384,8 +384,8 @@ class CachingAllocator:
         return (
             f"CUDA out of memory. Tried to allocate {format_size(nbytes)}. GPU 0 has a total capacity of "
             f"{format_size(self.total_bytes)} of which {format_size(self.device.free_bytes)} is free. "
-            f"Including non-PyTorch memory, this process has {format_size(outside + reserved)} memory in use. "
-            f"Of the allocated memory {format_size(allocated)} is allocated by PyTorch, and "
+            f"Including non-PyTorch memory, this process has {format_size(outside + reserved)} "
+            f"memory in use. Of the allocated memory {format_size(allocated)} is allocated by PyTorch, and "
             f"{format_size(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but "
             "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
             "avoid fragmentation. See documentation for Memory Management "

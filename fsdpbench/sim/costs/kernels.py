@@ -46,7 +46,7 @@ class KernelCosts:
         dtype: str = "bf16",
         kv_heads: int | None = None,
     ) -> int:
-        """Flash attention forward; ``kv_heads`` (default: ``heads``) if keys and values are shared by heads."""
+        """Flash attention forward; ``kv_heads`` (default: ``heads``) if heads share keys and values."""
         return self._attention_ns("forward", batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
 
     def attention_backward_ns(

@@ -1,0 +1,119 @@
+"""Kernel and host costs: measured tables within their errors, and what must be monotone is."""
+
+from __future__ import annotations
+
+import itertools
+from statistics import mean, median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdpbench.sim.costs import CpuCosts, KernelCosts
+from fsdpbench.sim.hardware import load_profile
+
+A100 = KernelCosts(load_profile("a100-80gb"))
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "typical", "average"),
+    [
+        ("a100-80gb", "A100_us", 0.05, 0.07),
+        ("h100-80gb", "H100_us", 0.04, 0.06),
+        ("h200", "H200_us", 0.05, 0.07),
+    ],
+)
+def test_matrix_products_meet_the_measured_table(measured_table, name, column, typical, average):
+    costs = KernelCosts(load_profile(name))
+    errors = []
+    for row in measured_table("gemm_tables.csv"):
+        if row[column]:
+            predicted = costs.gemm_ns(int(row["m"]), int(row["n"]), int(row["k"])) / 1e3
+            errors.append(abs(predicted / float(row[column]) - 1))
+    assert len(errors) > 100
+    assert median(errors) < typical
+    assert mean(errors) < average
+
+
+def test_attention_meets_the_measured_table(measured_table):
+    errors = []
+    for row in measured_table("fa_fwd_tables.csv"):
+        if row["A100_FA2_us"]:
+            batch, heads, seq = int(row["batch"]), int(row["heads"]), int(row["seq"])
+            predicted = (
+                A100.attention_forward_ns(batch, heads, seq, seq, 128, True, kv_heads=int(row["kv"])) / 1e3
+            )
+            errors.append(abs(predicted / float(row["A100_FA2_us"]) - 1))
+    assert len(errors) > 100
+    assert median(errors) < 0.04
+    assert mean(errors) < 0.06
+
+
+SIZES = st.sampled_from([1, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 50304])
+
+
+@settings(max_examples=150, deadline=None)
+@given(m=SIZES, n=SIZES, k=SIZES, dtype=st.sampled_from(["bf16", "tf32", "fp32"]))
+def test_a_product_is_never_faster_than_the_hardware(m, n, k, dtype):
+    profile = A100.profile
+    bytes_per_element = 2 if dtype == "bf16" else 4
+    flops = 2 * m * n * k / profile.peak_flops[dtype]
+    traffic = bytes_per_element * (m * k + k * n + m * n) / profile.memory_bandwidth
+    assert A100.gemm_ns(m, n, k, 1, dtype) >= max(flops, traffic) * 1e9
+
+
+@settings(max_examples=100, deadline=None)
+@given(m=SIZES, n=SIZES, k=SIZES)
+def test_a_longer_inner_dimension_or_a_larger_batch_takes_no_less(m, n, k):
+    assert A100.gemm_ns(m, n, 2 * k) >= A100.gemm_ns(m, n, k)
+    assert A100.gemm_ns(m, n, k, batch=4) >= A100.gemm_ns(m, n, k)
+
+
+def test_a_few_tiles_more_than_the_multiprocessors_cost_a_round():
+    # 108 multiprocessors: 128 tiles of 256 x 128 are two rounds, half empty.
+    half_empty, full = A100.gemm_ns(1024, 4096, 8192), A100.gemm_ns(1024, 6144, 8192)
+    assert full < 1.3 * half_empty  # of 1.5 times the work
+
+
+def test_weight_gradients_are_slower():
+    assert A100.gemm_ns(4096, 4096, 4096, kind="weight_grad") > A100.gemm_ns(4096, 4096, 4096)
+
+
+def test_attention_grows_with_length_and_backward_costs_more():
+    times = [A100.attention_forward_ns(2, 16, seq, seq, 128, True) for seq in (512, 1024, 2048, 4096, 8192)]
+    ratios = [later / earlier for earlier, later in itertools.pairwise(times)]
+    assert all(1.5 < ratio < 4.0 for ratio in ratios)
+    assert ratios == sorted(ratios)
+    backward = A100.attention_backward_ns(2, 16, 4096, 4096, 128, True)
+    assert 2 * times[3] < backward < 4.5 * times[3]
+    assert A100.attention_forward_ns(2, 16, 4096, 4096, 128, False) > 1.6 * times[3]
+    assert A100.attention_forward_ns(2, 32, 4096, 4096, 64, True) > times[3]
+
+
+def test_memory_bound_kernels_have_a_floor_and_reach_their_bandwidth():
+    assert A100.memory_bound_ns(0) == A100.memory_bound_ns(1)
+    assert A100.memory_bound_ns(0) > 1000
+    gigabyte = A100.memory_bound_ns(10**9)
+    assert 0.7 < 10**9 / gigabyte * 1e9 / A100.profile.memory_bandwidth < 1.0
+    assert A100.memory_bound_ns(10**8, "never heard of") == A100.memory_bound_ns(10**8, "pointwise")
+    assert A100.memory_bound_ns(10**8, "gather") > A100.memory_bound_ns(10**8, "copy")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: A100.gemm_ns(1, 1, 1, dtype="fp64"),
+        lambda: A100.gemm_ns(1, 1, 1, kind="backward"),
+        lambda: A100.attention_forward_ns(1, 1, 1, 1, 64, True, "fp8"),
+    ],
+)
+def test_unknown_types_and_kinds_are_refused(call):
+    with pytest.raises(ValueError, match="known are"):
+        call()
+
+
+def test_host_costs_are_integer_nanoseconds():
+    costs = CpuCosts(load_profile("a100-80gb"))
+    for slot in costs.__slots__:
+        assert isinstance(getattr(costs, slot), int)
+    assert costs.collective_ns > costs.operator_ns > costs.view_ns > 0
