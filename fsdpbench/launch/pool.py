@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.config import Config
+from fsdpbench.errors import BenchError
 from fsdpbench.launch.point import run_point, timestamp
 from fsdpbench.records import Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records, write_result
@@ -80,8 +81,14 @@ class PointPool:
         process = self._context.Process(
             target=run_point, args=(config.to_dict(), str(folder)), name=config.name
         )
-        with _plain_main():
-            process.start()
+        try:
+            with _plain_main():
+                process.start()
+        except EOFError:
+            # Let through, it would pass for an interruption.
+            raise BenchError(
+                "no configuration can be started: the fork server ended, its error is above"
+            ) from None
         self._running.append(_Running(config, folder, process, time.monotonic(), timestamp()))
 
     def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, dict[str, Any]]]:
