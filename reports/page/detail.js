@@ -76,7 +76,7 @@ const Detail = (() => {
   }
 
   function timelineParts(content) {
-    const used = new Set(content.timeline.rows.flatMap((row) => row.c));
+    const used = new Set(content.timeline.rows.flatMap((row) => [...row.c].map(Number)));
     const keys = Timeline.KINDS.map(([, words, fill], index) => used.has(index)
       ? make("li", {}, make("i", { style: `background:var(${fill})`, "aria-hidden": "true" }), words) : null).filter(Boolean);
     if (content.retries.length) keys.push(make("li", { text: "▼ allocator retry" }));

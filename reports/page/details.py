@@ -20,8 +20,8 @@ from reports.trace import Trace, TraceError, read_trace
 
 Links = Callable[[Configuration], list[dict[str, str]]]
 
-# What all timelines together may take of the page, in events of about 14 bytes, and the most for one of them.
-_EVENTS_IN_ALL = 330_000
+# What all timelines together may take of the page, in events of about 25 bytes, and the most for one of them.
+_EVENTS_IN_ALL = 180_000
 _MOST_EVENTS = 6_000
 
 

@@ -1,7 +1,8 @@
 """What a configuration's folder holds, as typed structs, and reading it without trusting it.
 
 Only the fields that the page shows are typed; everything else in the files is ignored, so that a newer bench
-can add to them. A file that is missing, cut off or of the wrong types raises `FolderContentError` in one line.
+can add to them. A file that is missing, cut off or of the wrong types raises
+`FolderContentError` in one line.
 """
 
 from __future__ import annotations

@@ -60,13 +60,10 @@ def findings(view: RunView) -> list[str]:
     if broken:
         found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")
     if view.pending:
-        found.append(
-            f"{_rows(len(view.pending))} of the sweep have not run yet; the same command runs the rest."
-        )
+        has = "has" if len(view.pending) == 1 else "have"
+        found.append(f"{_rows(len(view.pending))} {has} not run yet; the same command runs the rest.")
     if view.left_out:
-        found.append(
-            f"{_rows(len(view.left_out))} in the folder belong to an earlier sweep and are left out."
-        )
+        found.append(f"{_rows(len(view.left_out))} of an earlier sweep in this folder left out.")
     return found
 
 

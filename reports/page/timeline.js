@@ -5,7 +5,7 @@
 //            rows: [{ label, detail, lanes, s, d, n, u, c, l }] }
 //
 // A row's columns are: s the distance of each start from the start before, d durations, n and u indices into names and
-// units (u = -1: none), c the kind of work, l the lane in a row whose events nest. Starts rise within a row.
+// units (u = -1: none); c the kind of work and l the lane in a row whose events nest, one digit an event. Starts rise.
 
 class Timeline {
   static KINDS = [
@@ -44,7 +44,7 @@ class Timeline {
     const starts = new Float64Array(row.s.length);
     let at = 0;
     row.s.forEach((distance, index) => { at += distance; starts[index] = at; });
-    return { ...row, starts, longest: Math.max(0, ...row.d) };
+    return { ...row, c: Uint8Array.from(row.c), l: Uint8Array.from(row.l), starts, longest: row.d.reduce((most, each) => Math.max(most, each), 0) };
   }
 
   get gutter() { return this.width < 620 ? 84 : 168; }

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+from reports.page import write_report
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +32,28 @@ def synthetic() -> ModuleType:
 def sweep(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of 30 configurations with traces; read only."""
     return synthetic.write_sweep(tmp_path_factory.mktemp("runs") / "gpt-2.8b-8x-a100-80gb")
+
+
+@pytest.fixture(scope="session")
+def many(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of 200 configurations with a model of 48 blocks."""
+    run = tmp_path_factory.mktemp("many") / "run"
+    first = synthetic.write_point(run, next(synthetic.space()), 0, blocks=48)
+    for number in range(1, 200):
+        shutil.copytree(first, run / f"{first.name[:-8]}{number:08x}")
+    return write_report(run)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Debian's chromium under playwright, its profile in a directory of its own."""
+    executable = shutil.which("chromium")
+    if executable is None:
+        pytest.skip("needs Debian's chromium (apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (the extra `test`)")
+    switches = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    switches += ["--disable-component-update", "--disable-sync"]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=executable, args=switches, timeout=60_000)
+        yield browser
+        browser.close()

@@ -32,6 +32,7 @@ class Schedule:
     prefetch: str
     block_us: float
     gather_us: float
+    blocks: int = BLOCKS
     events: list[dict[str, Any]] = field(default_factory=list)
     cpu: float = 1000.0
     streams: dict[int, float] = field(default_factory=dict)
@@ -130,7 +131,7 @@ def run_step(schedule: Schedule, number: int, *, retry: bool) -> None:
 
 def _forward(schedule: Schedule) -> None:
     start = schedule.cpu
-    for block in range(BLOCKS):
+    for block in range(schedule.blocks):
         gathered = schedule.collective("all_gather", f"blocks.{block}", _GATHER_STREAM, schedule.gather_us)
         schedule.memory(2 * GIB)
         for kernel in (
@@ -146,14 +147,14 @@ def _forward(schedule: Schedule) -> None:
 
 def _backward(schedule: Schedule, *, retry: bool) -> None:
     start, computed = schedule.cpu, 0.0
-    for block in reversed(range(BLOCKS)):
+    for block in reversed(range(schedule.blocks)):
         after = 0.0 if schedule.prefetch == "pre" else computed
         gathered = schedule.collective(
             "all_gather", f"blocks.{block}", _GATHER_STREAM, schedule.gather_us, after
         )
         for kernel in ("flash_bwd_kernel", "ampere_bf16_gemm_dgrad", "ampere_bf16_gemm_wgrad"):
             computed = schedule.launch(kernel, _COMPUTE_STREAM, schedule.block_us * 2 / 3, gathered)
-        if retry and block == BLOCKS // 2:
+        if retry and block == schedule.blocks // 2:
             schedule.retry()
         schedule.memory(GIB // 2)
         schedule.collective(
@@ -199,18 +200,17 @@ def write_point(
     number: int,
     *,
     trace: bool = True,
-    hostile: str = "",
-    more: dict[str, Any] | None = None,
+    blocks: int = BLOCKS,
 ) -> Path:
     """One configuration's folder, with figures that follow from its schedule."""
     settings = point["settings"]
     values = (settings[name] for name in ("wrap", "backward_prefetch", "param_dtype", "limit_all_gathers"))
-    name = "-".join([point["system"], *(str(value) for value in values if value is not None)]) + hostile
+    name = "-".join([point["system"], *(str(value) for value in values if value is not None)])
     folder = run / f"{name.replace('/', '_')[:80]}-{number:08x}"
     folder.mkdir(parents=True)
     slow = 2.4 if settings["param_dtype"] == "fp32" else 1.0
     exposed = {"block": 1.0, "every-2": 1.3, "root": 6.0}[settings["wrap"]]
-    schedule = Schedule(settings["backward_prefetch"], 4000.0 * slow, 900.0 * slow * exposed)
+    schedule = Schedule(settings["backward_prefetch"], 4000.0 * slow, 900.0 * slow * exposed, blocks)
     retried = settings["limit_all_gathers"] == "off" and settings["param_dtype"] == "bf16"
     for step in (3, 4):
         run_step(schedule, step, retry=retried)
@@ -235,7 +235,7 @@ def write_point(
     (folder / "config.json").write_text(json.dumps(config))
     out_of_memory = settings["wrap"] == "root" and settings["param_dtype"] == "fp32"
     result = failed_result() if out_of_memory else figures(schedule, retried, settings)
-    (folder / "result.json").write_text(json.dumps(result | (more or {})))
+    (folder / "result.json").write_text(json.dumps(result))
     for log in ("stdout.log", "stderr.log"):
         (folder / log).write_text("")
     if trace and not out_of_memory:

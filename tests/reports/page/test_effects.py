@@ -1,0 +1,97 @@
+"""Effects of settings: matched pairs, their means and intervals, what runs out of memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from reports.page.effects import Effect, effects
+from reports.page.files import ConfigFile, PeakMemory, ResultFile
+from reports.page.ranking import rank
+from reports.page.view import Configuration, RunView, Status
+
+
+def row(throughput: float | None, memory: float = 10.0, **settings: object) -> Configuration:
+    status = Status.OK if throughput else Status.OOM
+    result = ResultFile(
+        status=status.value, tokens_per_s_per_gpu=throughput, peak_memory_bytes=PeakMemory(reserved=memory)
+    )
+    name = ",".join(f"{key}={value}" for key, value in settings.items())
+    return Configuration(Path(name), ConfigFile(settings={}, name=name), result, status, settings=settings)
+
+
+def effects_of(*rows: Configuration) -> list[Effect]:
+    return effects(rank(RunView(Path("run"), "run", rows)))
+
+
+def test_multiplicative_effects_are_found_exactly_and_sorted_by_strength() -> None:
+    factors = {
+        "prefetch": {"pre": 1.0, "none": 0.9},
+        "dtype": {"bf16": 1.0, "fp32": 0.5},
+        "limit": {"2": 1.0, "off": 1.0},
+    }
+    rows = []
+    for values in itertools.product(*(factors[name].items() for name in factors)):
+        settings = {name: value for name, (value, _) in zip(factors, values, strict=True)}
+        rows.append(row(100 * math.prod(factor for _, factor in values), **settings))
+    found = effects_of(*rows)
+    assert [(effect.name, effect.value, effect.pairs) for effect in found] == [
+        ("dtype", "fp32", 4),
+        ("prefetch", "none", 4),
+        ("limit", "off", 4),
+    ]
+    assert [effect.ratio for effect in found] == pytest.approx([0.5, 0.9, 1.0])
+    assert [(effect.low, effect.high) for effect in found] == [pytest.approx((r, r)) for r in (0.5, 0.9, 1.0)]
+
+
+def test_the_interval_is_students_over_the_logarithms() -> None:
+    ratios = [0.8, 0.9, 0.95, 0.7]
+    rows = [row(100 + batch, x="a", batch=batch) for batch in range(4)]
+    rows += [row((100 + batch) * ratio, x="b", batch=batch) for batch, ratio in enumerate(ratios)]
+    (effect,) = (effect for effect in effects_of(*rows) if effect.name == "x")
+    logs = [math.log(ratio) for ratio in ratios]
+    low, high = stats.t.interval(0.95, 3, loc=sum(logs) / 4, scale=stats.sem(logs))
+    assert (effect.low, effect.high) == pytest.approx((math.exp(low), math.exp(high)))
+    assert (effect.smallest, effect.largest) == pytest.approx((0.7, 0.95))
+
+
+def test_only_pairs_that_differ_in_nothing_else_count() -> None:
+    rows = [row(100, x="a", y=1), row(80, x="b", y=2), row(90, x="b", y=1)]
+    (effect,) = (effect for effect in effects_of(*rows) if effect.name == "x")
+    assert effect.pairs == 1
+    assert effect.ratio == pytest.approx(0.9)
+    assert (effect.low, effect.high) == (None, None)
+
+
+def test_systems_are_compared_over_the_settings_that_both_have() -> None:
+    rows = [
+        row(100, system="one", wrap="block", limit=2, handover="record_stream"),
+        row(70, system="one", wrap="root", limit=2, handover="record_stream"),
+        row(95, system="two", wrap="block", handover="events"),
+        row(60, system="two", wrap="root", handover="events"),
+    ]
+    by_name = {effect.name: effect for effect in effects_of(*rows)}
+    assert by_name["wrap"].pairs == 2
+    assert "system" not in by_name or by_name["system"].pairs == 0
+    same = [replace(each, settings={**each.settings, "handover": "events"}) for each in rows]
+    by_name = {effect.name: effect for effect in effects_of(*same)}
+    assert by_name["system"].pairs == 2
+    assert by_name["system"].ratio == pytest.approx(math.sqrt(95 / 100 * 60 / 70))
+
+
+def test_a_value_that_runs_out_of_memory_is_counted_not_averaged() -> None:
+    rows = [row(100, x="a", y=1), row(None, x="b", y=1), row(90, x="a", y=2), row(45, 20.0, x="b", y=2)]
+    (effect,) = (effect for effect in effects_of(*rows) if effect.name == "x")
+    assert (effect.pairs, effect.out_of_memory) == (1, 1)
+    assert effect.ratio == pytest.approx(0.5)
+    assert effect.memory == pytest.approx(2.0)
+
+
+def test_nothing_finished_has_no_effects() -> None:
+    assert effects_of(row(None, x="a"), row(None, x="b")) == []
+    assert effects_of() == []

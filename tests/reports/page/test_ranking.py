@@ -1,0 +1,122 @@
+"""The order of the rows, near ties, the Pareto front, and what varies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.page.files import ConfigFile, PeakMemory, ResultFile
+from reports.page.ranking import (
+    SAMPLES,
+    TOKENS,
+    constant_settings,
+    leaner_ties,
+    metric_of,
+    pareto_front,
+    rank,
+    reserved,
+    values_of,
+    varying_settings,
+)
+from reports.page.view import Configuration, RunView, Status
+
+GIB = 2**30
+
+
+def row(
+    name: str,
+    tokens: float | None = 100.0,
+    memory: float | None = 10 * GIB,
+    status: Status = Status.OK,
+    **settings: object,
+) -> Configuration:
+    result = ResultFile(
+        status=status.value,
+        step_time_s=1.0,
+        tokens_per_s_per_gpu=tokens,
+        samples_per_s_per_gpu=5.0,
+        peak_memory_bytes=PeakMemory(reserved=memory),
+    )
+    return Configuration(Path(name), ConfigFile(settings={}, name=name), result, status, settings=settings)
+
+
+def view(*rows: Configuration) -> RunView:
+    return RunView(Path("run"), "run", rows)
+
+
+def names(*rows: Configuration) -> list[str]:
+    return [entry.row.name for entry in rank(view(*rows))]
+
+
+def test_best_throughput_first_and_failures_below_by_status() -> None:
+    rows = [
+        row("slow", 50),
+        row("crash", status=Status.CRASH),
+        row("fast", 200),
+        row("oom", status=Status.OOM),
+    ]
+    assert names(*rows) == ["fast", "slow", "oom", "crash"]
+    ranked = rank(view(*rows))
+    assert [entry.place for entry in ranked] == [1, 2, None, None]
+    assert [entry.of_best for entry in ranked] == [1.0, 0.25, None, None]
+
+
+def test_equal_throughput_is_decided_by_memory_then_name() -> None:
+    assert names(row("b", memory=9 * GIB), row("c", memory=8 * GIB), row("a", memory=9 * GIB)) == [
+        "c",
+        "a",
+        "b",
+    ]
+
+
+def test_samples_rank_where_a_finished_row_has_no_tokens() -> None:
+    assert metric_of(view(row("a"), row("b"))) is TOKENS
+    assert metric_of(view(row("a"), row("b", tokens=None))) is SAMPLES
+    assert metric_of(view(row("a"), row("b", tokens=None, status=Status.OOM))) is TOKENS
+
+
+def test_leaner_ties_are_nearly_as_fast_and_clearly_leaner() -> None:
+    rows = [
+        row("best", 100, 50 * GIB),
+        row("leaner", 99.5, 40 * GIB),
+        row("leanest", 99.2, 30 * GIB),
+        row("same", 99.9, 49 * GIB),
+        row("slower", 98.0, 10 * GIB),
+    ]
+    assert [entry.row.name for entry in leaner_ties(rank(view(*rows)))] == ["leanest", "leaner"]
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=14))
+def test_the_pareto_front_by_brute_force(points: list[tuple[int, int]]) -> None:
+    rows = [row(str(number), float(speed), memory * GIB) for number, (speed, memory) in enumerate(points)]
+    front = {
+        (entry.throughput, (reserved(entry.row) or 0) / GIB) for entry in pareto_front(rank(view(*rows)))
+    }
+    beaten = {
+        (s, m) for s, m in points if any((os >= s and om <= m) and (os, om) != (s, m) for os, om in points)
+    }
+    assert front == set(points) - beaten
+
+
+def test_varying_and_constant_settings() -> None:
+    rows = [
+        row("a", wrap="block", batch=8, limit=2),
+        row("b", wrap="root", batch=8),
+        row("c", wrap="root", batch=8, limit=2),
+    ]
+    assert varying_settings(rows) == ["wrap"]
+    assert constant_settings(rows) == {"batch": "8", "limit": "2"}
+
+
+def test_false_and_zero_are_different_values() -> None:
+    assert varying_settings([row("a", x=False), row("b", x=0)]) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("values", "order"), [([10, 9, "off"], ["9", "10", "off"]), (["fp32", "bf16"], ["bf16", "fp32"])]
+)
+def test_values_are_listed_numbers_first_in_their_order(values: list[object], order: list[str]) -> None:
+    assert values_of([row(str(value), x=value) for value in values], "x") == order

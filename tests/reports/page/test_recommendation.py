@@ -1,0 +1,108 @@
+"""The recommendation and the findings, in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from reports.page import best_sentence, findings, load_run
+
+
+@pytest.fixture
+def copy(sweep: Path, tmp_path: Path) -> Path:
+    """The sweep without its traces, to be changed."""
+    return Path(shutil.copytree(sweep, tmp_path / "run", ignore=shutil.ignore_patterns("trace")))
+
+
+def change(run: Path, name: str, **figures: object) -> None:
+    """Overwrite figures of the configuration called `name`."""
+    (path,) = (path for path in run.glob("*/result.json") if path.parent.name.rpartition("-")[0] == name)
+    path.write_text(json.dumps(json.loads(path.read_text()) | figures))
+
+
+def test_the_sentence_names_the_best_its_figures_and_what_mattered(sweep: Path) -> None:
+    sentence = best_sentence(load_run(sweep))
+    chosen = "impl-fsdp1, wrap=block, backward_prefetch=pre, param_dtype=bf16, limit_all_gathers=2"
+    assert sentence.startswith(f"Simulated on a100-80gb: run {chosen}: ")
+    for words in (
+        "tokens/s/GPU",
+        "TFLOPS/GPU",
+        "MFU",
+        "52.0 of 80.0 GiB reserved",
+        "2.6x the slowest of the 25",
+        "30 tried",
+    ):
+        assert words in sentence
+    assert (
+        "what mattered most: param_dtype (fp32 instead of bf16: −58 %, 10 pairs), then wrap (root" in sentence
+    )
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+
+
+def test_figures_of_a_gpu_are_not_called_simulated(copy: Path) -> None:
+    for path in copy.glob("*/result.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda"}))
+    assert best_sentence(load_run(copy)).startswith("Run impl-fsdp1, ")
+
+
+def test_out_of_memory_is_explained_by_the_values_it_comes_with(sweep: Path) -> None:
+    assert "5 configurations ran out of memory; always with wrap=root and param_dtype=fp32." in findings(
+        load_run(sweep)
+    )
+
+
+def test_retries_and_failures_are_said(copy: Path) -> None:
+    change(
+        copy, "impl-fsdp1-block-none-bf16-2", status="timeout", cause={"message": "300 s passed", "log": None}
+    )
+    told = findings(load_run(copy))
+    assert any(line.startswith("6 configurations had allocator retries, up to 2 a step") for line in told)
+    assert "1 configuration gave no figures: 1 timeout; each row says why." in told
+
+
+def test_a_leaner_tie_is_offered(copy: Path) -> None:
+    best = max(load_run(copy).configurations, key=lambda row: row.result.tokens_per_s_per_gpu or 0)
+    change(
+        copy,
+        "impl-fsdp2-block-pre-bf16",
+        tokens_per_s_per_gpu=(best.result.tokens_per_s_per_gpu or 0) * 0.995,
+        peak_memory_bytes={"allocated": 2**30, "active": 2**30, "reserved": 40 * 2**30},
+    )
+    told = findings(load_run(copy))
+    assert any("the leanest of them" in line and "reserves 12.0 GiB less" in line for line in told)
+
+
+def test_nothing_finished_says_how_all_ended(synthetic: ModuleType, tmp_path: Path) -> None:
+    run = synthetic.write_sweep(tmp_path / "run", traces=False, limit=3)
+    for path, status in zip(sorted(run.glob("*/result.json")), ("oom", "oom", "crash"), strict=True):
+        path.write_text(json.dumps(synthetic.failed_result(status)))
+    assert best_sentence(load_run(run)) == "None of the 3 configurations finished: 2 out of memory, 1 crash."
+
+
+def test_one_configuration_alone_is_compared_with_nothing(synthetic: ModuleType, tmp_path: Path) -> None:
+    run = synthetic.write_sweep(tmp_path / "run", traces=False, limit=1)
+    sentence = best_sentence(load_run(run))
+    assert "slowest" not in sentence
+    assert "mattered" not in sentence
+
+
+def test_an_empty_run_says_so(tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text('points = ["a-00000001"]\n')
+    view = load_run(tmp_path)
+    assert best_sentence(view) == "No configuration has finished yet."
+    assert findings(view) == ["1 configuration has not run yet; the same command runs the rest."]
+
+
+def test_settings_that_change_nothing_are_said_to_change_nothing(copy: Path) -> None:
+    for path in copy.glob("*/result.json"):
+        result = json.loads(path.read_text())
+        if result["status"] == "ok":
+            path.write_text(json.dumps(result | {"tokens_per_s_per_gpu": 1000.0}))
+    sentence = best_sentence(load_run(copy))
+    assert "no setting changed throughput by 1 %" in sentence
+    assert "as fast as the slowest" in sentence
