@@ -87,15 +87,22 @@ def wrap(system: str, model: TinyGPT, world_size: int, **kwargs: Any) -> nn.Modu
     return nn.parallel.DistributedDataParallel(model, **kwargs)
 
 
-def build(system: str, world_size: int, model: dict[str, Any] | None = None, **kwargs: Any) -> Callable[[], None]:
+def build(
+    system: str,
+    world_size: int,
+    model: dict[str, Any] | None = None,
+    tokens_shape: tuple[int, int] = (2, 128),
+    **kwargs: Any,
+) -> Callable[[], None]:
     """A function that does one training step with fused AdamW."""
     with torch.device("sim"):
         network = TinyGPT(**(model or {}))
     wrapped = wrap(system, network, world_size, **kwargs)
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3, fused=True)
+    torch.sim.empty_cache()
 
     def step() -> None:
-        tokens = torch.randint(0, VOCABULARY, (2, 128), device="sim")
+        tokens = torch.randint(0, VOCABULARY, tokens_shape, device="sim")
         wrapped(tokens).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -109,16 +109,16 @@ def test_rate_limiter_of_fsdp1_saves_reserved_memory() -> None:
 
     def reserved(limit: bool) -> int:
         start()
-        with torch.device("meta"):
-            step = _meta_step(limit)
+        model = {"layers": 12, "width": 2048, "checkpointing": True}
+        step = build("fsdp1", 8, model, (8, 512), limit_all_gathers=limit)
+        torch.sim.reset_peak_memory_stats()
         for _ in range(2):
             step()
         return torch.sim.memory_stats()["reserved_bytes.all.peak"]
 
-    def _meta_step(limit: bool):  # noqa: ANN202
-        return build("fsdp1", 8, {"layers": 12, "width": 1024}, limit_all_gathers=limit)
-
-    assert in_new_process(lambda: reserved(False)) > 1.2 * in_new_process(lambda: reserved(True))
+    unlimited, limited = in_new_process(lambda: reserved(False)), in_new_process(lambda: reserved(True))
+    gathered_unit = 12 * 2048**2 * 2
+    assert unlimited > limited + 2 * gathered_unit, (unlimited, limited)
 
 
 def test_hybrid_sharding_on_a_two_dimensional_mesh() -> None:
