@@ -80,7 +80,8 @@ class CpuDevice:
         self._tracing = True
         try:
             steps = self._config.measurement.traced_steps
-            with profile_steps(path, steps, [ProfilerActivity.CPU], memory=False) as tracer:
+            # gloo tells the size of a collective by its operator's shapes only.
+            with profile_steps(path, steps, [ProfilerActivity.CPU], memory=False, shapes=True) as tracer:
                 yield tracer
         finally:
             self._tracing = False

@@ -97,7 +97,7 @@ class CudaDevice:
         try:
             activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
             with profile_steps(
-                path, self._config.measurement.traced_steps, activities, memory=True
+                path, self._config.measurement.traced_steps, activities, memory=True, shapes=False
             ) as tracer:
                 yield tracer
         finally:

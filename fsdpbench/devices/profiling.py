@@ -16,7 +16,7 @@ _SUFFIX = ".json.gz"
 
 @contextmanager
 def profile_steps(
-    path: Path, steps: int, activities: Sequence[ProfilerActivity], *, memory: bool
+    path: Path, steps: int, activities: Sequence[ProfilerActivity], *, memory: bool, shapes: bool
 ) -> Iterator[Tracer]:
     """Profile the next `steps` steps, each ended by `step()` of what is yielded, into `path` (`*.json.gz`).
 
@@ -27,6 +27,7 @@ def profile_steps(
         activities=list(activities),
         schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
         profile_memory=memory,
+        record_shapes=shapes,
     )
     with profiler:
         profiler.step()  # ends the empty warm-up: recording starts here

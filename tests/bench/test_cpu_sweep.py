@@ -129,6 +129,19 @@ def test_communication_is_that_of_the_system(done: tuple[Sweep, str, str]) -> No
         assert (gathers["count"] == 0) == name.startswith("torch-ddp"), name
 
 
+def test_bytes_on_the_wire_are_known(done: tuple[Sweep, str, str]) -> None:
+    """Full sharding sends 1.5 times what replication does: two gathers and a reduction, not one all-reduce."""
+    sent = {}
+    for name, result in done[0].results.items():
+        kinds = result["communication"].values()
+        sent[name] = sum(kind["wire_bytes"] or 0 for kind in kinds)
+    replicated = next(total for name, total in sent.items() if name.startswith("torch-ddp"))
+    for name, total in sent.items():
+        if not name.startswith("torch-ddp"):
+            # The root, a sixth of this small model, is gathered once.
+            assert 1.38 < total / replicated < 1.5, name
+
+
 def test_table_and_recommendation_end_the_sweep(done: tuple[Sweep, str, str]) -> None:
     _, stdout, stderr = done
     for system in ("impl-fsdp1", "impl-fsdp2", "torch-ddp"):
