@@ -154,7 +154,7 @@ def test_wrapping_the_root_only_overlaps_nothing_in_forward(run: Run, system: st
 
 @pytest.mark.parametrize("system", ["impl-fsdp1", "impl-fsdp2"])
 def test_full_shard_puts_half_as_much_again_on_the_wire_as_replication(run: Run, system: str) -> None:
-    """All-gather twice and reduce-scatter once, against a reduce-scatter and an all-gather in one all-reduce."""
+    """Two all-gathers and a reduce-scatter, against a reduce-scatter and an all-gather in one."""
     same = {"batch": 1, "reduce_dtype": "bf16", "wrap": "block"}
     full, full_folder = run(SHALLOW, system, strategy="FULL_SHARD", **same)
     replicated, _ = run(SHALLOW, system, strategy="NO_SHARD", **same)

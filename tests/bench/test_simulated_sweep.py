@@ -15,8 +15,20 @@ from typing import Any
 import pytest
 
 PROGRAM = "from fsdpbench.cli import main; main()"
-SMALL = ["sweep", "--model", "gpt-125m", "--gpus", "8", "--device", "sim", "--batch", "2", "--seq", "256"]
-EIGHT = [*SMALL, "--wrap", "block,every-4", "--reduce-dtype", "fp32", "--limit-all-gathers", "2,off"]
+SMALL = [
+    "sweep",
+    "--model",
+    "gpt-125m",
+    "--shape",
+    "layers=4",
+    "--gpus",
+    "8",
+    "--device",
+    "sim",
+    "--batch",
+    "2",
+]
+TWELVE = [*SMALL, "--wrap", "block,every-2", "--reduce-dtype", "fp32", "--limit-all-gathers", "2,off"]
 """2 x 2 x 2 configurations of impl-fsdp1 and 2 x 2 of impl-fsdp2."""
 
 
@@ -27,7 +39,7 @@ def fsdpbench(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:
-    return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/result.json")}
+    return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("impl-*/result.json")}
 
 
 def without_bench(folder: Path) -> dict[str, str]:
@@ -42,7 +54,7 @@ def without_bench(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("sweep") / "run"
-    return folder, fsdpbench(*EIGHT, "-o", str(folder))
+    return folder, fsdpbench(*TWELVE, "-o", str(folder))
 
 
 def test_it_leaves_what_was_promised(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -78,12 +90,12 @@ def test_the_same_command_again_runs_nothing(
     swept: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     folder, _ = swept
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")}
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("impl-*/result.json")}
     (folder / "report.html").unlink()
-    again = fsdpbench(*EIGHT, "-o", str(folder))
+    again = fsdpbench(*TWELVE, "-o", str(folder))
     assert again.returncode == 0, again.stderr
     assert "12 of 12 configurations are done already" in again.stderr
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/result.json")} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("impl-*/result.json")} == before
     assert (folder / "report.html").is_file()
 
 
@@ -91,7 +103,7 @@ def test_two_runs_are_equal_to_the_byte_and_killing_loses_only_what_is_in_flight
     swept: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     folder, again = swept[0], tmp_path / "again"
-    command = [sys.executable, "-c", PROGRAM, *EIGHT, "-o", str(again), "--jobs", "2"]
+    command = [sys.executable, "-c", PROGRAM, *TWELVE, "-o", str(again), "--jobs", "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as sweep:
         deadline = time.monotonic() + 120
         while len(results(again)) < 4 and sweep.poll() is None and time.monotonic() < deadline:
@@ -101,7 +113,7 @@ def test_two_runs_are_equal_to_the_byte_and_killing_loses_only_what_is_in_flight
     assert 4 <= len(survived) < 12
     wait_until_nothing_runs_in(again)
     kept = {name: (again / name / "result.json").stat().st_mtime_ns for name in survived}
-    done = fsdpbench(*EIGHT, "-o", str(again))
+    done = fsdpbench(*TWELVE, "-o", str(again))
     assert done.returncode == 0, done.stderr
     assert {name: (again / name / "result.json").stat().st_mtime_ns for name in survived} == kept
     assert without_bench(again) == without_bench(folder)
