@@ -130,7 +130,7 @@ def test_communication_is_that_of_the_system(done: tuple[Sweep, str, str]) -> No
 
 
 def test_bytes_on_the_wire_are_known(done: tuple[Sweep, str, str]) -> None:
-    """Full sharding sends 1.5 times what replication does: two gathers and a reduction, not one all-reduce."""
+    """Full sharding sends 1.5 times what replication does: two gathers and one reduction, no all-reduce."""
     sent = {}
     for name, result in done[0].results.items():
         kinds = result["communication"].values()
