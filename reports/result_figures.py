@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis, communication_dict, seconds
+from reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis, communication_dict
+from reports.analysis.time_units import seconds
 
 Record = dict[str, Any]
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from reports.analysis.activity import Activity, find_activity
 from reports.analysis.figures import collective_figures, phase_parts, time_parts
+from reports.analysis.idle import find_idle_causes
 from reports.analysis.inputs import TraceFile, find_traces
+from reports.analysis.lateness import time_gathers
 from reports.analysis.memory import analyze_memory
 from reports.analysis.model import (
     Analysis,
@@ -21,8 +23,9 @@ from reports.analysis.model import (
 )
 from reports.analysis.ranks import summarize
 from reports.analysis.sanity import judge
-from reports.analysis.units import analyze_units, fsdp_spans
-from reports.analysis.windows import Window, phase_windows, step_windows
+from reports.analysis.unit_figures import analyze_units
+from reports.analysis.units import fsdp_spans
+from reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
 from reports.trace import Trace, TraceError, read_trace
 
 
@@ -60,7 +63,10 @@ def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnal
     activity = find_activity(trace)
     windows = step_windows(trace, activity)
     verdict = judge(trace, activity, windows)
-    phase_lists = phase_windows(trace, activity, windows)
+    marks = phase_marks(trace)
+    phase_lists = phase_windows(marks, activity, windows)
+    spans = fsdp_spans(trace)
+    gathers = time_gathers(activity, spans, windows, marks)
     steps = tuple(
         _analyze_step(activity, window, phases) for window, phases in zip(windows, phase_lists, strict=True)
     )
@@ -81,7 +87,8 @@ def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnal
         time=sum((step.time for step in steps), TimeParts()),
         communication=_over_steps(steps),
         phases=phases,
-        units=analyze_units(activity, fsdp_spans(trace)),
+        units=analyze_units(activity, spans, gathers),
+        idle_causes=find_idle_causes(activity, windows[0].start, windows[-1].end),
         memory=analyze_memory(trace, windows),
         overlap_known=verdict.overlap_known,
     )

@@ -6,16 +6,14 @@ of `fsdpbench analyze --json`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-NS = 1_000_000_000
-
-
-def seconds(ns: int) -> float:
-    """Nanoseconds to seconds; the only place where a time becomes a float."""
-    return ns / NS
+from reports.analysis.idle import IdleCauses
+from reports.analysis.lateness import GatherTiming
+from reports.analysis.time_units import seconds
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class CollectiveFigures:
         """Bytes per second."""
         if not self.wire_bytes or not self.sized_time:
             return None
-        return self.wire_bytes * NS / self.sized_time
+        return self.wire_bytes / seconds(self.sized_time)
 
     def to_dict(self) -> dict[str, float | int | None]:
         return {
@@ -122,12 +120,29 @@ def communication_dict(communication: dict[str, CollectiveFigures]) -> dict[str,
     return {name: communication.get(name, CollectiveFigures()).to_dict() for name in names}
 
 
+def late_dict(gathers: Sequence[GatherTiming]) -> dict[str, Any]:
+    """How many all-gathers were late, by how much, and why."""
+    late = [gather for gather in gathers if gather.cause is not None]
+    causes: dict[str, Any] = {}
+    for cause in sorted({str(gather.cause) for gather in late}):
+        of_cause = [gather for gather in late if str(gather.cause) == cause]
+        causes[cause] = {"count": len(of_cause), "time_s": seconds(sum(gather.late for gather in of_cause))}
+    return {
+        "count": len(gathers),
+        "prefetched": sum(gather.prefetched for gather in gathers),
+        "late": len(late),
+        "late_s": seconds(sum(gather.late for gather in late)),
+        "causes": causes,
+    }
+
+
 @dataclass(frozen=True)
 class UnitAnalysis:
-    """One FSDP unit's collectives over all steps of a rank."""
+    """One FSDP unit's collectives over all steps of a rank, and its all-gathers one by one."""
 
     unit: str
     communication: dict[str, CollectiveFigures]
+    gathers: tuple[GatherTiming, ...] = ()
 
     @property
     def exposed(self) -> int:
@@ -138,6 +153,7 @@ class UnitAnalysis:
             "unit": self.unit,
             "exposed_s": seconds(self.exposed),
             **{name: figures.to_dict() for name, figures in sorted(self.communication.items())},
+            "late_all_gathers": late_dict(self.gathers),
         }
 
 
@@ -204,7 +220,13 @@ class RankAnalysis:
     phases: dict[str, TimeParts]
     units: tuple[UnitAnalysis, ...]
     memory: MemoryAnalysis
+    idle_causes: IdleCauses
     overlap_known: bool = True
+
+    @property
+    def gathers(self) -> list[GatherTiming]:
+        """All timed all-gathers in order of their issue."""
+        return sorted((each for unit in self.units for each in unit.gathers), key=lambda each: each.issued)
 
     @property
     def overlap_fraction(self) -> float | None:
@@ -233,6 +255,8 @@ class RankAnalysis:
             "phases": {name: parts.to_dict() for name, parts in self.phases.items()},
             "steps": [step.to_dict() for step in self.steps],
             "units": [unit.to_dict() for unit in self.units],
+            "late_all_gathers": late_dict(self.gathers),
+            "idle_causes_s": self.idle_causes.to_dict(),
             "memory": self.memory.to_dict(),
         }
 

@@ -49,6 +49,13 @@ class SpanIndex:
             found[points] = np.where(span == NOTHING, NOTHING, self.row[span])
         return found
 
+    def parents_by_row(self) -> Int64:
+        """For each input row: the input row of the span around it, or NOTHING."""
+        parents = np.full(len(self.row), NOTHING, np.int64)
+        known = self.parent != NOTHING
+        parents[self.row[known]] = self.row[self.parent[known]]
+        return parents
+
 
 def index_spans(lane: Int32 | Int64, start: Int64, end: Int64) -> SpanIndex:
     """Sorts the spans and finds each one's parent: the innermost earlier one that has not ended."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from reports.analysis.model import RankAnalysis, RanksSummary, Spread, seconds
+from reports.analysis.model import RankAnalysis, RanksSummary, Spread
+from reports.analysis.time_units import seconds
 
 
 def summarize(ranks: Sequence[RankAnalysis]) -> RanksSummary:

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.analysis.activity import Activity
-from reports.analysis.figures import collective_figures
-from reports.analysis.model import UnitAnalysis
 from reports.analysis.nesting import NOTHING, SpanIndex, index_spans
 from reports.trace import MISSING, Category, Trace
 from reports.trace.model import Int32, Int64
@@ -26,7 +23,10 @@ ROOT_UNIT = "root"
 
 @dataclass(frozen=True, eq=False)
 class FsdpSpans:
-    """All FSDP annotations of a trace, by start. event, unit: index into `events` and `units`."""
+    """All FSDP annotations of a trace, by start.
+
+    event, unit: index into `events` and `units`.  parent_of: row of the annotation around each, or NOTHING.
+    """
 
     start: Int64
     end: Int64
@@ -36,6 +36,7 @@ class FsdpSpans:
     events: tuple[str, ...]
     units: tuple[str, ...]
     index: SpanIndex
+    parent_of: Int64
 
     def __len__(self) -> int:
         return len(self.start)
@@ -68,6 +69,7 @@ def fsdp_spans(trace: Trace) -> FsdpSpans:
         event_column.append(events.setdefault(event, len(events)))
         unit_column.append(units.setdefault(unit, len(units)))
     start, end, lane = trace.events.start[rows], trace.events.end[rows], trace.events.lane[rows]
+    index = index_spans(lane, start, end)
     return FsdpSpans(
         start,
         end,
@@ -76,7 +78,8 @@ def fsdp_spans(trace: Trace) -> FsdpSpans:
         np.array(unit_column, np.int32),
         tuple(events),
         tuple(units),
-        index_spans(lane, start, end),
+        index,
+        index.parents_by_row(),
     )
 
 
@@ -87,14 +90,3 @@ def unit_of(spans: FsdpSpans, lane: Int32, time: Int64) -> Int32:
     known = found != NOTHING
     unit[known] = spans.unit[found[known]]
     return unit
-
-
-def analyze_units(activity: Activity, spans: FsdpSpans) -> tuple[UnitAnalysis, ...]:
-    """Figures by unit over the whole trace, in order of the units' first appearance."""
-    work = activity.collectives.work
-    unit = unit_of(spans, work.launch_lane, work.launch)
-    return tuple(
-        UnitAnalysis(name, collective_figures(activity, unit == number))
-        for number, name in enumerate(spans.units)
-        if (unit == number).any()
-    )

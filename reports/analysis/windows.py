@@ -88,9 +88,8 @@ def step_windows(trace: Trace, activity: Activity) -> list[Window]:
     ]
 
 
-def phase_windows(trace: Trace, activity: Activity, steps: list[Window]) -> list[list[Window]]:
-    """For each step its phases' windows, in order, disjoint; empty where the trace does not tell phases."""
-    marks = phase_marks(trace)
+def phase_windows(marks: list[Mark], activity: Activity, steps: list[Window]) -> list[list[Window]]:
+    """For each step the windows of its phases (`phase_marks`), in order, disjoint."""
     busy = _last_ends(marks, activity)
     starts = [mark.start for mark in marks]
     found: list[list[Window]] = []

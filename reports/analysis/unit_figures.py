@@ -1,0 +1,28 @@
+"""Figures by FSDP unit: its collectives, and when its all-gathers came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reports.analysis.activity import Activity
+from reports.analysis.figures import collective_figures
+from reports.analysis.lateness import GatherTiming
+from reports.analysis.model import UnitAnalysis
+from reports.analysis.units import FsdpSpans, unit_of
+
+
+def analyze_units(
+    activity: Activity, spans: FsdpSpans, gathers: Sequence[GatherTiming]
+) -> tuple[UnitAnalysis, ...]:
+    """Every unit that communicated, over the whole trace, in order of first appearance."""
+    work = activity.collectives.work
+    unit = unit_of(spans, work.launch_lane, work.launch)
+    return tuple(
+        UnitAnalysis(
+            name,
+            collective_figures(activity, unit == number),
+            tuple(gather for gather in gathers if gather.unit == name),
+        )
+        for number, name in enumerate(spans.units)
+        if (unit == number).any()
+    )
