@@ -115,9 +115,8 @@ def _patch_tensors() -> None:
     original_pin, original_is_pinned = tensor_type.pin_memory, tensor_type.is_pinned
 
     def data_ptr(self: torch.Tensor) -> int:
-        pointer = original_pointer(self)
-        if pointer or self.device.type != DEVICE_TYPE:
-            return pointer
+        if self.device.type != DEVICE_TYPE:
+            return original_pointer(self)
         base = address(self.untyped_storage())
         return base + int(self.storage_offset()) * self.element_size() if base else 0
 

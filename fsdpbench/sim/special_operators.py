@@ -43,10 +43,15 @@ def _equal(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
-    """`_to_copy`: to the host it is a copy over the host link (of zeros)."""
+    """`_to_copy`: between host and device it is a copy over the host link (to the host: of zeros)."""
 
     def kernel(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         device = kwargs.get("device")
+        if not is_on_device(tensor):
+            dtype = kwargs.get("dtype")
+            result = torch.empty_like(tensor, device=device, dtype=dtype)
+            source = tensor if dtype is None else tensor.to(dtype)  # torch converts on the side of the source
+            return result.copy_(source, non_blocking=bool(kwargs.get("non_blocking")))
         if device is None or torch.device(device).type == DEVICE_TYPE:
             return by_shape(tensor, **kwargs)
         dtype = kwargs.get("dtype") or tensor.dtype
