@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reports.result_figures import result_figures
-
 from fsdpbench.config import Config
 from fsdpbench.provenance import environment
 from fsdpbench.records import TRACE_FOLDER, Status, read_records
 from reports.analysis import analyze
+from reports.result_figures import result_figures
 
 SCHEMA = 1
 _WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.OOM, Status.ERROR)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gc
 
-import fsdpbench.devices.cpu
-import fsdpbench.launch.elastic
 import torch
 import torch.distributed.device_mesh
 import torch.distributed.fsdp
@@ -16,7 +14,9 @@ import torch.distributed.launcher.api
 import torch.distributed.tensor
 import torch.profiler
 
+import fsdpbench.devices.cpu
 import fsdpbench.devices.sim
+import fsdpbench.launch.elastic
 import fsdpbench.launch.point
 import fsdpbench.sim
 import impl  # noqa: F401
