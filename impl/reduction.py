@@ -2,13 +2,14 @@
 
 ::
 
-    compute      [backward of the unit][copy in]
-    reduce                                      [reduce-scatter] ............ (cast, deliver)
-    all_reduce                                                   [all-reduce] (cast, deliver)
+    compute      [backward of unit 2]       [backward of unit 1]
+    reduce                           [copy in][reduce-scatter] ............ (cast, deliver)
+    all_reduce                                                [all-reduce] (cast, deliver)
 
 The copy in is one fused operation: it lays all gradients into the collective's input, rank-major where the
-layout is chunked, and casts to the reduce dtype on the way. The result of the collective *is* the memory of
-the sharded gradients, unless they are delivered in another dtype.
+layout is chunked, and casts to the reduce dtype on the way. It runs on the reduce lane, beside the next
+unit's backward; the gradients are kept until it is done. The result of the collective *is* the memory of the
+sharded gradients, unless they are delivered in another dtype.
 
 On the CPU a collective runs on the backend's threads; what follows it (sum, division, delivery) is done when
 a later unit is reduced or backward ends, in the order of issue.
@@ -59,9 +60,8 @@ class Reducer:
         self._lanes = lanes
         self._mode = mode
         self._in_flight: deque[_Reduction] = deque()
-        # EVENTS: memory that another lane still reads, with that lane's mark and the lane that has to wait
-        # for it.
-        self._inputs: deque[tuple[torch.Tensor, Mark | None]] = deque()
+        # EVENTS: memory of one lane that another one still reads, with that one's mark.
+        self._gradients: deque[tuple[list[torch.Tensor], Mark | None]] = deque()
         self._sums: deque[tuple[torch.Tensor, Mark | None]] = deque()
         self._last: dict[Lane, Mark | None] = {}
         self._plans: dict[tuple[Unit, tuple[int, ...]], tuple[list[int], int, int]] = {}
@@ -71,17 +71,19 @@ class Reducer:
     def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
         """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
 
-        The list is emptied as soon as its gradients were copied, so that their memory is free early.
+        The list is emptied: nobody else may hold on to gradients that are kept only until they are copied.
         """
         if unit.groups.ranks == 1:
             _deliver_local(unit, which, gradients)
             return
-        label = unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce
-        with span(label):
-            self._retire_inputs()
-            reduction = self._copy_in(unit, which, gradients)
-            gradients.clear()
-            self._start(reduction)
+        lane = self._lanes.reduce if unit.gathers else self._lanes.all_reduce
+        with span(unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce):
+            self._drop_gradients()
+            lane.follow(self._lanes.compute)
+            with lane:
+                reduction = self._copy_in(unit, which, gradients)
+                self._keep_gradients(gradients, lane)
+                self._start(reduction)
         if self._lanes.has_streams:
             self._complete(reduction)
         else:
@@ -96,7 +98,7 @@ class Reducer:
         for mark in self._last.values():
             self._lanes.compute.wait(mark)
         self._last.clear()
-        self._retire_inputs()
+        self._drop_gradients()
         self._sums.clear()
 
     def discard(self) -> None:
@@ -150,20 +152,15 @@ class Reducer:
             factor=state.divide_factor,
             force_sum=state.force_sum or (groups.replicate is not None and state.divide_factor is not None),
         )
-        lane = lanes.reduce if groups.shard is not None else lanes.all_reduce
-        lane.follow(lanes.compute)
-        with lane:
-            if reduction.average.before != 1:
-                reduction.source.div_(reduction.average.before)
-            if groups.shard is not None:
-                self._start_reduce_scatter(reduction)
-            else:
-                assert groups.replicate is not None
-                reduction.work = comm.all_reduce(
-                    reduction.source, groups.replicate, reduction.average.operation, not lanes.has_streams
-                )
+        if reduction.average.before != 1:
+            reduction.source.div_(reduction.average.before)
         if groups.shard is not None:
-            self._let_go(reduction.source, lane, self._inputs)
+            self._start_reduce_scatter(reduction)
+        else:
+            assert groups.replicate is not None
+            reduction.work = comm.all_reduce(
+                reduction.source, groups.replicate, reduction.average.operation, not lanes.has_streams
+            )
 
     def _start_reduce_scatter(self, reduction: _Reduction) -> None:
         unit, source = reduction.unit, reduction.source
@@ -227,35 +224,36 @@ class Reducer:
             while self._mode is MemoryHandover.EVENTS and len(self._sums) > 1:
                 _, mark = self._sums.popleft()
                 lanes.reduce.wait(mark)
-            self._let_go(reduction.output, lanes.all_reduce, self._sums)
+            if self._mode is MemoryHandover.RECORD_STREAM:
+                lanes.all_reduce.keep(reduction.output)
+            else:
+                self._sums.append((reduction.output, lanes.all_reduce.record()))
         return lanes.all_reduce
 
     def _deliver(self, reduction: _Reduction) -> None:
         unit, output = reduction.unit, reduction.output
         if reduction.average.after != 1:
             output.div_(reduction.average.after)
-        if unit.groups.shard is None and unit.precision.delivered != unit.precision.reduce:
-            self._let_go(output, self._lanes.all_reduce, self._inputs)
         unit.presentation.deliver(output.to(unit.precision.delivered), reduction.which, reduction.offsets)
 
     # -- memory ----------------------------------------------------------------------------------------------
 
-    def _let_go(
-        self, tensor: torch.Tensor, lane: Lane, held: deque[tuple[torch.Tensor, Mark | None]]
-    ) -> None:
-        """``lane`` still reads ``tensor``, which is dropped after this: see ``buffer.py`` for the two
+    def _keep_gradients(self, gradients: list[torch.Tensor], lane: Lane) -> None:
+        """``lane`` still reads the gradients, which computation allocated: see ``buffer.py`` for the two
         ways.
         """
-        if not self._lanes.has_streams:
-            return
-        if self._mode is MemoryHandover.RECORD_STREAM:
-            lane.keep(tensor)
-        else:
-            held.append((tensor, lane.record()))
+        if self._lanes.has_streams:
+            if self._mode is MemoryHandover.RECORD_STREAM:
+                for gradient in gradients:
+                    lane.keep(gradient)
+            else:
+                self._gradients.append((list(gradients), lane.record()))
+        gradients.clear()
 
-    def _retire_inputs(self) -> None:
-        while self._inputs:
-            _, mark = self._inputs.popleft()
+    def _drop_gradients(self) -> None:
+        """Let computation have the memory of gradients that were copied."""
+        while self._gradients:
+            _, mark = self._gradients.popleft()
             self._lanes.compute.wait(mark)
 
 

@@ -171,6 +171,7 @@ class Unit:
         self._mark: Mark | None = None
         self._copy_out: list[torch.Tensor] = []
         self._cast_target: torch.Tensor | None = None
+        self._low: FlatBuffer | None = None
 
     # -- set up ----------------------------------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class Unit:
         self.shard = shard
         self.device = shard.device
         self.unsharded = []
-        self._gathered = self._full = self._cast_target = None
+        self._gathered = self._full = self._low = self._cast_target = None
         self._copy_out = []
 
     def _move(self, state: UnitState) -> None:
@@ -241,38 +242,61 @@ class Unit:
         self._move(UnitState.GATHERING)
 
     def _issue_all_gather(self) -> None:
-        runtime = self.runtime
-        lanes = runtime.lanes
-        owner = lanes.cast if self.casts else lanes.gather
-        with owner:
-            gathered = self._take_gathered(owner)
-            if self._cast_target is not None:
-                self._cast_target.copy_(self.shard)
-        source = self.shard if self._cast_target is None else self._cast_target
-        if owner is not lanes.gather:
-            lanes.gather.follow(owner)
+        lanes = self.runtime.lanes
         group = self.groups.shard
         assert group is not None
+        source = self._cast_shard() if self.casts else self.shard
+        owner = lanes.cast if self._cast_in_place else lanes.gather
         with lanes.gather:
-            self._work = comm.all_gather(gathered.tensor, source, group, async_op=not lanes.has_streams)
-            if runtime.handover.mode is MemoryHandover.RECORD_STREAM and owner is not lanes.gather:
-                lanes.gather.keep(gathered.tensor)
+            if owner is lanes.gather:
+                self._take_gathered(owner)
+            assert self._gathered is not None
+            self._work = comm.all_gather(self._gathered.tensor, source, group, not lanes.has_streams)
             self._mark = lanes.gather.record()
+        if self._low is not None:
+            lanes.gather.keep(source)
+            self._low.free()
+
+    @property
+    def _cast_in_place(self) -> bool:
+        """Whether this rank's part is cast to where the all-gather wants it, so that it needs no memory of
+        its own.
+
+        The gather buffer is then allocated on the cast lane. With ``record_stream`` a buffer that two lanes
+        use comes back later than one that only computation uses, so there the cast has a small buffer
+        instead.
+        """
+        return self.casts and self.runtime.handover.mode is MemoryHandover.EVENTS
+
+    def _cast_shard(self) -> torch.Tensor:
+        lanes = self.runtime.lanes
+        with lanes.cast:
+            if self._cast_in_place:
+                gathered = self._take_gathered(lanes.cast)
+                if self._cast_target is None:
+                    start = self.layout.rank * self.layout.shard_numel
+                    self._cast_target = gathered.tensor[start : start + self.layout.shard_numel]
+            elif self._low is None:
+                self._low = FlatBuffer(
+                    self.layout.shard_numel, self.precision.compute, self.device, lanes.cast
+                )
+                self._cast_target = self._low.tensor
+            else:
+                self._low.take()
+            assert self._cast_target is not None
+            self._cast_target.copy_(self.shard)
+        lanes.gather.follow(lanes.cast)
+        return self._cast_target
 
     def _take_gathered(self, owner: Lane) -> FlatBuffer:
-        layout = self.layout
-        if self._gathered is not None:
+        if self._gathered is None:
+            self._gathered = FlatBuffer(
+                self.layout.gathered_numel, self.precision.compute, self.device, owner
+            )
+        else:
             self.runtime.handover.reclaim(self._gathered)
             self._gathered.take()
-            return self._gathered
-        buffer = FlatBuffer(layout.gathered_numel, self.precision.compute, self.device, owner)
-        self._gathered = buffer
-        if self.casts:
-            # The cast lands where the all-gather wants this rank's part: no buffer of its own, gathered in
-            # place.
-            start = layout.rank * layout.shard_numel
-            self._cast_target = buffer.tensor[start : start + layout.shard_numel]
-        return buffer
+        return self._gathered
 
     def wait_all_gather(self, hold: int = 0) -> None:
         """Make computation wait for the parameters and show them; a no-op unless gathering.
