@@ -54,9 +54,7 @@ def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
             out = func(*meta_args, **meta_kwargs)
     except NotImplementedError as error:
         if func._schema.returns:
-            raise NotImplementedError(
-                f"{func} has no shape without data, and the simulated device has none ({_first_line(error)})"
-            ) from error
+            raise data_dependent(func) from error
         out = None  # it only writes into its arguments (fused SGD has no meta kernel)
     container = type(out) if isinstance(out, (list, tuple)) else (None if out is None else False)
     flat = list(out) if container in (list, tuple) else ([] if out is None else [out])
@@ -90,5 +88,9 @@ def _describe(item: Any, arguments: list[torch.Tensor]) -> tuple[Any, ...]:
     return (NEW, shape, None if strides == contiguous_strides(shape) else strides, item.dtype, nbytes)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def data_dependent(func: Any) -> NotImplementedError:
+    """The error of an operator whose result has no shape without data."""
+    return NotImplementedError(
+        f"{func._schema.name}: the shape of its result depends on data, which simulated tensors do not have; "
+        "use a form with a fixed shape (masks, torch.where), or compute it on the CPU"
+    )

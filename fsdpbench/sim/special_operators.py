@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.plans import data_dependent
 from fsdpbench.sim.storage import attach, record_of, resize, use_on_stream
 from fsdpbench.sim.tensors import contiguous_strides, is_on_device, set_geometry
 
@@ -153,10 +154,7 @@ def _refused(operator: Any, by_shape: Kernel) -> Kernel:
     """Operators whose result's shape depends on values."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"{operator._schema.name}: the shape of its result depends on data, which simulated tensors do "
-            "not have; use a form with a fixed shape (masks, torch.where), or compute it on the CPU"
-        )
+        raise data_dependent(operator)
 
     return kernel
 

@@ -18,7 +18,9 @@ class SimulationServer:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "simulation_server.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, str(HERE / "simulation_server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
 
     def run(self, file: Path, function: str, arguments: dict[str, object]) -> str | None:

@@ -29,7 +29,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
         heads = [
-            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, -1)
+            part.view(batch, length, self.heads, -1).transpose(1, 2)
+            for part in self.qkv(self.norm_1(x)).chunk(3, -1)
         ]
         mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
@@ -67,7 +68,12 @@ def start(world_size: int = 8, **kwargs: Any) -> Simulation:
 def wrap(system: str, model: TinyGPT, world_size: int, **kwargs: Any) -> nn.Module:
     """The model under torch's own FSDP2, FSDP1 or DDP, bf16 for compute."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import (
+        FullyShardedDataParallel,
+        MixedPrecision,
+        MixedPrecisionPolicy,
+        fully_shard,
+    )
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     if system == "fsdp2":

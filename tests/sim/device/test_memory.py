@@ -110,7 +110,11 @@ def test_fsdp2_returns_to_the_bytes_of_its_sharded_state() -> None:
     requested = torch.sim.memory_stats()["requested_bytes.all.current"]
     from torch.distributed.tensor import DTensor
 
-    parameters = [item for item in gc.get_objects() if isinstance(item, torch.nn.Parameter) and isinstance(item, DTensor)]
+    parameters = [
+        item
+        for item in gc.get_objects()
+        if isinstance(item, torch.nn.Parameter) and isinstance(item, DTensor)
+    ]
     elements = sum(parameter.to_local().numel() for parameter in parameters)
     assert requested == 12 * elements + 4 * len(parameters)
 
@@ -145,7 +149,8 @@ def test_flash_attention_s_workspace_is_counted() -> None:
 
     start()
     query, key, value = (
-        torch.empty(4, 16, 2048, 128, device="sim", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        torch.empty(4, 16, 2048, 128, device="sim", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
     )
     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     grad = torch.empty_like(out)
