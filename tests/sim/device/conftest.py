@@ -1,4 +1,4 @@
-"""Tests marked ``simulated`` run in a forked process that has the simulated device (see simulation_server.py)."""
+"""Tests marked ``simulated`` run in a fork that has the simulated device (see simulation_server.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the device share: a small GPT, its training under torch's wrappers, and a second process."""
+"""What the tests of the device share: a small GPT, training under torch's wrappers, a second process."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Starting the device changes torch for the whole process, which tests of other parts must not see. This server
 imports torch and registers the device once; each test runs in a fork of it, which costs some milliseconds.
 
-Protocol on stdin and stdout: a pickle ``(file, function, arguments)`` in, ``None`` or the text of a traceback out.
+Protocol on stdin and stdout: a pickle ``(file, function, arguments)`` in, ``None`` or a traceback's text out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process group "sim": stream semantics, order of a communicator, costs, and the forms of torch.distributed."""
+"""The process group "sim": streams, order of a communicator, costs, and torch.distributed's many forms."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ def test_record_stream_keeps_memory_from_being_reused() -> None:
 
 
 def test_fsdp2_returns_to_the_bytes_of_its_sharded_state() -> None:
-    """Parameters and both moments in float32, and a step counter each: 12 bytes an element and 4 a parameter."""
+    """Parameters and both moments in float32: 12 bytes an element; and 4 for each parameter's step count."""
     from device_training import build, start
 
     start()
@@ -131,7 +132,7 @@ def test_deep_copies_have_memory_of_their_own() -> None:
     assert twin.weight.data_ptr() != layer.weight.data_ptr()
 
 
-def test_checkpoint_files_load_onto_the_device(tmp_path) -> None:  # noqa: ANN001
+def test_checkpoint_files_load_onto_the_device(tmp_path: Path) -> None:
     from device_training import start
 
     start()

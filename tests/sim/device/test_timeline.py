@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -85,7 +86,7 @@ def test_a_mark_recorded_late_is_not_passed_early() -> None:
 
 
 def test_a_collective_slows_kernels_launched_before_it() -> None:
-    """200 ns beside 100 ns at 1.5 and 1.25: the collective ends after 125 ns, when 125/1.5 = 83 ns are done."""
+    """200 ns beside 100 ns at 1.5 and 1.25: the collective takes 125 ns, when 125/1.5 = 83 ns are done."""
     timeline, spans = observed(Contention(1500, 1250))
     timeline.launch(0, Work.COMPUTE, 200, "compute")
     timeline.launch(1, Work.COLLECTIVE, 100, "gather")
@@ -180,7 +181,7 @@ def test_without_contention_times_follow_the_recurrences(program: list[tuple[Any
 def test_contention_stretches_work_by_what_runs_beside_it(
     program: list[tuple[Any, ...]], compute: int, collective: int
 ) -> None:
-    """A kernel's time alone plus its time beside the other kind, the latter divided by its slow-down, is its work."""
+    """Time alone plus time beside the other kind, the latter divided by the slow-down, is a kernel's work."""
     timeline, spans = observed(Contention(compute, collective))
     works, events = {}, []
     for index, operation in enumerate(program):
@@ -211,7 +212,5 @@ def overlap(start: int, end: int, others: list[tuple[int, int]]) -> int:
     """How much of a span is covered by the union of others."""
     points = sorted({start, end, *(p for span in others for p in span if start < p < end)})
     return sum(
-        right - left
-        for left, right in zip(points, points[1:], strict=False)
-        if any(a <= left and right <= b for a, b in others)
+        right - left for left, right in pairwise(points) if any(a <= left and right <= b for a, b in others)
     )

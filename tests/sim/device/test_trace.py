@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_steps_and_fsdp_units_are_annotated(tmp_path: Path) -> None:
 
 def test_every_kernel_has_its_launch(tmp_path: Path) -> None:
     """Kernels start after their launch has begun, and operators enclose launches."""
-    trace, sim = traced_steps(tmp_path)
+    trace, _ = traced_steps(tmp_path)
     launches = {
         event["args"]["correlation"]: nanoseconds(event)
         for event in spans(trace, "cuda_runtime")
@@ -133,7 +134,7 @@ def test_streams_do_one_thing_at_a_time(tmp_path: Path) -> None:
     assert len(streams) > 2
     for intervals in streams.values():
         ordered = sorted(intervals)
-        assert all(first[1] <= second[0] for first, second in zip(ordered, ordered[1:], strict=False))
+        assert all(first[1] <= second[0] for first, second in pairwise(ordered))
 
 
 def test_memory_events_add_up(tmp_path: Path) -> None:
