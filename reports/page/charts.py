@@ -125,7 +125,7 @@ def _breakdown_table(timed: Sequence[Ranked], varying: Sequence[str]) -> Table:
         overlap = percent(entry.row.result.overlap_fraction)
         step = milliseconds(entry.row.result.traced_step_time_s)
         rows.append((str(entry.place), label(entry.row, varying), *figures, step, overlap))
-    columns = ("", "configuration", *(f"{words}, ms" for _, words, _ in PARTS), "traced step, ms", "overlap")
+    columns = ("#", "configuration", *(f"{words}, ms" for _, words, _ in PARTS), "traced step, ms", "overlap")
     return Table(columns, tuple(rows))
 
 
@@ -166,7 +166,7 @@ def throughput_against_memory(
             "zeroline": False,
             "range": [least - margin, most + margin],
         },
-        "yaxis": {"title": {"text": metric.words}, "zeroline": False, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": metric.words}, "zeroline": False},
         "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "xanchor": "left"},
     }
     if capacity:
@@ -244,7 +244,9 @@ def _scatter_table(
         )
         for entry in shown
     )
-    return Table(("", "configuration", "reserved, GiB", metric.words, "retries a step", "on the front"), rows)
+    return Table(
+        ("#", "configuration", "reserved, GiB", metric.words, "retries a step", "on the front"), rows
+    )
 
 
 def effect_chart(found: Sequence[Effect]) -> Chart | None:
@@ -290,6 +292,7 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
             "title": {"text": "change of throughput, %"},
             "zeroline": True,
             "zerolinecolor": "var(--text)",
+            "range": _range([x for e in shown for x in (e.smallest, e.largest, e.low, e.high, 1.0)]),
         },
         "yaxis": {
             "tickmode": "array",
@@ -304,6 +307,13 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
     narrow = {"yaxis": {"ticktext": [chart_text(f"{e.name}: {e.value}", 24) for e in shown]}}
     summary = "Change of throughput by setting and value, with intervals, other settings held equal."
     return Chart("effects", summary, data, layout, _effect_table(found), narrow)
+
+
+def _range(ratios: Sequence[float | None]) -> list[float]:
+    """An axis over all the changes, with a margin: plotly's own cuts the ends of thick lines."""
+    changes = [(ratio - 1) * 100 for ratio in ratios if ratio is not None]
+    margin = 0.06 * (max(changes) - min(changes)) or 1.0
+    return [min(changes) - margin, max(changes) + margin]
 
 
 def _points_of(ratio: float | None) -> float | None:

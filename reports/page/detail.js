@@ -80,7 +80,7 @@ const Detail = (() => {
     const keys = Timeline.KINDS.map(([, words, fill], index) => used.has(index)
       ? make("li", {}, make("i", { style: `background:var(${fill})`, "aria-hidden": "true" }), words) : null).filter(Boolean);
     if (content.retries.length) keys.push(make("li", { text: "▼ allocator retry" }));
-    return [
+    return [make("div", { class: "together" },
       make("h3", { text: "Timeline by stream" }),
       make("div", { class: "tools" },
         make("button", { type: "button", class: "button", "data-do": "in", "aria-label": "Zoom in", text: "+" }),
@@ -89,8 +89,7 @@ const Detail = (() => {
         make("span", { class: "muted hint", text: "Drag to move, Ctrl and wheel to zoom; arrows, + − 0 n p on the keyboard." }),
         make("ul", { class: "keys" }, ...keys)),
       make("div", { class: "timeline" }),
-      content.timeline.note ? make("p", { class: "muted small", text: content.timeline.note }) : null,
-    ].filter(Boolean);
+      content.timeline.note ? make("p", { class: "muted small", text: content.timeline.note }) : null)];
   }
 
   function wireTools() {
@@ -100,7 +99,7 @@ const Detail = (() => {
   }
 
   function chart(name, label) {
-    return make("div", { class: "chart", "data-chart": name, role: "img", "aria-label": label });
+    return make("div", { class: "chart", "data-chart": name, role: "group", "aria-label": label });
   }
 
   function behind(content, words) {

@@ -113,11 +113,7 @@ def _phases(analysis: RankAnalysis) -> dict[str, Any] | None:
         Table(
             (
                 "phase",
-                "compute only, ms",
-                "overlapped, ms",
-                "exposed, ms",
-                "idle, ms",
-                "in all, ms",
+                *("compute only", "overlapped", "exposed", "idle", "in all"),
                 "overlap",
             ),
             tuple(_phase_row(name, parts.per(steps)) for name, parts in spans),
@@ -183,7 +179,7 @@ def _units(analysis: RankAnalysis) -> dict[str, Any] | None:
         "xaxis": {
             "tickvals": ticks,
             "ticktext": [names[tick] for tick in ticks],
-            "tickangle": -60,
+            "tickangle": -90,
             "showgrid": False,
         },
         "yaxis": {"title": {"text": "ms a step"}, "rangemode": "tozero"},

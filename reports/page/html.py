@@ -6,8 +6,8 @@ import base64
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,12 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from reports.page import charts, format
-from reports.page.charts import Chart
+from reports.page import format
 from reports.page.details import Detail, build_details
-from reports.page.effects import effects
 from reports.page.ranking import Ranked, constant_settings, metric_of, rank, reserved, varying_settings
 from reports.page.ranking_table import RankingTable, ranking_table
 from reports.page.recommendation import best_sentence, findings
+from reports.page.sections import sections
 from reports.page.view import Configuration, RunView, Status, load_run
 
 _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
@@ -60,16 +59,6 @@ DEFINITIONS = (
     ),
     ("GiB", "2^30 bytes."),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One chart's section on the page."""
-
-    chart: Chart
-    title: str
-    short: str
-    lead: str
 
 
 def write_report(run_dir: Path, out: Path | None = None, *, title: str | None = None) -> Path:
@@ -116,7 +105,7 @@ def render(view: RunView, target: Path, *, title: str | None = None) -> str:
         findings=[*findings(view), *_advice(details)],
         constants=list(constant_settings(rows).items()),
         ranking=_ranking(view, ranked, varying, details, target),
-        charts=_charts(ranked, varying, view),
+        charts=sections(ranked, varying, metric_of(view)),
         details=[_choice(detail) for detail in details],
         environment=_environment(rows),
         definitions=DEFINITIONS,
@@ -154,8 +143,20 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
 
 
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=False)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["unbroken"] = _unbroken
+    environment.filters["breakable"] = _breakable
     return environment.from_string(_own_file("report.html.jinja"))
+
+
+def _unbroken(text: str) -> str:
+    """Figures stay on one line with their units."""
+    return re.sub(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)", "\u00a0", text)
+
+
+def _breakable(text: str) -> Markup:
+    """A header that may continue on the next line behind an underscore or a slash."""
+    return Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))
 
 
 def _own_file(name: str) -> str:
@@ -246,33 +247,6 @@ def _tiles(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
 def _advice(details: Sequence[Detail]) -> list[str]:
     """What the analysis of the best configuration's trace says, where it says something."""
     return list(details[0].advice) if details and details[0].place == 1 else []
-
-
-def _charts(ranked: Sequence[Ranked], varying: Sequence[str], view: RunView) -> list[_Part]:
-    return [
-        _Part(chart, title, short, lead)
-        for chart, title, short, lead in (
-            (
-                charts.breakdown(ranked, varying),
-                "Where the step goes",
-                "Step breakdown",
-                "One bar a configuration, by its place. Choose a bar to see its timeline.",
-            ),
-            (
-                charts.throughput_against_memory(ranked, varying, metric_of(view)),
-                "Throughput against memory",
-                "Memory",
-                "Up and to the left is better; numbers are places on the Pareto front.",
-            ),
-            (
-                charts.effect_chart(effects(ranked)),
-                "Effect of each setting",
-                "Effects",
-                "What each value changes against the best configuration's, all other settings held equal.",
-            ),
-        )
-        if chart is not None
-    ]
 
 
 def _ranking(

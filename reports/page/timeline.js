@@ -17,7 +17,7 @@ class Timeline {
     ["memory", "copies", "--copy", "--on-dark"],
     ["phase", "phase", "--phase", "--on-light"],
     ["event", "FSDP event", "--event", "--on-light"],
-    ["wait", "waiting", "--exposed", "--on-dark"],
+    ["wait", "CPU waits", "--wait", "--on-light"],
   ];
   static LANE = 19;
   static AXIS = 24;

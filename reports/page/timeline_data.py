@@ -4,7 +4,7 @@ Names and units are tables that the events index; starts are distances from the 
 twenty-five bytes an event, so that two hundred steps of nine hundred events fit in five megabytes::
 
     {"duration": ns, "names": [...], "units": [...],
-     "rows": [{"label": "stream 7 (computation)", "lanes": 1,
+     "rows": [{"label": "compute · stream 7", "lanes": 1,
                "s": [0, 5210, 3100], "d": [5000, 3000, 900], "n": [4, 4, 7], "u": [0, 0, -1],
                "c": "000", "l": "000"}]}
 """
@@ -97,7 +97,7 @@ def _label(row: Row) -> str:
     busy: Counter[str] = Counter()
     for bar in row.bars:
         busy[_kind(bar)] += bar.duration
-    return f"{row.label.partition(' (')[0]} ({busy.most_common(1)[0][0].replace('_', '-')})"
+    return f"{busy.most_common(1)[0][0].replace('_', '-')} · {row.label.partition(' (')[0]}"
 
 
 def _lanes(bars: Sequence[Bar], most: int = 4) -> list[int]:

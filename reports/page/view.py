@@ -225,6 +225,7 @@ def _settings(config: ConfigFile) -> dict[str, Any]:
     """All that identifies a row, under one roof, in the order in which people read it."""
     hardware = config.hardware if isinstance(config.hardware, str) else (config.hardware or {}).get("name")
     around: dict[str, Any] = {"model": config.model or None, "system": config.system or None}
+    around["device"] = config.device or None
     around |= {"hardware": hardware, "gpus": config.gpus, "gpus_per_node": config.gpus_per_node}
     around |= config.settings
     return around

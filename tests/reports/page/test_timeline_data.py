@@ -43,8 +43,8 @@ def test_streams_are_named_after_their_work_and_kernels_carry_units(
     packed = pack_timeline(trace, analysis.steps[-1], 6000)
     assert packed is not None
     labels = [row["label"] for row in packed["rows"]]
-    assert {"stream 7 (compute)", "stream 20 (all-gather)", "stream 24 (reduce-scatter)"} <= set(labels)
-    gathers = packed["rows"][labels.index("stream 20 (all-gather)")]
+    assert {"compute · stream 7", "all-gather · stream 20", "reduce-scatter · stream 24"} <= set(labels)
+    gathers = packed["rows"][labels.index("all-gather · stream 20")]
     assert {KINDS[int(kind)] for kind in gathers["c"]} == {"all_gather"}
     assert [packed["units"][unit] for unit in gathers["u"]][:3] == ["blocks.0", "blocks.1", "blocks.2"]
     assert packed["duration"] == analysis.steps[-1].duration
