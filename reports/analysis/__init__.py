@@ -1,10 +1,10 @@
 """What happened in a trace: overlap, phases, collectives, FSDP units, memory, ranks."""
 
 from reports.analysis.analyze import analyze, analyze_trace
+from reports.analysis.memory import MemoryAnalysis
 from reports.analysis.model import (
     Analysis,
     CollectiveFigures,
-    MemoryAnalysis,
     Problem,
     RankAnalysis,
     RanksSummary,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from reports.analysis.activity import Activity, find_activity
@@ -22,9 +23,10 @@ from reports.analysis.model import (
     merge,
 )
 from reports.analysis.ranks import summarize
-from reports.analysis.sanity import judge
+from reports.analysis.sanity import check
 from reports.analysis.unit_figures import analyze_units
 from reports.analysis.units import fsdp_spans
+from reports.analysis.verdict import judge_rank
 from reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
 from reports.trace import Trace, TraceError, read_trace
 
@@ -62,7 +64,7 @@ def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnal
     """All figures of one rank's trace."""
     activity = find_activity(trace)
     windows = step_windows(trace, activity)
-    verdict = judge(trace, activity, windows)
+    gate = check(trace, activity, windows)
     marks = phase_marks(trace)
     phase_lists = phase_windows(marks, activity, windows)
     spans = fsdp_spans(trace)
@@ -74,24 +76,25 @@ def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnal
     for step in steps:
         for name, parts in step.phases.items():
             phases[name] = phases.get(name, TimeParts()) + parts
-    return RankAnalysis(
+    rank = RankAnalysis(
         rank=trace.rank or 0,
         path=trace.path,
         configuration=configuration,
         kind=activity.kind,
         simulated=trace.simulated,
         world_size=trace.world_size,
-        trusted=verdict.trusted,
-        warnings=(*verdict.doubts, *verdict.remarks),
+        trusted=gate.trusted,
+        warnings=(*gate.doubts, *gate.remarks),
         steps=steps,
         time=sum((step.time for step in steps), TimeParts()),
         communication=_over_steps(steps),
         phases=phases,
         units=analyze_units(activity, spans, gathers),
         idle_causes=find_idle_causes(activity, windows[0].start, windows[-1].end),
-        memory=analyze_memory(trace, windows),
-        overlap_known=verdict.overlap_known,
+        memory=analyze_memory(trace, windows, marks, spans),
+        overlap_known=gate.overlap_known,
     )
+    return replace(rank, verdict=judge_rank(rank))
 
 
 def _analyze_step(activity: Activity, window: Window, phases: list[Window]) -> StepAnalysis:

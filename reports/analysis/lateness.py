@@ -42,11 +42,13 @@ _LIMITER = "limiter_wait"
 class LateCause(StrEnum):
     """Why an all-gather came late.
 
-    FIRST: the first of its step; there is nothing before it that could hide it.  NO_PREFETCH: it was issued
-    at the unit's own turn only, and an earlier issue would have helped.  RATE_LIMITER: the CPU waited for the
-    limiter.  CPU_LATE: the CPU was not ahead of the device.  QUEUED: behind another collective.  EVENT: it was
-    launched in time, its stream free, and it waited for something else.  TRANSFER: it ran as early as it
-    could, and takes longer than the computation beside it.
+    FIRST: the first of its step; nothing before it could hide it.
+    NO_PREFETCH: issued at the unit's own turn only, and an earlier issue would have helped.
+    RATE_LIMITER: the CPU waited for the limiter.
+    CPU_LATE: the CPU was not ahead of the device.
+    QUEUED: behind another collective.
+    EVENT: launched in time, its stream free, it waited for something else.
+    TRANSFER: it ran as early as it could, and takes longer than the computation beside it.
     """
 
     FIRST = "first_of_step"

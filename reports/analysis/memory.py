@@ -1,16 +1,111 @@
-"""Peaks and retries from a trace's memory events."""
+"""Memory from a trace's events: peaks, what is alive at the peak, fragmentation, allocator retries.
+
+An allocation belongs to the phase and the FSDP annotation in which the CPU made it:
+
+    allocated   .-'``'-.        alive at the peak: allocations before it whose address was not freed since;
+           _.-'         '-.     what the trace did not see being allocated was there before it
+         start     ^ peak
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
-from reports.analysis.model import MemoryAnalysis
-from reports.analysis.windows import Window
-from reports.trace import Trace
-from reports.trace.model import Bool
+from reports.analysis.nesting import NOTHING
+from reports.analysis.time_units import seconds
+from reports.analysis.unit_spans import running_index
+from reports.analysis.units import FsdpSpans
+from reports.analysis.windows import Mark, Window
+from reports.trace import Category, MemoryEvents, Trace
+from reports.trace.model import Bool, Int64
 
 CPU_DEVICE = 0
 """torch's DeviceType of the host."""
+
+_ALLOCATOR_CALLS = (
+    "cudaMalloc",
+    "cudaFree",
+    "hipMalloc",
+    "hipFree",
+    "cuMemCreate",
+    "cuMemUnmap",
+    "cuMemRelease",
+)
+COMPUTATION = "computation"
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Bytes alive at the peak that were allocated in one phase, by one unit, in one kind of FSDP event
+    (`computation` outside of these). phase and unit are None where the annotations do not tell."""
+
+    phase: str | None
+    unit: str | None
+    event: str
+    bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"phase": self.phase, "unit": self.unit, "event": self.event, "bytes": self.bytes}
+
+
+@dataclass(frozen=True)
+class Retry:
+    """An allocator retry: when (ns on the trace's clock), where, for how many bytes, how many were freed."""
+
+    time: int
+    step: int | None
+    phase: str | None
+    unit: str | None
+    bytes: int
+    freed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "phase": self.phase,
+            "unit": self.unit,
+            "bytes": self.bytes,
+            "freed_bytes": self.freed,
+        }
+
+
+@dataclass(frozen=True)
+class MemoryAnalysis:
+    """Peaks in bytes; None where the trace has no memory events.
+
+    peak_phase: where the allocation peak was reached.  at_peak: what was alive then, largest first;
+    before_trace: bytes alive then that were allocated before the trace.  unused_at_peak: reserved but not
+    allocated then (fragmentation and cache).  allocator_time: ns that the CPU spent in the driver's
+    allocation calls within the steps, `allocator_calls` of them.
+    """
+
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+    peak_phase: str | None = None
+    unused_at_peak: int | None = None
+    at_peak: tuple[Holding, ...] = ()
+    before_trace: int | None = None
+    retries: tuple[Retry, ...] = ()
+    retries_per_step: tuple[int, ...] = ()
+    allocator_calls: int = 0
+    allocator_time: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "peak_bytes": {"allocated": self.peak_allocated, "reserved": self.peak_reserved},
+            "peak_phase": self.peak_phase,
+            "unused_at_peak_bytes": self.unused_at_peak,
+            "at_peak": [holding.to_dict() for holding in self.at_peak],
+            "before_trace_bytes": self.before_trace,
+            "alloc_retries": len(self.retries),
+            "alloc_retries_per_step": list(self.retries_per_step),
+            "retries": [retry.to_dict() for retry in self.retries],
+            "allocator_calls": {"count": self.allocator_calls, "time_s": seconds(self.allocator_time)},
+        }
 
 
 def device_events(trace: Trace) -> Bool:
@@ -19,20 +114,106 @@ def device_events(trace: Trace) -> Bool:
     return on_device if on_device.any() else ~on_device
 
 
-def analyze_memory(trace: Trace, steps: list[Window]) -> MemoryAnalysis:
-    """Peaks over the whole trace; retries by the step in whose marks they happened."""
-    memory, retries = trace.memory, trace.retries
-    if not len(memory) and not len(retries):
-        return MemoryAnalysis()
+def analyze_memory(
+    trace: Trace, steps: Sequence[Window], phases: Sequence[Mark], spans: FsdpSpans
+) -> MemoryAnalysis:
+    """Peaks over the whole trace; retries and allocator calls by the step in whose marks they happened."""
+    places = _Places(steps, phases, spans)
+    retries = _retries(trace, places)
+    per_step = tuple(sum(retry.step == step.index for retry in retries) for step in steps)
+    calls, time = _allocator_calls(trace, steps)
     mask = device_events(trace)
-    per_step = tuple(
-        int(((retries.time >= step.mark.start) & (retries.time < step.mark.end)).sum()) for step in steps
-    )
-    reserved = int(memory.reserved[mask].max(initial=0))
+    if not mask.any():
+        return MemoryAnalysis(
+            retries=retries, retries_per_step=per_step, allocator_calls=calls, allocator_time=time
+        )
+    memory = trace.memory
+    rows = np.flatnonzero(mask)
+    peak = int(rows[np.argmax(memory.allocated[rows])])
+    allocated, reserved = int(memory.allocated[peak]), int(memory.reserved[peak])
+    at_peak = _holdings(memory, rows[rows <= peak], places)
     return MemoryAnalysis(
-        peak_allocated=int(memory.allocated[mask].max()) if mask.any() else None,
+        peak_allocated=allocated,
         # The host's allocator reserves nothing and says 0.
-        peak_reserved=reserved or None,
-        retries=len(retries),
-        retries_per_step=per_step if len(retries) else tuple(np.zeros(len(steps), int).tolist()),
+        peak_reserved=int(memory.reserved[rows].max()) or None,
+        peak_phase=places.phase(int(memory.time[peak])),
+        unused_at_peak=max(reserved - allocated, 0) if reserved else None,
+        at_peak=at_peak,
+        before_trace=max(allocated - sum(holding.bytes for holding in at_peak), 0),
+        retries=retries,
+        retries_per_step=per_step,
+        allocator_calls=calls,
+        allocator_time=time,
     )
+
+
+class _Places:
+    """Where in the program a time lies: step, phase, unit and FSDP event on the annotated thread."""
+
+    def __init__(self, steps: Sequence[Window], phases: Sequence[Mark], spans: FsdpSpans) -> None:
+        self.steps, self.phases, self.spans = steps, phases, spans
+        self.lane = int(np.bincount(spans.lane).argmax()) if len(spans) else 0
+        self.running = running_index(spans)
+
+    def step(self, time: int) -> int | None:
+        return next((step.index for step in self.steps if step.mark.start <= time < step.mark.end), None)
+
+    def phase(self, time: int) -> str | None:
+        return next((mark.name for mark in self.phases if mark.start <= time < mark.end), None)
+
+    def unit_and_event(self, times: Int64) -> list[tuple[str | None, str]]:
+        lane = np.full(len(times), self.lane)
+        annotated = self.spans.index.innermost(lane, times)
+        running, units = self.running
+        computing = running.innermost(lane, times)
+        found: list[tuple[str | None, str]] = []
+        for row, place in zip(annotated.tolist(), computing.tolist(), strict=True):
+            if row != NOTHING:
+                found.append(
+                    (self.spans.units[self.spans.unit[row]], self.spans.events[self.spans.event[row]])
+                )
+            elif place != NOTHING:
+                found.append((self.spans.units[units[place]], COMPUTATION))
+            else:
+                found.append((None, COMPUTATION))
+        return found
+
+
+def _holdings(memory: MemoryEvents, rows: Int64, places: _Places) -> tuple[Holding, ...]:
+    """The live allocations among these events (in order of time), summed by place."""
+    # The last event of each address decides: an allocation is alive, a free is not.
+    _, last = np.unique(memory.address[rows][::-1], return_index=True)
+    alive = rows[len(rows) - 1 - last]
+    alive = alive[memory.bytes[alive] > 0]
+    times = memory.time[alive]
+    sums: dict[tuple[str | None, str | None, str], int] = {}
+    phases = [places.phase(time) for time in times.tolist()]
+    for phase, (unit, event), size in zip(
+        phases, places.unit_and_event(times), memory.bytes[alive].tolist(), strict=True
+    ):
+        sums[phase, unit, event] = sums.get((phase, unit, event), 0) + size
+    ordered = sorted(sums.items(), key=lambda item: (-item[1], str(item[0])))
+    return tuple(Holding(phase, unit, event, size) for (phase, unit, event), size in ordered)
+
+
+def _retries(trace: Trace, places: _Places) -> tuple[Retry, ...]:
+    retries = trace.retries
+    where = places.unit_and_event(retries.time)
+    return tuple(
+        Retry(time, places.step(time), places.phase(time), unit, size, freed)
+        for time, size, freed, (unit, _) in zip(
+            retries.time.tolist(), retries.bytes.tolist(), retries.freed.tolist(), where, strict=True
+        )
+    )
+
+
+def _allocator_calls(trace: Trace, steps: Sequence[Window]) -> tuple[int, int]:
+    """How often the driver was asked for memory within the steps, and for how long, ns."""
+    named = np.fromiter((name in _ALLOCATOR_CALLS for name in trace.names), np.bool_, len(trace.names))
+    rows = trace.rows(Category.RUNTIME)
+    rows = rows[named[trace.events.name[rows]]]
+    start = trace.events.start[rows]
+    inside = np.zeros(len(rows), np.bool_)
+    for step in steps:
+        inside |= (start >= step.mark.start) & (start < step.mark.end)
+    return int(inside.sum()), int(trace.events.duration[rows][inside].sum())

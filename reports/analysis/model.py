@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from reports.analysis.findings import Verdict
 from reports.analysis.idle import IdleCauses
 from reports.analysis.lateness import GatherTiming
+from reports.analysis.memory import MemoryAnalysis
 from reports.analysis.time_units import seconds
 
 
@@ -186,23 +188,6 @@ class StepAnalysis:
 
 
 @dataclass(frozen=True)
-class MemoryAnalysis:
-    """Peaks from the trace's memory events, bytes, and allocator retries; None where there are no events."""
-
-    peak_allocated: int | None = None
-    peak_reserved: int | None = None
-    retries: int = 0
-    retries_per_step: tuple[int, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "peak_bytes": {"allocated": self.peak_allocated, "reserved": self.peak_reserved},
-            "alloc_retries": self.retries,
-            "alloc_retries_per_step": list(self.retries_per_step),
-        }
-
-
-@dataclass(frozen=True)
 class RankAnalysis:
     """One trace: figures over all its steps. `kind`: "gpu" (kernels on streams) or "cpu" (operators)."""
 
@@ -222,6 +207,7 @@ class RankAnalysis:
     memory: MemoryAnalysis
     idle_causes: IdleCauses
     overlap_known: bool = True
+    verdict: Verdict | None = None
 
     @property
     def gathers(self) -> list[GatherTiming]:
@@ -246,6 +232,7 @@ class RankAnalysis:
             "simulated": self.simulated,
             "trusted": self.trusted,
             "warnings": list(self.warnings),
+            "verdict": self.verdict.to_dict() if self.verdict else None,
             "overlap_fraction": self.overlap_fraction,
             "duration_s": seconds(self.time.total),
             "step_time_s": seconds(self.mean_step.total),

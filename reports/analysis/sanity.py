@@ -29,7 +29,7 @@ _LAUNCH_CALLS = (
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Gate:
     """`doubts` take the trust away, `remarks` do not; without `overlap_known` no overlap can be told."""
 
     doubts: tuple[str, ...]
@@ -41,7 +41,8 @@ class Verdict:
         return not self.doubts
 
 
-def judge(trace: Trace, activity: Activity, steps: list[Window]) -> Verdict:
+def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
+    """All findings about one trace."""
     doubts: list[str] = []
     remarks: list[str] = []
     overlap_known = True
@@ -68,7 +69,7 @@ def judge(trace: Trace, activity: Activity, steps: list[Window]) -> Verdict:
             "bytes and bandwidth are not known"
         )
     remarks += _steps(steps)
-    return Verdict(tuple(doubts), tuple(remarks), overlap_known)
+    return Gate(tuple(doubts), tuple(remarks), overlap_known)
 
 
 def _overlapping_kernels(trace: Trace) -> list[str]:

@@ -34,6 +34,8 @@ def _rank(rank: RankAnalysis) -> list[str]:
         f"  {'trusted' if rank.trusted else 'NOT trusted'}",
         *(f"  note: {warning}" for warning in rank.warnings),
     ]
+    if rank.verdict is not None:
+        lines.append(f"  {rank.verdict.sentence}")
     overlap = "unknown" if rank.overlap_fraction is None else f"{100 * rank.overlap_fraction:.2f} %"
     lines.append(f"  communication hidden under computation: {overlap}")
     lines.append(f"  {'mean step':<16}{_parts(rank.mean_step)}")
@@ -55,7 +57,11 @@ def _rank(rank: RankAnalysis) -> list[str]:
         lines.append(
             f"  peak memory     {rank.memory.peak_allocated / 2**20:.1f} MiB allocated"
             + (f", {reserved / 2**20:.1f} MiB reserved" if reserved else "")
-            + (f", {_count(rank.memory.retries, 'allocator retry', 'allocator retries')}" if reserved else "")
+            + (
+                f", {_count(len(rank.memory.retries), 'allocator retry', 'allocator retries')}"
+                if reserved
+                else ""
+            )
         )
     return lines
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from reports.analysis.activity import Work
-from reports.analysis.nesting import NOTHING, index_spans
+from reports.analysis.nesting import NOTHING, SpanIndex, index_spans
 from reports.analysis.units import FsdpSpans, unit_of
 from reports.trace import MISSING
 from reports.trace.model import Int32, Int64
@@ -52,13 +52,17 @@ def running_spans(spans: FsdpSpans) -> tuple[Int32, Int64, Int64, Int32]:
     return columns[:, 0].astype(np.int32), columns[:, 1], columns[:, 2], columns[:, 3].astype(np.int32)
 
 
+def running_index(spans: FsdpSpans) -> tuple[SpanIndex, Int32]:
+    """The stretches of `running_spans`, indexed, and the unit of each."""
+    lane, start, end, unit = running_spans(spans)
+    return index_spans(lane, start, end), unit
+
+
 def unit_of_work(spans: FsdpSpans, work: Work) -> Int32:
     """For each event: index into `spans.units`, or MISSING."""
     unit = unit_of(spans, work.launch_lane, work.launch)
-    lane, start, end, running = running_spans(spans)
-    if not len(lane):
-        return unit
-    place = index_spans(lane, start, end).innermost(work.launch_lane, work.launch)
+    index, running = running_index(spans)
+    place = index.innermost(work.launch_lane, work.launch)
     use = (unit == MISSING) & (place != NOTHING)
     unit[use] = running[place[use]]
     return unit

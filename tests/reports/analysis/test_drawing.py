@@ -95,4 +95,4 @@ def test_peaks_and_retries_by_step(tmp_path: Path, trace_builder: Any) -> None:
     built.retry(2_500_000, 10, 20)
     memory = analyze([built.write(tmp_path / "t.json")]).ranks[0].memory
     assert (memory.peak_allocated, memory.peak_reserved) == (700, 1000)
-    assert (memory.retries, memory.retries_per_step) == (1, (0, 1))
+    assert ([retry.step for retry in memory.retries], memory.retries_per_step) == ([1], (0, 1))

@@ -1,0 +1,66 @@
+"""What a verdict is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Outcome(StrEnum):
+    """FOUND: something costs time that a setting may save.  FINE: nothing worth a setting.  CANNOT_TELL."""
+
+    FOUND = "found"
+    FINE = "fine"
+    CANNOT_TELL = "cannot_tell"
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A setting to try next, by the bench's name for it, and its value."""
+
+    setting: str
+    value: str
+
+    def to_dict(self) -> dict[str, str]:
+        return {"setting": self.setting, "value": self.value}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule that applied.
+
+    cause: the rule's name.  share: part of the step that it costs (0 to 1).  gain: the most that the
+    suggestions can save of the step (0 to 1), None where the trace does not tell.  text: a sentence.
+    """
+
+    cause: str
+    share: float
+    gain: float | None
+    text: str
+    suggestions: tuple[Suggestion, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "cause": self.cause,
+            "share_of_step": self.share,
+            "predicted_gain": self.gain,
+            "text": self.text,
+            "try": [suggestion.to_dict() for suggestion in self.suggestions],
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`sentence` says it all; `findings` are in order of what they cost."""
+
+    outcome: Outcome
+    sentence: str
+    findings: tuple[Finding, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "outcome": str(self.outcome),
+            "sentence": self.sentence,
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
