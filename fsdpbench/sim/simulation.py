@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _ALLOC_CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# Imported by torch at the first step of an optimizer: here once, and not again in every fork.
+_IMPORTED_LATE_BY_TORCH = ("torch._dynamo", "torch.distributed.tensor")
 # Kept for the life of the process: libraries unregister their kernels when they end.
 _REGISTERED: list[torch.library.Library] = []
 
@@ -47,6 +50,8 @@ def preload() -> None:
         return
     from torch.utils import backend_registration
 
+    for name in _IMPORTED_LATE_BY_TORCH:
+        importlib.import_module(name)
     backend_registration._setup_privateuseone_for_python_backend(DEVICE_TYPE, DeviceModule())
     apply_patches()
     register_backend()
