@@ -19,6 +19,7 @@ are.
 DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that are not there
 DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
                                                 one-dimensional meshes, where it is skipped
+DTensor's `propagate_op_sharding`               see `sharding_shortcut.py`
 `all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
 `gather_object`, `scatter_object_list`          to hold what this one holds
 ==============================================  ==========================================================
@@ -36,6 +37,7 @@ from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.annotations import FastSpan, make_span_methods
 from fsdpbench.sim.autocast import CAST_CACHE
 from fsdpbench.sim.process_group import SimProcessGroup
+from fsdpbench.sim.sharding_shortcut import install_sharding_shortcut
 from fsdpbench.sim.storage import address, record_of, resize
 from fsdpbench.sim.tensors import new_tensor
 
@@ -221,6 +223,7 @@ def _patch_distributed() -> None:
     _replace(ddp, _verify_param_shape_across_processes=verify)
     _patch_object_collectives()
     _patch_sharding_propagation()
+    install_sharding_shortcut()
 
 
 def _patch_object_collectives() -> None:

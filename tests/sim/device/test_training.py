@@ -162,3 +162,31 @@ def test_gradients_are_clipped_and_scaled(fused: bool) -> None:
         scaler.update()
         optimizer.zero_grad()
     assert sim.unknown_operators == {}
+
+
+def test_the_sharding_shortcut_answers_as_torch_does() -> None:
+    """In-place optimizer operators over DTensors: no output, no redistribution; others are left to torch."""
+    from device_training import start
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor._op_schema import OpSchema
+
+    from fsdpbench.sim.sharding_shortcut import runs_on_local_shards
+
+    start()
+    mesh = init_device_mesh("sim", (8,))
+
+    def specs(*placements: object) -> list[object]:
+        local = torch.empty(4, 4, device="sim")
+        return [DTensor.from_local(local, mesh, [placement])._spec for placement in placements]
+
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    torch_s_own = type(propagator).propagate_op_sharding_non_cached
+    add_, norm = torch.ops.aten._foreach_add_.List, torch.ops.aten._foreach_norm.Scalar
+    agreeing = OpSchema(add_, (specs(Shard(0), Replicate()), specs(Shard(0), Replicate())), {})
+    assert runs_on_local_shards(agreeing)
+    answer, expected = propagator.propagate_op_sharding(agreeing), torch_s_own(propagator, agreeing)
+    assert answer.output_spec is expected.output_spec is None
+    assert answer.needs_redistribute is expected.needs_redistribute is False
+    assert not runs_on_local_shards(OpSchema(add_, (specs(Shard(0)), specs(Replicate())), {}))
+    assert not runs_on_local_shards(OpSchema(norm, (specs(Shard(0)),), {}))
