@@ -13,7 +13,8 @@ from torch.profiler import record_function
 from fsdpbench.config import Config
 from fsdpbench.systems import System
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+Batch = tuple[torch.Tensor, ...]
+"""What one forward takes: the inputs, then the targets."""
 
 
 def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -54,10 +55,10 @@ class TrainingLoop:
             self.optimizer.zero_grad(set_to_none=True)
 
     def _forward_backward(self, microbatches: int) -> None:
-        inputs, targets = next(self.batches)
+        batch = next(self.batches)
         with record_function("forward"):
             with self.system.forward_context(self.config, self.device):
-                loss = self.model(inputs, targets)
+                loss = self.model(*batch)
             if microbatches > 1:
                 loss = loss / microbatches
         with record_function("backward"):

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+TRAINING_BYTES = 16
+"""Bytes a parameter trained in float32 by AdamW needs: weight, gradient and two moments, four bytes each."""
+
 
 class WorkloadError(ValueError):
     """Something that the user asked of a workload cannot be had; the message says what to ask instead."""
@@ -31,7 +34,7 @@ class ShapeError(WorkloadError):
 
 
 class DataError(WorkloadError):
-    """The file given as input data cannot be used."""
+    """The file or folder given as input data cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,18 @@ class Flops:
     hardware: int
 
 
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Tensor, ...]
+"""What one forward takes: the inputs, then the targets."""
 
 
 class Workload(ABC):
     """A model of one family in one shape: how to build it, feed it and count its work.
 
-    The module that `build` returns is called as `module(inputs, targets) -> scalar loss`, or as
-    `module(inputs) -> predictions`.
+    The module that `build` returns is called as `module(*batch) -> scalar loss`, or without the last tensor
+    of the batch, the targets, as `module(*inputs) -> predictions`.
+
+    `seq` is the number of tokens a sample. Models that do not work on sequences have none: their
+    `default_seq` is None, and so is every `seq` that they take.
     """
 
     name: str
@@ -70,9 +77,15 @@ class Workload(ABC):
         """Number of parameters at `default_seq`, tied ones once; by formula, nothing is built."""
 
     @property
+    def training_state_bytes(self) -> int:
+        """Bytes of parameters, gradients and AdamW's state in float32, of all ranks together; activations
+        come on top."""
+        return TRAINING_BYTES * self.parameters
+
+    @property
     @abstractmethod
-    def default_seq(self) -> int:
-        """Tokens a sample where the user names no sequence length."""
+    def default_seq(self) -> int | None:
+        """Tokens a sample where the user names no sequence length; None for models without sequences."""
 
     @property
     @abstractmethod
@@ -94,7 +107,7 @@ class Workload(ABC):
     def batches(
         self,
         batch: int,
-        seq: int,
+        seq: int | None,
         seed: int,
         rank: int,
         device: torch.device | str,
@@ -104,16 +117,18 @@ class Workload(ABC):
     ) -> Iterator[Batch]:
         """Endless microbatches of one rank, each on `device`; the same for the same arguments.
 
-        Without `data` they are synthetic. With `data` each rank reads its own share of the file, which takes
+        Without `data` they are synthetic. With `data` each rank reads its own share of it, which takes
         `world_size` (may be left out for rank 0 alone).
 
         Raises:
-            DataError: the file is missing, unreadable or too small.
+            DataError: the data is missing, unreadable or too small.
             WorkloadError: `batch`, `seq` or `rank` is out of range.
         """
 
     @abstractmethod
-    def flops_per_step(self, batch: int, seq: int, activation_checkpointing: str = "none") -> Flops:
+    def flops_per_step(
+        self, batch: int, seq: int | None = None, activation_checkpointing: str = "none"
+    ) -> Flops:
         """FLOPs of one forward and backward pass over one microbatch."""
 
     def samples(self, batch: int) -> int:
@@ -121,5 +136,50 @@ class Workload(ABC):
         return batch
 
     @abstractmethod
-    def tokens(self, batch: int, seq: int) -> int | None:
+    def tokens(self, batch: int, seq: int | None = None) -> int | None:
         """Tokens in one microbatch; None for models that do not work on tokens."""
+
+    @abstractmethod
+    def resolve_seq(self, seq: int | None) -> int | None:
+        """`seq`, or the default in place of None.
+
+        Raises:
+            WorkloadError: it is below 1, or the model has no sequences and it is given.
+        """
+
+
+class TokenWorkload(Workload):
+    """A model that works on sequences of tokens."""
+
+    @property
+    @abstractmethod
+    def default_seq(self) -> int:
+        """Tokens a sample where the user names no sequence length."""
+
+    def resolve_seq(self, seq: int | None) -> int:
+        if seq is None:
+            return self.default_seq
+        if seq < 1:
+            raise WorkloadError(f"seq is {seq}: it must be at least 1")
+        return seq
+
+    def tokens(self, batch: int, seq: int | None = None) -> int:
+        return batch * self.resolve_seq(seq)
+
+
+class SampleWorkload(Workload):
+    """A model whose input is a sample as a whole, such as an image: it has no sequence length."""
+
+    @property
+    def default_seq(self) -> None:
+        return None
+
+    def resolve_seq(self, seq: int | None) -> None:
+        if seq is not None:
+            raise WorkloadError(
+                f"seq is {seq}, but {self.name} does not work on sequences: leave it out (its shape, "
+                f"{', '.join(self.shape)}, says how large a sample is)"
+            )
+
+    def tokens(self, batch: int, seq: int | None = None) -> None:
+        self.resolve_seq(seq)

@@ -2,7 +2,7 @@
 
 The block calls the checkpoint itself, inside its `forward`:
 
-    FSDP hooks of the unit > Block.forward > checkpoint > attention, feed-forward
+    FSDP hooks of the unit > CheckpointedBlock.forward > checkpoint > transform: attention, feed-forward
 
 so that no wrapper module changes names or classes, and so that a unit's all-gather is issued once by the
 hooks outside and not again by the recomputation inside.
@@ -19,13 +19,14 @@ computes again only what is cheap: norms, activations, sums.
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import (
     checkpoint,
     create_selective_checkpoint_contexts,
@@ -39,12 +40,13 @@ _COSTLY = (
     "addmm",
     "bmm",
     "baddbmm",
+    "convolution",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-"""Matrix products, and fused attention in its forms."""
+"""Matrix products, convolutions, and fused attention in its forms."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,33 @@ class ActivationCheckpointing:
         return 0 if self.every == 0 or self.by_operator else -(-blocks // self.every)
 
 
-def run_checkpointed(function: Callable[..., Tensor], *args: Tensor, by_operator: bool = False) -> Tensor:
+class CheckpointedBlock(nn.Module):
+    """A block that a model stacks, the natural FSDP unit. Its computation is `transform`, which `forward`
+    runs as it is or checkpointed.
+
+    Args:
+        checkpointing: the model's setting.
+        index: the block's number in its stack.
+    """
+
+    def __init__(self, checkpointing: ActivationCheckpointing, index: int) -> None:
+        super().__init__()
+        self.checkpointed = checkpointing.applies_to(index)
+        self.by_operator = checkpointing.by_operator
+
+    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
+        if self.checkpointed and torch.is_grad_enabled():
+            return run_checkpointed(self.transform, x, *context, by_operator=self.by_operator)
+        return self.transform(x, *context)
+
+    @abstractmethod
+    def transform(self, x: Tensor, *context: Any) -> Tensor:
+        """The block's computation itself; `context` is what all blocks of a stack are given alike."""
+
+
+def run_checkpointed(
+    function: Callable[..., Tensor], *args: Tensor | None, by_operator: bool = False
+) -> Tensor:
     """Run `function` and keep its arguments only (and costly outputs, by operator); what else it saves for
     backward is computed again then.
 

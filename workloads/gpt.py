@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Batch, Flops, ShapeError, Workload, WorkloadError
-from workloads.checkpointing import ActivationCheckpointing, run_checkpointed
+from workloads.base import Batch, Flops, ShapeError, TokenWorkload, WorkloadError
+from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from workloads.data import token_batches
-from workloads.layers import WEIGHT_STD, Lookup, Projection
-from workloads.shape import make_shape
+from workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
+from workloads.shape import check_divides, check_positive, make_shape
 
 FAMILY = "gpt"
 POSITIONS = ("learned", "none")
@@ -56,13 +56,8 @@ class GPTShape:
     fp32_loss: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("layers", "d_model", "heads", "vocab", "expansion", "max_seq"):
-            if getattr(self, name) < 1:
-                raise ShapeError(f"shape field {name} is {getattr(self, name)}: it must be at least 1")
-        if self.d_model % self.heads:
-            raise ShapeError(
-                f"shape field heads is {self.heads}: it must divide d_model, {self.d_model}, evenly"
-            )
+        check_positive(self, "layers", "d_model", "heads", "vocab", "expansion", "max_seq")
+        check_divides(self, "heads", "d_model")
         if self.positions not in POSITIONS:
             raise ShapeError(
                 f"shape field positions is '{self.positions}': it must be one of {', '.join(POSITIONS)}"
@@ -124,13 +119,11 @@ class GPTFeedForward(nn.Module):
         return projected
 
 
-class GPTBlock(nn.Module):
+class GPTBlock(CheckpointedBlock):
     """Attention and feed-forward with their residual connections: the natural FSDP unit."""
 
-    def __init__(self, shape: GPTShape, checkpointed: bool, by_operator: bool) -> None:
-        super().__init__()
-        self.checkpointed = checkpointed
-        self.by_operator = by_operator
+    def __init__(self, shape: GPTShape, checkpointing: ActivationCheckpointing, index: int) -> None:
+        super().__init__(checkpointing, index)
         # GPT-2 scales what flows into the residual stream by its number of contributions.
         output_std = WEIGHT_STD / math.sqrt(2 * shape.layers)
         self.attention_norm = nn.LayerNorm(shape.d_model, bias=shape.bias)
@@ -138,13 +131,8 @@ class GPTBlock(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(shape.d_model, bias=shape.bias)
         self.feed_forward = GPTFeedForward(shape, output_std)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.checkpointed and torch.is_grad_enabled():
-            return run_checkpointed(self.transform, x, by_operator=self.by_operator)
-        return self.transform(x)
-
     def transform(self, x: Tensor) -> Tensor:
-        """The block's computation itself, [batch, seq, d_model] to the same."""
+        """[batch, seq, d_model] to the same."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.feed_forward(self.feed_forward_norm(x))
 
@@ -160,10 +148,7 @@ class GPT(nn.Module):
         self.fp32_loss = shape.fp32_loss
         self.token_embedding = Lookup(shape.vocab, shape.d_model)
         self.position_embedding = Lookup(positions, shape.d_model) if shape.positions == "learned" else None
-        self.blocks = nn.ModuleList(
-            GPTBlock(shape, checkpointing.applies_to(index), checkpointing.by_operator)
-            for index in range(shape.layers)
-        )
+        self.blocks = nn.ModuleList(GPTBlock(shape, checkpointing, index) for index in range(shape.layers))
         self.final_norm = nn.LayerNorm(shape.d_model, bias=shape.bias)
         self.lm_head = Projection(shape.d_model, shape.vocab, bias=False)
         if shape.tied:
@@ -184,11 +169,10 @@ class GPT(nn.Module):
         logits: Tensor = self.lm_head(self.final_norm(x))
         if targets is None:
             return logits
-        scores = logits.float() if self.fp32_loss else logits
-        return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+        return token_loss(logits, targets, self.fp32_loss)
 
 
-class GPTWorkload(Workload):
+class GPTWorkload(TokenWorkload):
     """A GPT of one shape, with tokens as data."""
 
     family = FAMILY
@@ -229,15 +213,14 @@ class GPTWorkload(Workload):
         return (GPTBlock,)
 
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
-        positions = self.default_seq if seq is None else seq
-        if positions < 1:
-            raise WorkloadError(f"seq is {positions}: it must be at least 1")
-        return GPT(self._shape, positions, ActivationCheckpointing.parse(activation_checkpointing))
+        return GPT(
+            self._shape, self.resolve_seq(seq), ActivationCheckpointing.parse(activation_checkpointing)
+        )
 
     def batches(
         self,
         batch: int,
-        seq: int,
+        seq: int | None,
         seed: int,
         rank: int,
         device: torch.device | str,
@@ -248,7 +231,7 @@ class GPTWorkload(Workload):
         return token_batches(
             vocab=self._shape.vocab,
             batch=batch,
-            seq=seq,
+            seq=self.resolve_seq(seq),
             seed=seed,
             rank=rank,
             device=device,
@@ -256,16 +239,16 @@ class GPTWorkload(Workload):
             world_size=world_size,
         )
 
-    def flops_per_step(self, batch: int, seq: int, activation_checkpointing: str = "none") -> Flops:
+    def flops_per_step(
+        self, batch: int, seq: int | None = None, activation_checkpointing: str = "none"
+    ) -> Flops:
         """Model: tokens x (6 x matrix weights + 12 x layers x d_model x seq). Hardware adds one forward pass
         (a third of that) of each block recomputed in full; the lm head is never recomputed."""
         s = self._shape
+        seq = self.resolve_seq(seq)
         tokens = batch * seq
         block_forward = tokens * (2 * s.block_weights + 4 * s.d_model * seq)
         head_forward = tokens * 2 * s.vocab * s.d_model
         model = 3 * (s.layers * block_forward + head_forward)
         recomputed = ActivationCheckpointing.parse(activation_checkpointing).recomputed(s.layers)
         return Flops(model=model, hardware=model + recomputed * block_forward)
-
-    def tokens(self, batch: int, seq: int) -> int:
-        return batch * seq

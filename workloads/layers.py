@@ -1,8 +1,10 @@
-"""Layers whose `reset_parameters` draws what the models want, be it long after a build on `meta`."""
+"""Parts that the families share: layers, whose `reset_parameters` draws what the models want, be it long
+after a build on `meta`, and the loss of token models."""
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 # GPT-2's standard deviation of weights (Radford et al. 2019, and its published code).
 WEIGHT_STD = 0.02
@@ -30,3 +32,12 @@ class Lookup(nn.Embedding):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.std)
+
+
+def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
+    """Mean cross entropy of `logits`, [batch, seq, vocab], against `targets`, int64 of [batch, seq].
+
+    `in_fp32`: the logits are cast before, as most mixed precision training does (batch x seq x vocab x 4 B).
+    """
+    scores = logits.float() if in_fp32 else logits
+    return F.cross_entropy(scores.flatten(0, 1), targets.flatten())

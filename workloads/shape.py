@@ -54,3 +54,17 @@ def _value(name: str, type_name: Any, value: Any) -> Any:
         except (TypeError, ValueError):
             raise ShapeError(f"shape field {name} is {value!r}: it must be a whole number") from None
     return str(value)
+
+
+def check_positive(shape: Any, *names: str) -> None:
+    """Raises: ShapeError, one of the fields is below 1."""
+    for name in names:
+        if getattr(shape, name) < 1:
+            raise ShapeError(f"shape field {name} is {getattr(shape, name)}: it must be at least 1")
+
+
+def check_divides(shape: Any, part: str, whole: str) -> None:
+    """Raises: ShapeError, the field `part` does not divide the field `whole` evenly."""
+    divisor, number = getattr(shape, part), getattr(shape, whole)
+    if number % divisor:
+        raise ShapeError(f"shape field {part} is {divisor}: it must divide {whole}, {number}, evenly")
