@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from workloads import gpt
+from workloads import gpt, llama, t5
 from workloads.base import ShapeError, UnknownModelError, Workload
 
 
@@ -18,11 +18,16 @@ class Family:
     make: Callable[[str, Mapping[str, Any]], Workload]
     sizes: Mapping[str, Mapping[str, Any]]
 
+    @classmethod
+    def of(cls, make: Callable[[str, Mapping[str, Any]], Workload], sizes: Mapping[str, Any]) -> Family:
+        """`sizes` are shapes: frozen dataclasses."""
+        return cls(make, {name: asdict(shape) for name, shape in sizes.items()})
+
 
 _FAMILIES: dict[str, Family] = {
-    gpt.FAMILY: Family(
-        gpt.GPTWorkload.from_values, {name: asdict(shape) for name, shape in gpt.SIZES.items()}
-    ),
+    gpt.FAMILY: Family.of(gpt.GPTWorkload.from_values, gpt.SIZES),
+    t5.FAMILY: Family.of(t5.T5Workload.from_values, t5.SIZES),
+    llama.FAMILY: Family.of(llama.LlamaWorkload.from_values, llama.SIZES),
 }
 
 
@@ -47,7 +52,7 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
     """
     overrides = dict(shape or {})
     for family_name, family in _FAMILIES.items():
-        if name == family_name and not overrides:
+        if name == family_name and not overrides and name not in family.sizes:
             raise ShapeError(
                 f"'{name}' is a family and needs a shape: give one with --shape, or a named size such as "
                 f"{', '.join(list(family.sizes)[:3])}"

@@ -1,0 +1,265 @@
+"""Llama 2 and 3: a decoder-only transformer with RMSNorm, SwiGLU, grouped queries and rotary positions.
+
+    tokens -> token embedding -> blocks.0 ... blocks.N-1 -> norm -> lm head -> logits
+                                  |
+       x + output(attention(rotate(query, key), value))  then  x + down(silu(gate) * up)
+
+Touvron et al. 2023 (arXiv 2307.09288), Grattafiori et al. 2024 (arXiv 2407.21783). Rotary positions turn each
+pair of a query's or key's elements by an angle that grows with the token's position. Their sines and cosines
+are computed once a forward and given to all blocks: a model without buffers needs nothing but
+`reset_parameters` after a build on `meta`.
+
+FLOPs as for GPT: a token costs 6 for each weight of a matrix product and 12 x layers x d_model x seq for
+attention, in full although it is causal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workloads.base import Batch, Flops, ShapeError, TokenWorkload
+from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from workloads.data import token_batches
+from workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
+from workloads.shape import check_divides, check_positive, make_shape
+
+FAMILY = "llama"
+_NORM_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """The shape of a Llama.
+
+    Fields: `kv_heads`: heads of keys and values, each serves heads / kv_heads query heads; `d_ff`:
+    feed-forward width; `rope_theta`: base of the rotary angles; `tied`: the lm head shares the token
+    embedding; `max_seq`: default sequence length; `fp32_loss`: logits are cast to fp32 before the loss.
+
+    Raises:
+        ShapeError: a number is below 1, heads do not divide as they must, or a head's width is odd.
+    """
+
+    layers: int
+    d_model: int
+    d_ff: int
+    heads: int
+    kv_heads: int
+    vocab: int = 32000
+    rope_theta: int = 10000
+    tied: bool = False
+    max_seq: int = 4096
+    fp32_loss: bool = True
+
+    def __post_init__(self) -> None:
+        check_positive(
+            self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "rope_theta", "max_seq"
+        )
+        check_divides(self, "heads", "d_model")
+        check_divides(self, "kv_heads", "heads")
+        if self.head_width % 2:
+            raise ShapeError(
+                f"shape field d_model is {self.d_model}: with {self.heads} heads each is {self.head_width} "
+                "wide, and rotary positions take pairs: give an even width a head"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return self.d_model // self.heads
+
+    @property
+    def block_weights(self) -> int:
+        """Weights of one block's matrix products."""
+        kv_width = self.kv_heads * self.head_width
+        return 2 * self.d_model * (self.d_model + kv_width) + 3 * self.d_model * self.d_ff
+
+
+# As published: Llama 2 (arXiv 2307.09288), Llama 3 (arXiv 2407.21783, table 3); Meta's configuration files.
+SIZES: Mapping[str, LlamaShape] = {
+    "llama-tiny": LlamaShape(4, 128, 384, 4, 2, vocab=512, max_seq=128),
+    "llama2-7b": LlamaShape(32, 4096, 11008, 32, 32),
+    "llama2-13b": LlamaShape(40, 5120, 13824, 40, 40),
+    "llama2-70b": LlamaShape(80, 8192, 28672, 64, 8),
+    "llama3-8b": LlamaShape(32, 4096, 14336, 32, 8, vocab=128256, rope_theta=500000, max_seq=8192),
+    "llama3-70b": LlamaShape(80, 8192, 28672, 64, 8, vocab=128256, rope_theta=500000, max_seq=8192),
+    "llama3-405b": LlamaShape(126, 16384, 53248, 128, 8, vocab=128256, rope_theta=500000, max_seq=8192),
+}
+
+
+def rotary_tables(seq: int, width: int, theta: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary angles, [seq, width] each, in `like`'s dtype and on its device.
+
+    Element k and k + width / 2 of a head are a pair, turned by position x theta^(-2k / width).
+    """
+    pairs = torch.arange(0, width, 2, device=like.device, dtype=torch.float32)
+    speeds = torch.exp(pairs * (-math.log(theta) / width))
+    positions = torch.arange(seq, device=like.device, dtype=torch.float32)
+    angles = positions[:, None] * speeds[None, :]
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Turn the pairs of x, [batch, heads, seq, width], by the angles of their positions."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+class LlamaAttention(nn.Module):
+    """Causal self-attention of [batch, seq, d_model] with grouped queries and rotary positions."""
+
+    def __init__(self, shape: LlamaShape, output_std: float) -> None:
+        super().__init__()
+        self.width = shape.head_width
+        self.grouped = shape.kv_heads != shape.heads
+        kv_width = shape.kv_heads * shape.head_width
+        self.query = Projection(shape.d_model, shape.d_model, False)
+        self.key = Projection(shape.d_model, kv_width, False)
+        self.value = Projection(shape.d_model, kv_width, False)
+        self.output = Projection(shape.d_model, shape.d_model, False, output_std)
+
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        query, key, value = (
+            projected.unflatten(-1, (-1, self.width)).transpose(1, 2)
+            for projected in (self.query(x), self.key(x), self.value(x))
+        )
+        query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
+        projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+class LlamaFeedForward(nn.Module):
+    """SwiGLU on [batch, seq, d_model]."""
+
+    def __init__(self, shape: LlamaShape, output_std: float) -> None:
+        super().__init__()
+        self.gate = Projection(shape.d_model, shape.d_ff, False)
+        self.up = Projection(shape.d_model, shape.d_ff, False)
+        self.down = Projection(shape.d_ff, shape.d_model, False, output_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        projected: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return projected
+
+
+class LlamaBlock(CheckpointedBlock):
+    """Attention and feed-forward with their residual connections: the natural FSDP unit."""
+
+    def __init__(self, shape: LlamaShape, checkpointing: ActivationCheckpointing, index: int) -> None:
+        super().__init__(checkpointing, index)
+        output_std = WEIGHT_STD / math.sqrt(2 * shape.layers)
+        self.attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+        self.attention = LlamaAttention(shape, output_std)
+        self.feed_forward_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+        self.feed_forward = LlamaFeedForward(shape, output_std)
+
+    def transform(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        """[batch, seq, d_model] to the same."""
+        x = x + self.attention(self.attention_norm(x), cosines, sines)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Llama(nn.Module):
+    """The model: `llama(inputs)` gives logits, `llama(inputs, targets)` the mean cross entropy.
+
+    Inputs and targets are int64 of shape [batch, seq], logits [batch, seq, vocab] in the parameters' dtype.
+    """
+
+    def __init__(self, shape: LlamaShape, checkpointing: ActivationCheckpointing) -> None:
+        super().__init__()
+        self.fp32_loss = shape.fp32_loss
+        self.head_width = shape.head_width
+        self.rope_theta = shape.rope_theta
+        self.token_embedding = Lookup(shape.vocab, shape.d_model)
+        self.blocks = nn.ModuleList(LlamaBlock(shape, checkpointing, index) for index in range(shape.layers))
+        self.final_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+        self.lm_head = Projection(shape.d_model, shape.vocab, bias=False)
+        if shape.tied:
+            self.lm_head.weight = self.token_embedding.weight
+
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+        x = self.token_embedding(inputs)
+        cosines, sines = rotary_tables(inputs.shape[1], self.head_width, self.rope_theta, x)
+        for block in self.blocks:
+            x = block(x, cosines, sines)
+        logits: Tensor = self.lm_head(self.final_norm(x))
+        return logits if targets is None else token_loss(logits, targets, self.fp32_loss)
+
+
+class LlamaWorkload(TokenWorkload):
+    """A Llama of one shape, with tokens as data."""
+
+    family = FAMILY
+
+    def __init__(self, name: str, shape: LlamaShape) -> None:
+        self.name = name
+        self._shape = shape
+
+    @classmethod
+    def from_values(cls, name: str, values: Mapping[str, Any]) -> LlamaWorkload:
+        """Raises: ShapeError, a field is unknown, missing or impossible."""
+        return cls(name, make_shape(LlamaShape, values))
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        return asdict(self._shape)
+
+    @property
+    def parameters(self) -> int:
+        s = self._shape
+        embeddings = s.vocab * s.d_model * (1 if s.tied else 2)
+        return s.layers * (s.block_weights + 2 * s.d_model) + s.d_model + embeddings
+
+    @property
+    def default_seq(self) -> int:
+        return self._shape.max_seq
+
+    @property
+    def block_classes(self) -> tuple[type[nn.Module], ...]:
+        return (LlamaBlock,)
+
+    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+        self.resolve_seq(seq)  # any length will do, but not any number
+        return Llama(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
+
+    def batches(
+        self,
+        batch: int,
+        seq: int | None,
+        seed: int,
+        rank: int,
+        device: torch.device | str,
+        data: Path | None = None,
+        *,
+        world_size: int | None = None,
+    ) -> Iterator[Batch]:
+        return token_batches(
+            vocab=self._shape.vocab,
+            batch=batch,
+            seq=self.resolve_seq(seq),
+            seed=seed,
+            rank=rank,
+            device=device,
+            data=data,
+            world_size=world_size,
+        )
+
+    def flops_per_step(
+        self, batch: int, seq: int | None = None, activation_checkpointing: str = "none"
+    ) -> Flops:
+        """Model: tokens x (6 x matrix weights + 12 x layers x d_model x seq). Hardware adds one forward pass
+        (a third of that) of each block recomputed in full; the lm head is never recomputed."""
+        s, seq = self._shape, self.resolve_seq(seq)
+        tokens = batch * seq
+        block_forward = tokens * (2 * s.block_weights + 4 * s.d_model * seq)
+        model = 3 * (s.layers * block_forward + tokens * 2 * s.vocab * s.d_model)
+        recomputed = ActivationCheckpointing.parse(activation_checkpointing).recomputed(s.layers)
+        return Flops(model=model, hardware=model + recomputed * block_forward)
