@@ -47,7 +47,7 @@ DEFINITIONS = (
     ("hardware TFLOPS, HFU", "The same with recomputed FLOPs counted."),
     (
         "allocated, active, reserved",
-        "Bytes in live tensors; with blocks that other streams still use; all that the allocator holds",
+        "Bytes in live tensors; with blocks that other streams still use; all that the allocator holds.",
     ),
     (
         "allocator retries",

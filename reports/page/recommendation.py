@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Sequence
 
@@ -59,6 +60,9 @@ def findings(view: RunView) -> list[str]:
     broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
     if broken:
         found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")
+    environments = {json.dumps(row.result.environment, sort_keys=True) for row in view.with_status(Status.OK)}
+    if len(environments) > 1:
+        found.append(f"The configurations come from {len(environments)} environments, listed below.")
     if view.pending:
         has = "has" if len(view.pending) == 1 else "have"
         found.append(f"{_rows(len(view.pending))} {has} not run yet; the same command runs the rest.")

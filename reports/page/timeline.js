@@ -192,7 +192,7 @@ class Timeline {
     const kind = Timeline.KINDS[row.c[index]][1];
     return [
       this.data.names[row.n[index]],
-      [kind, unit ? `unit ${unit}` : null, row.label].filter(Boolean).join(" · "),
+      [row.label.startsWith(kind) ? null : kind, unit ? `unit ${unit}` : null, row.label].filter(Boolean).join(" · "),
       `${Timeline.#duration(row.d[index])} from ${Timeline.#duration(row.starts[index])}`,
     ];
   }

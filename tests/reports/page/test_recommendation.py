@@ -106,3 +106,9 @@ def test_settings_that_change_nothing_are_said_to_change_nothing(copy: Path) -> 
     sentence = best_sentence(load_run(copy))
     assert "no setting changed throughput by 1 %" in sentence
     assert "as fast as the slowest" in sentence
+
+
+def test_unlike_environments_are_said(copy: Path) -> None:
+    assert not any("environments" in line for line in findings(load_run(copy)))
+    change(copy, "impl-fsdp1-block-none-bf16-2", environment={"versions": {"torch": "2.11.0"}})
+    assert "The configurations come from 2 environments, listed below." in findings(load_run(copy))
