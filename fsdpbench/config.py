@@ -68,6 +68,10 @@ class Config:
     def name(self) -> str:
         """Readable, file-system safe, the same for the same configuration in every sweep."""
         parts = [self.system, self.settings.wrap.replace(":", "").replace("+", "_")]
+        if self.gpus != _USUAL_GPUS:
+            parts.insert(1, f"{self.gpus}x")
+        if self.settings.seq not in (None, self.shape.get("max_seq")):
+            parts.append(f"seq-{self.settings.seq}")
         parts += [
             f"{short}-{show_value(getattr(self.settings, name))}"
             for name, short in (("backward_prefetch", "bwd"), ("limit_all_gathers", "lim"))
@@ -98,6 +102,7 @@ class Config:
         return cls(**values)
 
 
+_USUAL_GPUS = 8
 _NAMED_ALWAYS = {"wrap", "backward_prefetch", "limit_all_gathers", "param_dtype", "seq"}
 
 

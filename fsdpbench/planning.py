@@ -1,18 +1,14 @@
-"""From what was asked to the configurations to run
-
-Devices resolved, lists expanded, the impossible said once.
-"""
+"""What a sweep has in common (its target), and one configuration on it, checked against model and system."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpbench.config import Config, Measurement, ShapeValue, check_world
 from fsdpbench.errors import UsageError, unknown
-from fsdpbench.settings import SETTINGS, Settings, Value, setting_named, show_value
+from fsdpbench.settings import SETTINGS, Settings, Value
 from fsdpbench.systems import get_system
 from workloads import Workload, WorkloadError, get_workload
 
@@ -37,18 +33,6 @@ class Target:
             return get_workload(self.model, shape=dict(self.shape) or None)
         except WorkloadError as error:
             raise UsageError(str(error)) from None
-
-
-@dataclass
-class Plan:
-    """The points of a sweep in the order they run, and what was left out of it and why (each said once)."""
-
-    points: list[Config] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
 
 
 def make_target(
@@ -126,50 +110,6 @@ def without_absent(config: Config) -> Config:
 
 
 _NEVER_NULL = {"strategy", "wrap", "cpu_offload"}
-
-
-def expand(target: Target, systems: Sequence[str], lists: Mapping[str, Sequence[Value]]) -> Plan:
-    """Every combination of `lists` under every system, without duplicates and without what is not
-    applicable."""
-    plan, workload = Plan(), target.workload()
-    names = [setting_named(name).name for name in lists]
-    seen: set[Config | str] = set()
-    for system in systems:
-        for values in itertools.product(*lists.values()):
-            settings = Settings.of(**dict(zip(names, values, strict=True)))
-            config = make_config(target, system, settings, workload)
-            absent = get_system(system).absent_settings(config)
-            for name in names:
-                if name in absent and len(lists[name]) > 1:
-                    plan.note(f"{system}: {name} is not applicable ({absent[name]}); not swept")
-            config = without_absent(config)
-            refused = get_system(system).refuses(config)
-            for name, reason in refused.items():
-                value = show_value(getattr(settings, name, None))
-                plan.note(f"{system}: {name}={value} is not applicable ({reason}); left out")
-            identity = repr(sorted(config.to_dict().items(), key=lambda item: item[0]))
-            if not refused and identity not in seen:
-                seen.add(identity)
-                plan.points.append(config)
-    return plan
-
-
-def default_lists(device: str) -> dict[str, list[Value]]:
-    """The default sweep: the settings that the FSDP paper's effects come from.
-
-    On `cpu` there is no caching allocator to press and half precision is emulated, so fewer of them matter.
-    """
-    if device == "cpu":
-        return {"wrap": ["block", "root"], "backward_prefetch": ["pre", "none"], "param_dtype": ["fp32"]}
-    return {
-        "wrap": ["block", "every-4"],
-        "backward_prefetch": ["pre", "none"],
-        "limit_all_gathers": [2, "off"],
-        "reduce_dtype": ["fp32", "bf16"],
-    }
-
-
-DEFAULT_SYSTEMS = ("impl-fsdp1", "impl-fsdp2")
 
 
 def parse_shape(text: str | None) -> dict[str, ShapeValue]:

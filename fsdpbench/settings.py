@@ -351,6 +351,18 @@ def setting_named(name: str) -> Setting:
     return setting
 
 
+def read_list(name: str, given: object) -> list[Value]:
+    """One setting's values from a comma-separated text or a TOML value or list, without repeats."""
+    setting = setting_named(name)
+    items = given if isinstance(given, list) else str(given).split(",") if isinstance(given, str) else [given]
+    values: list[Value] = []
+    for item in items:
+        value = setting.read(item)
+        if not any(value == other and type(value) is type(other) for other in values):
+            values.append(value)
+    return values
+
+
 def show_value(value: Value | float) -> str:
     """A setting's value as people type it."""
     return _plain_text(value) if value is not None else "-"

@@ -27,6 +27,8 @@ def _value(value: object) -> str:
         return repr(value)
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{name} = {_value(item)}" for name, item in value.items()) + " }"
     if isinstance(value, Sequence):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     raise TypeError(f"TOML has no form for {value!r}")

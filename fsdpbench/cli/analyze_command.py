@@ -15,9 +15,8 @@ from fsdpbench.errors import UsageError
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(paths: tuple[Path, ...], as_json: bool) -> None:
     """Overlap, exposed communication, idle time and memory of Kineto traces (files or folders)."""
-    from reports.analysis.text import describe
-
     from reports.analysis import analyze
+    from reports.analysis.text import describe
     from reports.trace import TraceError
 
     for path in paths:

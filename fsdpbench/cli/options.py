@@ -10,11 +10,22 @@ from typing import Any, TypeVar
 import click
 
 from fsdpbench.errors import UsageError
-from fsdpbench.settings import SETTINGS, Value, setting_named, show_value
+from fsdpbench.settings import SETTINGS, Value, read_list, setting_named, show_value
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_TARGET_KEYS = ("model", "shape", "device", "hardware", "gpus", "gpus_per_node", "data", "system")
+_SPACE_KEYS = ("preset", "when", "exclude", "max_points", "sample_seed")
+_TARGET_KEYS = (
+    "model",
+    "shape",
+    "device",
+    "hardware",
+    "gpus",
+    "gpus_per_node",
+    "data",
+    "system",
+    *_SPACE_KEYS,
+)
 
 
 def target_options(function: F) -> F:
@@ -25,11 +36,32 @@ def target_options(function: F) -> F:
         click.option("--system", help="System(s) under test, comma-separated."),
         click.option("--device", default=None, help="auto (default), cuda, cpu or sim."),
         click.option("--hardware", help="Profile to simulate (a100-80gb, FILE.toml, ...)."),
-        click.option("--gpus", type=int, default=None, help="Ranks in all (default 8)."),
+        click.option("--gpus", default=None, help="Ranks in all (default 8); `sweep` takes a list."),
         click.option("--gpus-per-node", type=int, default=None, help="Ranks on one node."),
         click.option("--data", help="Text file to train on (bytes); default: seeded synthetic tokens."),
         click.option("--timeout", type=float, default=None, help="Seconds a configuration may take."),
         click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def space_options(function: F) -> F:
+    """`--preset`, `--when`, `--exclude`, `--max-points`, `--sample-seed`: which combinations run."""
+    options = (
+        click.option("--preset", help="default, memory, accumulation, scaling or hybrid: a ready space."),
+        click.option(
+            "--when",
+            multiple=True,
+            metavar="'A=V => B=V,V'",
+            help="Sweep B only where A has that value (any setting, system or gpus).",
+        ),
+        click.option(
+            "--exclude", multiple=True, metavar="'A=V B=V'", help="Leave out points that match all of it."
+        ),
+        click.option("--max-points", type=int, help="Draw at most so many configurations."),
+        click.option("--sample-seed", type=int, help="Which are drawn (default 0)."),
     )
     for option in reversed(options):
         function = option(function)
@@ -66,18 +98,6 @@ def given_settings(flags: Mapping[str, str | None], assignments: tuple[str, ...]
             raise UsageError(f"--set {assignment!r}: write it as key=value, as in seq=4096")
         texts[setting_named(name.strip()).name] = value
     return {name: read_list(name, text) for name, text in texts.items()}
-
-
-def read_list(name: str, given: object) -> list[Value]:
-    """One setting's values from a comma-separated text or a TOML value or list, without repeats."""
-    setting = setting_named(name)
-    items = given if isinstance(given, list) else str(given).split(",") if isinstance(given, str) else [given]
-    values: list[Value] = []
-    for item in items:
-        value = setting.read(item)
-        if not any(value == other and type(value) is type(other) for other in values):
-            values.append(value)
-    return values
 
 
 def single_settings(given: Mapping[str, list[Value]]) -> dict[str, Value]:

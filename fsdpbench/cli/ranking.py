@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -44,7 +45,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
             table.add_row("-", *settings, Text(row.status.words, style="yellow"), *[""] * 6)
             continue
         result = row.result
-        memory = result.peak_memory_bytes or {}
+        memory: Any = result.peak_memory_bytes or {}
         reserved = memory.get("reserved") if isinstance(memory, dict) else memory.reserved
         table.add_row(
             str(place),

@@ -1,30 +1,22 @@
 """What the user asked of a sweep, checked and completed
 
-Target, systems, and the values of every swept setting.
+Targets, systems, the values of every swept setting, conditions, and how many points are drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdpbench.cli.options import read_list
 from fsdpbench.config import Measurement
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
-from fsdpbench.planning import (
-    DEFAULT_SYSTEMS,
-    Plan,
-    Target,
-    check_device,
-    check_systems,
-    default_lists,
-    expand,
-    make_target,
-    parse_shape,
-)
-from fsdpbench.settings import Value
+from fsdpbench.planning import Target, check_device, check_systems, make_target, parse_shape
+from fsdpbench.settings import Value, read_list
+from fsdpbench.sweep.presets import Preset, get_preset
+from fsdpbench.sweep.rules import Rule, parse_exclude, parse_when, read_rule
+from fsdpbench.sweep.space import Plan, Space, expand
 
 DEFAULT_GPUS = 8
 
@@ -33,63 +25,91 @@ DEFAULT_GPUS = 8
 class SweepRequest:
     """A sweep to run. `is_default`: nothing but model and place was named."""
 
-    target: Target
+    space: Space
     choice: Choice
-    systems: tuple[str, ...]
-    lists: Mapping[str, list[Value]]
     is_default: bool
 
+    @property
+    def target(self) -> Target:
+        """The first target; all are one model on one device."""
+        return self.space.targets[0]
+
+    @property
+    def gpus(self) -> list[int]:
+        return [target.gpus for target in self.space.targets]
+
     def plan(self) -> Plan:
-        return expand(self.target, self.systems, self.lists)
+        return expand(self.space)
 
     def to_space(self) -> dict[str, Any]:
         """The space as its TOML file says it; `fsdpbench sweep FILE` asks for the same again."""
-        target = self.target
+        target, space = self.target, self.space
+        several = len(space.targets) > 1
         return {
             "schema": 1,
             "model": target.model,
             "shape": ",".join(f"{name}={value}" for name, value in target.shape.items()) or None,
-            "system": list(self.systems),
+            "system": list(space.systems),
             "device": target.device,
             "hardware": target.hardware,
-            "gpus": target.gpus,
-            "gpus_per_node": target.gpus_per_node,
+            "gpus": self.gpus if several else target.gpus,
+            "gpus_per_node": max(t.gpus_per_node for t in space.targets),
             "data": target.data,
+            "max_points": space.max_points,
+            "sample_seed": space.sample_seed or None,
+            "when": [rule.to_table() for rule in space.when] or None,
+            "exclude": [rule.to_table() for rule in space.exclude] or None,
             "settings": {
                 name: ["none" if value is None else value for value in values]
-                for name, values in self.lists.items()
+                for name, values in space.lists.items()
             },
         }
 
     def announcement(self, points: int) -> str:
         """The first line of a sweep: what runs where, and why there."""
         target = self.target
+        gpus = ", ".join(map(str, self.gpus))
         if target.device == "sim":
             from fsdpbench.sim.hardware import load_profile
 
             title = load_profile(target.hardware or "").title
-            where = f"simulating {target.gpus} x {title} ({self.choice.reason})"
+            where = f"simulating {gpus} x {title} ({self.choice.reason})"
         else:
-            where = f"running on {target.gpus} x {target.device} ({self.choice.reason})"
+            where = f"running on {gpus} x {target.device} ({self.choice.reason})"
         noun = "configuration" if points == 1 else "configurations"
         return f"{target.model}: {points} {noun}, {where}"
 
 
 def make_request(
-    given: Mapping[str, Any], lists: Mapping[str, list[Value]], *, whole_space: bool
+    given: Mapping[str, Any], lists: Mapping[str, Sequence[Value]], *, whole_space: bool
 ) -> SweepRequest:
-    """`given` holds the target's keys; `lists` what was named of the settings. With `whole_space` (a TOML
-    file) the
-    default lists are not added. Raises `UsageError`."""
-    target, choice = target_of(given)
-    systems = _names(given.get("system")) or list(DEFAULT_SYSTEMS)
-    swept = {} if whole_space else default_lists(target.device)
-    return SweepRequest(
-        target=target,
-        choice=choice,
+    """`given` holds what is no setting (`model`, `gpus`, `preset`, `when`, ...), `lists` what was named of
+    the settings. With `whole_space` (a TOML file) the default lists are not added. Raises `UsageError`."""
+    named_preset = given.get("preset")
+    counts = gpu_counts(given.get("gpus"))
+    largest, choice = target_of({**given, "gpus": max(counts)})
+    preset = Preset({})
+    if named_preset is not None or not whole_space:
+        preset = get_preset(
+            str(named_preset or "default"), largest.device, counts[0], _node_size(given, largest)
+        )
+    if len(counts) == 1 and preset.gpus:
+        counts = list(preset.gpus)
+    systems = _names(given.get("system")) or list(preset.systems)
+    space = Space(
+        targets=tuple(target_of({**given, "gpus": count})[0] for count in counts),
         systems=tuple(check_systems(systems)),
-        lists={**swept, **lists},
-        is_default=not (lists or given.get("system") or given.get("shape") or whole_space),
+        lists={**preset.lists, **lists},
+        when=(*preset.when, *_rules(given.get("when"), "when", parse_when)),
+        exclude=_rules(given.get("exclude"), "exclude", parse_exclude),
+        max_points=_at_least_one("max_points", given.get("max_points")),
+        sample_seed=whole("sample_seed", given.get("sample_seed") or 0),
+    )
+    named = ("system", "shape", "preset", "when", "exclude", "max_points")
+    return SweepRequest(
+        space=space,
+        choice=choice,
+        is_default=not (lists or whole_space or len(counts) > 1 or any(given.get(name) for name in named)),
     )
 
 
@@ -101,9 +121,7 @@ def request_of_space(space: Mapping[str, Any]) -> SweepRequest:
 
 def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
     """The target in `given`, its device resolved, and why it is that one."""
-    gpus = DEFAULT_GPUS if given.get("gpus") is None else _whole("gpus", given["gpus"])
-    if gpus < 1:
-        raise UsageError(f"--gpus must be at least 1, not {gpus}")
+    (gpus,) = _one_count(given.get("gpus"))
     hardware = given.get("hardware")
     choice = choose_device(check_device(given.get("device") or "auto"), gpus, hardware)
     if hardware is not None and choice.device != "sim":
@@ -122,17 +140,68 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
         gpus=gpus,
         gpus_per_node=None
         if given.get("gpus_per_node") is None
-        else _whole("gpus_per_node", given["gpus_per_node"]),
+        else whole("gpus_per_node", given["gpus_per_node"]),
         data=given.get("data"),
         measurement=measurement,
     )
     return target, choice
 
 
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name}: {value!r} is not a whole number")
-    return value
+def gpu_counts(given: object) -> list[int]:
+    """World sizes: a number, a list, or a text of numbers between commas. Raises `UsageError`."""
+    if given is None:
+        return [DEFAULT_GPUS]
+    items = given if isinstance(given, list | tuple) else str(given).split(",")
+    counts = list(dict.fromkeys(whole("gpus", item) for item in items))
+    if not counts or min(counts) < 1:
+        raise UsageError(f"--gpus must be at least 1, not {given}")
+    return counts
+
+
+def whole(name: str, value: object) -> int:
+    """A whole number from a text or a TOML value. Raises `UsageError`."""
+    try:
+        if isinstance(value, bool | float):
+            raise ValueError
+        return int(str(value))
+    except ValueError:
+        raise UsageError(f"{name}: {value!r} is not a whole number") from None
+
+
+def _one_count(given: object) -> list[int]:
+    counts = gpu_counts(given)
+    if len(counts) > 1:
+        raise UsageError(f"--gpus {given}: one number is wanted here; `sweep` takes several")
+    return counts
+
+
+def _node_size(given: Mapping[str, Any], largest: Target) -> int:
+    """GPUs of a full node, also where fewer than that are asked for."""
+    if given.get("gpus_per_node") is not None:
+        return whole("gpus_per_node", given["gpus_per_node"])
+    if largest.device == "sim":
+        from fsdpbench.sim.hardware import load_profile
+
+        return load_profile(largest.hardware or "").gpus_per_node
+    return largest.gpus_per_node
+
+
+def _rules(given: object, name: str, parse: Callable[[str], Rule]) -> tuple[Rule, ...]:
+    """Texts from the command line, or tables from TOML."""
+    items = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return tuple(
+        parse(item) if isinstance(item, str) else read_rule(item, f"[[{name}]]", adds=name == "when")
+        for item in items
+    )
+
+
+def _at_least_one(name: str, given: object) -> int | None:
+    if given is None:
+        return None
+    number = whole(name, given)
+    if number < 1:
+        raise UsageError(f"{name} must be at least 1, not {number}")
+    return number
 
 
 def _names(given: object) -> list[str]:

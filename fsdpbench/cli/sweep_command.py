@@ -10,7 +10,13 @@ from typing import Any
 
 import click
 
-from fsdpbench.cli.options import given_settings, read_space_file, setting_options, target_options
+from fsdpbench.cli.options import (
+    given_settings,
+    read_space_file,
+    setting_options,
+    space_options,
+    target_options,
+)
 from fsdpbench.cli.progress import make_progress
 from fsdpbench.cli.ranking import print_ranking
 from fsdpbench.cli.request import SweepRequest, make_request
@@ -22,6 +28,7 @@ from fsdpbench.settings import SETTINGS
 @click.command("sweep")
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
+@space_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Run folder (default runs/NAME).")
 @click.option("--jobs", type=click.IntRange(min=1), help="Simulated configurations side by side.")
 @click.option("--retry-failed", is_flag=True, help="Run failed configurations of this folder again.")
@@ -47,7 +54,8 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
     from_file: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     if space is not None:
         from_file = read_space_file(space)
-    target = {**from_file[0], **{k: v for k, v in options.items() if v is not None and k not in SETTINGS}}
+    named = {k: v for k, v in options.items() if v is not None and v != () and k not in SETTINGS}
+    target = {**from_file[0], **named}
     lists = {**from_file[1], **given_settings(options, assignments)}
     if not target.get("model"):
         raise UsageError("which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them")
@@ -93,7 +101,7 @@ def default_name(request: SweepRequest) -> str:
     """The same space has the same name, so that the same command finds its folder again."""
     target = request.target
     where = Path(target.hardware).stem if target.hardware else target.device
-    name = f"{target.model}-{target.gpus}x-{where}"
+    name = f"{target.model}-{'-'.join(map(str, request.gpus))}x-{where}"
     if not request.is_default:
         digest = hashlib.sha256(json.dumps(request.to_space(), sort_keys=True, default=str).encode())
         name += f"-{digest.hexdigest()[:6]}"

@@ -31,7 +31,7 @@ def test_survives_json() -> None:
 
 
 def test_the_name_is_safe_for_a_file_system() -> None:
-    assert CONFIG.name == "impl-fsdp1-size1000000-bwd-pre-lim-off-bf16"
+    assert CONFIG.name == "impl-fsdp1-16x-size1000000-bwd-pre-lim-off-bf16"
 
 
 OTHER = {

@@ -1,0 +1,116 @@
+"""Named spaces: what to sweep where nobody says it, and for the questions that people ask most.
+
+default        the settings that the FSDP paper's effects come from
+memory         what is traded against memory: batch, checkpointing, strategy, rate limiter
+accumulation   microbatches a step, with a reduction in each of them or in the last one alone
+scaling        the same work a GPU on more and more GPUs, sharded over all or inside nodes
+hybrid         over how many ranks one copy is sharded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from fsdpbench.errors import unknown
+from fsdpbench.settings import Value
+from fsdpbench.sweep.rules import Rule
+
+DEFAULT_SYSTEMS = ("impl-fsdp1", "impl-fsdp2")
+Lists = Mapping[str, list[Value]]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The lists and rules of a space; `gpus` where the space has GPU counts of its own."""
+
+    lists: Lists
+    when: tuple[Rule, ...] = ()
+    gpus: tuple[int, ...] = ()
+    systems: tuple[str, ...] = field(default=DEFAULT_SYSTEMS)
+
+
+def get_preset(name: str, device: str, gpus: int, gpus_per_node: int) -> Preset:
+    """The preset of that name for a device and a world. Raises `UsageError` with the nearest names."""
+    if name not in _PRESETS:
+        raise unknown("preset", name, _PRESETS, "fsdpbench sweep --help")
+    preset = _PRESETS[name](device, gpus, gpus_per_node)
+    if device != "cpu":
+        return preset
+    # Half precision is emulated on a CPU: what is compared there computes in fp32, unless it is asked for.
+    return Preset(
+        {"param_dtype": ["fp32"], **_without(preset.lists, "reduce_dtype")},
+        preset.when,
+        preset.gpus,
+        preset.systems,
+    )
+
+
+def preset_names() -> list[str]:
+    return list(_PRESETS)
+
+
+def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
+    if device == "cpu":  # no caching allocator to press
+        return Preset({"wrap": ["block", "root"], "backward_prefetch": ["pre", "none"]})
+    return Preset(
+        {
+            "wrap": ["block", "every-4"],
+            "backward_prefetch": ["pre", "none"],
+            "limit_all_gathers": [2, "off"],
+            "reduce_dtype": ["fp32", "bf16"],
+        }
+    )
+
+
+def _memory(device: str, gpus: int, gpus_per_node: int) -> Preset:
+    return Preset(
+        {
+            "batch": [2, 4] if device == "cpu" else [4, 8, 16],
+            "activation_checkpointing": ["none", "full"],
+            "strategy": ["FULL_SHARD", "SHARD_GRAD_OP"],
+            "limit_all_gathers": [2, "off"],
+        }
+    )
+
+
+def _accumulation(device: str, gpus: int, gpus_per_node: int) -> Preset:
+    # With one microbatch a step there is nothing to put off.
+    later = Rule({"grad_accum": (2, 4, 8)}, {"grad_sync": ("every", "last")})
+    lists: dict[str, list[Value]] = {"grad_accum": [1, 2, 4, 8], "strategy": ["FULL_SHARD", "SHARD_GRAD_OP"]}
+    return Preset(lists | ({} if device == "cpu" else {"batch": [4]}), (later,))
+
+
+def _scaling(device: str, gpus: int, gpus_per_node: int) -> Preset:
+    """Simulated worlds may grow beyond what was named; real ones end there."""
+    if device == "sim":
+        counts = tuple(gpus * 2**k for k in range(5))
+    else:
+        counts = (*(2**k for k in range(gpus.bit_length()) if 2**k < gpus), gpus)
+    several_nodes = tuple(count for count in counts if count > gpus_per_node)
+    when = (
+        (Rule({"gpus": several_nodes}, {"strategy": ("FULL_SHARD", "HYBRID_SHARD")}),)
+        if several_nodes
+        else ()
+    )
+    return Preset({"activation_checkpointing": ["none"]}, when, counts)
+
+
+def _hybrid(device: str, gpus: int, gpus_per_node: int) -> Preset:
+    sizes = tuple(size for size in range(2, gpus) if gpus % size == 0 and size & (size - 1) == 0)
+    hybrid = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+    lists: dict[str, list[Value]] = {"strategy": ["FULL_SHARD", "SHARD_GRAD_OP", *hybrid]}
+    return Preset(lists, (Rule({"strategy": hybrid}, {"shard_size": sizes}),) if sizes else ())
+
+
+_PRESETS: dict[str, Callable[[str, int, int], Preset]] = {
+    "default": _default,
+    "memory": _memory,
+    "accumulation": _accumulation,
+    "scaling": _scaling,
+    "hybrid": _hybrid,
+}
+
+
+def _without(lists: Lists, name: str) -> dict[str, list[Value]]:
+    return {key: values for key, values in lists.items() if key != name}

@@ -1,0 +1,143 @@
+"""From what was asked to the configurations to run: lists expanded, the impossible said once, a sample drawn.
+
+worlds x systems x lists  ──when──>  more lists  ──exclude──>  ──not applicable──>  points  ──sample──>
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fsdpbench.config import Config
+from fsdpbench.errors import UsageError
+from fsdpbench.planning import Target, make_config, without_absent
+from fsdpbench.settings import Settings, Value, show_value
+from fsdpbench.sweep.rules import Rule
+from fsdpbench.systems import get_system
+from workloads import Workload
+
+MOST_COMBINATIONS = 100_000
+"""More are not listed one by one: at about 0.2 ms each that would take longer than running a good sample."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """What may be combined. `targets` are one model on worlds of different sizes; `max_points` points are
+    drawn by `sample_seed` where there are more."""
+
+    targets: tuple[Target, ...]
+    systems: tuple[str, ...]
+    lists: Mapping[str, Sequence[Value]]
+    when: tuple[Rule, ...] = ()
+    exclude: tuple[Rule, ...] = ()
+    max_points: int | None = None
+    sample_seed: int = 0
+
+    @property
+    def combinations(self) -> int:
+        """How many there are before conditions and what is not applicable."""
+        each = math.prod(len(values) for values in self.lists.values())
+        return len(self.targets) * len(self.systems) * each
+
+
+@dataclass
+class Plan:
+    """The points of a sweep in the order they run, and what was left out of it and why (each said once)."""
+
+    points: list[Config] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def expand(space: Space) -> Plan:
+    """The points of `space`, without duplicates and without what is not applicable.
+
+    Raises `UsageError` where there are too many combinations to list.
+    """
+    if space.combinations > MOST_COMBINATIONS:
+        raise UsageError(
+            f"the space has {space.combinations:,} combinations, more than the {MOST_COMBINATIONS:,} "
+            f"that are listed: name fewer values, or let `fsdpbench tune` search it"
+        )
+    plan, seen = Plan(), set()
+    for target in space.targets:
+        workload = target.workload()
+        for system in space.systems:
+            for config in _combinations(space, target, workload, system, plan):
+                identity = json.dumps(config.to_dict(), sort_keys=True, default=str)
+                if identity not in seen:
+                    seen.add(identity)
+                    plan.points.append(config)
+    if space.max_points is not None and len(plan.points) > space.max_points:
+        plan.note(
+            f"{space.max_points} of {len(plan.points)} configurations are drawn (--max-points, "
+            f"--sample-seed {space.sample_seed})"
+        )
+        plan.points = sample(plan.points, space.max_points, space.sample_seed)
+    return plan
+
+
+def sample(points: Sequence[Config], count: int, seed: int) -> list[Config]:
+    """`count` of `points`, in their order. A larger sample of the same seed holds the smaller one, so that
+    what has run already stays part of it."""
+
+    def drawn(config: Config) -> bytes:
+        text = json.dumps([seed, config.to_dict()], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).digest()
+
+    chosen = set(sorted(range(len(points)), key=lambda index: drawn(points[index]))[:count])
+    return [config for index, config in enumerate(points) if index in chosen]
+
+
+def _combinations(
+    space: Space, target: Target, workload: Workload, system: str, plan: Plan
+) -> Iterator[Config]:
+    for asked in _assignments(space, target, workload, system):
+        config = make_config(target, system, Settings.of(**asked), workload)
+        if any(rule.holds(config) for rule in space.exclude):
+            continue
+        _note_absent(space, config, asked, plan)
+        config = without_absent(config)
+        refused = get_system(system).refuses(config)
+        for name, reason in refused.items():
+            value = show_value(asked.get(name, getattr(config.settings, name, None)))
+            plan.note(f"{system}: {name}={value} is not applicable ({reason}); left out")
+        if not refused:
+            yield config
+
+
+def _assignments(space: Space, target: Target, workload: Workload, system: str) -> Iterator[dict[str, Value]]:
+    """Each combination of the lists, and of those that conditions add to it."""
+    for values in itertools.product(*space.lists.values()):
+        given = dict(zip(space.lists, values, strict=True))
+        yield from _with_conditions(given, space.when, target, workload, system)
+
+
+def _with_conditions(
+    given: dict[str, Value], rules: Sequence[Rule], target: Target, workload: Workload, system: str
+) -> Iterator[dict[str, Value]]:
+    """Rules count in their order, so that one can build on the lists of another."""
+    for index, rule in enumerate(rules):
+        if not rule.holds(make_config(target, system, Settings.of(**given), workload)):
+            continue
+        for values in itertools.product(*rule.lists.values()):
+            extended = {**given, **dict(zip(rule.lists, values, strict=True))}
+            yield from _with_conditions(extended, rules[index + 1 :], target, workload, system)
+        return
+    yield given
+
+
+def _note_absent(space: Space, config: Config, asked: Mapping[str, Value], plan: Plan) -> None:
+    absent = get_system(config.system).absent_settings(config)
+    swept = {name for name, values in space.lists.items() if len(values) > 1}
+    swept |= {name for rule in space.when for name, values in rule.lists.items() if len(values) > 1}
+    for name in asked:
+        if name in absent and name in swept:
+            plan.note(f"{config.system}: {name} is not applicable ({absent[name]}); not swept")
