@@ -27,9 +27,9 @@ from reports.analysis.activity import UNKNOWN_TIME, Activity
 from reports.analysis.naming import COLLECTIVE_TYPES, CollectiveType
 from reports.analysis.nesting import NOTHING
 from reports.analysis.units import FsdpSpans, unit_of
-from reports.analysis.windows import Mark, Window
+from reports.analysis.windows import Mark, Window, containing
 from reports.trace import MISSING
-from reports.trace.model import Int32, Int64
+from reports.trace.model import Bool, Int32, Int64
 
 TOLERANCE_NS = 1000
 """Lateness below this is none: launch latencies and the clock's grain."""
@@ -37,6 +37,9 @@ TOLERANCE_NS = 1000
 _WAITS = ("wait_all_gather", "all_gather_copy_out")
 _TURNS = ("pre_forward", "pre_backward", "post_forward", "post_backward")
 _LIMITER = "limiter_wait"
+
+_NEIGHBOURS = 8
+"""How many collectives back one is looked for that another queued behind: a few run at a time."""
 
 
 class LateCause(StrEnum):
@@ -93,129 +96,151 @@ class GatherTiming:
 def time_gathers(
     activity: Activity, spans: FsdpSpans, steps: Sequence[Window], phases: Sequence[Mark]
 ) -> list[GatherTiming]:
-    """Every all-gather that belongs to an FSDP unit and has a wait, in order of its issue."""
-    return _Timer(activity, spans, steps, phases).run()
+    """Every all-gather that belongs to an FSDP unit, a step and a wait, in order of its issue."""
+    unit = unit_of(spans, activity.collectives.work.launch_lane, activity.collectives.work.launch)
+    gather = COLLECTIVE_TYPES.index(CollectiveType.ALL_GATHER)
+    rows = np.flatnonzero((activity.collectives.kind == gather) & (unit != MISSING))
+    work = activity.collectives.work
+    rows = rows[np.argsort(work.launch[rows], kind="stable")]
+    wait = _waits(spans, unit[rows], work.launch[rows])
+    step = containing([window.mark for window in steps], work.launch[rows])
+    known = (wait != UNKNOWN_TIME) & (step >= 0)
+    rows, wait, step = rows[known], wait[known], step[known]
+    if not len(rows):
+        return []
+    return _timings(activity, spans, steps, phases, unit, rows, wait, step)
 
 
-class _Timer:
-    """The tables that each all-gather is looked up in."""
+def _waits(spans: FsdpSpans, unit: Int32, issued: Int64) -> Int64:
+    """Start of each unit's first wait that has not ended before the issue, or UNKNOWN_TIME."""
+    found = np.full(len(unit), UNKNOWN_TIME, np.int64)
+    waits = np.isin(spans.event, [i for i, name in enumerate(spans.events) if name in _WAITS])
+    for each in np.unique(unit).tolist():
+        own = np.flatnonzero(waits & (spans.unit == each))
+        asked = np.flatnonzero(unit == each)
+        # One unit's waits follow one another, so their ends are in order like their starts.
+        place = np.searchsorted(spans.end[own], issued[asked], side="left")
+        there = place < len(own)
+        found[asked[there]] = spans.start[own[place[there]]]
+    return found
 
-    def __init__(
-        self, activity: Activity, spans: FsdpSpans, steps: Sequence[Window], phases: Sequence[Mark]
-    ) -> None:
-        self.on_device = activity.kind == "gpu"
-        self.spans, self.steps, self.phases = spans, steps, phases
-        self.collectives = activity.collectives
-        work = activity.work
-        computing = ~work.is_communication & ~work.is_copy & (work.launch != UNKNOWN_TIME)
-        order = np.argsort(work.launch[computing], kind="stable")
-        self.launched: Int64 = work.launch[computing][order]
-        self.reached: Int64 = np.maximum.accumulate(work.end[computing][order])
-        placed = self.collectives.work
-        self.unit: Int32 = unit_of(spans, placed.launch_lane, placed.launch)
-        names = np.array(spans.events, dtype=object)
-        self.is_wait = np.isin(names[spans.event] if len(spans) else names, _WAITS)
-        limiter = np.flatnonzero(np.fromiter((spans.events[e] == _LIMITER for e in spans.event), np.bool_))
-        self.limiter = intervals.of(spans.start[limiter], spans.end[limiter])
-        self.communicating = intervals.of(placed.start, placed.end)
 
-    def run(self) -> list[GatherTiming]:
-        gather = COLLECTIVE_TYPES.index(CollectiveType.ALL_GATHER)
-        found: list[GatherTiming] = []
-        launch = self.collectives.work.launch
-        rows = np.flatnonzero((self.collectives.kind == gather) & (self.unit != MISSING))
-        for row in rows[np.argsort(launch[rows], kind="stable")].tolist():
-            wait = self._wait_of(row)
-            step = next((s for s in self.steps if s.mark.start <= launch[row] < s.mark.end), None)
-            if wait is not None and step is not None:
-                first = not found or found[-1].step != step.index
-                found.append(self._time(row, wait, step, first))
-        return found
+def _needed(activity: Activity, wait: Int64, ended: Int64) -> Int64:
+    """When the device (on a CPU trace: the waiting thread) could have gone on."""
+    if activity.kind == "cpu":
+        return np.minimum(wait, ended)
+    work = activity.work
+    computing = ~work.is_communication & ~work.is_copy & (work.launch != UNKNOWN_TIME)
+    order = np.argsort(work.launch[computing], kind="stable")
+    launched = work.launch[computing][order]
+    reached = np.maximum.accumulate(work.end[computing][order])
+    before = np.searchsorted(launched, wait, side="left")
+    # Everything launched before the wait has ended, and what follows it has been launched.
+    last_end = np.where(before > 0, np.append(reached, 0)[before - 1], wait)
+    consumer = np.where(before < len(launched), np.append(launched, 0)[before], wait)
+    needed: Int64 = np.minimum(np.maximum(np.maximum(last_end, consumer), wait), ended)
+    return needed
 
-    def _wait_of(self, row: int) -> int | None:
-        """Start of the unit's first wait after the issue."""
-        spans = self.spans
-        issued = int(self.collectives.work.launch[row])
-        candidates = np.flatnonzero(self.is_wait & (spans.unit == self.unit[row]) & (spans.end >= issued))
-        return int(spans.start[candidates[0]]) if len(candidates) else None
 
-    def _time(self, row: int, wait: int, step: Window, first: bool) -> GatherTiming:
-        work = self.collectives.work
-        issued, started, ended = int(work.launch[row]), int(work.start[row]), int(work.end[row])
-        before = int(np.searchsorted(self.launched, wait, side="left"))
-        needed = wait
-        if self.on_device:
-            reached = int(self.reached[before - 1]) if before else wait
-            consumer = int(self.launched[before]) if before < len(self.launched) else wait
-            needed = max(reached, consumer, wait)
-        needed = min(needed, ended)
-        until_issued = intervals.single(needed, min(issued, ended))
-        limiter = intervals.intersect(until_issued, self.limiter).length()
-        held = intervals.single(max(needed, issued), min(started, ended))
-        queued = intervals.intersect(held, self.communicating).length()
-        transfer = ended - max(needed, started)
+def _timings(
+    activity: Activity,
+    spans: FsdpSpans,
+    steps: Sequence[Window],
+    phases: Sequence[Mark],
+    unit: Int32,
+    rows: Int64,
+    wait: Int64,
+    step: Int64,
+) -> list[GatherTiming]:
+    work = activity.collectives.work
+    issued, started, ended = work.launch[rows], work.start[rows], work.end[rows]
+    needed = _needed(activity, wait, ended)
+    limited = np.flatnonzero(np.isin(spans.event, [i for i, n in enumerate(spans.events) if n == _LIMITER]))
+    limiter_waits = intervals.of(spans.start[limited], spans.end[limited])
+    issue_by = np.minimum(issued, ended)
+    until_issued = np.maximum(issue_by - needed, 0)
+    limiter = intervals.covered(limiter_waits, needed, issue_by)
+    held_from, held_to = np.maximum(needed, issued), np.minimum(started, ended)
+    queued = intervals.covered(activity.communication, held_from, held_to)
+    event = np.maximum(held_to - held_from, 0) - queued
+    transfer = np.maximum(ended - np.maximum(needed, started), 0)
+    prefetched = _prefetched(activity, spans, unit[rows], work.launch_lane[rows], issued, wait)
+    phase = containing(phases, issued).tolist()
+    first = np.concatenate([[True], step[1:] != step[:-1]]).tolist()
+    found: list[GatherTiming] = []
+    for i, row in enumerate(rows.tolist()):
         parts = {
-            LateCause.CPU_LATE: until_issued.length() - limiter,
-            LateCause.RATE_LIMITER: limiter,
-            LateCause.QUEUED: queued,
-            LateCause.EVENT: held.length() - queued,
-            LateCause.TRANSFER: max(transfer, 0),
+            LateCause.CPU_LATE: int(until_issued[i] - limiter[i]),
+            LateCause.RATE_LIMITER: int(limiter[i]),
+            LateCause.QUEUED: int(queued[i]),
+            LateCause.EVENT: int(event[i]),
+            LateCause.TRANSFER: int(transfer[i]),
         }
-        prefetched = self._prefetched(row, wait)
-        behind = self._behind(row)
+        behind = _behind(activity, spans, unit, row)
         cause = None
-        if ended - needed > TOLERANCE_NS:
-            cause = LateCause.FIRST if first else self._cause(parts, prefetched, behind)
-        return GatherTiming(
-            unit=self.spans.units[self.unit[row]],
-            step=step.index,
-            phase=next((mark.name for mark in self.phases if mark.start <= issued < mark.end), None),
-            issued=issued,
-            started=started,
-            ended=ended,
-            needed=needed,
-            prefetched=prefetched,
-            cpu=parts[LateCause.CPU_LATE],
-            limiter=limiter,
-            queued=queued,
-            event=parts[LateCause.EVENT],
-            transfer=parts[LateCause.TRANSFER],
-            behind=behind,
-            cause=cause,
+        if ended[i] - needed[i] > TOLERANCE_NS:
+            cause = LateCause.FIRST if first[i] else _cause(parts, bool(prefetched[i]), behind)
+        found.append(
+            GatherTiming(
+                unit=spans.units[unit[row]],
+                step=steps[step[i]].index,
+                phase=phases[phase[i]].name if phase[i] >= 0 else None,
+                issued=int(issued[i]),
+                started=int(started[i]),
+                ended=int(ended[i]),
+                needed=int(needed[i]),
+                prefetched=bool(prefetched[i]),
+                cpu=parts[LateCause.CPU_LATE],
+                limiter=parts[LateCause.RATE_LIMITER],
+                queued=parts[LateCause.QUEUED],
+                event=parts[LateCause.EVENT],
+                transfer=parts[LateCause.TRANSFER],
+                behind=behind,
+                cause=cause,
+            )
         )
+    return found
 
-    @staticmethod
-    def _cause(parts: dict[LateCause, int], prefetched: bool, behind: str | None) -> LateCause:
-        mainly = max(parts, key=lambda cause: parts[cause])
-        if prefetched or mainly in (LateCause.RATE_LIMITER, LateCause.CPU_LATE):
-            return mainly
-        # An earlier issue would not have helped where the wire was busy with other gathers to the very start.
-        if behind is not None and behind.startswith(CollectiveType.ALL_GATHER):
-            return mainly
-        return LateCause.NO_PREFETCH
 
-    def _prefetched(self, row: int, wait: int) -> bool:
-        """Issued in another unit's turn; without turns around it, with work launched before the wait."""
-        spans, unit = self.spans, int(self.unit[row])
-        issued = int(self.collectives.work.launch[row])
-        lane = self.collectives.work.launch_lane[row]
-        place = int(spans.index.innermost(np.array([lane]), np.array([issued]))[0])
-        while place != NOTHING:
-            if spans.events[spans.event[place]] in _TURNS:
-                return int(spans.unit[place]) != unit
-            place = int(spans.parent_of[place])
-        low, high = np.searchsorted(self.launched, [issued, wait])
-        return bool(high > low)
+def _cause(parts: dict[LateCause, int], prefetched: bool, behind: str | None) -> LateCause:
+    mainly = max(parts, key=lambda cause: parts[cause])
+    if prefetched or mainly in (LateCause.RATE_LIMITER, LateCause.CPU_LATE):
+        return mainly
+    # An earlier issue would not have helped where the wire was busy with other gathers to the very start.
+    if behind is not None and behind.startswith(CollectiveType.ALL_GATHER):
+        return mainly
+    return LateCause.NO_PREFETCH
 
-    def _behind(self, row: int) -> str | None:
-        """The collective that ended just when this one could start."""
-        work = self.collectives.work
-        started = int(work.start[row])
-        near = np.flatnonzero((work.end <= started) & (work.end >= started - TOLERANCE_NS))
-        near = near[work.end[near] > work.launch[row]]
-        if not len(near):
-            return None
-        last = int(near[np.argmax(work.end[near])])
-        unit = self.unit[last]
-        name = self.spans.units[unit] if unit != MISSING else "no unit"
-        return f"{COLLECTIVE_TYPES[self.collectives.kind[last]]} ({name})"
+
+def _prefetched(
+    activity: Activity, spans: FsdpSpans, unit: Int32, lane: Int32, issued: Int64, wait: Int64
+) -> Bool:
+    """Issued in another unit's turn; without turns around it, with work launched before the wait."""
+    is_turn = np.isin(spans.event, [i for i, name in enumerate(spans.events) if name in _TURNS])
+    place = spans.index.innermost(lane, issued)
+    while True:
+        climb = (place != NOTHING) & ~is_turn[place]
+        if not climb.any():
+            break
+        place[climb] = spans.parent_of[place[climb]]
+    work = activity.work
+    launched = np.sort(work.launch[~work.is_communication & ~work.is_copy])
+    between = np.searchsorted(launched, wait) > np.searchsorted(launched, issued)
+    prefetched: Bool = np.where(place != NOTHING, spans.unit[place] != unit, between)
+    return prefetched
+
+
+def _behind(activity: Activity, spans: FsdpSpans, unit: Int32, row: int) -> str | None:
+    """The collective that ended just when this one, issued before, could start."""
+    work = activity.collectives.work
+    started, launch = int(work.start[row]), int(work.launch[row])
+    # Collectives are in order of their start; of the ones just before, the last to end.
+    last: int | None = None
+    for other in range(row - 1, max(row - 1 - _NEIGHBOURS, -1), -1):
+        end = int(work.end[other])
+        if launch < end <= started and end >= started - TOLERANCE_NS:
+            last = other if last is None or end > int(work.end[last]) else last
+    if last is None:
+        return None
+    name = spans.units[unit[last]] if unit[last] != MISSING else "no unit"
+    return f"{COLLECTIVE_TYPES[activity.collectives.kind[last]]} ({name})"

@@ -19,7 +19,7 @@ from reports.analysis.nesting import NOTHING
 from reports.analysis.time_units import seconds
 from reports.analysis.unit_spans import running_index
 from reports.analysis.units import FsdpSpans
-from reports.analysis.windows import Mark, Window
+from reports.analysis.windows import Mark, Window, containing
 from reports.trace import Category, MemoryEvents, Trace
 from reports.trace.model import Bool, Int64
 
@@ -136,7 +136,7 @@ def analyze_memory(
         peak_allocated=allocated,
         # The host's allocator reserves nothing and says 0.
         peak_reserved=int(memory.reserved[rows].max()) or None,
-        peak_phase=places.phase(int(memory.time[peak])),
+        peak_phase=places.phase(memory.time[[peak]])[0],
         unused_at_peak=max(reserved - allocated, 0) if reserved else None,
         at_peak=at_peak,
         before_trace=max(allocated - sum(holding.bytes for holding in at_peak), 0),
@@ -155,11 +155,13 @@ class _Places:
         self.lane = int(np.bincount(spans.lane).argmax()) if len(spans) else 0
         self.running = running_index(spans)
 
-    def step(self, time: int) -> int | None:
-        return next((step.index for step in self.steps if step.mark.start <= time < step.mark.end), None)
+    def step(self, times: Int64) -> list[int | None]:
+        found = containing([step.mark for step in self.steps], times).tolist()
+        return [self.steps[place].index if place >= 0 else None for place in found]
 
-    def phase(self, time: int) -> str | None:
-        return next((mark.name for mark in self.phases if mark.start <= time < mark.end), None)
+    def phase(self, times: Int64) -> list[str | None]:
+        found = containing(self.phases, times).tolist()
+        return [self.phases[place].name if place >= 0 else None for place in found]
 
     def unit_and_event(self, times: Int64) -> list[tuple[str | None, str]]:
         lane = np.full(len(times), self.lane)
@@ -187,9 +189,8 @@ def _holdings(memory: MemoryEvents, rows: Int64, places: _Places) -> tuple[Holdi
     alive = alive[memory.bytes[alive] > 0]
     times = memory.time[alive]
     sums: dict[tuple[str | None, str | None, str], int] = {}
-    phases = [places.phase(time) for time in times.tolist()]
     for phase, (unit, event), size in zip(
-        phases, places.unit_and_event(times), memory.bytes[alive].tolist(), strict=True
+        places.phase(times), places.unit_and_event(times), memory.bytes[alive].tolist(), strict=True
     ):
         sums[phase, unit, event] = sums.get((phase, unit, event), 0) + size
     ordered = sorted(sums.items(), key=lambda item: (-item[1], str(item[0])))
@@ -198,12 +199,17 @@ def _holdings(memory: MemoryEvents, rows: Int64, places: _Places) -> tuple[Holdi
 
 def _retries(trace: Trace, places: _Places) -> tuple[Retry, ...]:
     retries = trace.retries
-    where = places.unit_and_event(retries.time)
+    columns = zip(
+        retries.time.tolist(),
+        places.step(retries.time),
+        places.phase(retries.time),
+        places.unit_and_event(retries.time),
+        retries.bytes.tolist(),
+        retries.freed.tolist(),
+        strict=True,
+    )
     return tuple(
-        Retry(time, places.step(time), places.phase(time), unit, size, freed)
-        for time, size, freed, (unit, _) in zip(
-            retries.time.tolist(), retries.bytes.tolist(), retries.freed.tolist(), where, strict=True
-        )
+        Retry(time, step, phase, unit, size, freed) for time, step, phase, (unit, _), size, freed in columns
     )
 
 

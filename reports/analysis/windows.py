@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from reports.analysis.activity import Activity
 from reports.trace import Category, Trace
+from reports.trace.model import Int64
 
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
 
@@ -58,6 +60,16 @@ class Window:
         """The number of a step's window."""
         found = STEP.match(self.mark.name)
         return int(found[1]) if found else 0
+
+
+def containing(marks: Sequence[Mark], times: Int64) -> Int64:
+    """For each time the number of the mark [start, end) around it, -1 for none; marks disjoint, in order."""
+    starts = np.array([mark.start for mark in marks], np.int64)
+    ends = np.array([mark.end for mark in marks], np.int64)
+    place = np.searchsorted(starts, times, side="right") - 1
+    if not len(marks):
+        return place
+    return np.where((place >= 0) & (times < ends[place]), place, -1)
 
 
 def step_marks(trace: Trace) -> list[Mark]:
