@@ -144,15 +144,37 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
 def parse_profile(content: str, origin: str) -> HardwareProfile:
     """Make a profile from TOML text; ``origin`` (a file name) begins every error message."""
     try:
-        table = tomllib.loads(content)
+        table = _on_its_base(tomllib.loads(content))
     except tomllib.TOMLDecodeError as error:
         raise ProfileError(f"hardware profile {origin}: no valid TOML: {error}") from None
+    except ProfileError as error:
+        raise ProfileError(f"hardware profile {origin}: {error}") from None
     try:
         profile = build(HardwareProfile, table, "")
     except ProfileError as error:
         raise ProfileError(f"hardware profile {origin}: {error}") from None
     assert isinstance(profile, HardwareProfile)
     return profile
+
+
+def _on_its_base(table: dict[str, Any]) -> dict[str, Any]:
+    """`base = "NAME"` takes everything that the file does not say from the packaged profile of that name."""
+    base = table.pop("base", None)
+    if base is None:
+        return table
+    if base not in profile_names():
+        raise ProfileError(f"base = {base!r} is no packaged profile; known are {', '.join(profile_names())}")
+    below = _on_its_base(tomllib.loads((_PROFILE_FOLDER / f"{base}.toml").read_text("utf-8")))
+    return _merged(below, table)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, table by table."""
+    merged = dict(below)
+    for key, value in above.items():
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if nested else value
+    return merged
 
 
 def _has_key(profile: HardwareProfile, key: str) -> bool:
