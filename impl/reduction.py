@@ -84,7 +84,8 @@ class Reducer:
                 reduction = self._copy_in(unit, which, gradients)
                 self._keep_gradients(gradients, lane)
                 self._start(reduction)
-        if self._lanes.has_streams:
+        if self._lanes.has_streams or (unit.gathers and unit.groups.replicate is not None):
+            # With replicas a second collective follows: all ranks must issue the two in one order.
             self._complete(reduction)
         else:
             self._in_flight.append(reduction)

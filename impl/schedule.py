@@ -161,7 +161,10 @@ class Schedule:
         for ahead in range(1, self.settings.backward_prefetch_depth + 1):
             if position - ahead < 0:
                 return
-            self.gather_for_backward(self._post_forward_order[position - ahead])
+            target = self._post_forward_order[position - ahead]
+            # Its backward may have been already, where this stage ends later than the order says.
+            if position - ahead in target.forward_positions:
+                self.gather_for_backward(target)
 
     def end_backward(self) -> None:
         """Forget the order of the forward that this backward belonged to."""

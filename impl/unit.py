@@ -253,7 +253,7 @@ class Unit:
             assert self._gathered is not None
             self._work = comm.all_gather(self._gathered.tensor, source, group, not lanes.has_streams)
             self._mark = lanes.gather.record()
-        if self._low is not None:
+        if self._low is not None and lanes.has_streams:
             lanes.gather.keep(source)
             self._low.free()
 
@@ -323,6 +323,8 @@ class Unit:
         if self._work is not None:
             self._work.wait()
             self._work = None
+            if self._low is not None:
+                self._low.free()
         self.runtime.lanes.compute.wait(self._mark)
         self._mark = None
 
