@@ -96,6 +96,7 @@ class GemmProfile:
 
     tiles: tuple[tuple[float, float, float], ...]
     sustained: float
+    under_load: float
     weight_grad: float
     memory_efficiency: float
     prologue_k: float
@@ -111,7 +112,7 @@ class GemmProfile:
                 tile,
                 "each is [rows, columns, efficiency], all positive",
             )
-        for key in ("sustained", "weight_grad", "memory_efficiency"):
+        for key in ("sustained", "under_load", "weight_grad", "memory_efficiency"):
             _require_share(self, "gemm", key)
         _require_not_negative(self, "gemm", "prologue_k", "floor_us", "wave_quantisation")
 
@@ -125,6 +126,7 @@ class AttentionProfile:
 
     forward_tflops: float
     backward_tflops: float
+    under_load: float
     head_dim_64: float
     memory_efficiency: float
     wave_quantisation: float
@@ -132,7 +134,7 @@ class AttentionProfile:
 
     def __post_init__(self) -> None:
         _require_positive(self, "attention", "forward_tflops", "backward_tflops")
-        for key in ("head_dim_64", "memory_efficiency"):
+        for key in ("under_load", "head_dim_64", "memory_efficiency"):
             _require_share(self, "attention", key)
         _require_not_negative(self, "attention", "floor_us", "wave_quantisation")
 

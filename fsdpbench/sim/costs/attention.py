@@ -48,7 +48,7 @@ class AttentionCost:
         flops = 4.0 * batch * heads * q_len * kv_len * head_dim
         if causal:
             flops *= 0.5
-        rate = (curve.backward_tflops if backward else curve.forward_tflops) * 1e12
+        rate = (curve.backward_tflops if backward else curve.forward_tflops) * 1e12 * curve.under_load
         # Rates are those of 16-bit tensor cores; without flash attention in fp32 the peak's ratio is a bound.
         rate *= self._peak[dtype] / self._peak["bf16"]
         if head_dim <= 64:

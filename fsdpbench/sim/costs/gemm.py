@@ -44,7 +44,7 @@ class GemmCost:
     def seconds(self, m: int, n: int, k: int, batch: int, dtype: str, kind: str) -> float:
         """Duration of ``batch`` products ``m x k`` by ``k x n``; ``kind`` forward or weight_grad."""
         curve = self._curve
-        rate = self._peak[dtype] * curve.sustained
+        rate = self._peak[dtype] * curve.sustained * curve.under_load
         if kind == "weight_grad":
             rate *= curve.weight_grad
         compute = math.inf

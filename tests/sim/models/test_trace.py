@@ -22,7 +22,8 @@ def two_steps() -> TraceRecorder:
         at = 1_000_000 + step * 100_000
         recorder.nccl_kernel(
             "all_gather", COMMUNICATION, at + 2000, at + 4000, at + 10_000, at + 50_000,
-            in_elems=1000, out_elems=8000, dtype="BFloat16", group_size=8, group_name="0", group_ranks=range(8),
+            in_elems=1000, out_elems=8000, dtype="BFloat16", group_size=8, group_name="0",
+            group_ranks=range(8),
         )  # fmt: skip
         recorder.cpu_op("c10d::_allgather_base_", at + 1000, at + 5000)
         recorder.annotation("FSDP::all_gather (blocks.0)", at + 500, at + 6000)
