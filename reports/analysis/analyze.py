@@ -24,6 +24,7 @@ from reports.analysis.model import (
 )
 from reports.analysis.ranks import summarize
 from reports.analysis.sanity import check
+from reports.analysis.stragglers import collective_durations
 from reports.analysis.unit_figures import analyze_units
 from reports.analysis.units import fsdp_spans
 from reports.analysis.verdict import judge_rank
@@ -93,6 +94,7 @@ def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnal
         idle_causes=find_idle_causes(activity, windows[0].start, windows[-1].end),
         memory=analyze_memory(trace, windows, marks, spans),
         overlap_known=gate.overlap_known,
+        durations=collective_durations(activity),
     )
     return replace(rank, verdict=judge_rank(rank))
 

@@ -15,6 +15,7 @@ from reports.analysis.findings import Verdict
 from reports.analysis.idle import IdleCauses
 from reports.analysis.lateness import GatherTiming
 from reports.analysis.memory import MemoryAnalysis
+from reports.analysis.stragglers import CollectiveDurations, Waiting
 from reports.analysis.time_units import seconds
 
 
@@ -208,6 +209,7 @@ class RankAnalysis:
     idle_causes: IdleCauses
     overlap_known: bool = True
     verdict: Verdict | None = None
+    durations: CollectiveDurations | None = field(default=None, repr=False, compare=False)
 
     @property
     def gathers(self) -> list[GatherTiming]:
@@ -276,6 +278,7 @@ class RanksSummary:
     slowest_rank: int | None
     figures: dict[str, Spread]
     warnings: tuple[str, ...]
+    waiting: Waiting | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -283,9 +286,21 @@ class RanksSummary:
             "world_size": self.world_size,
             "missing_ranks": self.missing_ranks,
             "slowest_rank": self.slowest_rank,
+            "straggler": self.waiting.straggler if self.waiting else None,
+            "waiting_for_ranks": _waiting_dict(self.waiting),
             "warnings": list(self.warnings),
             **{name: spread.to_dict() for name, spread in self.figures.items()},
         }
+
+
+def _waiting_dict(waiting: Waiting | None) -> dict[str, Any] | None:
+    if waiting is None:
+        return None
+    return {
+        "matched_collectives": waiting.matched,
+        "waited_s": {str(rank): seconds(ns) for rank, ns in waiting.waited.items()},
+        "caused_share": {str(rank): share for rank, share in waiting.caused.items()},
+    }
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from reports.analysis.model import RankAnalysis, RanksSummary, Spread
+from reports.analysis.stragglers import Waiting, find_waiting
 from reports.analysis.time_units import seconds
 
 
 def summarize(ranks: Sequence[RankAnalysis]) -> RanksSummary:
     """Mean, least and greatest of each figure; the slowest rank is that of the longest mean step.
 
-    Ranks of one job wait for one another in collectives, so their steps take equally long: the rank that
-    causes the waiting is the one that waits least for communication (see `Spread` of exposed time).
+    Ranks of one job wait for one another in collectives, so their steps take about equally long; the rank
+    that makes the others wait is `waiting.straggler`.
     """
     numbers = tuple(rank.rank for rank in ranks)
     world_size = max((rank.world_size or 0 for rank in ranks), default=0) or None
@@ -41,7 +42,15 @@ def summarize(ranks: Sequence[RankAnalysis]) -> RanksSummary:
         slowest_rank=max(ranks, key=lambda rank: rank.mean_step.total).rank if ranks else None,
         figures=spreads,
         warnings=tuple(warnings),
+        waiting=_waiting(ranks),
     )
+
+
+def _waiting(ranks: Sequence[RankAnalysis]) -> Waiting | None:
+    by_rank = {rank.rank: rank.durations for rank in ranks if rank.durations is not None}
+    if len(by_rank) < len(ranks):
+        return None
+    return find_waiting(by_rank, sum(rank.time.total for rank in ranks) // len(ranks))
 
 
 def _spread(ranks: Sequence[RankAnalysis], of: Callable[[RankAnalysis], float | None]) -> Spread | None:

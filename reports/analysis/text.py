@@ -20,6 +20,12 @@ def describe(analysis: Analysis) -> str:
                 f"{name + ': ' if name else ''}{len(summary.ranks)} ranks, step {1e3 * step.least:.3f} to "
                 f"{1e3 * step.greatest:.3f} ms, slowest rank {summary.slowest_rank}"
             )
+        if summary.waiting is not None and summary.waiting.straggler is not None:
+            straggler = summary.waiting.straggler
+            caused = 100 * summary.waiting.caused[straggler]
+            lines.append(
+                f"rank {straggler} is the last to join and causes {caused:.0f} % of the waiting in collectives"
+            )
         lines += [f"note: {warning}" for warning in summary.warnings]
     lines += [f"left out: {problem.path}: {problem.reason}" for problem in analysis.problems]
     return "\n".join(lines).rstrip()
