@@ -21,15 +21,20 @@ ShapeValue = int | float | str | bool
 
 @dataclass(frozen=True)
 class Measurement:
-    """How many steps each pass takes, and how long the whole configuration may (seconds of wall time)."""
+    """How many steps each pass takes, and how long the whole configuration may (seconds of wall time).
+
+    The warm-up takes `warmup_steps`, and goes on until step times are stable, `most_warmup_steps` at most.
+    Without `traced_steps` there is no trace, and nothing that is read from it.
+    """
 
     warmup_steps: int
     timed_steps: int
     traced_steps: int
     timeout_s: float
+    most_warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("warmup_steps", 0), ("timed_steps", 1), ("traced_steps", 1)):
+        for name, least in (("warmup_steps", 0), ("timed_steps", 1), ("traced_steps", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
         if self.timeout_s <= 0:
@@ -40,7 +45,7 @@ class Measurement:
         """A simulated step is exact, so few are needed; a real one is not. HTA wants two traced steps."""
         if device == "sim":
             return cls(warmup_steps=2, timed_steps=1, traced_steps=2, timeout_s=300.0)
-        return cls(warmup_steps=3, timed_steps=5, traced_steps=2, timeout_s=600.0)
+        return cls(warmup_steps=3, timed_steps=5, traced_steps=2, timeout_s=600.0, most_warmup_steps=12)
 
 
 @dataclass(frozen=True)

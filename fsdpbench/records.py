@@ -51,6 +51,8 @@ class RankRecord:
     hardware: dict[str, Any] | None = None
     unknown_operators: dict[str, int] = field(default_factory=dict)
     profiler_step_times_s: list[float] = field(default_factory=list)
+    warmup_times_s: list[float] = field(default_factory=list)
+    warmup_stable: bool | None = None
     trace: str | None = None
 
     def write(self, folder: Path) -> Path:

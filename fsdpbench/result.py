@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.config import Config
+from fsdpbench.measured import measured
 from fsdpbench.provenance import environment
 from fsdpbench.records import TRACE_FOLDER, Status, read_records
 from reports.analysis import analyze
+from reports.analysis.model import Analysis
 from reports.result_figures import result_figures
 
 SCHEMA = 1
@@ -47,10 +50,19 @@ def outcome_of_records(records: list[dict[str, Any]], world_recorded: int) -> Ou
 
 
 def write_result(
-    config: Config, folder: Path, outcome: Outcome, duration_s: float, started: str
+    config: Config,
+    folder: Path,
+    outcome: Outcome,
+    duration_s: float,
+    started: str,
+    observed: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Assemble the result of `config` from what lies in `folder` and write `result.json` there, whole."""
+    """Assemble the result of `config` from what lies in `folder` and write `result.json` there, whole.
+
+    `observed`: the machine's state around the run, for the result's `environment`.
+    """
     result = build_result(config, folder, outcome)
+    result["environment"] |= observed or {}
     result["bench"] = {"started": started, "duration_s": round(duration_s, 3)}
     partial = folder / "result.json.partial"
     partial.write_text(json.dumps(result, indent=1, sort_keys=False, allow_nan=False))
@@ -62,8 +74,10 @@ def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, An
     records = read_records(folder)
     figures = _no_figures()
     if outcome.status is Status.OK:
-        analysis = analyze([folder / TRACE_FOLDER])
+        traced = config.measurement.traced_steps > 0
+        analysis = analyze([folder / TRACE_FOLDER]) if traced else Analysis(ranks=(), configurations={})
         figures |= result_figures(records, analysis)
+        figures["measured"] = measured(records)
     cause = None
     if outcome.status is not Status.OK:
         cause = {"message": outcome.cause, "log": outcome.log}
@@ -121,5 +135,6 @@ def _no_figures() -> dict[str, Any]:
             "communication",
             "overlap_fraction",
             "loss",
+            "measured",
         )
     )

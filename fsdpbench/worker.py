@@ -23,6 +23,7 @@ from fsdpbench.devices.base import Device, Placement
 from fsdpbench.records import RankRecord, Status, trace_path
 from fsdpbench.systems import BuildContext, get_system
 from fsdpbench.training import Batch, TrainingLoop, make_optimizer
+from fsdpbench.warmup import warm_up
 from workloads import Workload, get_workload
 
 _MOST_OF_MEMORY = 0.4
@@ -63,23 +64,28 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     loop = _training_loop(config, placement, device, workload, losses)
     device.settle()
     memory = []
-    for _ in range(config.measurement.warmup_steps):
-        device.timed_step(loop.step)
-        device.take_memory()
+    warm = warm_up(config.measurement, lambda: device.timed_step(loop.step))
+    record.warmup_times_s, record.warmup_stable = warm.times_s, warm.stable
+    device.take_memory()
     for _ in range(config.measurement.timed_steps):
         record.step_times_s.append(device.timed_step(loop.step))
         memory.append(device.take_memory())
-    path = trace_path(folder, placement.rank)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with device.trace(path) as tracer:
-        for _ in range(config.measurement.traced_steps):
-            record.profiler_step_times_s.append(device.timed_step(loop.step))
-            tracer.step()
-    record.trace = path.relative_to(folder).as_posix()
+    if config.measurement.traced_steps:
+        path = trace_path(folder, placement.rank)
+        _trace(config.measurement.traced_steps, device, loop, record, path)
+        record.trace = path.relative_to(folder).as_posix()
     record.memory_per_step = [asdict(peaks) for peaks in memory if peaks is not None] or None
     values = [device.loss_value(loss) for loss in losses]
     record.losses = [v for v in values if v is not None] or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
+
+
+def _trace(steps: int, device: Device, loop: TrainingLoop, record: RankRecord, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with device.trace(path) as tracer:
+        for _ in range(steps):
+            record.profiler_step_times_s.append(device.timed_step(loop.step))
+            tracer.step()
 
 
 def _fill_constants(config: Config, workload: Workload, device: Device, record: RankRecord) -> None:

@@ -1,0 +1,42 @@
+"""Warming up: until step times are stable, or a bound is reached, and said which.
+
+The first steps of a real run pay for lazy initialisation, caches and clocks that rise. How many do is not
+known beforehand: stable is what varies little over the last few steps. Every rank sees the same times (those
+of the slowest rank), so every rank stops at the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from fsdpbench.config import Measurement
+
+WINDOW = 3
+TOLERANCE = 0.05
+"""Stable: the last `WINDOW` steps lie within this share of their median."""
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What the warm-up took (seconds a step); `stable` is None where it was not asked for."""
+
+    times_s: list[float]
+    stable: bool | None
+
+
+def warm_up(measurement: Measurement, timed_step: Callable[[], float]) -> WarmUp:
+    """Run warm-up steps. `timed_step` runs one and returns its seconds, the same on every rank."""
+    times = [timed_step() for _ in range(measurement.warmup_steps)]
+    if measurement.most_warmup_steps <= measurement.warmup_steps:
+        return WarmUp(times, None)
+    while not is_stable(times) and len(times) < measurement.most_warmup_steps:
+        times.append(timed_step())
+    return WarmUp(times, is_stable(times))
+
+
+def is_stable(times_s: Sequence[float]) -> bool:
+    """Whether the last steps differ by no more than `TOLERANCE`."""
+    last = times_s[-WINDOW:]
+    return len(last) == WINDOW and max(last) - min(last) <= TOLERANCE * median(last)
