@@ -18,6 +18,7 @@ _COMMANDS = {
     "report": "Write the report of a run folder again.",
     "check": "Compare a sweep with a baseline; exit 1 on a regression.",
     "baseline": "Make or update a baseline from a sweep.",
+    "validate": "Simulate published runs and compare.",
     "list": "Models, systems, hardware profiles and settings.",
 }
 

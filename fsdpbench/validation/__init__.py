@@ -1,0 +1,1 @@
+"""How far the simulation is from published measurements: cases, predictions, errors."""

@@ -1,0 +1,56 @@
+"""A published run: everything needed to simulate it, and the figures that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from fsdpbench.config import ShapeValue
+from fsdpbench.settings import Value
+
+
+class Figure(Enum):
+    """A figure that a publication gives: where it lies in a result, and its unit in tables."""
+
+    TOKENS = ("tokens_per_s_per_gpu", "tokens/s/GPU", 1.0)
+    HARDWARE_TFLOPS = ("hardware_tflops_per_gpu", "TFLOPS/GPU (with recompute)", 1.0)
+    ALLOCATED = ("peak_memory_bytes.allocated", "GB allocated", 1e9)
+    ACTIVE = ("peak_memory_bytes.active", "GB active", 1e9)
+    RESERVED = ("peak_memory_bytes.reserved", "GB reserved", 1e9)
+
+    @property
+    def path(self) -> list[str]:
+        return self.value[0].split(".")
+
+    @property
+    def words(self) -> str:
+        return self.value[1]
+
+    @property
+    def unit(self) -> float:
+        """What one unit of the published figure is in the result's own."""
+        return self.value[2]
+
+    @property
+    def is_speed(self) -> bool:
+        """Whether it says how long a step took (more is faster)."""
+        return self in (Figure.TOKENS, Figure.HARDWARE_TFLOPS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One published run. `assumed` names what the publication does not say; such a case has no bar."""
+
+    name: str
+    group: str
+    source: str
+    model: str
+    hardware: str
+    gpus: int
+    settings: Mapping[str, Value]
+    published: Mapping[Figure, float]
+    shape: Mapping[str, ShapeValue] = field(default_factory=dict)
+    assumed: str = ""
+    collapsed: bool = False
+    """Memory was full and the run slow: it has a bar of its own, and no place in the mean."""

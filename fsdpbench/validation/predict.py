@@ -1,0 +1,76 @@
+"""Simulates cases through the ordinary sweep, so that they resume and run side by side like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.config import Config
+from fsdpbench.planning import make_config, make_target, without_absent
+from fsdpbench.provenance import content_key
+from fsdpbench.settings import Settings
+from fsdpbench.store import Store
+from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
+from fsdpbench.validation.case import Case, Figure
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A case with the result of its simulation."""
+
+    case: Case
+    result: dict[str, Any]
+
+    def predicted(self, figure: Figure) -> float | None:
+        """In the published figure's unit; `None` if the simulation did not finish."""
+        value: Any = self.result
+        for key in figure.path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return None if value is None else float(value) / figure.unit
+
+    def error(self, figure: Figure) -> float | None:
+        """Relative error: of the step time for a speed (above 0: predicted too slow), else of the figure."""
+        predicted, published = self.predicted(figure), self.case.published[figure]
+        if not predicted:
+            return None
+        return published / predicted - 1 if figure.is_speed else predicted / published - 1
+
+    @property
+    def speed(self) -> Figure | None:
+        return next((figure for figure in self.case.published if figure.is_speed), None)
+
+    @property
+    def step_time_error(self) -> float | None:
+        return None if self.speed is None else self.error(self.speed)
+
+
+def config_of(case: Case, system: str) -> Config:
+    target = make_target(
+        model=case.model,
+        shape=case.shape,
+        device="sim",
+        hardware=case.hardware,
+        gpus=case.gpus,
+        gpus_per_node=None,
+        data=None,
+    )
+    return without_absent(make_config(target, system, Settings.of(**case.settings), target.workload()))
+
+
+def predict(
+    cases: Sequence[Case], system: str, folder: Path, progress: Progress, jobs: int | None = None
+) -> list[Prediction]:
+    """Run what `folder` does not hold yet and return every case with its result, in order."""
+    configs = [config_of(case, system) for case in cases]
+    unique = list({content_key(config): config for config in configs}.values())
+    store = Store.open_or_create(folder)
+    with store.locked():
+        store.write_space({"schema": 1, "system": [system]}, unique)
+        run_sweep(store, unique, progress, jobs=jobs or jobs_for("sim"))
+    finished = store.finished()
+    return [
+        Prediction(case, finished[content_key(config)].result)
+        for case, config in zip(cases, configs, strict=True)
+    ]

@@ -1,0 +1,64 @@
+"""Published runs from a CSV file, one a row, in the columns that `COLUMNS` names.
+
+The known one is llm-foundry's benchmark table of MPT-shaped GPTs under PyTorch's FSDP1: no bias, learned
+positions, tied embedding, one unit a block, two all-gathers in flight, gradients reduced in every microbatch.
+"""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from fsdpbench.errors import UsageError
+from fsdpbench.sim.hardware import profile_names
+from fsdpbench.validation.case import Case, Figure
+
+COLUMNS = (
+    "source", "layers", "d_model", "heads", "vocab", "seq", "gpu", "gpus", "microbatch", "grad_accum",
+    "param_dtype", "reduce_dtype", "strategy", "activation_checkpointing", "tokens_per_s_per_gpu",
+)  # fmt: skip
+
+
+def cases_of_file(path: Path) -> list[Case]:
+    """Every row as a case. Raises `UsageError` that names file, line and column."""
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise UsageError(f"{path}: lacks the columns {', '.join(missing)}")
+            return [_case(path, line, row) for line, row in enumerate(reader, start=2)]
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _case(path: Path, line: int, row: dict[str, str]) -> Case:
+    def number(column: str) -> int:
+        try:
+            return int(row[column])
+        except ValueError:
+            raise UsageError(f"{path}, line {line}: {column} is {row[column]!r}, not a number") from None
+
+    hardware = row["gpu"].replace("_", "-")
+    if hardware not in profile_names():
+        raise UsageError(f"{path}, line {line}: gpu {row['gpu']!r} is none of {', '.join(profile_names())}")
+    layers, width, gpus, seq, batch = map(number, ("layers", "d_model", "gpus", "seq", "microbatch"))
+    return Case(
+        name=f"GPT {layers}x{width}, seq {seq}, {gpus} GPUs, batch {batch} x {row['grad_accum']}, "
+        f"{'recompute' if row['activation_checkpointing'] == 'full' else 'no recompute'}",
+        group=f"{row['source']}, {hardware}",
+        source=row["source"],
+        model="gpt",
+        shape={
+            "layers": layers, "d_model": width, "heads": number("heads"), "vocab": number("vocab"),
+            "tied": True, "bias": False,
+        },
+        hardware=hardware,
+        gpus=gpus,
+        settings={
+            "seq": seq, "batch": batch, "grad_accum": number("grad_accum"), "strategy": row["strategy"],
+            "param_dtype": row["param_dtype"], "reduce_dtype": row["reduce_dtype"],
+            "activation_checkpointing": row["activation_checkpointing"], "limit_all_gathers": 2,
+        },
+        published={Figure.TOKENS: float(row["tokens_per_s_per_gpu"])},
+    )  # fmt: skip
