@@ -20,6 +20,7 @@ from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.launch.lifetime import die_with_parent
+from fsdpbench.machine_state import environment_of, observe
 from fsdpbench.records import Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records, write_result
 
@@ -33,8 +34,10 @@ def run_point(config_record: dict[str, Any], folder: str) -> None:
         signal.signal(number, signal.SIG_DFL)
     _log_to(path)
     began, started = time.monotonic(), timestamp()
+    before = None if config.device == "sim" else observe(config.device)
     outcome = _run(config, path)
-    write_result(config, path, outcome, time.monotonic() - began, started)
+    observed = environment_of(config, before, observe(config.device)) if before else None
+    write_result(config, path, outcome, time.monotonic() - began, started, observed)
     sys.stdout.flush()
     sys.stderr.flush()
     # The simulated device leaves patches and frozen garbage behind; nothing is gained by tearing it down.
