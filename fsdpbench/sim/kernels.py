@@ -6,7 +6,7 @@ decompositions stay torch's own, and so does the order of allocations and launch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from fsdpbench.sim.timeline import Work
 
 _COMPUTE = Work.COMPUTE
 _Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
 _graph_task = torch._C._current_graph_task_id
 # torch's own kernels for these are right for any device (`nn.Parameter` needs them as they are).
 _LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift"}
@@ -71,16 +72,17 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
     """A kernel for one operator, with the plans of the calls that it has seen."""
     plans: dict[tuple[Any, ...], Plan] = {}
     _PLANS.append(plans)
-    ignores_numbers = _ignores_numbers(operator)
+    # Numbers that have no influence on shapes: learning rates, counts of steps.
+    name = operator._schema.name
+    by_type = torch.Tag.pointwise in operator.tags or "::_foreach_" in name or "::_fused_" in name
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         key: list[Any] = []
         tensors: list[_Tensor] = []
-        _describe(args, key, tensors, ignores_numbers)
+        _describe(args, key, tensors, by_type)
         if kwargs:
-            for name, value in kwargs.items():
-                key.append(name)
-                _describe((value,), key, tensors, ignores_numbers)
+            key += kwargs  # the names
+            _describe(kwargs.values(), key, tensors, by_type)
         frozen = tuple(key)
         plan = plans.get(frozen)
         if plan is None:
@@ -97,27 +99,25 @@ def forget_plans() -> None:
         plans.clear()
 
 
-def _ignores_numbers(operator: Any) -> bool:
-    """Whether numbers among the arguments have no influence on shapes (learning rates, counts of steps)."""
-    name = operator._schema.name
-    return torch.Tag.pointwise in operator.tags or "::_foreach_" in name or "::_fused_" in name
+def _describe(values: Iterable[Any], key: list[Any], tensors: list[_Tensor], numbers_by_type: bool) -> None:
+    """Append what the plan depends on to ``key``, and the tensors of the call to ``tensors``.
 
-
-def _describe(values: Sequence[Any], key: list[Any], tensors: list[_Tensor], ignores_numbers: bool) -> None:
-    """Append what the plan depends on to ``key``, and the tensors of the call to ``tensors``."""
+    The most frequent kinds come first: this runs for every argument of every operator.
+    """
     for value in values:
-        if isinstance(value, _Tensor):
-            key.append((value.shape, value.stride(), value.storage_offset(), value.dtype))
+        kind = type(value)
+        if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
+            key += (value.shape, value.stride(), value.storage_offset(), value.dtype)
             tensors.append(value)
-        elif type(value) in (list, tuple):
+        elif kind is list or kind is tuple:
             key.append(len(value))
-            _describe(value, key, tensors, ignores_numbers)
-        elif ignores_numbers and type(value) in (int, float):
-            key.append(type(value))
+            _describe(value, key, tensors, numbers_by_type)
+        elif numbers_by_type and (kind is int or kind is float):
+            key.append(kind)
+        elif kind is float or kind is bool:
+            key += (kind, value)  # 1, 1.0 and True are equal as keys, but not as arguments
         else:
-            # 1, 1.0 and True are equal as keys, but not as arguments.
             key.append(value)
-            key.append(type(value))
 
 
 def _carry_out(plan: Plan, tensors: list[_Tensor]) -> Any:
@@ -126,29 +126,32 @@ def _carry_out(plan: Plan, tensors: list[_Tensor]) -> Any:
     timeline = accelerator.timeline
     start = timeline.cpu
     timeline.cpu = start + plan.cpu_ns
-    outputs: list[Any] = []
-    for output in plan.outputs:
-        origin = output[0]
-        if origin == NEW:
-            outputs.append(new_tensor(*output[1:]))
-        elif origin == ARGUMENT:
-            outputs.append(tensors[output[1]])
-        elif origin == VIEW:
-            outputs.append(new_view(tensors[output[1]], *output[2:]))
-        else:
-            outputs.append(output[1])
+    result: Any
+    if plan.container is False:
+        result = _make_output(plan.outputs[0], tensors)
+    elif plan.container is None:
+        result = None
+    else:
+        result = plan.container([_make_output(output, tensors) for output in plan.outputs])
     if plan.reshaped:
         _reshape(plan, tensors)
     if plan.duration_ns:
         _launch(plan)
     if accelerator.trace is not None:
         accelerator.trace.cpu_op(plan.name, start, timeline.cpu)
-    container = plan.container
-    if container is False:
-        return outputs[0]
-    if container is None:
-        return None
-    return outputs if container is list else tuple(outputs)
+    return result
+
+
+def _make_output(output: tuple[Any, ...], tensors: list[_Tensor]) -> Any:
+    """One output as its plan says."""
+    origin = output[0]
+    if origin == NEW:
+        return new_tensor(output[1], output[2], output[3], output[4])
+    if origin == ARGUMENT:
+        return tensors[output[1]]
+    if origin == VIEW:
+        return new_view(tensors[output[1]], output[2], output[3], output[4], output[5])
+    return output[1]
 
 
 def _launch(plan: Plan) -> None:
