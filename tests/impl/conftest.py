@@ -1,0 +1,34 @@
+"""Ranks shared by all tests of this folder, started once for each number of ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from rank_pool import RankPool
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[RankPool]:
+    pool = RankPool(2)
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[RankPool]:
+    pool = RankPool(4)
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="session")
+def one_rank() -> Iterator[RankPool]:
+    pool = RankPool(1)
+    yield pool
+    pool.stop()

@@ -1,0 +1,124 @@
+"""Gradient accumulation with and without communication equals torch's, in result and in collectives."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from fsdp_cases import (
+    Model,
+    assert_close,
+    assert_same_outcome,
+    read_flat,
+    read_fully_shard,
+    recorded,
+    shard_model,
+    train,
+    wrap_model,
+)
+from torch.distributed.device_mesh import init_device_mesh
+
+
+@contextmanager
+def last_reduces(model: Any, is_last: bool):
+    model.set_requires_gradient_sync(is_last)
+    yield
+
+
+@contextmanager
+def last_reduces_and_frees(model: Any, is_last: bool):
+    model.set_requires_gradient_sync(is_last)
+    model.set_reshard_after_backward(is_last)
+    model.set_is_last_backward(is_last)
+    yield
+
+
+@contextmanager
+def last_sums_replicas(model: Any, is_last: bool):
+    model.set_requires_all_reduce(is_last)
+    yield
+
+
+def every_reduces(model: Any, is_last: bool):
+    return nullcontext()
+
+
+WAYS = {f.__name__: f for f in (last_reduces, last_reduces_and_frees, last_sums_replicas, every_reduces)}
+
+
+def case_fully_shard(rank: int, *, way: str, mesh: tuple[int, ...], policy: Any) -> None:
+    outcomes, records = [], []
+    for kind in ("impl", "torch"):
+        torch.manual_seed(0)
+        names = ("replicate", "shard")[-len(mesh) :]
+        device_mesh = init_device_mesh("cpu", mesh, mesh_dim_names=names)
+        model = shard_model(kind, Model(blocks=2), mesh=device_mesh, policy=policy)
+        with recorded(kind) as record:
+            outcomes.append(
+                train(model, rank, *read_fully_shard, steps=2, microbatches=3, microbatch=WAYS[way])
+            )
+        records.append(record)
+    assert_same_outcome(*outcomes)
+    assert records[0] == records[1]
+
+
+BF16 = (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("policy", [None, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("way", ["last_reduces", "last_reduces_and_frees", "every_reduces"])
+def test_fully_shard(two_ranks, way: str, policy: Any) -> None:
+    two_ranks.run(case_fully_shard, way=way, mesh=(2,), policy=policy)
+
+
+@pytest.mark.parametrize("policy", [None, BF16], ids=["fp32", "bf16"])
+def test_fully_shard_sums_replicas_once(four_ranks, policy: Any) -> None:
+    four_ranks.run(case_fully_shard, way="last_sums_replicas", mesh=(2, 2), policy=policy)
+
+
+def no_sync(model: Any, is_last: bool):
+    return nullcontext() if is_last else model.no_sync()
+
+
+def case_flat(rank: int, *, strategy: str, synchronise: bool, originals: bool) -> None:
+    outcomes, records = [], []
+    for kind in ("impl", "torch"):
+        torch.manual_seed(0)
+        model = wrap_model(kind, Model(blocks=2), strategy, use_orig_params=originals)
+        with recorded(kind) as record:
+            outcome = train(
+                model,
+                rank,
+                lambda _: {},
+                lambda _: {},
+                steps=2,
+                microbatches=3,
+                microbatch=every_reduces if synchronise else no_sync,
+            )
+        records.append([name for name, _ in record])
+        outcome.parameters = read_flat(kind)[1](model)
+        outcomes.append(outcome)
+    assert outcomes[0].losses == pytest.approx(outcomes[1].losses, rel=1e-6)
+    assert_close(outcomes[0].parameters, outcomes[1].parameters)
+    assert records[0] == records[1]
+
+
+@pytest.mark.parametrize("synchronise", [True, False])
+@pytest.mark.parametrize("originals", [True, False])
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
+def test_flat(two_ranks, strategy: str, synchronise: bool, originals: bool) -> None:
+    two_ranks.run(case_flat, strategy=strategy, synchronise=synchronise, originals=originals)
+
+
+def case_no_sync_belongs_to_the_root(rank: int) -> None:
+    model: Any = wrap_model("impl", Model(blocks=1))
+    model.check_is_root()
+    with pytest.raises(RuntimeError, match="outermost"):
+        with model.module.blocks[0].no_sync():
+            pass
+
+
+def test_no_sync_belongs_to_the_root(two_ranks) -> None:
+    two_ranks.run(case_no_sync_belongs_to_the_root)

@@ -1,0 +1,124 @@
+"""Where elements lie: both layouts against ``torch.chunk`` and against a round trip through all ranks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from impl.layout import ALIGNMENT_BYTES, UnitLayout, chunk_rows, chunked_layout, flat_layout
+
+SHAPES = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), min_size=1, max_size=5)
+WORLDS = st.integers(1, 7)
+
+
+def values_of(shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
+    start = 0
+    tensors = []
+    for shape in shapes:
+        numel = math.prod(shape)
+        tensors.append(torch.arange(start, start + numel).view(shape))
+        start += numel
+    return tensors
+
+
+def cut(layout: UnitLayout, tensors: list[torch.Tensor]) -> torch.Tensor:
+    shard = torch.full((layout.shard_numel,), -1)
+    for segment, tensor in zip(layout.segments, tensors, strict=True):
+        start, end = segment.shard_range
+        shard[segment.shard_offset : segment.shard_offset + end - start] = tensor.reshape(-1)[start:end]
+    return shard
+
+
+@given(rows=st.integers(1, 40), world=WORLDS)
+def test_rows_are_those_of_torch_chunk(rows: int, world: int) -> None:
+    chunks = torch.arange(rows).chunk(world)
+    for rank in range(world):
+        start, end = chunk_rows(rows, world, rank)
+        expected = chunks[rank].tolist() if rank < len(chunks) else []
+        assert list(range(start, end)) == expected
+
+
+@given(shapes=SHAPES, world=WORLDS)
+def test_chunked_shards_make_whole_parameters(shapes: list[tuple[int, ...]], world: int) -> None:
+    tensors = values_of(shapes)
+    layouts = [chunked_layout(shapes, world, rank) for rank in range(world)]
+    gathered = torch.cat([cut(layout, tensors) for layout in layouts])
+    layout = layouts[0]
+    assert gathered.numel() == layout.gathered_numel
+    if not layout.rank_major:
+        for segment, tensor in zip(layout.segments, tensors, strict=True):
+            start = segment.shard_offset
+            assert torch.equal(gathered[start : start + segment.numel].view(segment.shape), tensor)
+        return
+    full = torch.full((layout.full_numel,), -2)
+    out = [full[s.full_offset : s.full_offset + s.full_padded_numel].view(world, -1) for s in layout.segments]
+    torch.split_with_sizes_copy(gathered.view(world, -1), layout.split_sizes, dim=1, out=out)
+    for segment, tensor in zip(layout.segments, tensors, strict=True):
+        start = segment.full_offset
+        assert torch.equal(full[start : start + segment.numel].view(segment.shape), tensor)
+
+
+@given(shapes=SHAPES, world=WORLDS, element=st.sampled_from([2, 4, 8]))
+def test_chunked_parameters_are_aligned_and_apart(
+    shapes: list[tuple[int, ...]], world: int, element: int
+) -> None:
+    layout = chunked_layout(shapes, world, 0, element)
+    end = 0
+    for segment in layout.segments:
+        assert segment.full_offset >= end
+        assert segment.full_offset * element % ALIGNMENT_BYTES == 0
+        end = segment.full_offset + segment.full_padded_numel
+    assert end <= layout.full_numel
+
+
+@given(shapes=SHAPES, world=WORLDS)
+def test_chunked_gradients_lie_as_chunk_cat_puts_them(shapes: list[tuple[int, ...]], world: int) -> None:
+    tensors = values_of(shapes)
+    layouts = [chunked_layout(shapes, world, rank) for rank in range(world)]
+    numel = sum(layouts[0].split_sizes) * world
+    source = torch.zeros(numel, dtype=torch.int64)
+    torch._chunk_cat(tensors, 0, world, out=source.view(world, -1))
+    for rank, layout in enumerate(layouts):
+        offset = 0
+        for segment, tensor in zip(layout.segments, tensors, strict=True):
+            start, end = segment.shard_range
+            part = source.view(world, -1)[rank, offset : offset + end - start]
+            assert torch.equal(part, tensor.reshape(-1)[start:end])
+            offset += segment.shard_padded_numel
+
+
+@given(shapes=SHAPES, world=WORLDS)
+def test_flat_shards_are_the_parameters(shapes: list[tuple[int, ...]], world: int) -> None:
+    tensors = values_of(shapes)
+    layouts = [flat_layout(shapes, world, rank) for rank in range(world)]
+    gathered = torch.cat([cut(layout, tensors) for layout in layouts])
+    assert gathered.numel() == layouts[0].gathered_numel == layouts[0].full_numel
+    assert gathered.numel() - layouts[0].parameter_numel < world
+    for segment, tensor in zip(layouts[0].segments, tensors, strict=True):
+        start = segment.full_offset
+        assert torch.equal(gathered[start : start + segment.numel].view(segment.shape), tensor)
+
+
+@given(shapes=SHAPES, world=WORLDS)
+def test_flat_ranges_cover_each_parameter_once(shapes: list[tuple[int, ...]], world: int) -> None:
+    for index, shape in enumerate(shapes):
+        covered: list[int] = []
+        for rank in range(world):
+            start, end = flat_layout(shapes, world, rank).segments[index].shard_range
+            covered += range(start, end)
+        assert covered == list(range(math.prod(shape)))
+
+
+def test_a_scalar_has_no_rows() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        chunked_layout([()], 2, 0)
+
+
+@pytest.mark.parametrize(("world", "rank"), [(0, 0), (2, 2), (2, -1)])
+def test_impossible_ranks_are_refused(world: int, rank: int) -> None:
+    with pytest.raises(ValueError, match="is not a rank of"):
+        flat_layout([(2,)], world, rank)
