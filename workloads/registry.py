@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from workloads import gpt, llama, t5
+from workloads import deepvit, gpt, llama, regnet, t5
 from workloads.base import ShapeError, UnknownModelError, Workload
 
 
@@ -28,6 +28,8 @@ _FAMILIES: dict[str, Family] = {
     gpt.FAMILY: Family.of(gpt.GPTWorkload.from_values, gpt.SIZES),
     t5.FAMILY: Family.of(t5.T5Workload.from_values, t5.SIZES),
     llama.FAMILY: Family.of(llama.LlamaWorkload.from_values, llama.SIZES),
+    regnet.FAMILY: Family.of(regnet.RegNetWorkload.from_values, regnet.SIZES),
+    deepvit.FAMILY: Family.of(deepvit.DeepViTWorkload.from_values, deepvit.SIZES),
 }
 
 

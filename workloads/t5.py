@@ -33,7 +33,7 @@ from workloads.layers import Lookup, Projection, token_loss
 from workloads.shape import check_positive, make_shape
 
 FAMILY = "t5"
-ATTENTION = ("eager", "fused")
+ATTENTION = ("fused", "eager")
 START_TOKEN = 0
 """What the decoder reads first; T5 starts with its padding token, 0."""
 _NORM_EPS = 1e-6
@@ -48,9 +48,9 @@ class T5Shape:
     Fields: `layers` of the encoder, and as many of the decoder; `d_kv`: width of a head, heads x d_kv need
     not be d_model; `gated`: the feed-forward is GELU(gate) x up in place of ReLU(up); `tied`: the lm head
     shares the token embedding; `buckets` of distances; `max_seq`: default length of source and target each;
-    `attention`: `eager` computes scores, softmax (in fp32) and mixture one after another with the scores in
-    memory, as Hugging Face's model does and the published runs did, `fused` gives the bias to
-    `scaled_dot_product_attention`; `fp32_loss`: logits are cast to fp32 before the loss.
+    `attention`: `fused` gives the bias to `scaled_dot_product_attention`, `eager` computes scores, softmax
+    (in fp32) and mixture one after another with the scores in memory, as Hugging Face's T5 does; `fp32_loss`:
+    logits are cast to fp32 before the loss.
 
     Raises:
         ShapeError: a number is below 1, buckets are no multiple of 4, or `attention` is unknown.
@@ -66,7 +66,7 @@ class T5Shape:
     tied: bool = True
     buckets: int = 32
     max_seq: int = 512
-    attention: str = "eager"
+    attention: str = "fused"
     fp32_loss: bool = True
 
     def __post_init__(self) -> None:

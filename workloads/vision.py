@@ -1,0 +1,56 @@
+"""What the vision families share: a workload of images with a cross entropy over classes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from workloads.base import Batch, SampleWorkload
+from workloads.images import image_batches
+
+
+class VisionWorkload(SampleWorkload):
+    """A model of images; its field counts images, not tokens."""
+
+    @property
+    @abstractmethod
+    def image_side(self) -> int:
+        """Pixels along a side of the square input."""
+
+    @property
+    @abstractmethod
+    def classes(self) -> int:
+        """Number of classes."""
+
+    def batches(
+        self,
+        batch: int,
+        seq: int | None,
+        seed: int,
+        rank: int,
+        device: torch.device | str,
+        data: Path | None = None,
+        *,
+        world_size: int | None = None,
+    ) -> Iterator[Batch]:
+        self.resolve_seq(seq)
+        return image_batches(
+            image=self.image_side,
+            classes=self.classes,
+            batch=batch,
+            seed=seed,
+            rank=rank,
+            device=device,
+            data=data,
+            world_size=world_size,
+        )
+
+
+def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross entropy of `logits`, [batch, classes], against `labels`, int64 of [batch]; in float32."""
+    return F.cross_entropy(logits.float(), labels)
