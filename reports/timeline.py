@@ -65,8 +65,8 @@ def stream_rows(trace: Trace, step: StepAnalysis | None = None, *, max_bars: int
     Bars have the categories "computation", "communication", "copy", "phase" and "fsdp". Those that reach over
     the step's window are cut at its edges.
     """
-    activity = find_activity(trace)
     spans = fsdp_spans(trace)
+    activity = find_activity(trace, spans)
     if step is None:
         start, end = int(trace.events.start.min()), int(trace.events.end.max())
     else:

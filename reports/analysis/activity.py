@@ -17,19 +17,26 @@ import numpy as np
 from reports import intervals
 from reports.analysis.naming import (
     COLLECTIVE_TYPES,
+    CollectiveType,
     collective_type,
     communication_kernel_names,
     cpu_collective_names,
     cpu_computation_names,
     issue_names,
 )
+from reports.analysis.nesting import NOTHING
 from reports.analysis.sizes import message_bytes, wire_bytes
+from reports.analysis.units import FsdpSpans
 from reports.intervals import Intervals
 from reports.trace import MISSING, Category, Trace
 from reports.trace.model import Bool, Int8, Int32, Int64
 
 UNKNOWN_TIME = np.iinfo(np.int64).min
 """Stands for "no launch recorded"."""
+
+
+_MEANT = ("all_gather", "reduce_scatter", "all_reduce")
+_STAND_INS = (CollectiveType.ALL_TO_ALL, CollectiveType.SEND_RECV, CollectiveType.OTHER)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +100,8 @@ class Activity:
     copies: Intervals
 
 
-def find_activity(trace: Trace) -> Activity:
-    """Device events where the trace has any, operators otherwise."""
+def find_activity(trace: Trace, spans: FsdpSpans) -> Activity:
+    """Device events where the trace has any, operators otherwise; `spans`: its FSDP annotations."""
     device_rows = trace.rows(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
     if len(device_rows):
         work = _device_work(trace, device_rows)
@@ -111,7 +118,7 @@ def find_activity(trace: Trace) -> Activity:
     return Activity(
         kind=kind,
         work=work,
-        collectives=_collectives(trace, work.select(work.is_communication)),
+        collectives=_collectives(trace, work.select(work.is_communication), spans),
         computation=computation,
         communication=communication,
         overlapped=intervals.intersect(communication, computation),
@@ -211,15 +218,21 @@ def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
     return launch, lane
 
 
-def _collectives(trace: Trace, work: Work) -> Collectives:
-    """Types and sizes. The metadata's name decides before the kernel's: RCCL calls all kernels alike."""
+def _collectives(trace: Trace, work: Work, spans: FsdpSpans) -> Collectives:
+    """Types and sizes.
+
+    The metadata's name decides before the kernel's: RCCL calls all kernels alike. What carries out one of
+    FSDP's collectives by other means (a reduce-scatter as an all-to-all) counts as what it stands for.
+    """
     number = {kind: index for index, kind in enumerate(COLLECTIVE_TYPES)}
     by_name = [number[collective_type(name)] for name in trace.names]
     issued = _issued_types(trace, work)
     kind = np.zeros(len(work.row), np.int8)
     message = np.full(len(work.row), MISSING, np.int64)
     wire = np.full(len(work.row), MISSING, np.int64)
-    other = number[collective_type("")]
+    other = number[CollectiveType.OTHER]
+    stand_ins = {number[each] for each in _STAND_INS}
+    annotated = spans.index.innermost(work.launch_lane, work.launch).tolist()
     for i, row in enumerate(work.row.tolist()):
         info = trace.collectives.get(row)
         found = by_name[int(trace.events.name[row])]
@@ -229,6 +242,10 @@ def _collectives(trace: Trace, work: Work) -> Collectives:
             described = number[collective_type(info.name)]
             if described != other and issued[i] < 0:
                 found = described
+        if found in stand_ins and annotated[i] != NOTHING:
+            meant = spans.events[spans.event[annotated[i]]]
+            found = number[CollectiveType(meant)] if meant in _MEANT else found
+        if info is not None:
             size = message_bytes(COLLECTIVE_TYPES[found], info, trace.world_size)
             if size is not None:
                 message[i] = size

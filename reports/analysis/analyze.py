@@ -63,12 +63,12 @@ def analyze_file(file: TraceFile) -> RankAnalysis:
 
 def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnalysis:
     """All figures of one rank's trace."""
-    activity = find_activity(trace)
+    spans = fsdp_spans(trace)
+    activity = find_activity(trace, spans)
     windows = step_windows(trace, activity)
     gate = check(trace, activity, windows)
     marks = phase_marks(trace)
     phase_lists = phase_windows(marks, activity, windows)
-    spans = fsdp_spans(trace)
     gathers = time_gathers(activity, spans, windows, marks)
     steps = tuple(
         _analyze_step(activity, window, phases) for window, phases in zip(windows, phase_lists, strict=True)

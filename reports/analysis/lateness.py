@@ -46,6 +46,7 @@ class LateCause(StrEnum):
     """Why an all-gather came late.
 
     FIRST: the first of its step; nothing before it could hide it.
+    BLOCKING: on a CPU trace, the call that issued it returned only when it was done.
     NO_PREFETCH: issued at the unit's own turn only, and an earlier issue would have helped.
     RATE_LIMITER: the CPU waited for the limiter.
     CPU_LATE: the CPU was not ahead of the device.
@@ -55,6 +56,7 @@ class LateCause(StrEnum):
     """
 
     FIRST = "first_of_step"
+    BLOCKING = "blocking"
     NO_PREFETCH = "no_prefetch"
     RATE_LIMITER = "rate_limiter"
     CPU_LATE = "cpu_late"
@@ -125,10 +127,10 @@ def _waits(spans: FsdpSpans, unit: Int32, issued: Int64) -> Int64:
     return found
 
 
-def _needed(activity: Activity, wait: Int64, ended: Int64) -> Int64:
-    """When the device (on a CPU trace: the waiting thread) could have gone on."""
+def _needed(activity: Activity, wait: Int64, issued: Int64, ended: Int64, blocking: Bool) -> Int64:
+    """When the device (on a CPU trace: the thread that waits) could have gone on."""
     if activity.kind == "cpu":
-        return np.minimum(wait, ended)
+        return np.where(blocking, issued, np.minimum(wait, ended))
     work = activity.work
     computing = ~work.is_communication & ~work.is_copy & (work.launch != UNKNOWN_TIME)
     order = np.argsort(work.launch[computing], kind="stable")
@@ -154,7 +156,9 @@ def _timings(
 ) -> list[GatherTiming]:
     work = activity.collectives.work
     issued, started, ended = work.launch[rows], work.start[rows], work.end[rows]
-    needed = _needed(activity, wait, ended)
+    around = spans.index.innermost(work.launch_lane[rows], issued)
+    blocking = np.full(len(rows), activity.kind == "cpu") & (spans.end[around] >= ended)
+    needed = _needed(activity, wait, issued, ended, blocking)
     limited = np.flatnonzero(np.isin(spans.event, [i for i, n in enumerate(spans.events) if n == _LIMITER]))
     limiter_waits = intervals.of(spans.start[limited], spans.end[limited])
     issue_by = np.minimum(issued, ended)
@@ -179,7 +183,9 @@ def _timings(
         behind = _behind(activity, spans, unit, row)
         cause = None
         if ended[i] - needed[i] > TOLERANCE_NS:
-            cause = LateCause.FIRST if first[i] else _cause(parts, bool(prefetched[i]), behind)
+            cause = _cause(parts, bool(prefetched[i]), behind)
+            if first[i] or blocking[i]:
+                cause = LateCause.FIRST if first[i] else LateCause.BLOCKING
         found.append(
             GatherTiming(
                 unit=spans.units[unit[row]],

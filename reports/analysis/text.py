@@ -23,9 +23,7 @@ def describe(analysis: Analysis) -> str:
         if summary.waiting is not None and summary.waiting.straggler is not None:
             straggler = summary.waiting.straggler
             caused = 100 * summary.waiting.caused[straggler]
-            lines.append(
-                f"rank {straggler} is the last to join and causes {caused:.0f} % of the waiting in collectives"
-            )
+            lines.append(f"rank {straggler} is the last to join and causes {caused:.0f} % of the waiting")
         lines += [f"note: {warning}" for warning in summary.warnings]
     lines += [f"left out: {problem.path}: {problem.reason}" for problem in analysis.problems]
     return "\n".join(lines).rstrip()

@@ -15,8 +15,10 @@ from reports.analysis.nesting import NOTHING, SpanIndex, index_spans
 from reports.trace import MISSING, Category, Trace
 from reports.trace.model import Int32, Int64
 
-_EVENT = re.compile(r"^FSDP::(?P<event>\w+?)(?:\s*\((?P<unit>[^()]*)\)|\s+for\s+(?P<target>.+))\s*$")
-_ROOT = re.compile(r"^FSDP::(?P<event>root_\w+)$")
+_EVENT = re.compile(r"^FSDP::(?P<event>\w+?)(?:\s*\((?P<unit>[^()]*)\)|\s+for\s+(?P<target>.+))?\s*$")
+
+_OF_NO_UNIT = ("inputs_to_device", "cast_forward_inputs", "cast_forward_outputs")
+"""torch's annotations that never name their unit, whichever it is."""
 
 ROOT_UNIT = "root"
 
@@ -45,10 +47,9 @@ class FsdpSpans:
 def parse_annotation(name: str) -> tuple[str, str] | None:
     """(event, unit) of an FSDP annotation's name, None for other names; a unit without name is the root."""
     found = _EVENT.match(name)
-    if found:
-        return found["event"], (found["unit"] or found["target"] or "").strip() or ROOT_UNIT
-    root = _ROOT.match(name)
-    return (root["event"], ROOT_UNIT) if root else None
+    if not found or found["event"] in _OF_NO_UNIT:
+        return None
+    return found["event"], (found["unit"] or found["target"] or "").strip() or ROOT_UNIT
 
 
 def fsdp_spans(trace: Trace) -> FsdpSpans:

@@ -54,6 +54,11 @@ _BY_CAUSE: dict[tuple[LateCause, str | None], tuple[str, tuple[Suggestion, ...]]
             Suggestion("param_dtype", "bf16"),
         ),
     ),
+    (LateCause.BLOCKING, None): (
+        "block the program until they are done, so that nothing can hide them: use a system that issues them "
+        "asynchronously on this device",
+        (Suggestion("system", "impl-fsdp2"),),
+    ),
     (LateCause.FIRST, None): (
         "are the first of their step, with nothing before them to hide behind: make the first unit small",
         (Suggestion("wrap", "block"),),

@@ -78,7 +78,8 @@ def test_the_innermost_annotation_of_the_launching_thread_decides(tmp_path: Path
         ("FSDP::all_gather ()", ("all_gather", "root")),
         ("FSDP::backward_prefetch for layers.0", ("backward_prefetch", "layers.0")),
         ("FSDP::root_pre_forward", ("root_pre_forward", "root")),
-        ("FSDP::all_gather", None),
+        ("FSDP::all_gather", ("all_gather", "root")),
+        ("FSDP::cast_forward_inputs", None),
         ("forward", None),
         ("FullyShardedDataParallel._pre_forward", None),
     ],
@@ -125,6 +126,21 @@ def test_rccl_calls_all_kernels_alike_and_the_metadata_tells(tmp_path: Path, tra
     rank = analyzed(built, tmp_path)
     assert rank.communication["reduce_scatter"].bytes == 256
     assert rank.time.overlapped == 5_000
+
+
+def test_what_stands_in_for_a_reduce_scatter_counts_as_one(tmp_path: Path, trace_builder: Any) -> None:
+    built = trace_builder()
+    built.annotation("FSDP::reduce_scatter (blocks.0)", 990_000, 999_000)
+    for name, launch in (
+        ("ncclDevKernel_SendRecv(ncclDevComm*)", 995_000),
+        ("ncclDevKernel_SendRecv", 999_500),
+    ):
+        built.kernel(name, launch + 10_000, launch + 12_000, launch=launch, stream=20)
+    rank = analyzed(built, tmp_path)
+    assert {kind: each.count for kind, each in rank.communication.items()} == {
+        "reduce_scatter": 1,
+        "send_recv": 1,
+    }
 
 
 def test_without_sizes_bytes_are_unknown_and_it_is_said(tmp_path: Path, trace_builder: Any) -> None:

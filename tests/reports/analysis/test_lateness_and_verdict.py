@@ -182,6 +182,22 @@ def test_transfer_longer_than_the_computation_beside_it(tmp_path: Path, backward
     assert "longer than the computation" in rank.verdict.sentence
 
 
+def test_blocking_on_a_cpu_trace(tmp_path: Path, trace_builder: Any) -> None:
+    built = trace_builder(distributedInfo={"backend": "gloo", "rank": 0, "world_size": 2})
+    built.step(0, at(0), at(1000))
+    for number, (start, end) in enumerate(((1, 100), (400, 600))):
+        built.annotation(f"FSDP::all_gather (blocks.{number})", at(start), at(end))
+        built.op("c10d::_allgather_base_", at(start + 1), at(start + 5))
+        built.annotation("gloo:all_gather", at(start + 6), at(end - 1), lane=(100, 7))
+        built.annotation(f"FSDP::wait_all_gather (blocks.{number})", at(end), at(end + 1))
+        built.op("aten::mm", at(end + 5), at(end + 250))
+    rank = analyze([built.write(tmp_path / "rank0_trace.json")]).ranks[0]
+    assert [gather.cause for gather in rank.gathers] == [LateCause.FIRST, LateCause.BLOCKING]
+    assert rank.gathers[1].late == 198_000
+    assert rank.verdict is not None
+    assert "block the program" in rank.verdict.sentence
+
+
 def test_figures_by_unit_are_in_the_contract(tmp_path: Path, backward: Step) -> None:
     backward.turn_of("blocks.0", 0.5, 20)
     backward.gather("blocks.1", 10, (15, 700))
