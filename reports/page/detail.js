@@ -55,6 +55,9 @@ const Detail = (() => {
     const built = [];
     if (content.problem) built.push(make("p", { class: "message bad", text: content.problem }));
     for (const warning of content.warnings) built.push(make("p", { class: "message warn", text: warning }));
+    if (content.verdict.length) {
+      built.push(make("h3", { text: "What this trace says" }), make("ul", { class: "said" }, ...content.verdict.map((text) => make("li", { text }))));
+    }
     if (content.timeline) built.push(...timelineParts(content));
     if (content.units) {
       built.push(make("h3", { text: "Communication by FSDP unit" }), make("p", { class: "muted small", text: content.units.lead }));
@@ -65,6 +68,7 @@ const Detail = (() => {
       built.push(make("h3", { text: "Memory over time" }));
       built.push(chart("memory", "Lines of allocated and reserved memory over the traced time, with allocator retries marked."));
       built.push(behind(content.memory_table, "Memory as a table"));
+      if (content.held) built.push(behind(content.held, "What is held at the peak"));
     } else if (content.memory_note) {
       built.push(make("h3", { text: "Memory over time" }), make("p", { class: "muted", text: content.memory_note }));
     }

@@ -9,12 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.analysis import CollectiveFigures, RankAnalysis, TimeParts, UnitAnalysis, analyze_trace
+from reports.analysis import RankAnalysis, TimeParts, analyze_trace
+from reports.analysis.findings import Verdict
 from reports.page import format
-from reports.page.charts import Table, chart_text
+from reports.page.charts import Table
+from reports.page.held_table import held_table
 from reports.page.memory_chart import memory_chart
 from reports.page.ranking import Ranked, short_label
 from reports.page.timeline_data import pack_timeline
+from reports.page.units_chart import units_chart
 from reports.page.view import Configuration, Status
 from reports.trace import Trace, TraceError, read_trace
 
@@ -33,7 +36,7 @@ class Detail:
     place: int | None
     words: str
     content: dict[str, Any]
-    advice: tuple[str, ...] = ()
+    verdict: Verdict | None = None
 
 
 def build_details(ranked: Sequence[Ranked], varying: Sequence[str], links: Links) -> list[Detail]:
@@ -53,10 +56,12 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> D
     content: dict[str, Any] = {
         "problem": row.problem if row.status is not Status.OK else None,
         "warnings": [],
+        "verdict": [],
         "timeline": None,
         "retries": [],
         "memory": None,
         "memory_note": None,
+        "held": None,
         "units": None,
         "phases": None,
         "communication": None,
@@ -64,21 +69,24 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> D
         "results": _results(entry),
         "links": links(row),
     }
+    verdict = None
     if row.traces:
         try:
-            content |= _from_trace(row, most)
+            trace = read_trace(row.traces[0])
+            analysis = analyze_trace(trace)
+            verdict = analysis.verdict
+            content |= _from_trace(row, trace, analysis, most)
         except TraceError as error:
             content["warnings"] = [f"{error.path.name} is not shown: {error.reason}"]
-    return Detail(row.folder.name, entry.place, words[:160], content)
+    return Detail(row.folder.name, entry.place, words[:160], content, verdict)
 
 
-def _from_trace(row: Configuration, most: int) -> dict[str, Any]:
+def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:
     """The parts that need the trace."""
-    trace = read_trace(row.traces[0])
-    analysis = analyze_trace(trace)
     step = analysis.steps[-1] if analysis.steps else None
     packed = pack_timeline(trace, step, most) if step else None
     memory = memory_chart(trace, analysis, row.capacity_bytes, min(600, 60 + most // 6))
+    held = held_table(analysis.memory)
     return {
         "warnings": _warnings(analysis),
         "timeline": packed,
@@ -87,6 +95,8 @@ def _from_trace(row: Configuration, most: int) -> dict[str, Any]:
         "memory_table": _island_table(memory.table) if memory else None,
         "memory_note": None if memory else "The trace has no memory events.",
         "units": _units(analysis),
+        "verdict": _verdict(analysis),
+        "held": _island_table(held) if held else None,
         "phases": _phases(analysis),
         "communication": _communication(analysis),
     }
@@ -147,95 +157,18 @@ def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
 
 
 def _units(analysis: RankAnalysis) -> dict[str, Any] | None:
-    """Hidden and exposed communication of every FSDP unit, the mean step."""
-    steps = len(analysis.steps)
-    if not steps or not analysis.units:
+    chart = units_chart(analysis)
+    if chart is None:
         return None
-    names = [chart_text(unit.unit, 40) for unit in analysis.units]
-    data = [
-        {
-            "type": "bar",
-            "name": f"{words}, {'exposed' if exposed else 'hidden'}",
-            "x": list(range(len(names))),
-            "y": [round(_unit_ns(unit, kind, exposed=exposed) / steps / 1e6, 4) for unit in analysis.units],
-            "marker": {"color": f"var(--{colour})" if exposed else f"var(--{colour}-soft)"},
-            "customdata": names,
-            "hovertemplate": "%{customdata}<br>%{y:.4g} ms<extra>%{fullData.name}</extra>",
-        }
-        for kind, words, colour in (
-            ("all_gather", "all-gather", "gather"),
-            ("reduce_scatter", "reduce-scatter", "reduce"),
-            ("all_reduce", "all-reduce", "allreduce"),
-        )
-        if any(kind in unit.communication for unit in analysis.units)
-        for exposed in (True, False)
-    ]
-    every = max(1, -(-len(names) // 34))
-    ticks = list(range(0, len(names), every))
-    layout = {
-        "barmode": "stack",
-        "height": 330,
-        "bargap": 0.2,
-        "xaxis": {
-            "tickvals": ticks,
-            "ticktext": [names[tick] for tick in ticks],
-            "tickangle": -90,
-            "showgrid": False,
-        },
-        "yaxis": {"title": {"text": "ms a step"}, "rangemode": "tozero"},
-        "legend": {
-            "orientation": "h",
-            "y": 1,
-            "yanchor": "bottom",
-            "x": 0,
-            "xanchor": "left",
-            "traceorder": "normal",
-        },
-    }
-    few = ticks[:: max(1, len(ticks) // 9)]
-    narrow = {"xaxis": {"tickvals": few, "ticktext": [names[tick] for tick in few]}}
-    return {
-        "lead": _units_lead(analysis.units, steps),
-        "figure": {"data": data, "layout": layout, "narrow": narrow},
-        "table": _island_table(_units_table(analysis.units, steps)),
-    }
+    return {"lead": chart.lead, "figure": chart.figure, "table": _island_table(chart.table)}
 
 
-def _unit_ns(unit: UnitAnalysis, kind: str, *, exposed: bool) -> int:
-    figures = unit.communication.get(kind)
-    if figures is None:
-        return 0
-    return figures.exposed if exposed else figures.time - figures.exposed
-
-
-def _units_lead(units: Sequence[UnitAnalysis], steps: int) -> str:
-    worst = max(units, key=lambda unit: unit.exposed)
-    total = sum(unit.exposed for unit in units)
-    if not total:
-        return "All communication of every unit is hidden under computation."
-    share = format.percent(worst.exposed / total, 0)
-    exposed = f"{_ms(worst.exposed / steps)} ms exposed a step, {share} of all"
-    return f"The unit that waits longest is {worst.unit[:120]}: {exposed}."
-
-
-def _units_table(units: Sequence[UnitAnalysis], steps: int) -> Table:
-    def cells(figures: CollectiveFigures | None) -> tuple[str, ...]:
-        if figures is None:
-            return ("", "", "")
-        return (format.count(figures.count / steps), _ms(figures.time / steps), _ms(figures.exposed / steps))
-
-    kinds = [
-        k for k in ("all_gather", "reduce_scatter", "all_reduce") if any(k in u.communication for u in units)
-    ]
-    columns = ["unit"]
-    for kind in kinds:
-        words = kind.replace("_", "-")
-        columns += [f"{words}s a step", f"{words}, ms", f"{words} exposed, ms"]
-    rows = tuple(
-        (unit.unit[:200], *(cell for kind in kinds for cell in cells(unit.communication.get(kind))))
-        for unit in units
-    )
-    return Table(tuple(columns), rows)
+def _verdict(analysis: RankAnalysis) -> list[str]:
+    """What the analysis concludes: its findings in order of what they cost, or why there are none."""
+    verdict = analysis.verdict
+    if verdict is None:
+        return []
+    return [finding.text for finding in verdict.findings] or [verdict.sentence]
 
 
 def _results(entry: Ranked) -> list[list[str]]:

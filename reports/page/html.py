@@ -19,9 +19,10 @@ from plotly.offline import get_plotlyjs
 
 from reports.page import format
 from reports.page.details import Detail, build_details
+from reports.page.effects import effects
 from reports.page.ranking import Ranked, constant_settings, metric_of, rank, reserved, varying_settings
 from reports.page.ranking_table import RankingTable, ranking_table
-from reports.page.recommendation import best_sentence, findings
+from reports.page.recommendation import advice, best_sentence, findings
 from reports.page.sections import sections
 from reports.page.view import Configuration, RunView, Status, load_run
 
@@ -102,7 +103,8 @@ def render(view: RunView, target: Path, *, title: str | None = None) -> str:
         simulated=simulated_words(rows),
         sentence=best_sentence(view),
         tiles=_tiles(ranked),
-        findings=[*findings(view), *_advice(details)],
+        findings=findings(view),
+        advice=advice(details[0].verdict if details and ranked[0].place else None, effects(ranked)),
         constants=list(constant_settings(rows).items()),
         ranking=_ranking(view, ranked, varying, details, target),
         charts=sections(ranked, varying, metric_of(view)),
@@ -242,11 +244,6 @@ def _tiles(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
     return [
         {"name": name, "value": value, "unit": unit} for name, value, unit in tiles if value != format.NOTHING
     ]
-
-
-def _advice(details: Sequence[Detail]) -> list[str]:
-    """What the analysis of the best configuration's trace says, where it says something."""
-    return list(details[0].advice) if details and details[0].place == 1 else []
 
 
 def _ranking(

@@ -62,7 +62,7 @@ def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, Any]) -> d
         "name": kind,
         "x": [round(time / _MS, 3) for time in curve.time.tolist()],
         "y": [round(value / GIB, 3) for value in values.tolist()],
-        "line": {"shape": "hv", "width": 1.4, "color": colour},
+        "line": {"shape": "hv", "width": 1.4, "color": colour, "simplify": False},
         **fill,
         "hovertemplate": f"%{{y:.2f}} GiB {kind} at %{{x:.1f}} ms<extra></extra>",
     }

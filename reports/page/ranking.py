@@ -109,11 +109,14 @@ def varying_settings(rows: Sequence[Configuration]) -> list[str]:
 
 
 def constant_settings(rows: Sequence[Configuration]) -> dict[str, str]:
-    """Settings with one value wherever they apply: name to value."""
+    """Settings with one value wherever they apply: name to value, with a note where some rows lack them."""
     varying = set(varying_settings(rows))
-    return {
-        name: setting(value) for row in rows for name, value in row.settings.items() if name not in varying
-    }
+    found: dict[str, str] = {}
+    for name in dict.fromkeys(name for row in rows for name in row.settings if name not in varying):
+        having = [row for row in rows if name in row.settings]
+        note = " (where it applies)" if len(having) < len(rows) else ""
+        found[name] = setting(having[0].settings[name]) + note
+    return found
 
 
 def values_of(rows: Sequence[Configuration], name: str) -> list[str]:

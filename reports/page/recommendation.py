@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
+from reports.analysis.findings import Suggestion, Verdict
 from reports.page.effects import WORTH_SAYING, Effect, effects
 from reports.page.format import count, gib, number, percent, setting, signed_percent
 from reports.page.ranking import (
@@ -69,6 +70,29 @@ def findings(view: RunView) -> list[str]:
     if view.left_out:
         found.append(f"{_rows(len(view.left_out))} of an earlier sweep in this folder left out.")
     return found
+
+
+def advice(verdict: Verdict | None, found: Sequence[Effect]) -> list[str]:
+    """What the trace's verdict says, a sentence a cause, with what this run knows of the settings to try."""
+    if verdict is None:
+        return []
+    if not verdict.findings:
+        return [verdict.sentence]
+    return [finding.text + _tried_here(finding.suggestions, found) for finding in verdict.findings]
+
+
+def _tried_here(suggestions: Sequence[Suggestion], found: Sequence[Effect]) -> str:
+    """The effects that this run measured for the suggested values, as a further sentence; or nothing."""
+    known = {(effect.name, effect.value): effect for effect in found}
+    tried = [known[key] for each in suggestions if (key := (each.setting, each.value)) in known]
+    words = [f"{effect.name}={effect.value} {_changed(effect)}" for effect in tried]
+    return f" In this run {' and '.join(words)}." if words else ""
+
+
+def _changed(effect: Effect) -> str:
+    if effect.ratio is None:
+        return "ran out of memory"
+    return f"changes throughput by {signed_percent(effect.ratio - 1)}"
 
 
 def endings(rows: Sequence[Configuration]) -> str:

@@ -91,8 +91,8 @@ def _pack_row(row: Row, names: _Index, units: _Index) -> dict[str, Any]:
 
 
 def _label(row: Row) -> str:
-    """The row's label; a stream is named after the kind of work that fills most of it."""
-    if row.kind != "stream":
+    """The row's label; a stream or thread is named after the kind of work that fills most of it."""
+    if row.kind == "annotation":
         return row.label[:80]
     busy: Counter[str] = Counter()
     for bar in row.bars:

@@ -108,7 +108,7 @@ def test_varying_and_constant_settings() -> None:
         row("c", wrap="root", batch=8, limit=2),
     ]
     assert varying_settings(rows) == ["wrap"]
-    assert constant_settings(rows) == {"batch": "8", "limit": "2"}
+    assert constant_settings(rows) == {"batch": "8", "limit": "2 (where it applies)"}
 
 
 def test_false_and_zero_are_different_values() -> None:

@@ -1,0 +1,43 @@
+"""What the device's memory holds at the allocation peak, by the phase and the event that allocated it."""
+
+from __future__ import annotations
+
+from reports.analysis import MemoryAnalysis
+from reports.page import format
+from reports.page.charts import Table
+
+# The largest rows; the rest is one more.
+_MOST_ROWS = 12
+
+
+def held_table(memory: MemoryAnalysis) -> Table | None:
+    """Bytes alive at the peak, largest first, units taken together; None where the trace does not tell."""
+    if not memory.at_peak or not memory.peak_allocated:
+        return None
+    groups: dict[tuple[str, str], dict[str, int]] = {}
+    for holding in memory.at_peak:
+        units = groups.setdefault((holding.phase or "outside phases", holding.event), {})
+        units[holding.unit or ""] = units.get(holding.unit or "", 0) + holding.bytes
+    lines = [
+        (phase, event.replace("_", "-"), _units(units), sum(units.values()))
+        for (phase, event), units in groups.items()
+    ]
+    lines.sort(key=lambda line: -line[3])
+    rest = sum(line[3] for line in lines[_MOST_ROWS:])
+    shown = [*lines[:_MOST_ROWS], *([("", "everything else", "", rest)] if rest else [])]
+    if memory.before_trace:
+        shown.append(("before the trace", "parameters, optimizer state, ...", "", memory.before_trace))
+    rows = [
+        (*line[:3], format.gib(line[3]), format.percent(line[3] / memory.peak_allocated)) for line in shown
+    ]
+    if memory.unused_at_peak is not None:
+        rows.append(("", "reserved, not allocated", "", format.gib(memory.unused_at_peak), ""))
+    return Table(("allocated in", "by", "FSDP unit", "GiB", "of the peak"), tuple(rows))
+
+
+def _units(units: dict[str, int]) -> str:
+    named = {unit: size for unit, size in units.items() if unit}
+    if not named:
+        return ""
+    largest = max(named, key=lambda unit: named[unit])
+    return largest[:80] if len(named) == 1 else f"{len(named)} units, most {largest[:80]}"

@@ -1,0 +1,104 @@
+"""One configuration's part of the page: units, memory, phases and the verdict come from its trace."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+
+from reports.analysis import RankAnalysis, analyze_trace
+from reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
+from reports.page import load_run
+from reports.page.details import Detail, build_details
+from reports.page.effects import effects
+from reports.page.held_table import held_table
+from reports.page.memory_chart import memory_chart
+from reports.page.ranking import rank, varying_settings
+from reports.page.recommendation import advice
+from reports.page.units_chart import units_chart
+from reports.trace import Trace, read_trace
+
+
+def traced(sweep: Path, name: str) -> tuple[Trace, RankAnalysis]:
+    (path,) = sweep.glob(f"{name}-????????/trace/rank0_trace.json.gz")
+    trace = read_trace(path)
+    return trace, analyze_trace(trace)
+
+
+def valid(figure: dict[str, Any]) -> None:
+    plain = json.loads(re.sub(r"var\(--[a-z-]+\)", "#123456", json.dumps(figure, allow_nan=False)))
+    go.Figure(data=plain["data"], layout=plain["layout"])
+
+
+@pytest.fixture(scope="module")
+def details(sweep: Path) -> list[Detail]:
+    ranked = rank(load_run(sweep))
+    return build_details(ranked, varying_settings([entry.row for entry in ranked]), lambda row: [])
+
+
+def test_the_units_bars_sum_to_the_units_communication(sweep: Path) -> None:
+    _, analysis = traced(sweep, "impl-fsdp1-block-none-bf16-2")
+    chart = units_chart(analysis)
+    assert chart is not None
+    valid(chart.figure)
+    for place, unit in enumerate(analysis.units):
+        drawn = sum(bars["y"][place] for bars in chart.figure["data"])
+        told = sum(figures.time for figures in unit.communication.values())
+        assert drawn == pytest.approx(told / len(analysis.steps) / 1e6, abs=1e-3)
+    assert [line[0] for line in chart.table.rows] == [unit.unit for unit in analysis.units]
+    assert all(len(line) == len(chart.table.columns) for line in chart.table.rows)
+
+
+def test_the_memory_chart_holds_the_peaks_and_marks_each_retry(sweep: Path) -> None:
+    trace, analysis = traced(sweep, "impl-fsdp1-block-pre-bf16-off")
+    chart = memory_chart(trace, analysis, 80 * 2**30, 50)
+    assert chart is not None
+    valid(chart.figure)
+    allocated, reserved, retries = chart.figure["data"]
+    assert max(allocated["y"]) == pytest.approx(int(trace.memory.allocated.max()) / 2**30, abs=1e-3)
+    assert max(reserved["y"]) == pytest.approx(int(trace.memory.reserved.max()) / 2**30, abs=1e-3)
+    assert len(retries["x"]) == len(trace.retries) == 2
+    assert retries["customdata"] == ["asked for 1.00 GiB, freed 3.00 GiB"] * 2
+
+
+def test_what_is_held_at_the_peak_sums_to_the_peak(sweep: Path) -> None:
+    _, analysis = traced(sweep, "impl-fsdp1-block-pre-bf16-2")
+    table = held_table(analysis.memory)
+    assert table is not None
+    peak = sum(float(line[3]) for line in table.rows if line[4])
+    assert peak == pytest.approx((analysis.memory.peak_allocated or 0) / 2**30, abs=0.2)
+
+
+def test_every_configuration_has_its_part(details: list[Detail]) -> None:
+    assert len(details) == 30
+    best, last = details[0].content, details[-1].content
+    assert best["timeline"]["rows"]
+    assert best["verdict"]
+    assert [line[0] for line in best["phases"]["rows"]][:3] == ["forward", "backward", "optimizer"]
+    assert ["backward_prefetch", "pre"] in best["settings"]
+    assert last["timeline"] is None
+    assert "out of memory" in last["problem"]
+    json.dumps([detail.content for detail in details], allow_nan=False)
+
+
+def test_retries_of_the_shown_step_are_marked_inside_it(details: list[Detail]) -> None:
+    with_retries = [detail.content for detail in details if detail.content["retries"]]
+    assert len(with_retries) == 6
+    for content in with_retries:
+        assert all(0 <= at < content["timeline"]["duration"] for at in content["retries"])
+
+
+def test_advice_adds_what_this_run_knows_of_the_suggested_settings(sweep: Path) -> None:
+    found = effects(rank(load_run(sweep)))
+    suggestions = (Suggestion("backward_prefetch", "none"), Suggestion("batch", "more"))
+    finding = Finding("no_prefetch", 0.2, 0.2, "A fifth of the step waits.", suggestions)
+    (line,) = advice(Verdict(Outcome.FOUND, finding.text, (finding,)), found)
+    assert re.fullmatch(
+        r"A fifth of the step waits\. In this run backward_prefetch=none changes throughput by −\d+ %\.", line
+    )
+    assert advice(Verdict(Outcome.FINE, "Nothing to gain."), found) == ["Nothing to gain."]
+    assert advice(None, found) == []
