@@ -17,7 +17,9 @@ from fsdpbench.sim.storage import attach
 _META = torch._C.DispatchKey.Meta
 _create: Any = torch._C._acc.create_empty_tensor
 # The meta device's kernels change geometry only, and take any tensor: views share the storage of their base.
-_as_strided = torch.ops.aten.as_strided.default._op_dk
+# With its key included, `as_strided` goes there (cheaper than a call by key).
+_use_meta = torch._C._IncludeDispatchKeyGuard
+_as_strided = torch.as_strided
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._op_dk
 
 
@@ -27,7 +29,10 @@ def new_tensor(
     """A new tensor with its own memory; ``strides`` None: contiguous. Raises torch.OutOfMemoryError."""
     tensor = _create(shape, dtype)
     attach(tensor.untyped_storage(), nbytes)
-    return tensor if strides is None else _as_strided(_META, tensor, shape, strides, 0)
+    if strides is None:
+        return tensor
+    with _use_meta(_META):
+        return _as_strided(tensor, shape, strides, 0)
 
 
 def new_view(
@@ -35,7 +40,8 @@ def new_view(
 ) -> torch.Tensor:
     """A tensor on the storage of ``base``; ``offset`` and strides in elements of ``dtype``."""
     if dtype is base.dtype:
-        return _as_strided(_META, base, shape, strides, offset)
+        with _use_meta(_META):
+            return _as_strided(base, shape, strides, offset)
     return _set_storage(_META, _create((0,), dtype), base.untyped_storage(), offset, shape, strides)
 
 
