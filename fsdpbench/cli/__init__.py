@@ -14,6 +14,7 @@ from fsdpbench.errors import BenchError, ExitCode
 _COMMANDS = {
     "sweep": "Run many configurations and rank them.",
     "run": "Run one configuration.",
+    "plan": "What a sweep would run, what cannot fit, and what it would cost.",
     "analyze": "Overlap, exposed communication and memory of any Kineto trace.",
     "report": "Write the report of a run folder again.",
     "check": "Compare a sweep with a baseline; exit 1 on a regression.",

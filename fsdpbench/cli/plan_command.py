@@ -1,0 +1,139 @@
+"""`fsdpbench plan`: what a sweep would run, what of it cannot fit, and what it would cost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsdpbench.cli.options import setting_options, space_options, target_options
+from fsdpbench.cli.sweep_command import request_from
+from fsdpbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from fsdpbench.config import Config
+    from fsdpbench.sweep.prediction import Forecast
+
+_GIB = 2**30
+
+
+@click.command("plan")
+@click.argument("space", required=False, metavar="[SPACE.toml]")
+@target_options
+@space_options
+@click.option("--jobs", type=click.IntRange(min=1), help="Configurations simulated side by side.")
+@click.option("--no-predict", is_flag=True, help="List the points only.")
+@setting_options(many=True)
+def command(
+    space: str | None, assignments: tuple[str, ...], as_json: bool, no_predict: bool, **options: Any
+) -> None:
+    """List the points of a sweep, those that cannot fit and why, and the time and disk it would take.
+
+    Each point is run once on simulated GPUs, without a trace; real devices are not touched.
+    """
+    from fsdpbench.launch.pool import PointPool
+    from fsdpbench.sweep.prediction import forecast
+    from fsdpbench.sweep.runner import jobs_for
+
+    if not no_predict:
+        PointPool.warm_up()
+    request = request_from(space, assignments, options)
+    plan = request.plan()
+    if not plan.points:
+        raise UsageError("nothing is left to run: " + "; ".join(plan.notes))
+    print(request.announcement(len(plan.points)), file=sys.stderr)
+    foreseen = None
+    if not no_predict:
+        jobs = options.get("jobs") or jobs_for("sim")
+        foreseen = forecast(plan.points, jobs, _counter(len(plan.points)))
+    if as_json:
+        print(json.dumps(_as_json(plan.points, plan.notes, foreseen)))
+    else:
+        _print(plan.points, plan.notes, foreseen)
+
+
+def _counter(total: int) -> Any:
+    live = sys.stderr.isatty()
+
+    def tell(done: int) -> None:
+        if live:
+            print(f"\rsimulated {done} of {total}", end="\n" if done == total else "", file=sys.stderr)
+            sys.stderr.flush()
+
+    return tell
+
+
+def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    for index, config in enumerate(points):
+        row: dict[str, Any] = {"name": config.name, "config": config.to_dict()}
+        if foreseen is not None:
+            prediction = foreseen.predictions[index]
+            row["prediction"] = {
+                "simulated": True,
+                "fits": prediction.fits if prediction.status is not None else None,
+                "reason": prediction.reason,
+                "step_time_s": prediction.step_time_s,
+                "peak_reserved_bytes": prediction.peak_reserved_bytes,
+            }
+        rows.append(row)
+    estimate = None
+    if foreseen is not None:
+        estimate = {"wall_s": round(foreseen.wall_s, 1), "disk_bytes": foreseen.disk_bytes}
+    return {"schema": 1, "points": rows, "notes": notes, "estimate": estimate}
+
+
+def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200, no_color=True, highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("configuration", overflow="fold")
+    if foreseen is not None:
+        table.add_column("predicted peak", justify="right", no_wrap=True)
+        table.add_column("predicted step", justify="right", no_wrap=True)
+        table.add_column("fits", no_wrap=True)
+    for index, config in enumerate(points):
+        cells = [Text(config.name)]
+        if foreseen is not None:
+            found = foreseen.predictions[index]
+            peak, step = found.peak_reserved_bytes, found.step_time_s
+            cells.append(Text("-" if peak is None else f"{peak / _GIB:.1f} GiB"))
+            cells.append(Text("-" if step is None else f"{step * 1e3:,.1f} ms"))
+            fits = "unknown" if found.status is None else "yes" if found.fits else "no"
+            cells.append(Text(fits, style="yellow" if fits != "yes" else ""))
+        table.add_row(*cells)
+    console.print(table)
+    console.print()
+    for note in notes:
+        console.print(Text(note))
+    console.print(Text(f"{len(points)} configurations", style="bold"), end="")
+    if foreseen is None:
+        console.print()
+        return
+    console.print(
+        Text(
+            f", {len(foreseen.unfit)} cannot fit; about {_duration(foreseen.wall_s)} and "
+            f"{_size(foreseen.disk_bytes)} of disk (memory and time predicted on simulated GPUs)",
+            style="bold",
+        )
+    )
+    for prediction in foreseen.unfit:
+        reason = ". ".join((prediction.reason or "").split(". ")[:2])
+        console.print(Text(f"  {prediction.config.name}: {reason}"))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{max(1, count >> 20)} MiB"

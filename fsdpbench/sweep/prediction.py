@@ -1,0 +1,242 @@
+"""What a plan would cost, and which of its points cannot fit: each is simulated once, without a trace.
+
+    points ──as simulated──> a pool of short runs ──> memory and step time of each ──┐
+    the first of them, once more with its trace ──> what a trace adds ──────────────┴──> Forecast
+
+The prediction runs the training code itself on simulated GPUs, so an out-of-memory here is that of the
+simulated caching allocator. For points that run on a CPU, memory is what all ranks together would hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.config import Config, Measurement
+from fsdpbench.launch.pool import PointPool
+from fsdpbench.planning import DEFAULT_HARDWARE
+from fsdpbench.records import Status
+from fsdpbench.systems import get_system
+
+PROBE = Measurement(warmup_steps=2, timed_steps=1, traced_steps=0, timeout_s=120.0)
+_POLL_S = 0.5
+_ROOMY_HARDWARE = "h200"
+"""Points of a CPU are simulated on the GPU with most memory, to learn how much of it they need."""
+_START_S = {"cpu": 6.0, "cuda": 25.0}
+"""Seconds to start the ranks of one real configuration and take them down (torch's import, the group)."""
+_TORCH_BYTES = 300 << 20
+"""What a process holds with torch imported and a gloo group open."""
+_TRACE_BYTES_A_SECOND = 4 << 20
+"""Of a real trace, compressed: about 100,000 events a second of 40 bytes each."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One point, foreseen. `status` None: it could not be simulated (`reason` tells why). Seconds, bytes."""
+
+    config: Config
+    status: Status | None
+    reason: str | None = None
+    step_time_s: float | None = None
+    peak_reserved_bytes: int | None = None
+    host_s: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        return self.status is not Status.OOM
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """All points foreseen, and the whole sweep's wall time (seconds) and disk space (bytes)."""
+
+    predictions: tuple[Prediction, ...]
+    wall_s: float
+    disk_bytes: int
+
+    @property
+    def unfit(self) -> list[Prediction]:
+        return [prediction for prediction in self.predictions if not prediction.fits]
+
+
+def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -> Forecast:
+    """Simulate `points`, `jobs` at a time. `tell` hears how many are done.
+
+    Raises `BenchError` if nothing can be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="fsdpbench-plan-") as temporary:
+        results = _run_all([as_simulated(config) for config in points], Path(temporary), jobs, tell)
+        predictions = tuple(
+            _prediction(config, result) for config, result in zip(points, results, strict=True)
+        )
+        extra_s, trace_bytes = _cost_of_a_trace(points, predictions, Path(temporary))
+    running = [prediction for prediction in predictions if prediction.status is not None]
+    each = [_wall_s(prediction, extra_s) for prediction in running]
+    disk = sum(_disk_bytes(prediction, trace_bytes) for prediction in running)
+    side_by_side = jobs if points and points[0].device == "sim" else 1
+    return Forecast(predictions, sum(each) / side_by_side, disk)
+
+
+def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
+    """`config` on simulated GPUs of `hardware` (default: those that look most like its own), untraced. None
+    where its system cannot do on them what it does on its own device."""
+    if hardware is None:
+        hardware = _ROOMY_HARDWARE if config.device == "cpu" else config.hardware or similar_hardware()
+    changed = replace(
+        config,
+        device="sim",
+        hardware=hardware,
+        measurement=PROBE,
+    )
+    return None if get_system(config.system).refuses(changed) else changed
+
+
+def similar_hardware() -> str:
+    """The profile of this machine's GPU; the default one if there is none or it is not known."""
+    from fsdpbench.devices.detection import visible_gpus
+
+    if not visible_gpus():
+        return DEFAULT_HARDWARE
+    import torch
+
+    from fsdpbench.sim.hardware import profile_names
+
+    properties = torch.cuda.get_device_properties(0)
+    words = properties.name.lower().replace("-", " ").split()
+    alike = [name for name in profile_names() if name.split("-")[0] in words]
+    gib = properties.total_memory / 2**30
+    sized = [name for name in alike if f"{round(gib / 40) * 40}gb" in name]
+    return next(iter(sized or alike), DEFAULT_HARDWARE)
+
+
+def _run_all(
+    configs: Sequence[Config | None], folder: Path, jobs: int, tell: Callable[[int], None]
+) -> list[dict[str, Any] | None]:
+    results: list[dict[str, Any] | None] = [None] * len(configs)
+    todo = deque((index, config) for index, config in enumerate(configs) if config is not None)
+    of_folder: dict[Path, int] = {}
+    done = 0
+    with PointPool(jobs) as pool:
+        while todo or pool.running:
+            while todo and pool.has_room:
+                index, config = todo.popleft()
+                work = folder / f"probe{index}"
+                work.mkdir()
+                of_folder[work] = index
+                pool.start(config, work)
+            for _, work, result in pool.finished(_POLL_S):
+                results[of_folder[work]] = result
+                done += 1
+                tell(done)
+    return results
+
+
+def _prediction(config: Config, result: dict[str, Any] | None) -> Prediction:
+    if result is None:
+        return Prediction(config, None, "its system cannot do this on simulated GPUs")
+    status = Status(result["status"])
+    message = (result.get("cause") or {}).get("message")
+    host_s = result["bench"]["duration_s"]
+    if status is Status.OOM and (config.device != "cpu" or _more_than_there_is(config, result)):
+        return Prediction(config, status, message, host_s=host_s)
+    if status is not Status.OK:
+        # An error of the simulation says nothing of the point.
+        return Prediction(config, None, message, host_s=host_s)
+    memory = result["peak_memory_bytes"] or {}
+    reserved = memory.get("reserved")
+    if config.device == "cpu":
+        return _on_this_cpu(config, result["tflops_per_gpu"], result["step_time_s"], memory, host_s)
+    return Prediction(config, status, None, result["step_time_s"], reserved, host_s)
+
+
+def _more_than_there_is(config: Config, result: dict[str, Any]) -> bool:
+    """Whether ranks that filled a simulated GPU each would fill this machine too."""
+    free = available_memory()
+    return free is not None and config.gpus * result["hardware"]["memory_bytes"] > free
+
+
+def _on_this_cpu(
+    config: Config, tflops: float | None, step_time_s: float, memory: dict[str, int], host_s: float
+) -> Prediction:
+    """Memory of all ranks together against the machine's; time from the FLOPs and what a core does."""
+    needed = config.gpus * (memory.get("allocated", 0) + _TORCH_BYTES)
+    free = available_memory()
+    flops = (tflops or 0.0) * 1e12 * step_time_s
+    cores = min(config.gpus, os.cpu_count() or 1)
+    took = config.gpus * flops / (cores * _flops_a_core())
+    if free is not None and needed > free:
+        reason = f"all ranks together need about {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
+        return Prediction(config, Status.OOM, reason, took, needed, host_s)
+    return Prediction(config, Status.OK, None, took, needed, host_s)
+
+
+def available_memory() -> int | None:
+    """Bytes that could be allocated without swapping; None where the system does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+@functools.cache
+def _flops_a_core() -> float:
+    """FLOP/s of one core in an fp32 matrix product; small models reach about half of it."""
+    import numpy as np
+
+    size = 384
+    a = np.ones((size, size), dtype=np.float32)
+    best = float("inf")
+    for _ in range(20):
+        began = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - began)
+    return 0.5 * 2 * size**3 / best / max(os.cpu_count() or 1, 1)
+
+
+def _cost_of_a_trace(
+    points: Sequence[Config], predictions: Sequence[Prediction], folder: Path
+) -> tuple[float, int]:
+    """Seconds and bytes that the trace of one simulated point adds, from running one in full."""
+    sample = next((p for p in predictions if p.status is Status.OK and p.config.device == "sim"), None)
+    if sample is None:
+        return 0.0, 0
+    work = folder / "traced"
+    work.mkdir()
+    with PointPool(1) as pool:
+        pool.start(sample.config, work)
+        ended: list[dict[str, Any]] = []
+        while pool.running:
+            ended += [result for _, _, result in pool.finished(_POLL_S)]
+    size = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
+    microbatches = sample.config.settings.grad_accum
+    return max(0.0, ended[0]["bench"]["duration_s"] - sample.host_s) / microbatches, size // microbatches
+
+
+def _wall_s(prediction: Prediction, extra_s: float) -> float:
+    config, measurement = prediction.config, prediction.config.measurement
+    if config.device == "sim":
+        traced = prediction.status is Status.OK
+        return prediction.host_s + (extra_s * config.settings.grad_accum if traced else 0.0)
+    steps = max(measurement.warmup_steps, measurement.most_warmup_steps // 2)
+    steps += measurement.timed_steps + measurement.traced_steps
+    return _START_S[config.device] + steps * (prediction.step_time_s or 0.0)
+
+
+def _disk_bytes(prediction: Prediction, trace_bytes: int) -> int:
+    config = prediction.config
+    if prediction.status is not Status.OK:
+        return 16 << 10
+    if config.device == "sim":
+        return trace_bytes * config.settings.grad_accum
+    seconds = config.measurement.traced_steps * (prediction.step_time_s or 0.0)
+    return config.gpus * (64 << 10) + round(config.gpus * seconds * _TRACE_BYTES_A_SECOND)
