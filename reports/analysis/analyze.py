@@ -1,9 +1,11 @@
-"""From paths to the analysis: one trace at a time, so that memory holds one rank only."""
+"""From paths to the analysis: one trace at a time (in each process), so that memory holds one rank only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 from reports.analysis.activity import Activity, find_activity
@@ -32,28 +34,49 @@ from reports.analysis.windows import Window, phase_marks, phase_windows, step_wi
 from reports.trace import Trace, TraceError, read_trace
 
 
-def analyze(paths: Sequence[Path | str]) -> Analysis:
+def analyze(paths: Sequence[Path | str], *, processes: int = 1) -> Analysis:
     """Analyses every trace behind the paths (trace files, or folders searched for them).
 
     A broken file among a folder's others is a `Problem` of the result; a broken file that was named, and a
     folder with no readable trace, raise.
 
+    Args:
+        processes: how many traces to read at a time, each in a process of its own (started afresh, so the
+            calling program must be importable, as `multiprocessing` demands); 1 reads here, one by one.
+
     Raises:
         TraceError: see above, or a path that does not exist.
     """
+    files = find_traces(paths)
     ranks: list[RankAnalysis] = []
     problems: list[Problem] = []
-    for file in find_traces(paths):
-        try:
-            ranks.append(analyze_file(file))
-        except TraceError as error:
-            if file.asked_for:
-                raise
-            problems.append(Problem(error.path, error.reason))
+    for file, outcome in zip(files, _outcomes(files, min(processes, len(files))), strict=True):
+        if isinstance(outcome, RankAnalysis):
+            ranks.append(outcome)
+        elif file.asked_for:
+            raise outcome
+        else:
+            problems.append(Problem(outcome.path, outcome.reason))
     if not ranks:
         first = problems[0]
         raise TraceError(first.path, first.reason)
     return Analysis(tuple(ranks), _by_configuration(ranks), tuple(problems))
+
+
+def _outcomes(files: Sequence[TraceFile], processes: int) -> Iterator[RankAnalysis | TraceError]:
+    """What came of each file, in their order."""
+    if processes <= 1:
+        yield from map(_outcome, files)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_outcome, files)
+
+
+def _outcome(file: TraceFile) -> RankAnalysis | TraceError:
+    try:
+        return analyze_file(file)
+    except TraceError as error:
+        return error
 
 
 def analyze_file(file: TraceFile) -> RankAnalysis:

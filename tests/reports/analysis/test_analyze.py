@@ -91,6 +91,14 @@ def test_a_broken_file_among_others_is_told(tmp_path: Path, fsdp_trace: Any) -> 
         analyze([run, broken])
 
 
+def test_several_processes_give_the_same(tmp_path: Path, fsdp_trace: Any) -> None:
+    run = make_run(tmp_path / "run", fsdp_trace, ["a-1"], ranks=3)
+    (run / "a-1" / "trace" / "rank9_trace.json.gz").write_bytes(b"junk")
+    assert analyze([run], processes=2).to_dict() == analyze([run]).to_dict()
+    with pytest.raises(TraceError, match="not JSON"):
+        analyze([run, run / "a-1" / "trace" / "rank9_trace.json.gz"], processes=2)
+
+
 def test_paths_that_hold_no_trace(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="does not exist"):
         analyze([tmp_path / "nothing"])
