@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from reports.page.display import GIB, NOTHING, count, gib, milliseconds, number, percent, signed_percent
 from reports.page.effects import Effect
-from reports.page.format import GIB, NOTHING, count, gib, milliseconds, number, percent, signed_percent
 from reports.page.ranking import Metric, Ranked, label, pareto_front, reserved, short_label
 
 # Bars beyond this many say nothing that the table does not say better, and slow the page down.
@@ -98,14 +98,6 @@ def breakdown(ranked: Sequence[Ranked], varying: Sequence[str]) -> Chart | None:
         "height": 110 + 24 * len(shown),
         "xaxis": {"title": {"text": "traced step, ms"}, "rangemode": "tozero"},
         "yaxis": axis | {"ticktext": names, "automargin": True, "showgrid": False},
-        "legend": {
-            "orientation": "h",
-            "y": 1,
-            "yanchor": "bottom",
-            "x": 0,
-            "xanchor": "left",
-            "traceorder": "normal",
-        },
     }
     cut = (
         f"The first {len(shown)} of {len(timed)}; the table below has all." if len(shown) < len(timed) else ""
@@ -167,7 +159,6 @@ def throughput_against_memory(
             "range": [least - margin, most + margin],
         },
         "yaxis": {"title": {"text": metric.words}, "zeroline": False},
-        "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "xanchor": "left"},
     }
     if capacity:
         layout["shapes"] = [_capacity_line(capacity, "x")]
@@ -302,7 +293,6 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
             "automargin": True,
             "zeroline": False,
         },
-        "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "xanchor": "left"},
     }
     narrow = {"yaxis": {"ticktext": [chart_text(f"{e.name}: {e.value}", 24) for e in shown]}}
     summary = "Change of throughput by setting and value, with intervals, other settings held equal."

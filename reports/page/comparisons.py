@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from reports.page.charts import Chart, Table, chart_text
-from reports.page.format import NOTHING, count, gib, milliseconds, number, percent, setting, signed_percent
+from reports.page.display import NOTHING, count, gib, milliseconds, number, percent, setting, signed_percent
 from reports.page.ranking import Metric, Ranked, label, reserved, short_label
 
-_LEGEND = {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "xanchor": "left"}
 _COLOURS = ("--compute", "--exposed", "--allreduce", "--reduce", "--gather", "--copy")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 
@@ -105,7 +104,6 @@ def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) ->
             "zeroline": False,
         },
         "yaxis": {"title": {"text": metric.words}, "rangemode": "tozero", "zeroline": False},
-        "legend": _LEGEND,
     }
     rows = [row for points in long_enough for row in _scaling_rows(dict(sorted(points.items())), others)]
     table = Table(("configuration", "GPUs", metric.words, "of the fewest GPUs'"), tuple(rows))
@@ -186,7 +184,6 @@ def predicted_and_measured(ranked: Sequence[Ranked], varying: Sequence[str]) -> 
         "height": 400,
         "xaxis": {"title": {"text": "measured step, ms"}, "rangemode": "tozero"},
         "yaxis": {"title": {"text": "predicted step, ms"}, "rangemode": "tozero"},
-        "legend": _LEGEND,
     }
     rows = tuple(
         (label(other.row, others), number(one), number(two), signed_percent(one / two - 1))

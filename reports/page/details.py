@@ -11,7 +11,7 @@ from typing import Any
 
 from reports.analysis import RankAnalysis, TimeParts, analyze_trace
 from reports.analysis.findings import Verdict
-from reports.page import format
+from reports.page import display
 from reports.page.charts import Table
 from reports.page.held_table import held_table
 from reports.page.memory_chart import memory_chart
@@ -65,7 +65,7 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> D
         "units": None,
         "phases": None,
         "communication": None,
-        "settings": [[name, format.setting(value)[:2000]] for name, value in row.settings.items()],
+        "settings": [[name, display.setting(value)[:2000]] for name, value in row.settings.items()],
         "results": _results(entry),
         "links": links(row),
     }
@@ -133,7 +133,7 @@ def _phases(analysis: RankAnalysis) -> dict[str, Any] | None:
 
 def _phase_row(name: str, parts: TimeParts) -> tuple[str, ...]:
     amounts = (parts.compute_only, parts.overlapped, parts.exposed_communication, parts.idle, parts.total)
-    return (name, *(_ms(amount) for amount in amounts), format.percent(parts.overlap_fraction))
+    return (name, *(_ms(amount) for amount in amounts), display.percent(parts.overlap_fraction))
 
 
 def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
@@ -144,11 +144,11 @@ def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
     rows = tuple(
         (
             name.replace("_", "-"),
-            format.count(figures.count / steps),
-            format.size(figures.bytes / steps if figures.bytes is not None else None),
+            display.count(figures.count / steps),
+            display.size(figures.bytes / steps if figures.bytes is not None else None),
             _ms(figures.time / steps),
             _ms(figures.exposed / steps),
-            format.number(figures.bus_bandwidth / 1e9) if figures.bus_bandwidth else format.NOTHING,
+            display.number(figures.bus_bandwidth / 1e9) if figures.bus_bandwidth else display.NOTHING,
         )
         for name, figures in analysis.communication.items()
     )
@@ -177,37 +177,39 @@ def _results(entry: Ranked) -> list[list[str]]:
     peaks = result.peak_memory_bytes
     pairs = [
         ("status", entry.row.status.words),
-        ("tokens/s/GPU", format.number(result.tokens_per_s_per_gpu, 5)),
-        ("samples/s/GPU", format.number(result.samples_per_s_per_gpu, 4)),
-        ("step time", _with_unit(format.milliseconds(result.step_time_s), "ms")),
-        ("traced step time", _with_unit(format.milliseconds(result.traced_step_time_s), "ms")),
-        ("model TFLOPS/GPU", format.number(result.tflops_per_gpu, 4)),
-        ("hardware TFLOPS/GPU", format.number(result.hardware_tflops_per_gpu, 4)),
-        ("MFU / HFU", f"{format.percent(result.mfu)} / {format.percent(result.hfu)}"),
-        ("overlap", format.percent(result.overlap_fraction)),
-        ("peak allocated", format.size(peaks.allocated if peaks else None)),
-        ("peak active", format.size(peaks.active if peaks else None)),
-        ("peak reserved", format.size(peaks.reserved if peaks else None)),
-        ("allocator retries a step", format.count(result.alloc_retries_per_step)),
-        ("out-of-memory errors", format.count(result.ooms)),
+        ("tokens/s/GPU", display.number(result.tokens_per_s_per_gpu, 5)),
+        ("samples/s/GPU", display.number(result.samples_per_s_per_gpu, 4)),
+        ("step time", _with_unit(display.milliseconds(result.step_time_s), "ms")),
+        ("traced step time", _with_unit(display.milliseconds(result.traced_step_time_s), "ms")),
+        ("model TFLOPS/GPU", display.number(result.tflops_per_gpu, 4)),
+        ("hardware TFLOPS/GPU", display.number(result.hardware_tflops_per_gpu, 4)),
+        ("MFU / HFU", f"{display.percent(result.mfu)} / {display.percent(result.hfu)}"),
+        ("overlap", display.percent(result.overlap_fraction)),
+        ("peak allocated", display.size(peaks.allocated if peaks else None)),
+        ("peak active", display.size(peaks.active if peaks else None)),
+        ("peak reserved", display.size(peaks.reserved if peaks else None)),
+        ("allocator retries a step", display.count(result.alloc_retries_per_step)),
+        ("out-of-memory errors", display.count(result.ooms)),
     ]
     if result.loss:
         known = [value for value in result.loss if value is not None]
         pairs.append(
             (
                 "loss",
-                f"{format.number(known[0], 5)} → {format.number(known[-1], 5)}" if known else format.NOTHING,
+                f"{display.number(known[0], 5)} → {display.number(known[-1], 5)}"
+                if known
+                else display.NOTHING,
             )
         )
-    return [list(pair) for pair in pairs if format.NOTHING not in pair[1].split(" / ")[0]]
+    return [list(pair) for pair in pairs if display.NOTHING not in pair[1].split(" / ")[0]]
 
 
 def _with_unit(text: str, unit: str) -> str:
-    return text if text == format.NOTHING else f"{text} {unit}"
+    return text if text == display.NOTHING else f"{text} {unit}"
 
 
 def _ms(ns: float) -> str:
-    return format.ms(ns / 1e6)
+    return display.ms(ns / 1e6)
 
 
 def _island_table(table: Table) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from reports.page.format import setting
+from reports.page.display import setting
 from reports.page.ranking import Ranked, reserved, values_of, varying_settings
 from reports.page.view import Configuration, Status
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reports.page import format
+from reports.page import display
 from reports.page.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from reports.page.ranking_table import known_figures
 from reports.page.recommendation import best_sentence, findings
@@ -50,10 +50,10 @@ def write_markdown(run_dir: Path) -> str:
         _markdown_row(["--:", *("---" for _ in varying), "---", *("--:" for _ in shown)], escape=False)
     )
     for entry in ranked:
-        settings = [format.setting(entry.row.settings.get(name)) for name in varying]
+        settings = [display.setting(entry.row.settings.get(name)) for name in varying]
         figures = [figure.text(figure.value(entry.row)) for figure in shown]
         lines.append(
-            _markdown_row([str(entry.place or format.NOTHING), *settings, entry.row.status.words, *figures])
+            _markdown_row([str(entry.place or display.NOTHING), *settings, entry.row.status.words, *figures])
         )
     return "\n".join(lines) + "\n"
 
@@ -85,7 +85,7 @@ def write_csv(run_dir: Path) -> str:
     writer.writerow(["place", "name", "key", "status", *names, *_flat_names(), "problem", "command"])
     for entry in ranked:
         row = entry.row
-        settings = [format.setting(row.settings[name]) if name in row.settings else "" for name in names]
+        settings = [display.setting(row.settings[name]) if name in row.settings else "" for name in names]
         head = [entry.place or "", row.name, row.config.key, row.status.value]
         cells = [*head, *settings, *_flat_figures(row), row.problem or "", row.command or ""]
         writer.writerow([_harmless(cell) for cell in cells])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reports.analysis import MemoryAnalysis
-from reports.page import format
+from reports.page import display
 from reports.page.charts import Table
 
 # The largest rows; the rest is one more.
@@ -28,10 +28,10 @@ def held_table(memory: MemoryAnalysis) -> Table | None:
     if memory.before_trace:
         shown.append(("before the trace", "parameters, optimizer state, ...", "", memory.before_trace))
     rows = [
-        (*line[:3], format.gib(line[3]), format.percent(line[3] / memory.peak_allocated)) for line in shown
+        (*line[:3], display.gib(line[3]), display.percent(line[3] / memory.peak_allocated)) for line in shown
     ]
     if memory.unused_at_peak is not None:
-        rows.append(("", "reserved, not allocated", "", format.gib(memory.unused_at_peak), ""))
+        rows.append(("", "reserved, not allocated", "", display.gib(memory.unused_at_peak), ""))
     return Table(("allocated in", "by", "FSDP unit", "GiB", "of the peak"), tuple(rows))
 
 

@@ -17,7 +17,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from reports.page import format
+from reports.page import display
 from reports.page.details import Detail, build_details
 from reports.page.effects import effects
 from reports.page.ranking import Ranked, constant_settings, metric_of, rank, reserved, varying_settings
@@ -197,7 +197,7 @@ def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
     device = common([row.device for row in rows])
     facts = []
     if model:
-        facts.append(("model", f"{model} ({format.parameters(size)} parameters)" if size else str(model)))
+        facts.append(("model", f"{model} ({display.parameters(size)} parameters)" if size else str(model)))
     if gpus:
         ranks = "ranks on CPU" if device == "cpu" else f"× {hardware}" if hardware else "GPUs"
         facts.append(("on", f"{gpus} {ranks}"))
@@ -227,22 +227,24 @@ def _tiles(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
     tiles = [
         (
             "Best throughput",
-            format.number(best.tokens_per_s_per_gpu or best.samples_per_s_per_gpu, 4),
+            display.number(best.tokens_per_s_per_gpu or best.samples_per_s_per_gpu, 4),
             metric,
         ),
-        ("Step time", format.milliseconds(best.step_time_s), "ms"),
-        ("Model TFLOPS", format.number(best.tflops_per_gpu), "per GPU"),
-        ("MFU", format.percent(best.mfu), ""),
-        ("Overlap", format.percent(best.overlap_fraction), "of communication"),
+        ("Step time", display.milliseconds(best.step_time_s), "ms"),
+        ("Model TFLOPS", display.number(best.tflops_per_gpu), "per GPU"),
+        ("MFU", display.percent(best.mfu), ""),
+        ("Overlap", display.percent(best.overlap_fraction), "of communication"),
         (
             "Reserved",
-            format.gib(reserved(ranked[0].row)),
-            f"of {format.gib(capacity)} GiB" if capacity else "GiB",
+            display.gib(reserved(ranked[0].row)),
+            f"of {display.gib(capacity)} GiB" if capacity else "GiB",
         ),
-        ("Allocator retries", format.count(best.alloc_retries_per_step), "a step"),
+        ("Allocator retries", display.count(best.alloc_retries_per_step), "a step"),
     ]
     return [
-        {"name": name, "value": value, "unit": unit} for name, value, unit in tiles if value != format.NOTHING
+        {"name": name, "value": value, "unit": unit}
+        for name, value, unit in tiles
+        if value != display.NOTHING
     ]
 
 
@@ -294,5 +296,5 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]
         if isinstance(value, Mapping) and value:
             pairs.extend(_flat(value, f"{prefix}{name}."))
         else:
-            pairs.append((f"{prefix}{name}", format.setting(value)))
+            pairs.append((f"{prefix}{name}", display.setting(value)))
     return pairs

@@ -8,9 +8,9 @@ from typing import Any
 
 from reports.analysis import RankAnalysis
 from reports.memory_curve import MemoryCurve, memory_curve
-from reports.page import format
+from reports.page import display
 from reports.page.charts import Table
-from reports.page.format import GIB
+from reports.page.display import GIB
 from reports.trace import Trace
 
 _MS = 1_000_000
@@ -43,7 +43,6 @@ def memory_chart(
         "height": 330,
         "xaxis": {"title": {"text": "ms from the start of the first traced step"}, "zeroline": False},
         "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "xanchor": "left"},
         "shapes": [_step_line((step.start - analysis.steps[0].start) / _MS) for step in analysis.steps],
         "annotations": [
             _step_words(step.index, (step.start - analysis.steps[0].start) / _MS) for step in analysis.steps
@@ -79,7 +78,9 @@ def _retries(curve: MemoryCurve) -> dict[str, Any]:
         "x": [round(time / _MS, 3) for time in curve.retry_time.tolist()],
         "y": [round(int(curve.reserved[i]) / GIB, 3) for i in place],
         "marker": {"symbol": "triangle-down", "size": 11, "color": "var(--exposed)"},
-        "customdata": [f"asked for {format.size(size)}, freed {format.size(freed)}" for size, freed in asked],
+        "customdata": [
+            f"asked for {display.size(size)}, freed {display.size(freed)}" for size, freed in asked
+        ],
         "hovertemplate": "allocator retry at %{x:.1f} ms: %{customdata}<extra></extra>",
     }
 
@@ -113,23 +114,24 @@ def _capacity_line(capacity: float) -> dict[str, Any]:
 def _table(curve: MemoryCurve, capacity: float | None) -> Table:
     peak = int(curve.allocated.argmax())
     rows = [
-        ("peak allocated", format.gib(int(curve.allocated[peak])), _at(int(curve.time[peak]))),
+        ("peak allocated", display.gib(int(curve.allocated[peak])), _at(int(curve.time[peak]))),
         (
             "least allocated",
-            format.gib(int(curve.allocated.min())),
+            display.gib(int(curve.allocated.min())),
             _at(int(curve.time[curve.allocated.argmin()])),
         ),
         (
             "peak reserved",
-            format.gib(int(curve.reserved.max())),
+            display.gib(int(curve.reserved.max())),
             _at(int(curve.time[curve.reserved.argmax()])),
         ),
     ]
     if capacity:
-        rows.append(("device memory", format.gib(capacity), ""))
+        rows.append(("device memory", display.gib(capacity), ""))
     asked = zip(curve.retry_time.tolist(), curve.retry_bytes.tolist(), strict=True)
     rows += [
-        (f"retry {number}", format.gib(size), _at(time)) for number, (time, size) in enumerate(asked, start=1)
+        (f"retry {number}", display.gib(size), _at(time))
+        for number, (time, size) in enumerate(asked, start=1)
     ]
     return Table(("what", "GiB", "at, ms"), tuple(rows))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.page.format import setting
+from reports.page.display import setting
 from reports.page.view import Configuration, RunView, Status
 
 # Two throughputs nearer than this count as the same: measured runs differ by about as much from run to run.

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from reports.page import format
-from reports.page.format import NOTHING
+from reports.page import display
+from reports.page.display import NOTHING
 from reports.page.ranking import Metric, Ranked, label, values_of
 from reports.page.view import Configuration, Status
 
@@ -91,17 +91,17 @@ def figures(metric: Metric) -> tuple[Figure, ...]:
         return lambda row: getattr(row.result, field)
 
     return (
-        Figure(metric.words, metric.of, lambda value: format.number(value, 4)),
-        Figure("step, ms", plain("step_time_s"), format.milliseconds),
-        Figure("TFLOPS/GPU", plain("tflops_per_gpu"), format.number),
-        Figure("MFU", plain("mfu"), format.percent),
-        Figure("HFU", plain("hfu"), format.percent),
-        Figure("overlap", plain("overlap_fraction"), format.percent),
-        Figure("exposed, ms", exposed, format.milliseconds),
-        Figure("allocated, GiB", peak("allocated"), format.gib),
-        Figure("reserved, GiB", peak("reserved"), format.gib),
-        Figure("retries a step", plain("alloc_retries_per_step"), format.count),
-        Figure("out of memory", plain("ooms"), format.count),
+        Figure(metric.words, metric.of, lambda value: display.number(value, 4)),
+        Figure("step, ms", plain("step_time_s"), display.milliseconds),
+        Figure("TFLOPS/GPU", plain("tflops_per_gpu"), display.number),
+        Figure("MFU", plain("mfu"), display.percent),
+        Figure("HFU", plain("hfu"), display.percent),
+        Figure("overlap", plain("overlap_fraction"), display.percent),
+        Figure("exposed, ms", exposed, display.milliseconds),
+        Figure("allocated, GiB", peak("allocated"), display.gib),
+        Figure("reserved, GiB", peak("reserved"), display.gib),
+        Figure("retries a step", plain("alloc_retries_per_step"), display.count),
+        Figure("out of memory", plain("ooms"), display.count),
     )
 
 
@@ -166,7 +166,7 @@ def _row(
 
 
 def _setting_cell(row: Configuration, name: str) -> Cell:
-    value = format.setting(row.settings[name]) if name in row.settings else NOTHING
+    value = display.setting(row.settings[name]) if name in row.settings else NOTHING
     return Cell(value, hint=value[:600] if len(value) > 40 else "")
 
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from reports.analysis.findings import Suggestion, Verdict
+from reports.page.display import count, gib, number, percent, setting, signed_percent
 from reports.page.effects import WORTH_SAYING, Effect, effects
-from reports.page.format import count, gib, number, percent, setting, signed_percent
 from reports.page.ranking import (
     NEAR,
     Ranked,

@@ -39,7 +39,10 @@ const Theme = (() => {
       margin: { l: 8, r: 16, t: 8, b: 8 },
       xaxis: axis, yaxis: axis, hovermode: "closest", dragmode: NARROW.matches ? false : "zoom",
       hoverlabel: { bgcolor: "var(--text)", bordercolor: "var(--text)", font: { color: "var(--surface)", size: 12 }, align: "left" },
-      legend: { font: { color: "var(--muted)" }, bgcolor: "rgba(0,0,0,0)" },
+      legend: {
+        font: { color: "var(--muted)" }, bgcolor: "rgba(0,0,0,0)", traceorder: "normal",
+        orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "bottom",
+      },
     };
   }
 

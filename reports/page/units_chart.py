@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reports.analysis import CollectiveFigures, RankAnalysis, UnitAnalysis
-from reports.page import format
+from reports.page import display
 from reports.page.charts import Table, chart_text
 
 _NAMED = ("all_gather", "reduce_scatter", "all_reduce")
@@ -60,7 +60,6 @@ def units_chart(analysis: RankAnalysis) -> UnitsChart | None:
         "bargap": 0.2,
         "xaxis": {**_ticks(names, _MOST_TICKS), "tickangle": -90, "showgrid": False},
         "yaxis": {"title": {"text": "ms a step"}, "rangemode": "tozero"},
-        "legend": {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
     }
     narrow = {"xaxis": _ticks(names, _MOST_NARROW_TICKS)}
     figure = {"data": data, "layout": layout, "narrow": narrow}
@@ -104,8 +103,8 @@ def _lead(analysis: RankAnalysis, steps: int) -> str:
     total = sum(unit.exposed for unit in analysis.units)
     if not total:
         return "All communication of every unit is hidden under computation."
-    share = format.percent(worst.exposed / total, 0)
-    exposed = f"{format.ms(worst.exposed / steps / 1e6)} ms exposed a step, {share} of all"
+    share = display.percent(worst.exposed / total, 0)
+    exposed = f"{display.ms(worst.exposed / steps / 1e6)} ms exposed a step, {share} of all"
     late = [gather for gather in analysis.gathers if gather.cause is not None]
     if not late:
         return f"The unit that waits longest is {worst.unit[:120]}: {exposed}."
@@ -136,13 +135,13 @@ def _row(unit: UnitAnalysis, kinds: Sequence[str], steps: int) -> tuple[str, ...
         time, exposed = sum(each.time for each in found), sum(each.exposed for each in found)
         calls = sum(each.count for each in found)
         cells += [
-            format.count(calls / steps),
-            format.ms(time / steps / 1e6),
-            format.ms(exposed / steps / 1e6),
+            display.count(calls / steps),
+            display.ms(time / steps / 1e6),
+            display.ms(exposed / steps / 1e6),
         ]
     late = [gather for gather in unit.gathers if gather.cause is not None]
     why = ", ".join(words for words, _ in _counted(late).most_common(2))
     behind = Counter(gather.behind for gather in late if gather.behind).most_common(1)
     told = f"{why} behind {behind[0][0][:60]}" if behind else why
-    cells += [format.count(len(late) / steps), format.ms(sum(g.late for g in late) / steps / 1e6), told]
+    cells += [display.count(len(late) / steps), display.ms(sum(g.late for g in late) / steps / 1e6), told]
     return tuple(cells)
