@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from workloads import deepvit, gpt, llama, regnet, t5
+from workloads import deepvit, dhen, gpt, llama, regnet, t5
 from workloads.base import ShapeError, UnknownModelError, Workload
 
 
@@ -30,6 +30,7 @@ _FAMILIES: dict[str, Family] = {
     llama.FAMILY: Family.of(llama.LlamaWorkload.from_values, llama.SIZES),
     regnet.FAMILY: Family.of(regnet.RegNetWorkload.from_values, regnet.SIZES),
     deepvit.FAMILY: Family.of(deepvit.DeepViTWorkload.from_values, deepvit.SIZES),
+    dhen.FAMILY: Family.of(dhen.DHENWorkload.from_values, dhen.SIZES),
 }
 
 
