@@ -23,7 +23,14 @@ from fsdpbench.config import Config
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = ("impl", "workloads", "reports", "fsdpbench")
-_SHOWING_ONLY = ("reports/page/", "fsdpbench/cli/", "fsdpbench/sweep/", "fsdpbench/check/")
+_SHOWING_ONLY = (
+    "reports/page/",
+    "fsdpbench/cli/",
+    "fsdpbench/sweep/",
+    "fsdpbench/tune/",
+    "fsdpbench/check/",
+    "fsdpbench/doctor.py",
+)
 
 
 @functools.cache

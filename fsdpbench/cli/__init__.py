@@ -20,6 +20,7 @@ _COMMANDS = {
     "check": "Compare a sweep with a baseline; exit 1 on a regression.",
     "baseline": "Make or update a baseline from a sweep.",
     "validate": "Simulate published runs and compare.",
+    "doctor": "What this machine can run, and what is missing for the rest.",
     "list": "Models, systems, hardware profiles and settings.",
 }
 

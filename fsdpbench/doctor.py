@@ -1,0 +1,151 @@
+"""What this machine can run, found out by running it, and what is missing for the rest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.config import Config, Measurement
+from fsdpbench.machine_state import observe, usable_cores
+from fsdpbench.planning import make_config, make_target, without_absent
+from fsdpbench.settings import Settings
+from fsdpbench.sweep.prediction import available_memory
+
+_TRY_TIMEOUT_S = 60.0
+_EXTRAS = (
+    ("hta", "hta", "HolisticTraceAnalysis beside our own analysis", "pip install 'fsdpbench[hta]'"),
+    ("tune", "optuna", "`fsdpbench tune`", "pip install 'fsdpbench[tune]'"),
+    ("slurm", "submitit", "`--launcher slurm`", "pip install 'fsdpbench[slurm]'"),
+)
+
+
+class Verdict(StrEnum):
+    """`MISSING`: an optional part is not there. `BROKEN`: something that everybody needs does not work."""
+
+    OK = "ok"
+    MISSING = "missing"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at; `way_out` says what to do where it is not ok."""
+
+    what: str
+    verdict: Verdict
+    detail: str
+    way_out: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "what": self.what,
+            "verdict": self.verdict.value,
+            "detail": self.detail,
+            "way_out": self.way_out,
+        }
+
+
+def examine(try_devices: bool = True) -> list[Finding]:
+    """Everything, in the order in which it is shown. Without `try_devices` nothing is run."""
+    looks: list[Callable[[], Finding]] = [_python, _torch, _machine, _disk, _gpus]
+    if try_devices:
+        looks += [lambda: _tried("sim", 8), lambda: _tried("cpu", 2)]
+    findings = [look() for look in looks]
+    return [*findings, *(_extra(*extra) for extra in _EXTRAS), _slurm()]
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    if sys.version_info[:2] in ((3, 11), (3, 12), (3, 13)):
+        return Finding("Python", Verdict.OK, version)
+    return Finding("Python", Verdict.BROKEN, version, "use Python 3.11, 3.12 or 3.13")
+
+
+def _torch() -> Finding:
+    version = importlib.metadata.version("torch")
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if (2, 11) <= numbers < (2, 14):
+        return Finding("torch", Verdict.OK, version)
+    return Finding("torch", Verdict.BROKEN, version, "install torch 2.11, 2.12 or 2.13")
+
+
+def _machine() -> Finding:
+    free = available_memory()
+    memory = "memory unknown" if free is None else f"{free / 2**30:.1f} GiB of memory free"
+    return Finding("machine", Verdict.OK, f"{usable_cores()} cores, {memory}")
+
+
+def _disk() -> Finding:
+    folder = Path.cwd()
+    free = shutil.disk_usage(folder).free
+    detail = f"{free / 2**30:.1f} GiB free in {folder}"
+    if not os.access(folder, os.W_OK):
+        return Finding("run folders", Verdict.BROKEN, f"{folder} cannot be written", "name another with -o")
+    if free < 1 << 30:
+        return Finding(
+            "run folders", Verdict.BROKEN, detail, "free some space, or name another folder with -o"
+        )
+    return Finding("run folders", Verdict.OK, detail)
+
+
+def _gpus() -> Finding:
+    from fsdpbench.devices.detection import visible_gpus
+
+    found = visible_gpus()
+    if found:
+        names = {gpu["name"] for gpu in observe("cuda").gpus}
+        return Finding("--device cuda", Verdict.OK, f"{found} x {', '.join(sorted(names)) or 'GPU'}")
+    way_out = "needs one GPU a rank, its driver and a CUDA build of torch; --device sim needs none"
+    return Finding("--device cuda", Verdict.MISSING, "no GPU is visible", way_out)
+
+
+def _tried(device: str, gpus: int) -> Finding:
+    """Run a tiny configuration on `device` and tell how it went."""
+    from fsdpbench.launch.pool import PointPool
+
+    what = f"--device {device}"
+    config = _tiny(device, gpus)
+    with tempfile.TemporaryDirectory(prefix="fsdpbench-doctor-") as temporary, PointPool(1) as pool:
+        pool.start(config, Path(temporary))
+        results = []
+        while pool.running:
+            results += [result for _, _, result in pool.finished(1.0)]
+        result = results[0]
+        if result["status"] == "ok":
+            step = f"{result['step_time_s'] * 1e3:.1f} ms a step"
+            return Finding(what, Verdict.OK, f"{config.model} trained on {gpus} ranks, {step}")
+        cause = (result["cause"] or {}).get("message") or result["status"]
+        way_out = "run `fsdpbench run --model gpt-tiny --gpus 2 --device " + device + "` and read its logs"
+        return Finding(what, Verdict.BROKEN, str(cause), way_out)
+
+
+def _tiny(device: str, gpus: int) -> Config:
+    target = make_target(
+        model="gpt-tiny", shape={}, device=device, hardware=None, gpus=gpus, gpus_per_node=None, data=None,
+        measurement=Measurement(1, 1, 1, timeout_s=_TRY_TIMEOUT_S),
+    )  # fmt: skip
+    settings = Settings.of(batch=1, param_dtype="fp32", seq=16)
+    return without_absent(make_config(target, "impl-fsdp2", settings, target.workload()))
+
+
+def _extra(name: str, module: str, purpose: str, way_out: str) -> Finding:
+    if importlib.util.find_spec(module) is None:
+        return Finding(f"extra {name}", Verdict.MISSING, f"{module} is not installed: no {purpose}", way_out)
+    return Finding(f"extra {name}", Verdict.OK, f"{module} is installed: {purpose}")
+
+
+def _slurm() -> Finding:
+    if shutil.which("sbatch"):
+        return Finding("Slurm", Verdict.OK, "sbatch is on the path")
+    way_out = "start it on a Slurm login node; torchrun works without"
+    return Finding("Slurm", Verdict.MISSING, "no sbatch on the path", way_out)

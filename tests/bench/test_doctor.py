@@ -1,0 +1,49 @@
+"""`fsdpbench doctor`: what was tried works, and what is missing has a way out."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpbench import doctor
+from fsdpbench.doctor import Verdict, examine
+
+PROGRAM = "from fsdpbench.cli import main; main()"
+
+
+def test_it_trains_a_small_model_on_each_device_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "doctor", "--json"],
+        capture_output=True, text=True, timeout=240, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {finding["what"]: finding for finding in json.loads(done.stdout)["findings"]}
+    for device in ("sim", "cpu"):
+        assert found[f"--device {device}"]["verdict"] == "ok"
+        assert "ms a step" in found[f"--device {device}"]["detail"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_missing_has_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    gone = {"optuna", "submitit", "hta"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name in gone else real(name, *rest)
+    )
+    monkeypatch.setenv("PATH", "")
+    missing = [finding for finding in examine(try_devices=False) if finding.verdict is Verdict.MISSING]
+    assert {"extra hta", "extra tune", "extra slurm", "Slurm"} <= {finding.what for finding in missing}
+    assert all(finding.way_out for finding in missing)
+
+
+def test_an_unsupported_torch_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.importlib.metadata, "version", lambda name: "2.9.1+cpu")
+    findings: dict[str, Any] = {finding.what: finding for finding in examine(try_devices=False)}
+    assert findings["torch"].verdict is Verdict.BROKEN
+    assert "2.13" in findings["torch"].way_out
