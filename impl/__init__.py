@@ -15,6 +15,7 @@ from .flat_param import FlatParameter
 from .fsdp_module import FSDPModule, UnshardHandle, register_fsdp_forward_method
 from .fully_shard import fully_shard
 from .fully_sharded_data_parallel import FullyShardedDataParallel
+from .report import UnitReport, UnitReports, unit_report
 from .wrap import (
     CustomPolicy,
     EveryKthPolicy,
@@ -43,6 +44,8 @@ __all__ = [
     "ModuleWrapPolicy",
     "OffloadPolicy",
     "ShardingStrategy",
+    "UnitReport",
+    "UnitReports",
     "UnshardHandle",
     "always_wrap_policy",
     "enable_wrap",
@@ -53,5 +56,6 @@ __all__ = [
     "size_based_auto_wrap_policy",
     "size_policy",
     "transformer_auto_wrap_policy",
+    "unit_report",
     "wrap",
 ]

@@ -1,7 +1,8 @@
-"""Whole parameters in full precision, outside of training: for looking at them, changing them and saving them.
+"""Whole parameters in full precision, outside of training: for looking at them, changing them and saving
+them.
 
-Training gathers in the dtype of computation into memory that is freed with the unit. Here the shards themselves are
-gathered into memory of its own, one unit at a time.
+Training gathers in the dtype of computation into memory that is freed with the unit. Here the shards
+themselves are gathered into memory of its own, one unit at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
 
 
 def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
-    """Each parameter's whole values out of what ``gather_flat`` returned; views where the layout allows it."""
+    """Each parameter's whole values out of what ``gather_flat`` returned; views where the layout allows
+    it.
+    """
     layout = unit.layout
     if not layout.rank_major:
         at_shard = unit.groups.shard is None
@@ -46,7 +49,9 @@ def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
 
 
 def full_parameters(unit: Unit) -> list[torch.Tensor]:
-    """The unit's parameters, whole and in the dtype of its shard, in the order of its layout. A collective."""
+    """The unit's parameters, whole and in the dtype of its shard, in the order of its layout. A
+    collective.
+    """
     return split_full(unit, gather_flat(unit, unit.shard))
 
 

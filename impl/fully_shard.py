@@ -26,6 +26,7 @@ from .fsdp_module import FSDPModule
 from .hooks import Stage, stage_of
 from .layout import chunked_layout
 from .ownership import Ignored, Owned
+from .post_forward import SmallerGroup, neighbours
 from .unit import Unit
 
 _wrapped_classes: dict[type, type] = {}
@@ -94,7 +95,8 @@ def fully_shard(
         module: the module, or several that are gathered as one.
         mesh: 1-D: shard over it. 2-D: shard over the last dimension, replicas over the first; ``(N, 1)`` is
             plain replication. Default: all ranks.
-        reshard_after_forward: free the parameters after forward. ``None``: yes, except for the root.
+        reshard_after_forward: free the parameters after forward. ``None``: yes, except for the root. A
+            number: keep a larger shard, to be gathered among groups of so many ranks in backward.
         mp_policy: dtypes of computation, reduction and outputs.
         ignored_params: parameters to leave alone.
         backward_prefetch: gather the next unit of backward before (``"pre"``) or after (``"post"``) this
@@ -171,7 +173,7 @@ def _check_module(module: nn.Module) -> None:
         raise ValueError(f"this {type(module).__name__} was already given to fully_shard")
 
 
-def _check_reshard(value: bool | int | None, shard_size: int) -> bool | None:
+def _check_reshard(value: bool | int | None, shard_size: int) -> bool | int | None:
     if value is None or isinstance(value, bool):
         return value
     if not isinstance(value, int) or value < 1 or shard_size % value:
@@ -181,9 +183,7 @@ def _check_reshard(value: bool | int | None, shard_size: int) -> bool | None:
         )
     if value == 1:
         return False
-    if value == shard_size:
-        return True
-    _refuse("reshard_after_forward as a group size", value)
+    return True if value == shard_size else value
 
 
 def _own_policy(policy: Any) -> MixedPrecisionPolicy:
@@ -233,7 +233,7 @@ def _make_units(
     mesh: DeviceMesh,
     groups: comm.UnitGroups,
     device: torch.device,
-    reshard: bool | None,
+    reshard: bool | int | None,
     policy: MixedPrecisionPolicy,
 ) -> list[Unit]:
     by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -252,7 +252,7 @@ def _make_unit(
     mesh: DeviceMesh,
     groups: comm.UnitGroups,
     device: torch.device,
-    reshard: bool | None,
+    reshard: bool | int | None,
     policy: MixedPrecisionPolicy,
 ) -> Unit:
     dtype = originals[0].dtype
@@ -265,6 +265,11 @@ def _make_unit(
     )
     described = [owned.describe(parameter) for parameter in originals]
     presentation = DTensorPresentation(mesh, layout, described, originals)
+    smaller = None
+    if isinstance(reshard, int) and not isinstance(reshard, bool):
+        assert groups.shard is not None
+        smaller = SmallerGroup(layout, neighbours(groups.shard, reshard), precision)
+        reshard = True
     return Unit(
         name=owned.title,
         parameters=described,
@@ -275,6 +280,7 @@ def _make_unit(
         device=device,
         reshard_after_forward=reshard,
         presentation=presentation,
+        smaller=smaller,
     )
 
 

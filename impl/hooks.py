@@ -202,8 +202,7 @@ class Stage:
             with span(self.units[0].labels.post_forward):
                 if not in_backward():
                     for unit in self.units:
-                        if unit.reshard_after_forward:
-                            unit.reshard(runtime.schedule.forward_hold)
+                        unit.reshard_in_forward(runtime.schedule.forward_hold)
                     runtime.schedule.leave_forward(self)
                 if torch.is_grad_enabled():
                     self._hook_outputs(output)

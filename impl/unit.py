@@ -38,6 +38,7 @@ from .annotations import UnitLabels, span
 from .api import MemoryHandover, UnitPrecision
 from .buffer import FlatBuffer
 from .layout import UnitLayout
+from .post_forward import SmallerGroup
 from .streams import Lane, Mark
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Unit:
         device: torch.device,
         reshard_after_forward: bool | None,
         presentation: Presentation,
+        smaller: SmallerGroup | None = None,
     ) -> None:
         self.parameters = list(parameters)
         self.layout = layout
@@ -159,6 +161,7 @@ class Unit:
         self.reshard_after_backward = True
         self.unshard_in_backward = True
         self.presentation = presentation
+        self.smaller = smaller
         self.gradients = GradientState()
         self.state = UnitState.SHARDED
         self.unsharded: list[nn.Parameter] = []
@@ -172,6 +175,7 @@ class Unit:
         self._copy_out: list[torch.Tensor] = []
         self._cast_target: torch.Tensor | None = None
         self._low: FlatBuffer | None = None
+        self._from_smaller: FlatBuffer | None = None
 
     # -- set up ----------------------------------------------------------------------------------------------
 
@@ -238,7 +242,10 @@ class Unit:
             return
         if self.gathers:
             with span(self.labels.all_gather):
-                self._issue_all_gather()
+                if self.smaller is not None and self.smaller.holds:
+                    self._issue_smaller(self.smaller)
+                else:
+                    self._issue_all_gather()
         self._move(UnitState.GATHERING)
 
     def _issue_all_gather(self) -> None:
@@ -256,6 +263,15 @@ class Unit:
         if self._low is not None and lanes.has_streams:
             lanes.gather.keep(source)
             self._low.free()
+
+    def _issue_smaller(self, smaller: SmallerGroup) -> None:
+        lanes = self.runtime.lanes
+        lanes.gather.wait(smaller.mark)
+        with lanes.gather:
+            gathered = smaller.take_gathered(lanes.gather)
+            self._work = comm.all_gather(gathered.tensor, smaller.shard, smaller.group, not lanes.has_streams)
+            self._mark = lanes.gather.record()
+        self._from_smaller = gathered
 
     @property
     def _cast_in_place(self) -> bool:
@@ -310,7 +326,9 @@ class Unit:
         with span(self.labels.wait_all_gather):
             if self.gathers:
                 self._finish_collective()
-            if self.layout.rank_major:
+            if self._from_smaller is not None:
+                self._copy_out_smaller(self._from_smaller)
+            elif self.layout.rank_major:
                 self._copy_out_parameters(hold)
             elif self.casts and not self.gathers:
                 self._take_full().tensor.copy_(self.shard)
@@ -353,6 +371,18 @@ class Unit:
         )
         runtime.handover.release(gathered, runtime.lanes.compute, hold)
 
+    def _copy_out_smaller(self, gathered: FlatBuffer) -> None:
+        assert self.smaller is not None
+        self._take_full()
+        self.smaller.copy_out(gathered.tensor)
+        self._release_smaller(gathered)
+
+    def _release_smaller(self, gathered: FlatBuffer) -> None:
+        assert self.smaller is not None
+        self.runtime.handover.release(gathered, self.runtime.lanes.compute)
+        self.smaller.drop()
+        self._from_smaller = None
+
     def _make_parameters(self) -> None:
         storage = self._parameter_memory()
         at_shard = not self.owns_memory
@@ -379,6 +409,8 @@ class Unit:
             hold: how many freed buffers may stay allocated for one more turn (``buffer.py``).
         """
         if self.state is UnitState.SHARDED:
+            if self.smaller is not None:
+                self.smaller.drop()
             return
         with span(self.labels.reshard):
             if self.state is UnitState.GATHERING:
@@ -388,10 +420,22 @@ class Unit:
                 self.presentation.show_sharded()
         self._move(UnitState.SHARDED)
 
+    def reshard_in_forward(self, hold: int) -> None:
+        """Free the parameters between forward and backward, if this unit does so."""
+        if not self.reshard_after_forward:
+            return
+        if self.smaller is not None and self.state is UnitState.UNSHARDED:
+            assert self._full is not None
+            self.smaller.keep(self._full.tensor, self.runtime.lanes.compute)
+        self.reshard(hold)
+
     def _abandon(self) -> None:
         """A gather that nobody waited for: let it finish, keep nothing."""
         if self.gathers:
             self._finish_collective()
+            if self._from_smaller is not None:
+                self._release_smaller(self._from_smaller)
+                return
             assert self._gathered is not None
             self.runtime.handover.release(self._gathered, self.runtime.lanes.compute)
 

@@ -10,16 +10,20 @@ nothing is left behind.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import importlib.util
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,24 +33,21 @@ STARTUP_SECONDS = 120
 
 
 class RankPool:
-    """``world_size`` ranks, started at the first use and again after a failure that left them in an unknown
-    state.
-    """
+    """``world_size`` ranks, started at the first use, and anew after a failure that left them anywhere."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
-        self._ranks: list[subprocess.Popen[bytes]] = []
+        self._parent: subprocess.Popen[bytes] | None = None
+        self._orders: list[int] = []
         self._answers: list[int] = []
 
     def run(self, function: Callable[..., Any], timeout: float = 60, **arguments: Any) -> Any:
         """Call ``function(rank, **arguments)`` on every rank; returns what rank 0 returned."""
-        if not self._ranks:
+        if self._parent is None:
             self._start()
-        frame = pickle.dumps((function.__code__.co_filename, function.__name__, arguments))
-        for rank in self._ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(len(frame).to_bytes(8, "little") + frame)
-            rank.stdin.flush()
+        frame = (function.__code__.co_filename, function.__name__, arguments)
+        for descriptor in self._orders:
+            _write(descriptor, frame)
         try:
             answers = self._collect(timeout)
         except BaseException:
@@ -60,24 +61,26 @@ class RankPool:
 
     def stop(self) -> None:
         """End all ranks."""
-        for rank in self._ranks:
-            rank.kill()
-        for rank in self._ranks:
-            rank.wait()
-            if rank.stdin is not None:
-                rank.stdin.close()
-        for descriptor in self._answers:
+        if self._parent is not None:
+            os.killpg(self._parent.pid, signal.SIGKILL)
+            self._parent.wait()
+        for descriptor in (*self._orders, *self._answers):
             os.close(descriptor)
-        self._ranks, self._answers = [], []
+        self._parent, self._orders, self._answers = None, [], []
 
     def _start(self) -> None:
         rendezvous = tempfile.mktemp(prefix="ranks-")
-        for rank in range(self.world_size):
-            read, write = os.pipe()
-            command = [sys.executable, __file__, str(rank), str(self.world_size), rendezvous, str(write)]
-            self._ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(write,)))
-            os.close(write)
-            self._answers.append(read)
+        theirs: list[int] = []
+        for _ in range(self.world_size):
+            order_read, order_write = os.pipe()
+            answer_read, answer_write = os.pipe()
+            theirs += [order_read, answer_write]
+            self._orders.append(order_write)
+            self._answers.append(answer_read)
+        command = [sys.executable, __file__, rendezvous, *map(str, theirs)]
+        self._parent = subprocess.Popen(command, pass_fds=theirs, start_new_session=True)
+        for descriptor in theirs:
+            os.close(descriptor)
         self._collect(STARTUP_SECONDS)
 
     def _collect(self, timeout: float) -> list[tuple[bool, Any]]:
@@ -85,20 +88,28 @@ class RankPool:
         answers: list[tuple[bool, Any]] = [(False, "no answer")] * self.world_size
         waiting = set(range(self.world_size))
         while waiting:
-            ready, _, _ = select.select(
-                [self._answers[i] for i in waiting], [], [], max(0, deadline - time.monotonic())
-            )
+            left = max(0, deadline - time.monotonic())
+            ready, _, _ = select.select([self._answers[i] for i in waiting], [], [], left)
             if not ready:
-                raise AssertionError(f"ranks {sorted(waiting)} did not answer within {timeout} s: {answers}")
+                raise AssertionError(f"ranks {sorted(waiting)} did not answer in {timeout} s: {answers}")
             for index in [i for i in waiting if self._answers[i] in ready]:
-                answers[index] = _read(self._answers[index])
+                answers[index] = _read(self._answers[index]) or (False, "the process ended")
                 waiting.discard(index)
                 if not answers[index][0]:
                     deadline = min(deadline, time.monotonic() + 5)  # the others may wait for it in vain
         return answers
 
 
-def _read(descriptor: int) -> tuple[bool, Any]:
+def _write(descriptor: int, value: Any) -> None:
+    frame = pickle.dumps(value)
+    view = memoryview(len(frame).to_bytes(8, "little") + frame)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _read(descriptor: int) -> Any:
+    """The next value, ``None`` at the end."""
+
     def exactly(size: int) -> bytes:
         parts = b""
         while len(parts) < size:
@@ -109,12 +120,10 @@ def _read(descriptor: int) -> tuple[bool, Any]:
         return parts
 
     header = exactly(8)
-    if not header:
-        return False, "the process ended"
-    return pickle.loads(exactly(int.from_bytes(header, "little")))
+    return pickle.loads(exactly(int.from_bytes(header, "little"))) if header else None
 
 
-# -- in the rank ---------------------------------------------------------------------------------------------
+# -- in the ranks ----------------------------------------------------------------------------------------
 
 
 def _load(path: str, loaded: dict[str, ModuleType]) -> ModuleType:
@@ -127,20 +136,7 @@ def _load(path: str, loaded: dict[str, ModuleType]) -> ModuleType:
     return loaded[path]
 
 
-def _serve(rank: int, world_size: int, rendezvous: str, descriptor: int) -> None:
-    def answer(ok: bool, value: Any) -> None:
-        frame = pickle.dumps((ok, value))
-        os.write(descriptor, len(frame).to_bytes(8, "little"))
-        view = memoryview(frame)
-        while view:
-            view = view[os.write(descriptor, view) :]
-
-    import warnings
-    from datetime import timedelta
-
-    warnings.filterwarnings("ignore")
-    faulthandler.enable()
-    sys.path.insert(0, str(HERE))
+def _serve(rank: int, world_size: int, rendezvous: str, orders: int, answers: int) -> None:
     import torch
     import torch.distributed as dist
 
@@ -152,15 +148,35 @@ def _serve(rank: int, world_size: int, rendezvous: str, descriptor: int) -> None
         world_size=world_size,
         timeout=timedelta(seconds=30),
     )
-    answer(True, None)
+    _write(answers, (True, None))
     loaded: dict[str, ModuleType] = {}
-    while header := sys.stdin.buffer.read(8):
-        path, name, arguments = pickle.loads(sys.stdin.buffer.read(int.from_bytes(header, "little")))
+    while order := _read(orders):
+        path, name, arguments = order
         try:
-            answer(True, getattr(_load(path, loaded), name)(rank, **arguments))
+            _write(answers, (True, getattr(_load(path, loaded), name)(rank, **arguments)))
         except Exception:
-            answer(False, traceback.format_exc())
+            _write(answers, (False, traceback.format_exc()))
+
+
+def _main(rendezvous: str, descriptors: list[int]) -> None:
+    """Import once, then fork a process for each rank: the imports cost more than most tests."""
+    warnings.filterwarnings("ignore")
+    faulthandler.enable()
+    sys.path.insert(0, str(HERE))
+    importlib.import_module("fsdp_cases")
+    world_size = len(descriptors) // 2
+    for rank in range(world_size):
+        if os.fork() == 0:
+            orders, answers = descriptors[2 * rank : 2 * rank + 2]
+            for other in set(descriptors) - {orders, answers}:
+                os.close(other)
+            _serve(rank, world_size, rendezvous, orders, answers)
+            os._exit(0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for _ in range(world_size):
+        os.wait()
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    _main(sys.argv[1], [int(argument) for argument in sys.argv[2:]])
