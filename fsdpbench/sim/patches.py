@@ -8,6 +8,8 @@ are.
 `data_ptr`, `__len__`                           simulated storages keep their size in a `StorageRecord`
 `UntypedStorage(n, device=)`, `to`, `cpu`       loading and saving checkpoints makes storages directly
 `Tensor.data_ptr`                               the simulated address
+`Tensor.data` (assignment)                      torch refuses data of another device for devices it does not
+                                                know; FSDP1 moves parameters in that way
 `Tensor.__repr__`, `Tensor.tolist`              printing must not read data
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
 `Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks
@@ -32,6 +34,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp._flat_param import FlatParameter
 
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.annotations import FastSpan, make_span_methods
@@ -46,6 +49,7 @@ def apply_patches() -> None:
     """Apply all of them. To be called once a process."""
     _patch_storages()
     _patch_tensors()
+    _patch_data_assignment()
     _patch_module_calls()
     _patch_profiler()
     _patch_accelerator()
@@ -165,6 +169,24 @@ def _patch_tensors() -> None:
         pin_memory=pin_memory,
         is_pinned=is_pinned,
     )
+
+
+def _patch_data_assignment() -> None:
+    descriptor: Any = torch._C.TensorBase.data
+
+    def assign(self: torch.Tensor, value: torch.Tensor) -> None:
+        kinds = {self.device.type, value.device.type}
+        if len(kinds) == 1 or DEVICE_TYPE not in kinds:
+            descriptor.__set__(self, value)
+            return
+        if isinstance(self, FlatParameter) and value.device.type == "cpu":
+            raise NotImplementedError(
+                "CPU offload of torch's FSDP1 is not simulated: it points a parameter at two devices in turn, "
+                "which torch allows its own devices only. FSDP2's CPU offload is simulated"
+            )
+        torch._C._swap_tensor_impl(self, value.detach().requires_grad_(self.requires_grad))
+
+    _replace(torch.Tensor, data=property(descriptor.__get__, assign))
 
 
 def _patch_module_calls() -> None:

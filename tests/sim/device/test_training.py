@@ -190,3 +190,61 @@ def test_the_sharding_shortcut_answers_as_torch_does() -> None:
     assert answer.needs_redistribute is expected.needs_redistribute is False
     assert not runs_on_local_shards(OpSchema(add_, (specs(Shard(0)), specs(Replicate())), {}))
     assert not runs_on_local_shards(OpSchema(norm, (specs(Shard(0)),), {}))
+
+
+def test_a_model_on_the_host_is_moved_by_fsdp1() -> None:
+    """`device_id` and `sync_module_states`: parameters are moved by assigning their data."""
+    from device_training import VOCABULARY, TinyGPT, start, wrap
+
+    start()
+    model = wrap("fsdp1", TinyGPT(), 8, sync_module_states=True)
+    assert {parameter.device.type for parameter in model.parameters()} == {"sim"}
+    model(torch.randint(0, VOCABULARY, (2, 128), device="sim")).backward()
+
+
+def test_cpu_offload_of_fsdp1_is_refused_and_fsdp2_s_runs() -> None:
+    from device_training import VOCABULARY, TinyGPT, start, wrap
+    from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy
+
+    sim = start()
+    with pytest.raises(NotImplementedError, match="CPU offload of torch's FSDP1"):
+        wrap("fsdp1", TinyGPT(), 8, cpu_offload=CPUOffload(offload_params=True))
+    with torch.device("sim"):
+        model = wrap("fsdp2", TinyGPT(), 8, offload_policy=CPUOffloadPolicy())
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.randint(0, VOCABULARY, (2, 128), device="sim")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    sim.synchronize()
+    gc.collect()
+    assert torch.sim.memory_allocated() == 0, "everything is on the host between steps"
+
+
+@pytest.mark.parametrize("options", [{"reshard_after_forward": False}, {"reshard_after_forward": 4}], ids=str)
+def test_fsdp2_s_settings_run(options: dict[str, object]) -> None:
+    from device_training import build, start
+
+    sim = start()
+    step = build("fsdp2", 8, **options)
+    for _ in range(2):
+        step()
+    sim.synchronize()
+    assert sim.unknown_operators == {}
+
+
+@pytest.mark.parametrize("strategy", ["SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"])
+def test_fsdp1_s_strategies_run(strategy: str) -> None:
+    from device_training import build, start
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import ShardingStrategy
+
+    sim = start(16)
+    options: dict[str, object] = {"sharding_strategy": ShardingStrategy[strategy], "use_orig_params": True}
+    if "HYBRID" in strategy:
+        options["device_mesh"] = init_device_mesh("sim", (2, 8), mesh_dim_names=("replicate", "shard"))
+    step = build("fsdp1", 16, **options)
+    for _ in range(2):
+        step()
+    sim.synchronize()
+    assert sim.unknown_operators == {}
