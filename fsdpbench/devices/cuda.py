@@ -35,6 +35,7 @@ class CudaDevice:
         self._placement = placement
         self._tracing = False
         self._slowest: torch.Tensor | None = None
+        self._report_out_of_memory: Callable[[str], None] | None = None
         self._retries = 0
         self._ooms = 0
 
@@ -47,6 +48,7 @@ class CudaDevice:
                 f"{visible} are visible: use fewer --gpus, or --device sim"
             )
         torch.cuda.set_device(self.torch_device)
+        self._observe_allocator()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl",
             rank=self._placement.rank,
@@ -107,19 +109,7 @@ class CudaDevice:
         return float(loss.item())
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
-        """The allocator tells its observers before it raises; without them only the error is seen."""
-        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
-        if attach is None or not torch.cuda.is_available():
-            return
-
-        def observe(device: int, asked: int, total: int, free: int) -> None:
-            report(
-                f"CUDA out of memory: tried to allocate {asked / 2**20:.0f} MiB on GPU {device}, "
-                f"{free / 2**20:.0f} of {total / 2**20:.0f} MiB are free"
-            )
-
-        torch.cuda.init()
-        attach(observe)
+        self._report_out_of_memory = report
 
     def peak_flops(self, dtype: str) -> float | None:
         if dtype == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -136,6 +126,22 @@ class CudaDevice:
             "cuda": torch.version.cuda,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
+
+    def _observe_allocator(self) -> None:
+        """The allocator tells its observers before it raises; without them only the error is seen."""
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        report = self._report_out_of_memory
+        if attach is None or report is None:
+            return
+
+        def observe(device: int, asked: int, total: int, free: int) -> None:
+            report(
+                f"CUDA out of memory: tried to allocate {asked / 2**20:.0f} MiB on GPU {device}, "
+                f"{free / 2**20:.0f} of {total / 2**20:.0f} MiB are free"
+            )
+
+        torch.cuda.init()
+        attach(observe)
 
     def _duration(self, step: Callable[[], object]) -> float:
         torch.cuda.synchronize(self.torch_device)

@@ -117,9 +117,11 @@ def test_results_are_measured_and_whole(done: tuple[Sweep, str, str]) -> None:
 def test_every_system_computes_the_same_losses(done: tuple[Sweep, str, str]) -> None:
     losses = {name: result["loss"] for name, result in done[0].results.items()}
     reference = next(values for name, values in losses.items() if name.startswith("torch-ddp"))
-    assert len(reference) >= 10
+    # Warm-up ends when steps are stable, so that the number of steps differs.
+    steps = min(len(values) for values in losses.values())
+    assert steps >= 8
     for name, values in losses.items():
-        assert values == pytest.approx(reference, rel=1e-5), name
+        assert values[:steps] == pytest.approx(reference[:steps], rel=1e-5), name
 
 
 def test_communication_is_that_of_the_system(done: tuple[Sweep, str, str]) -> None:
@@ -163,11 +165,7 @@ def test_second_run_finds_everything_done(done: tuple[Sweep, str, str]) -> None:
 def test_killed_in_the_middle_it_resumes(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "run")
     with sweep.start(*SPACE) as process:
-        deadline = time.monotonic() + 120
-        while not sweep.results:
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for_first_result(sweep, process)
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
     sweep.wait_until_gone()
@@ -177,6 +175,26 @@ def test_killed_in_the_middle_it_resumes(tmp_path: Path) -> None:
     assert code == 0, stderr
     assert len(sweep.results) == POINTS
     assert {name: when for name, when in sweep.written().items() if name in kept} == kept
+
+
+def test_interrupted_it_says_so_and_leaves_no_process(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "run")
+    with sweep.start(*SPACE) as process:
+        wait_for_first_result(sweep, process)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    sweep.wait_until_gone()
+    assert process.returncode == 130
+    assert stderr.rstrip().splitlines()[-1].startswith("fsdpbench: interrupted; what is finished is kept")
+    assert "Traceback" not in stderr
+
+
+def wait_for_first_result(sweep: Sweep, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not sweep.results:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, "no configuration finishes"
+        time.sleep(0.02)
 
 
 def test_a_configuration_past_its_timeout_is_a_result(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ import pytest
 from fsdpbench.launch.elastic import run_elastic
 from fsdpbench.records import Status
 
+# The launcher forks ranks beside its own threads; they start afresh and take no lock of its.
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
 SPANS = {"forward", "backward", "optimizer", "ProfilerStep#1", "ProfilerStep#2"}
 
 
