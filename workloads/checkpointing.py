@@ -101,10 +101,13 @@ class CheckpointedBlock(nn.Module):
         super().__init__()
         self.checkpointed = checkpointing.applies_to(index)
         self.by_operator = checkpointing.by_operator
+        self.random = False
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         if self.checkpointed and torch.is_grad_enabled():
-            return run_checkpointed(self.transform, x, *context, by_operator=self.by_operator)
+            return run_checkpointed(
+                self.transform, x, *context, by_operator=self.by_operator, random=self.random
+            )
         return self.transform(x, *context)
 
     @abstractmethod
@@ -113,19 +116,22 @@ class CheckpointedBlock(nn.Module):
 
 
 def run_checkpointed(
-    function: Callable[..., Tensor], *args: Tensor | None, by_operator: bool = False
+    function: Callable[..., Tensor],
+    *args: Tensor | None,
+    by_operator: bool = False,
+    random: bool = False,
 ) -> Tensor:
     """Run `function` and keep its arguments only (and costly outputs, by operator); what else it saves for
     backward is computed again then.
 
-    No random state is kept: the models have no dropout.
+    `random`: it draws random numbers (dropout), and must draw the same again; their state is kept too.
     """
     selection: dict[str, Any] = {}
     if by_operator:
         selection["context_fn"] = partial(create_selective_checkpoint_contexts, _costly_operators())
     with set_checkpoint_early_stop(False):
         output: Tensor = checkpoint(
-            function, *args, use_reentrant=False, preserve_rng_state=False, **selection
+            function, *args, use_reentrant=False, preserve_rng_state=random, **selection
         )
     return output
 

@@ -25,10 +25,11 @@ from workloads.base import Batch, Flops, ShapeError, TokenWorkload, WorkloadErro
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from workloads.data import token_batches
 from workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
-from workloads.shape import check_divides, check_positive, make_shape
+from workloads.shape import check_divides, check_positive, check_share, make_shape
 
 FAMILY = "gpt"
 POSITIONS = ("learned", "none")
+ATTENTIONS = ("fused", "explicit")
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,12 @@ class GPTShape:
     Fields: `vocab` entries; `tied`: the lm head shares the token embedding; `bias`: of linear layers and
     norms (the lm head has none); `positions`: `learned` embeddings or `none`; `expansion`: feed-forward width
     / d_model; `max_seq`: default sequence length, and the learned positions at it; `fp32_loss`: logits are
-    cast to fp32 before the loss, as most mixed precision training does (batch x seq x vocab x 4 B of memory).
+    cast to fp32 before the loss, as most mixed precision training does (batch x seq x vocab x 4 B of
+    memory); `attention`: `fused` (one kernel), or `explicit` as minGPT and models before flash attention
+    write it, with the [seq, seq] weights in memory; `dropout`: of embeddings, attention weights and residuals.
 
     Raises:
-        ShapeError: a number is below 1, heads do not divide d_model, or `positions` is unknown.
+        ShapeError: a number is out of range, heads do not divide d_model, or a word is unknown.
     """
 
     layers: int
@@ -54,8 +57,15 @@ class GPTShape:
     expansion: int = 4
     max_seq: int = 2048
     fp32_loss: bool = True
+    attention: str = "fused"
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        check_share(self, "dropout")
+        if self.attention not in ATTENTIONS:
+            raise ShapeError(
+                f"shape field attention is '{self.attention}': it must be one of {', '.join(ATTENTIONS)}"
+            )
         check_positive(self, "layers", "d_model", "heads", "vocab", "expansion", "max_seq")
         check_divides(self, "heads", "d_model")
         if self.positions not in POSITIONS:
@@ -96,14 +106,27 @@ class GPTAttention(nn.Module):
         self.heads = shape.heads
         self.qkv = Projection(shape.d_model, 3 * shape.d_model, shape.bias)
         self.proj = Projection(shape.d_model, shape.d_model, shape.bias, output_std)
+        self.dropout = shape.dropout
+        self.explicit = shape.attention == "explicit"
+
+    def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+
+    def _explicit(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        seq = query.shape[-2]
+        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+        future = torch.ones(seq, seq, dtype=torch.bool, device=query.device).triu(1)
+        weights = scores.masked_fill(future, -math.inf).softmax(-1)
+        return F.dropout(weights, self.dropout, self.training) @ value
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, width = x.shape
         fused = self.qkv(x).view(batch, seq, 3, self.heads, width // self.heads)
         query, key, value = (part.transpose(1, 2) for part in fused.unbind(2))
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = (self._explicit if self.explicit else self._fused)(query, key, value)
         projected: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, seq, width))
-        return projected
+        return F.dropout(projected, self.dropout, self.training)
 
 
 class GPTFeedForward(nn.Module):
@@ -113,10 +136,11 @@ class GPTFeedForward(nn.Module):
         super().__init__()
         self.up = Projection(shape.d_model, shape.expansion * shape.d_model, shape.bias)
         self.down = Projection(shape.expansion * shape.d_model, shape.d_model, shape.bias, output_std)
+        self.dropout = shape.dropout
 
     def forward(self, x: Tensor) -> Tensor:
         projected: Tensor = self.down(F.gelu(self.up(x)))
-        return projected
+        return F.dropout(projected, self.dropout, self.training)
 
 
 class GPTBlock(CheckpointedBlock):
@@ -124,6 +148,7 @@ class GPTBlock(CheckpointedBlock):
 
     def __init__(self, shape: GPTShape, checkpointing: ActivationCheckpointing, index: int) -> None:
         super().__init__(checkpointing, index)
+        self.random = shape.dropout > 0
         # GPT-2 scales what flows into the residual stream by its number of contributions.
         output_std = WEIGHT_STD / math.sqrt(2 * shape.layers)
         self.attention_norm = nn.LayerNorm(shape.d_model, bias=shape.bias)
@@ -146,6 +171,7 @@ class GPT(nn.Module):
     def __init__(self, shape: GPTShape, positions: int, checkpointing: ActivationCheckpointing) -> None:
         super().__init__()
         self.fp32_loss = shape.fp32_loss
+        self.dropout = shape.dropout
         self.token_embedding = Lookup(shape.vocab, shape.d_model)
         self.position_embedding = Lookup(positions, shape.d_model) if shape.positions == "learned" else None
         self.blocks = nn.ModuleList(GPTBlock(shape, checkpointing, index) for index in range(shape.layers))
@@ -164,6 +190,7 @@ class GPT(nn.Module):
                     f"the sequence has {seq} tokens, the model {most} positions: build it with seq={seq}"
                 )
             x = x + self.position_embedding(torch.arange(seq, device=inputs.device))
+        x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.lm_head(self.final_norm(x))

@@ -53,7 +53,19 @@ def _value(name: str, type_name: Any, value: Any) -> Any:
             return int(value)
         except (TypeError, ValueError):
             raise ShapeError(f"shape field {name} is {value!r}: it must be a whole number") from None
+    if type_name == "float":
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise ShapeError(f"shape field {name} is {value!r}: it must be a number") from None
     return str(value)
+
+
+def check_share(shape: Any, *names: str) -> None:
+    """Raises: ShapeError, one of the fields is not from 0 up to below 1."""
+    for name in names:
+        if not 0 <= getattr(shape, name) < 1:
+            raise ShapeError(f"shape field {name} is {getattr(shape, name)}: it must be from 0 to below 1")
 
 
 def check_positive(shape: Any, *names: str) -> None:

@@ -51,7 +51,7 @@ def _case(path: Path, line: int, row: dict[str, str]) -> Case:
         model="gpt",
         shape={
             "layers": layers, "d_model": width, "heads": number("heads"), "vocab": number("vocab"),
-            "tied": True, "bias": False,
+            "tied": True, "bias": False, "fp32_loss": False,
         },
         hardware=hardware,
         gpus=gpus,

@@ -113,3 +113,27 @@ def test_a_module_built_on_meta_is_initialised_by_reset_parameters():
 def test_bf16_logits_are_cast_for_the_loss_unless_told_otherwise(tokens):
     assert build().bfloat16()(tokens[:, :-1], tokens[:, 1:]).dtype == torch.float32
     assert build(fp32_loss=False).bfloat16()(tokens[:, :-1], tokens[:, 1:]).dtype == torch.bfloat16
+
+
+def test_explicit_attention_computes_what_the_fused_one_does() -> None:
+    shape = {"layers": 2, "d_model": 32, "heads": 4, "vocab": 64, "max_seq": 16}
+    models = []
+    for attention in ("fused", "explicit"):
+        torch.manual_seed(0)
+        models.append(get_workload("gpt", shape={**shape, "attention": attention}).build())
+    tokens = torch.randint(64, (2, 16))
+    fused, explicit = (model(tokens) for model in models)
+    torch.testing.assert_close(explicit, fused)
+
+
+def test_dropout_is_drawn_again_alike_when_activations_are_recomputed() -> None:
+    shape = {"layers": 2, "d_model": 32, "heads": 4, "vocab": 64, "max_seq": 16, "dropout": 0.5}
+    gradients = []
+    for checkpointing in ("none", "full"):
+        torch.manual_seed(0)
+        model = get_workload("gpt", shape={**shape, "attention": "explicit"}).build(checkpointing)
+        tokens = torch.randint(64, (2, 16))
+        torch.manual_seed(1)
+        model(tokens, tokens).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0])
