@@ -181,7 +181,7 @@ def _patch_data_assignment() -> None:
             return
         if isinstance(self, FlatParameter) and value.device.type == "cpu":
             raise NotImplementedError(
-                "CPU offload of torch's FSDP1 is not simulated: it points a parameter at two devices in turn, "
+                "CPU offload of torch's FSDP1 is not simulated: it points a parameter at two devices, "
                 "which torch allows its own devices only. FSDP2's CPU offload is simulated"
             )
         torch._C._swap_tensor_impl(self, value.detach().requires_grad_(self.requires_grad))
