@@ -3,7 +3,8 @@ same.
 
 Colours are written as `var(--name)` and resolved by the page when it draws, so that one figure serves the
 light, the dark and the printed page. Plotly reads a little HTML in texts; every name from a run goes through
-`chart_text`."""
+`chart_text`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Any
 
 from reports.page.display import GIB, NOTHING, count, gib, milliseconds, number, percent, signed_percent
 from reports.page.effects import Effect
-from reports.page.ranking import Metric, Ranked, label, pareto_front, reserved, short_label
+from reports.page.ranking import TOKENS, Metric, Ranked, label, pareto_front, reserved, short_label
 
 # Bars beyond this many say nothing that the table does not say better, and slow the page down.
 MOST_BARS = 30
@@ -69,12 +70,17 @@ def chart_text(text: str, longest: int = 60) -> str:
     return html.escape(text, quote=False)
 
 
-def breakdown(ranked: Sequence[Ranked], varying: Sequence[str]) -> Chart | None:
-    """Where each traced step goes: four parts that sum to it, best configuration on top."""
+def breakdown(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
+    """Where each traced step goes: four parts that sum to it, best configuration on top.
+
+    Where steps differ in how much they do (another batch, another sequence), the bars are times for the same
+    work.
+    """
     timed = [entry for entry in ranked if entry.throughput and entry.row.result.time_s]
     if not timed:
         return None
     shown = timed[:MOST_BARS]
+    scales, unit = _scales(shown, metric)
     positions = list(range(len(shown)))
     places = [str(entry.place) for entry in shown]
     names = [f"{entry.place}  {chart_text(short_label(entry.row, varying), 46)}" for entry in shown]
@@ -84,10 +90,13 @@ def breakdown(ranked: Sequence[Ranked], varying: Sequence[str]) -> Chart | None:
             "orientation": "h",
             "name": words,
             "y": positions,
-            "x": [getattr(entry.row.result.time_s, part) * 1e3 for entry in shown],
+            "x": [
+                getattr(entry.row.result.time_s, part) * 1e3 * scale
+                for entry, scale in zip(shown, scales, strict=True)
+            ],
             "marker": {"color": colour},
             "customdata": [[entry.row.folder.name, text] for entry, text in zip(shown, names, strict=True)],
-            "hovertemplate": "%{customdata[1]}<br>" + words + " %{x:.4g} ms<extra></extra>",
+            "hovertemplate": "%{customdata[1]}<br>" + words + " %{x:.4g} " + unit + "<extra></extra>",
         }
         for part, words, colour in PARTS
     ]
@@ -96,7 +105,7 @@ def breakdown(ranked: Sequence[Ranked], varying: Sequence[str]) -> Chart | None:
         "barmode": "stack",
         "bargap": 0.3,
         "height": 110 + 24 * len(shown),
-        "xaxis": {"title": {"text": "traced step, ms"}, "rangemode": "tozero"},
+        "xaxis": {"title": {"text": f"traced step, {unit}"}, "rangemode": "tozero"},
         "yaxis": axis | {"ticktext": names, "automargin": True, "showgrid": False},
     }
     cut = (
@@ -107,6 +116,16 @@ def breakdown(ranked: Sequence[Ranked], varying: Sequence[str]) -> Chart | None:
         "Stacked bars: compute only, overlapped, exposed communication and idle time of each traced step."
     )
     return Chart("breakdown", summary, data, layout, _breakdown_table(timed, varying), narrow, cut)
+
+
+def _scales(shown: Sequence[Ranked], metric: Metric) -> tuple[list[float], str]:
+    """What to multiply each step's time with, and the unit that it then has."""
+    work = [(entry.throughput or 0.0) * (entry.row.result.step_time_s or 0.0) for entry in shown]
+    if not min(work) > 0 or max(work) / min(work) < 1.001:
+        return [1.0] * len(shown), "ms"
+    amount = 1000 if metric is TOKENS else 1
+    unit = "ms for 1,000 tokens" if metric is TOKENS else "ms for a sample"
+    return [amount / each for each in work], unit
 
 
 def _breakdown_table(timed: Sequence[Ranked], varying: Sequence[str]) -> Table:
@@ -246,7 +265,7 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
     if not shown:
         return None
     positions = list(range(len(shown)))
-    names = [chart_text(f"{effect.name}: {effect.value}", 46) for effect in shown]
+    names = [chart_text(f"{effect.name}: {effect.value}", 46) + _out_of_memory(effect) for effect in shown]
     changes = [_points_of(effect.ratio) for effect in shown]
     data: list[dict[str, Any]] = [
         {
@@ -297,6 +316,10 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
     narrow = {"yaxis": {"ticktext": [chart_text(f"{e.name}: {e.value}", 24) for e in shown]}}
     summary = "Change of throughput by setting and value, with intervals, other settings held equal."
     return Chart("effects", summary, data, layout, _effect_table(found), narrow)
+
+
+def _out_of_memory(effect: Effect) -> str:
+    return f" ({effect.out_of_memory} out of memory)" if effect.out_of_memory else ""
 
 
 def _range(ratios: Sequence[float | None]) -> list[float]:

@@ -1,7 +1,8 @@
 """What the page shows of one configuration: its timeline, memory, units, phases, settings, files.
 
 Everything comes from the trace of the lowest rank that left one; a trace that cannot be read leaves its
-message in the place of the charts."""
+message in the place of the charts.
+"""
 
 from __future__ import annotations
 

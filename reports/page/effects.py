@@ -39,7 +39,8 @@ class Effect:
     `low` and `high` bound the mean with 95 % (None below three pairs), `smallest` and `largest` are the
     extremes of the single pairs. `memory` is the ratio of reserved memory over the same pairs.
     `out_of_memory` counts the pairs whose configuration with `value` ran out of memory where the one with
-    `reference` did not."""
+    `reference` did not.
+    """
 
     name: str
     value: str
@@ -61,7 +62,8 @@ class Effect:
 
 def effects(ranked: Sequence[Ranked]) -> list[Effect]:
     """Every varying setting's effects; the settings that matter most come first, values in order of their
-    effect."""
+    effect.
+    """
     if not ranked or not ranked[0].throughput:
         return []
     best = ranked[0].row

@@ -60,7 +60,8 @@ def write_markdown(run_dir: Path) -> str:
 
 def write_json(run_dir: Path) -> str:
     """`{"schema": 1, "recommendation", "findings", "metric", "configurations": [...]}`. Raises
-    `RunFolderError`."""
+    `RunFolderError`.
+    """
     view = load_run(run_dir)
     ranked = rank(view)
     content = {

@@ -167,7 +167,8 @@ def _own_file(name: str) -> str:
 
 def _policy(*scripts: str) -> str:
     """Only these scripts run, and nothing is fetched: a hostile name could do nothing even if it got
-    through."""
+    through.
+    """
     allowed = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
         for script in scripts
@@ -261,7 +262,8 @@ def _choice(detail: Detail) -> dict[str, Any]:
 
 def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
     """Links from the page to what the configuration left, relative, so that the folder can be moved as a
-    whole."""
+    whole.
+    """
     files = [
         *row.traces,
         *(row.folder / name for name in ("result.json", "config.json", "stdout.log", "stderr.log")),
@@ -276,7 +278,8 @@ def _links(row: Configuration, target: Path) -> list[dict[str, str]]:
 
 def _environment(rows: Sequence[Configuration]) -> list[dict[str, Any]]:
     """Groups of name and value: the environments and the hardware that the rows name, each different one
-    once."""
+    once.
+    """
     groups: list[dict[str, Any]] = []
     for name, found in (
         ("Environment", [row.result.environment for row in rows if row.result.environment]),

@@ -1,5 +1,6 @@
 """Memory over the traced time: allocated and reserved, where the steps begin, and where the allocator
-retried."""
+retried.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def memory_chart(
     trace: Trace, analysis: RankAnalysis, capacity: float | None, most_points: int
 ) -> MemoryChart | None:
     """The chart of one rank, `most_points` points a line at most; None where the trace has no memory
-    events."""
+    events.
+    """
     origin = analysis.steps[0].start if analysis.steps else None
     curve = memory_curve(trace, max_points=most_points, origin=origin)
     if not len(curve):

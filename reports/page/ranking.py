@@ -2,7 +2,8 @@
 
 The order is by throughput per GPU. Tokens count where every finished configuration has them (they stay
 comparable when the sequence length varies), samples otherwise. Configurations that did not finish stand below
-in a fixed order of their status, so that the table never hides one."""
+in a fixed order of their status, so that the table never hides one.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ SAMPLES = Metric("samples_per_s_per_gpu", "samples/s/GPU")
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """A row with its place (from 1; None for one that did not finish) and its share of the best
-    throughput."""
+    throughput.
+    """
 
     place: int | None
     row: Configuration
@@ -87,7 +89,8 @@ def pareto_front(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
     """Rows as fast as the best to within `NEAR` that reserve at least a twentieth less memory, leanest
-    first."""
+    first.
+    """
     best_memory = reserved(ranked[0].row) if ranked and ranked[0].throughput else None
     if not best_memory:
         return []
@@ -100,7 +103,8 @@ def leaner_ties(ranked: Sequence[Ranked]) -> list[Ranked]:
 
 def varying_settings(rows: Sequence[Configuration]) -> list[str]:
     """Names of the settings that take at least two values over the rows, in the order of their first
-    sight."""
+    sight.
+    """
     seen: dict[str, set[str]] = {}
     for row in rows:
         for name, value in row.settings.items():

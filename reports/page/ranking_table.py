@@ -1,5 +1,6 @@
 """The ranked table: a column for every setting that varies and every figure that is known, a row a
-configuration."""
+configuration.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ def best_sentence(view: RunView) -> str:
     """What to run and why, in one sentence; plain text.
 
     It names the configuration with the best throughput among those that finished, what it reaches, how far it
-    is from the slowest, and the settings that mattered most."""
+    is from the slowest, and the settings that mattered most.
+    """
     ranked = rank(view)
     if not ranked:
         return "No configuration has finished yet."
@@ -55,7 +56,8 @@ def best_sentence(view: RunView) -> str:
 
 def findings(view: RunView) -> list[str]:
     """What else a reader should know: ties with less memory, retries, what ran out of memory; one sentence
-    each."""
+    each.
+    """
     ranked = rank(view)
     found = [*_ties(ranked), *_exposure(ranked), *_retries(ranked), *_out_of_memory(view)]
     broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
@@ -183,11 +185,9 @@ def _retries(ranked: Sequence[Ranked]) -> list[str]:
     if not retried:
         return []
     worst = max(retried, key=lambda entry: entry.row.result.alloc_retries_per_step or 0)
-    name = f" (number {worst.place})" if worst.place else ""
-    return [
-        f"{_rows(len(retried))} had allocator retries, up to "
-        f"{count(worst.row.result.alloc_retries_per_step)} a step{name}: memory is short there."
-    ]
+    most = f"{count(worst.row.result.alloc_retries_per_step)} a step (number {worst.place})"
+    upto = "up to " if len(retried) > 1 else ""
+    return [f"{_rows(len(retried))} had allocator retries, {upto}{most}: memory is short there."]
 
 
 def _out_of_memory(view: RunView) -> list[str]:
@@ -201,7 +201,8 @@ def _out_of_memory(view: RunView) -> list[str]:
 
 def _always_out_of_memory(rows: Sequence[Configuration]) -> list[str]:
     """Values, and pairs of values, with which every configuration ran out of memory (at least two of
-    them)."""
+    them).
+    """
     facts = [(name, value) for name in varying_settings(rows) for value in values_of(rows, name)]
     having = {
         fact: {id(row) for row in rows if setting(row.settings.get(fact[0])) == fact[1]} for fact in facts

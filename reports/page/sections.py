@@ -25,7 +25,7 @@ def sections(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -
     """The sections that this run has figures for."""
     drawn: tuple[tuple[Chart | None, str, str, str], ...] = (
         (
-            charts.breakdown(ranked, varying),
+            charts.breakdown(ranked, varying, metric),
             "Where the step goes",
             "Step breakdown",
             "One bar a configuration, by its place. A click on a bar shows its timeline.",

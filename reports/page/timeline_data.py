@@ -102,7 +102,8 @@ def _label(row: Row) -> str:
 
 def _lanes(bars: Sequence[Bar], most: int = 4) -> list[int]:
     """How deep each bar nests in those before it (bars by start); bars deeper than `most` share the last
-    lane."""
+    lane.
+    """
     ends: list[int] = []
     lanes = []
     for bar in bars:

@@ -9,7 +9,8 @@
         trace/rank0_trace.json.gz        .traces
 
 Loading never fails because of one configuration: a folder that cannot be read becomes a row of status
-`unreadable` that says why. Only a folder that is no run at all is refused."""
+`unreadable` that says why. Only a folder that is no run at all is refused.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class Status(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """One configuration: what was asked for (`config`), what came of it (`result`), or what is wrong with
-    it."""
+    it.
+    """
 
     folder: Path
     config: ConfigFile
@@ -103,7 +105,8 @@ class RunView:
     """Everything in one run folder. `configurations` are in the order of their folders' names.
 
     `pending` names the points of the sweep that have not run yet, `left_out` the folders of configurations
-    that do not belong to the sweep as `sweep.toml` has it now (an earlier space, or earlier sources)."""
+    that do not belong to the sweep as `sweep.toml` has it now (an earlier space, or earlier sources).
+    """
 
     folder: Path
     title: str
@@ -160,7 +163,8 @@ def load_run(run_dir: Path) -> RunView:
 
 def _points(sweep_toml: str | None) -> list[str] | None:
     """The folders that the sweep is made of; None where its file does not say (then all folders belong to
-    it)."""
+    it).
+    """
     try:
         points = tomllib.loads(sweep_toml or "").get("points")
     except tomllib.TOMLDecodeError:
@@ -235,7 +239,8 @@ def _name_defaults(rows: list[Configuration]) -> list[Configuration]:
     """Drop settings of value None, or call them `auto` where other rows of the same system set them.
 
     The files write None both for "the default, whatever it is" and for "this system has no such setting"; a
-    system that has it somewhere in the run has it everywhere."""
+    system that has it somewhere in the run has it everywhere.
+    """
     has = {
         (row.config.system, name) for row in rows for name, value in row.settings.items() if value is not None
     }

@@ -1,7 +1,8 @@
 """A run folder as a sweep leaves it, small and made up, for the tests of the page.
 
 The step times follow from a toy schedule (all-gather before each block, reduce-scatter after it, on their own
-streams), and the traces hold that very schedule, so that the page's charts have something true to show."""
+streams), and the traces hold that very schedule, so that the page's charts have something true to show.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _COMPUTE_STREAM, _GATHER_STREAM, _REDUCE_STREAM = 7, 20, 24
 @dataclass
 class Schedule:
     """One simulated step after another: a clock for the CPU and one for each stream, events as Kineto writes
-    them."""
+    them.
+    """
 
     prefetch: str
     block_us: float
@@ -118,7 +120,8 @@ class Schedule:
 
 def run_step(schedule: Schedule, number: int, *, retry: bool) -> None:
     """Forward and backward over the blocks, then an optimizer kernel; the CPU waits for all of it at the
-    end."""
+    end.
+    """
     begin = schedule.cpu
     _forward(schedule)
     _backward(schedule, retry=retry)

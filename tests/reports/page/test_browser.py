@@ -24,7 +24,8 @@ _COLOURS = """(canvas) => {
   const seen = new Set();
   for (let i = 0; i < pixels.length; i += 4) seen.add(pixels.slice(i, i + 4).join());
   return seen.size;
-}"""
+}
+"""
 
 
 @pytest.fixture(scope="module")

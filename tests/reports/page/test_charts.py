@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import plotly.graph_objects as go
 import pytest
 
 from reports.page import charts, load_run
 from reports.page.charts import Chart, chart_text
 from reports.page.effects import effects
-from reports.page.ranking import Ranked, metric_of, rank, varying_settings
+from reports.page.files import StepParts
+from reports.page.ranking import TOKENS, Ranked, metric_of, rank, varying_settings
 from reports.page.view import RunView
 
 
@@ -29,7 +32,7 @@ def ranked(view: RunView) -> list[Ranked]:
 def all_charts(view: RunView, ranked: list[Ranked]) -> list[Chart]:
     varying = varying_settings([entry.row for entry in ranked])
     drawn = [
-        charts.breakdown(ranked, varying),
+        charts.breakdown(ranked, varying, metric_of(view)),
         charts.throughput_against_memory(ranked, varying, metric_of(view)),
         charts.effect_chart(effects(ranked)),
     ]
@@ -55,7 +58,7 @@ def test_every_colour_is_one_of_the_pages(view: RunView, ranked: list[Ranked]) -
 
 
 def test_the_bars_parts_sum_to_the_traced_step(ranked: list[Ranked]) -> None:
-    chart = charts.breakdown(ranked, [])
+    chart = charts.breakdown(ranked, [], TOKENS)
     assert chart is not None
     timed = [entry for entry in ranked if entry.throughput]
     for place, entry in enumerate(timed):
@@ -64,9 +67,25 @@ def test_the_bars_parts_sum_to_the_traced_step(ranked: list[Ranked]) -> None:
         assert sum(trace["x"][place] for trace in chart.data) == pytest.approx(step * 1e3)
 
 
+def test_steps_of_unlike_work_are_compared_for_the_same_work(ranked: list[Ranked]) -> None:
+    first, second = ranked[0], ranked[1]
+    result = msgspec.structs.replace(
+        second.row.result,
+        step_time_s=2 * (first.row.result.step_time_s or 0),
+        traced_step_time_s=2 * (first.row.result.traced_step_time_s or 0),
+        time_s=StepParts(*(2 * part for part in msgspec.structs.astuple(first.row.result.time_s))),
+    )
+    twice = replace(second, row=replace(second.row, result=result), throughput=first.throughput)
+    chart = charts.breakdown([first, twice], [], TOKENS)
+    assert chart is not None
+    assert chart.layout["xaxis"]["title"]["text"] == "traced step, ms for 1,000 tokens"
+    for bars in chart.data:
+        assert bars["x"][0] == pytest.approx(bars["x"][1])
+
+
 def test_only_the_best_bars_are_drawn_and_the_table_has_all(ranked: list[Ranked]) -> None:
     many = [entry for entry in ranked if entry.throughput] * 3
-    chart = charts.breakdown(many, [])
+    chart = charts.breakdown(many, [], TOKENS)
     assert chart is not None
     assert len(chart.data[0]["x"]) == charts.MOST_BARS
     assert len(chart.table.rows) == 75
@@ -76,7 +95,7 @@ def test_only_the_best_bars_are_drawn_and_the_table_has_all(ranked: list[Ranked]
 def test_without_figures_there_is_no_chart(view: RunView, ranked: list[Ranked]) -> None:
     failed = [entry for entry in ranked if not entry.throughput]
     assert failed
-    assert charts.breakdown(failed, []) is None
+    assert charts.breakdown(failed, [], TOKENS) is None
     assert charts.throughput_against_memory(failed, [], metric_of(view)) is None
     assert charts.effect_chart([]) is None
 
