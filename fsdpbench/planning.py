@@ -58,8 +58,8 @@ def make_target(
             raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
     per_node = min(per_node or max(gpus, 1), max(gpus, 1))
     check_world(gpus, per_node)
-    if data is not None and not Path(data).is_file():
-        raise UsageError(f"--data {data}: no such file")
+    if data is not None and not Path(data).exists():
+        raise UsageError(f"--data {data}: no such file or folder")
     target = Target(
         model=model,
         shape=shape,
@@ -77,6 +77,10 @@ def make_target(
 def make_config(target: Target, system: str, settings: Settings, workload: Workload) -> Config:
     """One configuration on `target`; settings that `system` does not have become `None`."""
     get_system(system)
+    try:
+        seq = workload.resolve_seq(settings.seq)
+    except WorkloadError as error:
+        raise UsageError(str(error)) from None
     return Config(
         model=target.model,
         shape=dict(workload.shape),
@@ -86,7 +90,7 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
         hardware=target.hardware,
         gpus=target.gpus,
         gpus_per_node=target.gpus_per_node,
-        settings=settings.changed(seq=settings.seq or workload.default_seq),
+        settings=settings.changed(seq=seq),
         measurement=target.measurement,
         data=target.data,
     )

@@ -94,7 +94,7 @@ def content_key(config: Config) -> str:
     if config.hardware is not None:
         depends["hardware"] = _hardware_content(config.hardware)
     if config.data is not None:
-        depends["data"] = hashlib.sha256(Path(config.data).read_bytes()).hexdigest()
+        depends["data"] = _data_content(Path(config.data))
     if config.device != "sim":
         depends["machine"] = machine()
     text = json.dumps(depends, sort_keys=True, default=str)
@@ -106,6 +106,20 @@ def _hardware_content(hardware: str) -> str:
     from fsdpbench.sim.hardware import load_profile
 
     return repr(load_profile(hardware))
+
+
+def _data_content(path: Path) -> str:
+    """The content of a data file; of a folder (of images, perhaps a hundred gigabytes of them) the names,
+    sizes and times of its files."""
+    if path.is_file():
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")):
+        if file.is_file():
+            about = file.stat()
+            digest.update(f"{file.relative_to(path)}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def _processor() -> str:

@@ -90,7 +90,7 @@ def _trace(steps: int, device: Device, loop: TrainingLoop, record: RankRecord, p
 
 def _fill_constants(config: Config, workload: Workload, device: Device, record: RankRecord) -> None:
     settings = config.settings
-    seq = settings.seq or workload.default_seq
+    seq = workload.resolve_seq(settings.seq)
     flops = workload.flops_per_step(settings.batch, seq, settings.activation_checkpointing)
     record.flops_per_step = {
         "model": flops.model * settings.grad_accum,
@@ -113,7 +113,7 @@ def _training_loop(
     system, settings = get_system(config.system), config.settings
     context = BuildContext(config, workload, device.torch_device, _deferred(config, workload, device))
     model = system.wrap(context)
-    seq = settings.seq or workload.default_seq
+    seq = workload.resolve_seq(settings.seq)
     data = Path(config.data) if config.data else None
     batches: Iterator[Batch] = workload.batches(
         settings.batch,

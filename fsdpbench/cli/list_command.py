@@ -36,6 +36,7 @@ def models() -> list[Row]:
                 "name": name,
                 "family": workload.family,
                 "parameters": workload.parameters,
+                "training_state_bytes": workload.training_state_bytes,
                 "shape": dict(workload.shape),
             }
         )
@@ -99,7 +100,9 @@ def _flat(row: Row) -> dict[str, str]:
         elif isinstance(value, list):
             flat[key] = ", ".join(map(str, value))
         elif key == "parameters":
-            flat[key] = f"{value / 1e9:,.2f} B" if value >= 1e9 else f"{value / 1e6:,.1f} M"
+            flat[key] = f"{value / 1e9:,.2f} B" if value >= 1e9 else f"{value / 1e6:,.2f} M"
+        elif key == "training_state_bytes":
+            flat["parameters, gradients, AdamW"] = f"{value / 2**30:,.2f} GiB"
         elif key == "memory_bytes":
             key, flat["memory"] = "memory", f"{value / 2**30:.0f} GiB"
         else:

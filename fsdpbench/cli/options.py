@@ -38,7 +38,11 @@ def target_options(function: F) -> F:
         click.option("--hardware", help="Profile to simulate (a100-80gb, FILE.toml, ...)."),
         click.option("--gpus", default=None, help="Ranks in all (default 8); `sweep` takes a list."),
         click.option("--gpus-per-node", type=int, default=None, help="Ranks on one node."),
-        click.option("--data", help="Text file to train on (bytes); default: seeded synthetic tokens."),
+        click.option(
+            "--data",
+            help="What to train on: a text file (bytes are tokens), a folder of images, a click log; "
+            "default: seeded synthetic data.",
+        ),
         click.option("--timeout", type=float, default=None, help="Seconds a configuration may take."),
         click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
     )

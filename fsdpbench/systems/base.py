@@ -38,7 +38,7 @@ class BuildContext:
         with torch.device("meta" if self.deferred else self.device):
             return self.workload.build(
                 activation_checkpointing=settings.activation_checkpointing,
-                seq=settings.seq or self.workload.default_seq,
+                seq=settings.seq,
             )
 
     @property
@@ -66,7 +66,7 @@ class System(ABC):
 
     @abstractmethod
     def wrap(self, context: BuildContext) -> nn.Module:
-        """Build the model and wrap it. The result is called as `model(inputs, targets) -> loss`."""
+        """Build the model and wrap it. The result is called as `model(*batch) -> loss`."""
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
         """Entered around each forward."""

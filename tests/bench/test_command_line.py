@@ -113,7 +113,8 @@ def test_lists_are_for_people_and_for_programs(what: str, fsdpbench: Callable[..
 
 def test_the_lists_hold_what_the_contract_says(fsdpbench: Callable[..., Done]) -> None:
     models = {row["name"]: row for row in json.loads(fsdpbench("list", "models", "--json").stdout)}
-    assert set(models["gpt-2.8b"]) == {"name", "family", "parameters", "shape"}
+    assert set(models["gpt-2.8b"]) == {"name", "family", "parameters", "training_state_bytes", "shape"}
+    assert models["gpt-2.8b"]["training_state_bytes"] == 16 * models["gpt-2.8b"]["parameters"]
     assert models["gpt-2.8b"]["shape"]["layers"] == 32
     assert 2.75e9 < models["gpt-2.8b"]["parameters"] < 2.85e9
     settings = [row["name"] for row in json.loads(fsdpbench("list", "settings", "--json").stdout)]
