@@ -115,7 +115,7 @@ def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnal
         phases=phases,
         units=analyze_units(activity, spans, gathers),
         idle_causes=find_idle_causes(activity, windows[0].start, windows[-1].end),
-        memory=analyze_memory(trace, windows, marks, spans),
+        memory=analyze_memory(trace, activity, windows, marks, spans),
         overlap_known=gate.overlap_known,
         durations=collective_durations(activity),
     )

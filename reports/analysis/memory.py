@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from reports.analysis.activity import UNKNOWN_TIME, Activity
 from reports.analysis.nesting import NOTHING
 from reports.analysis.time_units import seconds
 from reports.analysis.unit_spans import running_index
@@ -54,7 +55,11 @@ class Holding:
 
 @dataclass(frozen=True)
 class Retry:
-    """An allocator retry: when (ns on the trace's clock), where, for how many bytes, how many were freed."""
+    """An allocator retry: when (ns on the trace's clock), where, for how many bytes, how many were freed.
+
+    cost: ns that computation stood still around it (the CPU waits for the device, frees and allocates, and
+    only then launches on); None on a CPU trace.
+    """
 
     time: int
     step: int | None
@@ -62,6 +67,7 @@ class Retry:
     unit: str | None
     bytes: int
     freed: int
+    cost: int | None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -70,6 +76,7 @@ class Retry:
             "unit": self.unit,
             "bytes": self.bytes,
             "freed_bytes": self.freed,
+            "cost_s": None if self.cost is None else seconds(self.cost),
         }
 
 
@@ -94,6 +101,11 @@ class MemoryAnalysis:
     allocator_calls: int = 0
     allocator_time: int = 0
 
+    @property
+    def retry_cost(self) -> int:
+        """ns that computation stood still because of retries."""
+        return sum(retry.cost or 0 for retry in self.retries)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "peak_bytes": {"allocated": self.peak_allocated, "reserved": self.peak_reserved},
@@ -115,11 +127,11 @@ def device_events(trace: Trace) -> Bool:
 
 
 def analyze_memory(
-    trace: Trace, steps: Sequence[Window], phases: Sequence[Mark], spans: FsdpSpans
+    trace: Trace, activity: Activity, steps: Sequence[Window], phases: Sequence[Mark], spans: FsdpSpans
 ) -> MemoryAnalysis:
     """Peaks over the whole trace; retries and allocator calls by the step in whose marks they happened."""
     places = _Places(steps, phases, spans)
-    retries = _retries(trace, places)
+    retries = _retries(trace, activity, places)
     per_step = tuple(sum(retry.step == step.index for retry in retries) for step in steps)
     calls, time = _allocator_calls(trace, steps)
     mask = device_events(trace)
@@ -197,7 +209,7 @@ def _holdings(memory: MemoryEvents, rows: Int64, places: _Places) -> tuple[Holdi
     return tuple(Holding(phase, unit, event, size) for (phase, unit, event), size in ordered)
 
 
-def _retries(trace: Trace, places: _Places) -> tuple[Retry, ...]:
+def _retries(trace: Trace, activity: Activity, places: _Places) -> tuple[Retry, ...]:
     retries = trace.retries
     columns = zip(
         retries.time.tolist(),
@@ -206,11 +218,33 @@ def _retries(trace: Trace, places: _Places) -> tuple[Retry, ...]:
         places.unit_and_event(retries.time),
         retries.bytes.tolist(),
         retries.freed.tolist(),
+        _costs(activity, retries.time),
         strict=True,
     )
     return tuple(
-        Retry(time, step, phase, unit, size, freed) for time, step, phase, (unit, _), size, freed in columns
+        Retry(time, step, phase, unit, size, freed, cost)
+        for time, step, phase, (unit, _), size, freed, cost in columns
     )
+
+
+def _costs(activity: Activity, times: Int64) -> list[int | None]:
+    """The gap in computation around each retry: from the end of what was launched before to what follows.
+
+    Retries in one gap: the first has it all.
+    """
+    work = activity.work
+    computing = ~work.is_communication & ~work.is_copy & (work.launch != UNKNOWN_TIME)
+    if activity.kind == "cpu" or not computing.any():
+        return [None] * len(times)
+    order = np.argsort(work.launch[computing], kind="stable")
+    launch, start = work.launch[computing][order], work.start[computing][order]
+    reached = np.maximum.accumulate(work.end[computing][order])
+    after = np.searchsorted(launch, times, side="left")
+    there = (after > 0) & (after < len(launch))
+    after = np.minimum(np.maximum(after, 1), len(launch) - 1)
+    gap = np.maximum(start[after] - reached[after - 1], 0)
+    there[1:] &= after[1:] != after[:-1]
+    return [int(cost) for cost in np.where(there, gap, 0)]
 
 
 def _allocator_calls(trace: Trace, steps: Sequence[Window]) -> tuple[int, int]:

@@ -180,7 +180,7 @@ def _retries(rank: RankAnalysis) -> Iterable[Finding]:
     memory = rank.memory
     if not memory.retries:
         return
-    share = memory.allocator_time / rank.time.total
+    share = max(memory.allocator_time, memory.retry_cost) / rank.time.total
     per_step = len(memory.retries) / max(len(rank.steps), 1)
     where = _most_frequent(retry.phase for retry in memory.retries)
     suggestions = (
@@ -192,9 +192,9 @@ def _retries(rank: RankAnalysis) -> Iterable[Finding]:
         "alloc_retries",
         max(share, WORTH),
         share or None,
-        f"The allocator runs out of memory and retries {per_step:.3g} times a step"
-        f"{f', mostly in {where}' if where else ''}; its calls take {_percent(share)} of the step: "
-        f"need less memory at once ({_settings(suggestions)}).",
+        f"The allocator runs out of memory and retries {_times(per_step)} a step"
+        f"{f', mostly in {where}' if where else ''}; computation stands still for {_percent(share)} of the "
+        f"step: need less memory at once ({_settings(suggestions)}).",
         suggestions,
     )
 
@@ -228,6 +228,10 @@ _RULES: tuple[Callable[[RankAnalysis], Iterable[Finding]], ...] = (
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
+
+
+def _times(number: float) -> str:
+    return "once" if number == 1 else f"{number:.3g} times"
 
 
 def _settings(suggestions: Sequence[Suggestion]) -> str:

@@ -258,23 +258,32 @@ def test_a_cpu_bound_step(tmp_path: Path, trace_builder: Any) -> None:
 
 
 def test_retries(tmp_path: Path, trace_builder: Any) -> None:
+    """The CPU waits until 500 for the device, then frees and allocates; computation goes on at 650."""
     built = trace_builder()
     built.step(0, at(0), at(1000))
     built.annotation("backward", at(300), at(900))
-    built.kernel("k", at(10), at(990), launch=at(5))
+    built.kernel("before", at(10), at(500), launch=at(5))
     built.memory(at(100), 512, 512, 4096)
     built.retry(at(400), 4096, 8192)
     built.event("cuda_runtime", "cudaFree", at(400), 150_000, args={"correlation": 900})
-    built.event("cuda_runtime", "cudaMalloc", at(560), 50_000, args={"correlation": 901})
+    built.event("cuda_runtime", "cudaMalloc", at(590), 50_000, args={"correlation": 901})
+    built.kernel("after", at(650), at(990), launch=at(645))
     rank = analyze([built.write(tmp_path / "rank0_trace.json")]).ranks[0]
     memory = rank.memory
     assert (memory.allocator_calls, memory.allocator_time) == (2, 200_000)
-    assert [(retry.step, retry.phase, retry.bytes, retry.freed) for retry in memory.retries] == [
-        (0, "backward", 4096, 8192)
-    ]
+    (retry,) = memory.retries
+    assert (retry.step, retry.phase, retry.bytes, retry.freed, retry.cost) == (
+        0,
+        "backward",
+        4096,
+        8192,
+        150_000,
+    )
     assert rank.verdict is not None
     assert rank.verdict.findings[0].cause == "alloc_retries"
-    assert "retries 1 times a step, mostly in backward; its calls take 20 %" in rank.verdict.sentence
+    assert (
+        "retries once a step, mostly in backward; computation stands still for 20 %" in rank.verdict.sentence
+    )
 
 
 def test_other_collectives_are_told_without_a_setting(tmp_path: Path, trace_builder: Any) -> None:
