@@ -2,6 +2,7 @@
 
     runs/NAME/  sweep.toml  report.html  results.sqlite
       <config-name>-<key8>/  config.json  result.json  stdout.log  stderr.log  trace/rank0_trace.json.gz …
+      <config-name>-<key8>.run2/ …         its second run, if it was repeated
 
 A configuration folder appears whole, by rename, or not at all: work in progress lies in `.work-*` beside it.
 """
@@ -9,12 +10,14 @@ A configuration folder appears whole, by rename, or not at all: work in progress
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
 import shutil
 import socket
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from typing import Any
 from fsdpbench.config import Config
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.provenance import content_key
+from fsdpbench.records import Status
 from fsdpbench.reproduce import run_command
 from fsdpbench.toml_text import to_toml
 
@@ -29,7 +33,10 @@ SWEEP_FILE = "sweep.toml"
 INDEX_FILE = "results.sqlite"
 REPORT_FILE = "report.html"
 _LOCK_FILE = ".lock"
+RESULT_FILE = "result.json"
 _WORK_PREFIX = ".work-"
+_RUN_SUFFIX = ".run"
+_POINT_NAME = re.compile(r"-[0-9a-f]{8}$")
 
 
 @dataclass(frozen=True)
@@ -98,35 +105,77 @@ class Store:
         except (OSError, ValueError) as error:
             raise UsageError(f"{path}: cannot be read ({error})") from None
 
-    def work_folder(self, config: Config) -> Path:
-        """A fresh folder for a configuration in progress, `config.json` in it."""
-        folder = self.folder / f"{_WORK_PREFIX}{point_folder_name(config)}"
+    def work_folder(self, config: Config, run: int = 1) -> Path:
+        """A fresh folder for a run of a configuration, `config.json` in it."""
+        folder = self.folder / f"{_WORK_PREFIX}{point_folder_name(config, run)}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         _write_whole(folder / "config.json", json.dumps(config_record(config), indent=1))
         return folder
 
-    def commit(self, config: Config, work: Path) -> Path:
-        """Make the finished `work` folder part of the record, in place of an earlier try."""
-        final = self.folder / point_folder_name(config)
+    def commit(self, config: Config, work: Path, run: int = 1) -> Path:
+        """Make the finished `work` folder part of the record, in place of an earlier try.
+
+        Raises `OSError` if its result could not be written.
+        """
+        if not (work / RESULT_FILE).is_file():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        final = self.folder / point_folder_name(config, run)
         if final.exists():
-            shutil.rmtree(final)
-        os.rename(work, final)
+            # Aside first: killed between the two renames, the folder is missing, never half there.
+            aside = self.folder / f"{_WORK_PREFIX}old-{final.name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(final, aside)
+            os.rename(work, final)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            os.rename(work, final)
         return final
+
+    def runs(self, config: Config) -> list[dict[str, Any]]:
+        """The results of all whole runs of `config`, the first one first; empty if that is not there."""
+        first = self._read(self.folder / point_folder_name(config))
+        if first is None:
+            return []
+        others = (self._read(path) for path in sorted(self.folder.glob(f"{first.folder.name}{_RUN_SUFFIX}*")))
+        return [first.result, *(point.result for point in others if point is not None)]
+
+    def statuses(self, points: Sequence[Config], repeat: int) -> dict[tuple[str, int], Status]:
+        """How the runs of `points` ended that are in the record, by content key and number of the run."""
+        found = {}
+        for config in points:
+            for run in range(1, repeat + 1):
+                point = self._read(self.folder / point_folder_name(config, run))
+                if point is not None and point.key == content_key(config):
+                    found[point.key, run] = Status(point.result["status"])
+        return found
+
+    def replace_result(self, config: Config, result: Mapping[str, Any]) -> None:
+        """Write `result` over that of the first run of `config`, whole or not at all."""
+        path = self.folder / point_folder_name(config) / RESULT_FILE
+        _write_whole(path, json.dumps(result, indent=1, allow_nan=False))
 
     def points(self) -> list[StoredPoint]:
         """Every whole configuration in the folder, by name. Broken ones are left out: they run again."""
         found = []
         for path in sorted(self.folder.iterdir()):
-            if not path.is_dir() or path.name.startswith("."):
+            if path.name.startswith(".") or not _POINT_NAME.search(path.name):
                 continue
-            try:
-                config = json.loads((path / "config.json").read_text())
-                result = json.loads((path / "result.json").read_text())
-                found.append(StoredPoint(path, config["key"], config, result))
-            except (OSError, ValueError, KeyError, TypeError):
-                continue
+            point = self._read(path)
+            if point is not None:
+                found.append(point)
         return found
+
+    @staticmethod
+    def _read(folder: Path) -> StoredPoint | None:
+        """The point in `folder`; None if there is none, or a broken one."""
+        try:
+            config = json.loads((folder / "config.json").read_text())
+            result = json.loads((folder / RESULT_FILE).read_text())
+            Status(result["status"])
+            return StoredPoint(folder, config["key"], config, result)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def current_points(self) -> list[StoredPoint]:
         """The finished points of the space that `sweep.toml` names; results of older sources are left out."""
@@ -142,8 +191,10 @@ class Store:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def point_folder_name(config: Config) -> str:
-    return f"{config.name}-{content_key(config)[:8]}"
+def point_folder_name(config: Config, run: int = 1) -> str:
+    """Its name and the head of its key; further runs stand beside the first with their number."""
+    name = f"{config.name}-{content_key(config)[:8]}"
+    return name if run == 1 else f"{name}{_RUN_SUFFIX}{run}"
 
 
 def config_record(config: Config) -> dict[str, Any]:
@@ -158,7 +209,7 @@ def config_record(config: Config) -> dict[str, Any]:
 
 
 def _take_lock(path: Path) -> None:
-    mine = {"pid": os.getpid(), "host": socket.gethostname()}
+    mine = {"pid": os.getpid(), "host": socket.gethostname(), "began": _process_start(os.getpid())}
     for _ in range(2):
         try:
             handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -189,12 +240,23 @@ def _is_stale(path: Path) -> bool:
     if owner.get("host") != socket.gethostname():
         return False
     try:
-        os.kill(int(owner["pid"]), 0)
+        pid = int(owner["pid"])
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except (PermissionError, ValueError, KeyError):
         return False
-    return False
+    # The number may have gone to another process since.
+    began = owner.get("began")
+    return began is not None and _process_start(pid) not in (None, began)
+
+
+def _process_start(pid: int) -> str | None:
+    """When a process of this machine began, in ticks since the machine started; None where none tells."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
 
 
 def _owner(path: Path) -> str:

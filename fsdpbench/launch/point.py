@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import datetime
 import os
+import shutil
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.launch.lifetime import die_with_parent
 from fsdpbench.machine_state import environment_of, observe
-from fsdpbench.records import Status, read_records
+from fsdpbench.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records, write_result
 
 
@@ -37,7 +39,7 @@ def run_point(config_record: dict[str, Any], folder: str) -> None:
     before = None if config.device == "sim" else observe(config.device)
     outcome = _run(config, path)
     observed = environment_of(config, before, observe(config.device)) if before else None
-    write_result(config, path, outcome, time.monotonic() - began, started, observed)
+    record_result(config, path, outcome, time.monotonic() - began, started, observed)
     sys.stdout.flush()
     sys.stderr.flush()
     # The simulated device leaves patches and frozen garbage behind; nothing is gained by tearing it down.
@@ -58,6 +60,31 @@ def _run(config: Config, folder: Path) -> Outcome:
         traceback.print_exc()
         return Outcome(Status.ERROR, f"{type(error).__name__}: {error}".splitlines()[0], "stderr.log")
     return outcome_of_records(read_records(folder), world_recorded=1)
+
+
+def record_result(
+    config: Config,
+    folder: Path,
+    outcome: Outcome,
+    duration_s: float,
+    started: str,
+    observed: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write the result of `config` into `folder`. Where its trace cannot be read, that is the result; where
+    the disk is full, its trace makes room for the result that says so.
+
+    Raises `OSError` if not even that can be written.
+    """
+    try:
+        return write_result(config, folder, outcome, duration_s, started, observed)
+    except OSError as error:
+        shutil.rmtree(folder / TRACE_FOLDER, ignore_errors=True)
+        cause = f"the result cannot be written: {error.strerror or error}"
+    except Exception as error:
+        traceback.print_exc()
+        cause = f"the trace cannot be analysed: {type(error).__name__}: {error}".splitlines()[0]
+    failed = Outcome(Status.ERROR, cause, "stderr.log")
+    return write_result(config, folder, failed, duration_s, started, observed)
 
 
 def timestamp() -> str:

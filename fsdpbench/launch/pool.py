@@ -10,6 +10,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
@@ -22,11 +23,12 @@ from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.errors import BenchError
-from fsdpbench.launch.point import run_point, timestamp
+from fsdpbench.launch.point import record_result, run_point, timestamp
 from fsdpbench.records import Status, read_records
-from fsdpbench.result import Outcome, outcome_of_records, write_result
+from fsdpbench.result import Outcome, outcome_of_records
 
 _PRELOAD = "fsdpbench.launch.preload"
+_FULL_DISK_BYTES = 1 << 20
 _GRACE_S = 15.0
 """Past its own timeout a point may still write its result; then it is killed."""
 
@@ -112,9 +114,11 @@ class PointPool:
 
 def _result_of(point: _Running) -> dict[str, Any]:
     path = point.folder / "result.json"
-    if path.exists():
+    try:
         result: dict[str, Any] = json.loads(path.read_text())
         return result
+    except (OSError, ValueError):
+        pass  # it died before or while writing
     outcome = outcome_of_records(read_records(point.folder), world_recorded=1)
     if outcome.status in (Status.OK, Status.CRASH):
         outcome = Outcome(Status.CRASH, _how_it_died(point), "stderr.log")
@@ -122,7 +126,18 @@ def _result_of(point: _Running) -> dict[str, Any]:
 
 
 def _late_result(point: _Running, outcome: Outcome) -> dict[str, Any]:
-    return write_result(point.config, point.folder, outcome, time.monotonic() - point.began, point.started)
+    free = shutil.disk_usage(point.folder).free
+    if outcome.status is not Status.OK and free < _FULL_DISK_BYTES:
+        outcome = Outcome(
+            Status.ERROR, f"the disk is full ({free >> 10} KiB free): {outcome.cause}", outcome.log
+        )
+    took = time.monotonic() - point.began
+    try:
+        return record_result(point.config, point.folder, outcome, took, point.started)
+    except OSError as error:
+        # Nothing was recorded; the caller sees that its folder holds no result.
+        cause = {"message": f"the result cannot be written: {error.strerror or error}", "log": None}
+        return {"status": Status.ERROR.value, "cause": cause}
 
 
 def _how_it_died(point: _Running) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,9 +14,11 @@ from fsdpbench.config import Config
 from fsdpbench.errors import BenchError
 from fsdpbench.index import build_index
 from fsdpbench.launch.pool import PointPool
+from fsdpbench.machine_state import usable_cores
 from fsdpbench.provenance import content_key
 from fsdpbench.records import Status
 from fsdpbench.store import INDEX_FILE, Store
+from fsdpbench.sweep.repeats import Run, interleaved, merged
 
 _POLL_S = 0.5
 
@@ -32,9 +33,22 @@ class Progress(Protocol):
     def end(self) -> None: ...
 
 
+class Pool(Protocol):
+    """Runs points, each in a folder of its own (`launch.pool` here, `launch.slurm` on a cluster)."""
+
+    @property
+    def running(self) -> list[Config]: ...
+    @property
+    def has_room(self) -> bool: ...
+    def start(self, config: Config, folder: Path) -> None: ...
+    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, dict[str, Any]]]: ...
+    def __enter__(self) -> Pool: ...
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
 @dataclass
 class SweepSummary:
-    """How many points were found done, and the results of those that ran now."""
+    """How many runs were found done, and the results of those that ran now."""
 
     already_done: int
     ran: list[tuple[Config, dict[str, Any]]] = field(default_factory=list)
@@ -46,9 +60,7 @@ class SweepSummary:
 
 def jobs_for(device: str) -> int:
     """Simulated points run side by side on all cores; real ones would disturb each other."""
-    if device != "sim":
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores() if device == "sim" else 1
 
 
 def run_sweep(
@@ -59,45 +71,76 @@ def run_sweep(
     jobs: int,
     retry_failed: bool = False,
     fail_fast: bool = False,
+    repeat: int = 1,
+    pool: Pool | None = None,
 ) -> SweepSummary:
-    """Run what is missing of `points`. Interrupted, it loses only what was in flight; call it again to go
-    on."""
-    done = store.finished()
+    """Run what is missing of `repeat` runs of each of `points`, in `pool` (default: here, `jobs` at a time).
+
+    Interrupted, it loses only what was in flight; call it again to go on. Raises `BenchError` if the store
+    cannot be written any more.
+    """
+    statuses = store.statuses(points, repeat)
+    runs = interleaved(points, repeat)
     todo = deque(
-        config
-        for config in points
-        if (stored := done.get(content_key(config))) is None
-        or (retry_failed and not Status(stored.result["status"]).is_answer)
+        run
+        for run in runs
+        if (status := statuses.get(_key(run))) is None or (retry_failed and not status.is_answer)
     )
-    summary = SweepSummary(already_done=len(points) - len(todo))
-    progress.begin(len(points), summary.already_done)
+    summary = SweepSummary(already_done=len(runs) - len(todo))
+    progress.begin(len(runs), summary.already_done)
     try:
-        with PointPool(jobs) as pool:
-            for config, result in _drain(store, pool, todo, progress):
+        with pool or PointPool(jobs) as workers:
+            for config, result in _drain(store, workers, todo, progress, statuses):
                 summary.ran.append((config, result))
                 if fail_fast and not Status(result["status"]).is_answer:
                     break
     finally:
         progress.end()
-        build_index(store.folder / INDEX_FILE, store.points())
+        with _disk_errors(store.folder):
+            if repeat > 1:
+                _merge_repeats(store, points)
+            build_index(store.folder / INDEX_FILE, store.points())
     return summary
 
 
 def _drain(
-    store: Store, pool: PointPool, todo: deque[Config], progress: Progress
+    store: Store,
+    pool: Pool,
+    todo: deque[Run],
+    progress: Progress,
+    statuses: dict[tuple[str, int], Status],
 ) -> Iterator[tuple[Config, dict[str, Any]]]:
+    numbers: dict[Path, int] = {}
     while todo or pool.running:
         while todo and pool.has_room:
-            config = todo.popleft()
+            run = todo.popleft()
+            if run.number > 1 and statuses.get((content_key(run.config), 1)) is not Status.OK:
+                continue  # what did not work at first has no time to be repeated
             with _disk_errors(store.folder):
-                pool.start(config, store.work_folder(config))
-            progress.started(config)
+                work = store.work_folder(run.config, run.number)
+                pool.start(run.config, work)
+            numbers[work] = run.number
+            progress.started(run.config)
         for config, work, result in pool.finished(_POLL_S):
+            number = numbers.pop(work)
             with _disk_errors(store.folder):
-                store.commit(config, work)
+                store.commit(config, work, number)
+            statuses[content_key(config), number] = Status(result["status"])
             progress.finished(config, result)
             yield config, result
         progress.tick()
+
+
+def _merge_repeats(store: Store, points: Sequence[Config]) -> None:
+    """Write each configuration's result over all of its runs that are there."""
+    for config in points:
+        results = store.runs(config)
+        if len(results) > 1 and Status(results[0]["status"]) is Status.OK:
+            store.replace_result(config, merged(results[0], results[1:]))
+
+
+def _key(run: Run) -> tuple[str, int]:
+    return content_key(run.config), run.number
 
 
 @contextmanager
