@@ -32,3 +32,11 @@ def one_rank() -> Iterator[RankPool]:
     pool = RankPool(1)
     yield pool
     pool.stop()
+
+
+@pytest.fixture(scope="session")
+def lone_process() -> Iterator[RankPool]:
+    """A process of its own without a group, for what changes a process for good."""
+    pool = RankPool(1, join=False)
+    yield pool
+    pool.stop()

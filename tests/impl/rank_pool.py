@@ -33,10 +33,15 @@ STARTUP_SECONDS = 120
 
 
 class RankPool:
-    """``world_size`` ranks, started at the first use, and anew after a failure that left them anywhere."""
+    """``world_size`` ranks, started at the first use, and anew after a failure that left them anywhere.
 
-    def __init__(self, world_size: int) -> None:
+    Args:
+        join: whether they join a gloo group; otherwise the functions are on their own.
+    """
+
+    def __init__(self, world_size: int, *, join: bool = True) -> None:
         self.world_size = world_size
+        self._join = join
         self._parent: subprocess.Popen[bytes] | None = None
         self._orders: list[int] = []
         self._answers: list[int] = []
@@ -69,7 +74,7 @@ class RankPool:
         self._parent, self._orders, self._answers = None, [], []
 
     def _start(self) -> None:
-        rendezvous = tempfile.mktemp(prefix="ranks-")
+        rendezvous = tempfile.mktemp(prefix="ranks-") if self._join else ""
         theirs: list[int] = []
         for _ in range(self.world_size):
             order_read, order_write = os.pipe()
@@ -141,13 +146,14 @@ def _serve(rank: int, world_size: int, rendezvous: str, orders: int, answers: in
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{rendezvous}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=30),
-    )
+    if rendezvous:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{rendezvous}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=30),
+        )
     _write(answers, (True, None))
     loaded: dict[str, ModuleType] = {}
     while order := _read(orders):
