@@ -14,6 +14,7 @@ from reports.analysis import RankAnalysis, TimeParts, analyze_trace
 from reports.analysis.findings import Verdict
 from reports.page import display
 from reports.page.charts import Table
+from reports.page.files import ResultFile
 from reports.page.held_table import held_table
 from reports.page.memory_chart import memory_chart
 from reports.page.ranking import Ranked, short_label
@@ -192,6 +193,7 @@ def _results(entry: Ranked) -> list[list[str]]:
         ("allocator retries a step", display.count(result.alloc_retries_per_step)),
         ("out-of-memory errors", display.count(result.ooms)),
     ]
+    pairs += _sampling(result)
     if result.loss:
         known = [value for value in result.loss if value is not None]
         pairs.append(
@@ -203,6 +205,20 @@ def _results(entry: Ranked) -> list[list[str]]:
             )
         )
     return [list(pair) for pair in pairs if display.NOTHING not in pair[1].split(" / ")[0]]
+
+
+def _sampling(result: ResultFile) -> list[tuple[str, str]]:
+    """How the step time was measured, where it was."""
+    pairs = []
+    if result.repeats and len(result.repeats.step_time_s) > 1:
+        times = [display.milliseconds(time) for time in sorted(result.repeats.step_time_s)]
+        pairs.append((f"step over {result.repeats.runs} runs", f"{times[0]} to {times[-1]} ms"))
+    if result.measured and len(result.measured.step_times_s) > 1:
+        told = f"{len(result.measured.step_times_s)}, spread {display.percent(result.measured.spread)}"
+        pairs.append(("steps in a run", told))
+    if result.measured and result.measured.profiler_overhead is not None:
+        pairs.append(("profiler's overhead", display.percent(result.measured.profiler_overhead)))
+    return pairs
 
 
 def _with_unit(text: str, unit: str) -> str:

@@ -51,6 +51,24 @@ class StepParts(msgspec.Struct, frozen=True):
     idle: float
 
 
+class Measured(msgspec.Struct, frozen=True):
+    """How one run's step time was sampled: seconds, and shares of the median or of the untraced step."""
+
+    step_times_s: list[float] = []
+    spread: float | None = None
+    warmup_stable: bool | None = None
+    profiler_overhead: float | None = None
+
+
+class Repeats(msgspec.Struct, frozen=True):
+    """All runs of one configuration: each run's step time (seconds), and their spread (quartiles over median)."""
+
+    runs: int = 1
+    failed: int = 0
+    step_time_s: list[float] = []
+    spread: float | None = None
+
+
 class ResultFile(msgspec.Struct, frozen=True):
     """`result.json`: what came of it. A figure that the device cannot know is None."""
 
@@ -75,6 +93,8 @@ class ResultFile(msgspec.Struct, frozen=True):
     overlap_fraction: float | None = None
     loss: list[float | None] | None = None
     traces: list[Any] | None = None
+    measured: Measured | None = None
+    repeats: Repeats | None = None
 
 
 FileT = TypeVar("FileT", ConfigFile, ResultFile)

@@ -41,17 +41,12 @@ def best_sentence(view: RunView) -> str:
     finished = [entry for entry in ranked if entry.throughput]
     hardware = best.row.hardware.get("name")
     simulated = f"Simulated{f' on {hardware}' if hardware else ''}: run " if best.row.simulated else "Run "
-    parts = [
-        f"{simulated}{label(best.row, varying)}: {number(best.throughput)} {metric.words}{_reached(best)}"
-    ]
+    reached = f"{number(best.throughput)} {metric.words}{_reached(best)}"
+    sentence = f"{simulated}{label(best.row, varying)}: {reached}"
     if len(finished) > 1:
-        slowest = finished[-1]
-        ratio = (best.throughput or 0.0) / (slowest.throughput or 1.0)
-        parts.append(
-            f"{_times(ratio)} the slowest of the {len(finished)} that finished ({len(ranked)} tried)"
-        )
-        parts.append(_mattered(effects(ranked)))
-    return ", ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:]) + "."
+        against = _against(best, finished, len(ranked), view.first_point)
+        sentence += f", {against}; {_mattered(effects(ranked))}"
+    return f"{sentence}."
 
 
 def findings(view: RunView) -> list[str]:
@@ -63,6 +58,7 @@ def findings(view: RunView) -> list[str]:
     broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
     if broken:
         found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")
+    found += _noise(view)
     environments = {json.dumps(row.result.environment, sort_keys=True) for row in view.with_status(Status.OK)}
     if len(environments) > 1:
         found.append(f"The configurations come from {len(environments)} environments, listed below.")
@@ -117,10 +113,27 @@ def _reached(best: Ranked) -> str:
     return f" ({', '.join(told)})" if told else ""
 
 
+def _against(best: Ranked, finished: Sequence[Ranked], tried: int, first_point: str | None) -> str:
+    """How far the best is from the slowest, and from where the space begins: what people start with."""
+    slowest = finished[-1]
+    words = (
+        f"{_times((best.throughput or 0.0) / (slowest.throughput or 1.0))} the slowest of the {len(finished)}"
+    )
+    words += f" that finished ({tried} tried)"
+    first = next((entry for entry in finished if entry.row.folder.name == first_point), None)
+    if first is best:
+        return f"{words} and the first point of the space"
+    if first is None or first is slowest:
+        return words
+    return (
+        f"{words} and {_times((best.throughput or 0.0) / (first.throughput or 1.0))} the space's first point"
+    )
+
+
 def _times(ratio: float) -> str:
     if ratio < 1 + WORTH_SAYING:
         return "as fast as"
-    return f"{signed_percent(ratio - 1)} over" if ratio < 1.95 else f"{number(ratio, 2)}x"
+    return f"{signed_percent(ratio - 1)} over" if ratio < 1.95 else f"{number(ratio, 2)} times"
 
 
 def _mattered(found: Sequence[Effect]) -> str:
@@ -188,6 +201,30 @@ def _retries(ranked: Sequence[Ranked]) -> list[str]:
     most = f"{count(worst.row.result.alloc_retries_per_step)} a step (number {worst.place})"
     upto = "up to " if len(retried) > 1 else ""
     return [f"{_rows(len(retried))} had allocator retries, {upto}{most}: memory is short there."]
+
+
+def _noise(view: RunView) -> list[str]:
+    """What is known of chance in measured figures; simulated ones are exact."""
+    measured = [row for row in view.with_status(Status.OK) if not row.simulated]
+    if not measured:
+        return []
+    found = []
+    repeated = [row.result.repeats for row in measured if row.result.repeats]
+    spreads = [repeats.spread for repeats in repeated if repeats.spread is not None]
+    if spreads:
+        runs = max(repeats.runs for repeats in repeated)
+        found.append(
+            f"Step times of the same configuration spread by up to {percent(max(spreads))} over {runs} runs: "
+            "smaller differences mean little."
+        )
+    else:
+        found.append("Each configuration ran once: how much runs differ by chance is not known.")
+    unsettled = sum(
+        row.result.measured is not None and row.result.measured.warmup_stable is False for row in measured
+    )
+    if unsettled:
+        found.append(f"{_rows(unsettled)} had not settled after the warm-up.")
+    return found
 
 
 def _out_of_memory(view: RunView) -> list[str]:

@@ -24,6 +24,9 @@ from typing import Any
 
 from reports.page.files import ConfigFile, FolderContentError, ResultFile, read_file
 
+# Further runs of a configuration; its first folder's result has what came of all of them.
+_REPEAT_FOLDER = re.compile(r"\.run\d+$")
+
 # A configuration's folder ends in eight hex digits of its key; other folders are not ours to judge.
 _KEYED_FOLDER = re.compile(r"-[0-9a-f]{8}$")
 
@@ -104,8 +107,9 @@ class Configuration:
 class RunView:
     """Everything in one run folder. `configurations` are in the order of their folders' names.
 
-    `pending` names the points of the sweep that have not run yet, `left_out` the folders of configurations
-    that do not belong to the sweep as `sweep.toml` has it now (an earlier space, or earlier sources).
+    `first_point` is the point that takes the first value of every list; `pending` names the points of the
+    sweep that have not run yet, `left_out` the folders of configurations that do not belong to the sweep as
+    `sweep.toml` has it now (an earlier space, or earlier sources).
     """
 
     folder: Path
@@ -113,6 +117,7 @@ class RunView:
     configurations: tuple[Configuration, ...]
     sweep_toml: str | None = None
     pending: tuple[str, ...] = ()
+    first_point: str | None = None
     left_out: tuple[str, ...] = ()
 
     @property
@@ -156,6 +161,7 @@ def load_run(run_dir: Path) -> RunView:
         title=run_dir.resolve().name,
         configurations=tuple(_name_defaults([_load_configuration(folder) for folder in chosen])),
         sweep_toml=sweep_toml,
+        first_point=points[0] if points else None,
         pending=tuple(point for point in points or () if point not in present),
         left_out=tuple(folder.name for folder in folders if folder not in chosen),
     )
@@ -175,7 +181,11 @@ def _points(sweep_toml: str | None) -> list[str] | None:
 def _configuration_folders(run_dir: Path) -> list[Path]:
     if (run_dir / "config.json").is_file():
         return [run_dir]
-    candidates = [child for child in run_dir.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    candidates = [
+        child
+        for child in run_dir.iterdir()
+        if child.is_dir() and not child.name.startswith(".") and not _REPEAT_FOLDER.search(child.name)
+    ]
     return sorted(
         child
         for child in candidates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -127,3 +128,10 @@ def test_what_is_no_run_folder_is_refused_in_one_line(tmp_path: Path) -> None:
             load_run(tmp_path / path)
         assert "\n" not in str(caught.value)
         assert path in str(caught.value)
+
+
+def test_further_runs_of_a_configuration_are_no_rows(run: Path) -> None:
+    shutil.copytree(folders(run)[0], run / f"{folders(run)[0].name}.run2")
+    view = load_run(run)
+    assert len(view.configurations) == 4
+    assert view.left_out == ()

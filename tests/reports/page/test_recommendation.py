@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -33,7 +34,7 @@ def test_the_sentence_names_the_best_its_figures_and_what_mattered(sweep: Path) 
         "TFLOPS/GPU",
         "MFU",
         "52.0 of 80.0 GiB reserved",
-        "2.6x the slowest of the 25",
+        "2.6 times the slowest of the 25",
         "30 tried",
     ):
         assert words in sentence
@@ -112,3 +113,30 @@ def test_unlike_environments_are_said(copy: Path) -> None:
     assert not any("environments" in line for line in findings(load_run(copy)))
     change(copy, "impl-fsdp1-block-none-bf16-2", environment={"versions": {"torch": "2.11.0"}})
     assert "The configurations come from 2 environments, listed below." in findings(load_run(copy))
+
+
+def test_the_best_is_compared_with_where_the_space_begins(copy: Path) -> None:
+    assert " and the first point of the space;" in best_sentence(load_run(copy))
+    (other,) = copy.glob("impl-fsdp1-every-2-none-bf16-off-????????")
+    (copy / "sweep.toml").unlink()
+    assert "point" not in best_sentence(load_run(copy))
+    names = [other.name, *(path.name for path in copy.iterdir() if path.is_dir() and path != other)]
+    (copy / "sweep.toml").write_text(f"points = {json.dumps(names)}")
+    assert re.search(r" and \+\S+ % over the space's first point;", best_sentence(load_run(copy)))
+
+
+def test_chance_is_told_for_measured_figures_only(copy: Path) -> None:
+    assert not any("chance" in line or "spread" in line for line in findings(load_run(copy)))
+    for path in copy.glob("*/result.json"):
+        measured = {
+            "step_times_s": [1.0, 1.1],
+            "spread": 0.05,
+            "warmup_stable": "block-pre" not in path.parent.name,
+        }
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"device": "cuda", "measured": measured}))
+    told = findings(load_run(copy))
+    assert "Each configuration ran once: how much runs differ by chance is not known." in told
+    assert "6 configurations had not settled after the warm-up." in told
+    repeats = {"runs": 5, "failed": 0, "step_time_s": [1.0, 1.02], "spread": 0.013}
+    change(copy, "impl-fsdp1-block-pre-bf16-2", repeats=repeats)
+    assert any("spread by up to 1.3 % over 5 runs" in line for line in findings(load_run(copy)))
