@@ -52,6 +52,7 @@ class Accelerator:
         self.on_out_of_memory: Callable[[str], None] | None = None
         self.device_count = 1
         self.streams: dict[int, Any] = {}
+        self.process_groups: list[Any] = []
         self.operators_launched = 0
         self.events_traced = 0
         self.unknown_operators: dict[str, int] = {}

@@ -142,9 +142,11 @@ class SimProcessGroup(_ProcessGroup):
         self._group_size = size
         self._ranks = _as_range(ranks)
         self._name = name
+        self._description = "default_pg" if name == "0" else "undefined"
         self._own_stream: int | None = None
         self._last: Marker | None = None
         self._coalesced: list[tuple[str, int, list[torch.Tensor], list[torch.Tensor]]] | None = None
+        ACCELERATOR.process_groups.append(self)
 
     # ------------------------------------------------------------- what torch asks of a process group
 
@@ -177,7 +179,12 @@ class SimProcessGroup(_ProcessGroup):
     @property
     def group_desc(self) -> str:
         """What the group is for."""
-        return "default_pg" if self._name == "0" else self._name
+        return self._description
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Global ranks of the members."""
+        return self._ranks
 
     def _get_backend(self, device: Any) -> SimProcessGroup:
         return self
@@ -186,7 +193,7 @@ class SimProcessGroup(_ProcessGroup):
         self._name = name
 
     def _set_group_desc(self, description: str) -> None:
-        """Descriptions are not kept."""
+        self._description = description
 
     def _get_sequence_number_for_group(self) -> int:
         return 0
@@ -429,7 +436,8 @@ class CollectiveRecord:
             dtype=self.dtype,
             group_size=self.group.size(),
             group_name=self.group.group_name,
-            group_ranks=self.group._ranks,
+            group_description=self.group.group_desc,
+            group_ranks=self.group.ranks,
         )
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -101,6 +101,7 @@ class Simulation:
         )
         accelerator.timeline = Timeline(contention, accelerator.report_finished)
         accelerator.streams = {}
+        accelerator.process_groups = []
         accelerator.timeline.add_stream()
         accelerator.stream = DEFAULT_STREAM
         accelerator.device_count = gpus_per_node
@@ -177,7 +178,9 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
             raise RuntimeError("a trace is running already: traces do not nest")
         self._simulation.synchronize()
         simulation = self._simulation
-        ACCELERATOR.trace = TraceRecorder(simulation.rank, simulation.world_size, simulation.profile)
+        ACCELERATOR.trace = TraceRecorder(
+            simulation.rank, simulation.world_size, simulation.profile, _describe_process_groups()
+        )
         ACCELERATOR.allocator.listener = _report_memory
         torch.autograd.profiler._set_is_profiler_enabled(True)
         self._step_start = ACCELERATOR.timeline.cpu
@@ -205,6 +208,19 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
         torch.autograd.profiler._set_is_profiler_enabled(False)
         if exc_type is None and recorder is not None:
             recorder.write(self._path)
+
+
+def _describe_process_groups() -> list[dict[str, Any]]:
+    """The process groups as torch.profiler writes them."""
+    return [
+        {
+            "pg_name": group.group_name,
+            "pg_desc": group.group_desc,
+            "backend_config": "cuda:nccl",
+            "pg_size": group.size(),
+        }
+        for group in ACCELERATOR.process_groups
+    ]
 
 
 def _report_memory(event: AllocatorEvent) -> None:
