@@ -1,4 +1,5 @@
-"""A second opinion on overlap from HolisticTraceAnalysis (package `traceinsight`, `import hta`; extra `hta`).
+"""HolisticTraceAnalysis (package `traceinsight`, `import hta`; extra `hta`): a second opinion on overlap, and
+what it does well besides, the critical path and the queues of launched kernels.
 
 HTA is loaded only here, and only when called: it pulls in all of JupyterLab.  Its known traps are avoided:
 times are not rounded to microseconds, the last step is kept, and synchronisation records, which it would
@@ -8,10 +9,13 @@ count as computation, are taken out.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _NO_ROUNDING = "HTA_DISABLE_NS_ROUNDING"
 
@@ -33,21 +37,73 @@ def hta_overlap(traces: Mapping[int, Path | str]) -> dict[int, float]:
     Raises:
         HtaMissingError: the extra `hta` is not installed.
     """
-    if not hta_available():
-        raise HtaMissingError("HolisticTraceAnalysis is not installed: pip install 'fsdpbench[hta]'")
-    os.environ[_NO_ROUNDING] = "1"
-    from hta.configs.env_options import HTAEnvOptions
-    from hta.trace_analysis import TraceAnalysis
-
-    # Read once when HTA was first imported, perhaps by somebody else.
-    HTAEnvOptions.instance().set_disable_ns_rounding(True)
-    files = {rank: str(Path(path).resolve()) for rank, path in traces.items()}
-    analysis = TraceAnalysis(trace_files=files, include_last_profiler_step=True)
+    analysis = _load(traces)
     for rank, events in analysis.t.traces.items():
         sync = analysis.t.symbol_table.get_sym_id_map().get("cuda_sync", -1)
         analysis.t.traces[rank] = events[events["cat"] != sync]
-    with warnings.catch_warnings():
-        # HTA uses pandas in a way that pandas 2.2 announces to change.
-        warnings.simplefilter("ignore", FutureWarning)
+    with _quiet():
         table = analysis.get_comm_comp_overlap(visualize=False)
     return {int(row["rank"]): float(row["comp_comm_overlap_pctg"]) / 100 for _, row in table.iterrows()}
+
+
+def hta_critical_path(trace: Path | str, step: int) -> dict[str, float]:
+    """Seconds of one step's critical path by what bounds it ("gpu_compute_bound", "gpu_communication_bound",
+    "cpu_bound", "gpu_kernel_launch_overhead", "gpu_kernel_kernel_overhead").
+
+    Args:
+        trace: a trace with launches and, for waits between streams, synchronisation records.
+        step: which of its steps, counted from 0.
+
+    Raises:
+        HtaMissingError: the extra `hta` is not installed.
+        ValueError: HTA finds no critical path in the trace.
+    """
+    analysis = _load({0: trace})
+    with _quiet():
+        graph, found = analysis.critical_path_analysis(rank=0, annotation="ProfilerStep", instance_id=step)
+        if not found:
+            raise ValueError(f"{trace}: HTA finds no critical path in step {step}")
+        path = graph.get_critical_path_breakdown()
+    sums = path.groupby("bound_by")["duration"].sum()
+    return {str(bound): float(time) / 1e6 for bound, time in sums.items() if bound and time > 0}
+
+
+def hta_queue_length(trace: Path | str) -> dict[int, float]:
+    """By stream, how many launched kernels waited to run on average: how far the CPU was ahead of the device.
+
+    Raises:
+        HtaMissingError: the extra `hta` is not installed.
+    """
+    analysis = _load({0: trace})
+    with _quiet():
+        table = analysis.get_queue_length_summary(ranks=[0])
+    means = table["queue_length"]["mean"]
+    return {int(stream): float(mean) for (_, stream), mean in means.items()}
+
+
+def _load(traces: Mapping[int, Path | str]) -> Any:
+    if not hta_available():
+        raise HtaMissingError("HolisticTraceAnalysis is not installed: pip install 'fsdpbench[hta]'")
+    os.environ[_NO_ROUNDING] = "1"
+    with _quiet():
+        from hta.configs.env_options import HTAEnvOptions
+        from hta.trace_analysis import TraceAnalysis
+
+        # Read once when HTA was first imported, perhaps by somebody else.
+        HTAEnvOptions.instance().set_disable_ns_rounding(True)
+        files = {rank: str(Path(path).resolve()) for rank, path in traces.items()}
+        return TraceAnalysis(trace_files=files, include_last_profiler_step=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """HTA logs what its reader cannot act on, and uses pandas in ways that pandas 2.2 announces to change."""
+    logger = logging.getLogger("hta")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)

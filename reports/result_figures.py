@@ -16,6 +16,16 @@ from reports.analysis.time_units import seconds
 
 Record = dict[str, Any]
 
+_TRACED = (
+    "traced_step_time_s",
+    "time_s",
+    "communication",
+    "overlap_fraction",
+    "trace_trusted",
+    "trace_warnings",
+    "verdict",
+)
+
 
 def result_figures(records: Sequence[Record], analysis: Analysis) -> dict[str, Any]:
     """All figures that `fsdpbench run --json` takes from records and traces; None for what cannot be known.
@@ -76,7 +86,7 @@ def _memory(records: Sequence[Record]) -> dict[str, Any]:
 
 def _traced(analysis: Analysis) -> dict[str, Any]:
     if not analysis.ranks:
-        return dict.fromkeys(("traced_step_time_s", "time_s", "communication", "overlap_fraction"))
+        return dict.fromkeys(_TRACED)
     slowest = max(analysis.ranks, key=lambda rank: rank.mean_step.total)
     mean = slowest.mean_step
     return {
@@ -84,6 +94,9 @@ def _traced(analysis: Analysis) -> dict[str, Any]:
         "time_s": mean.to_dict(),
         "communication": _mean_communication(slowest),
         "overlap_fraction": slowest.overlap_fraction,
+        "trace_trusted": all(rank.trusted for rank in analysis.ranks),
+        "trace_warnings": [f"rank {rank.rank}: {line}" for rank in analysis.ranks for line in rank.warnings],
+        "verdict": slowest.verdict.to_dict() if slowest.verdict else None,
     }
 
 

@@ -82,12 +82,15 @@ def judge_rank(rank: RankAnalysis) -> Verdict:
 
 def _fine(rank: RankAnalysis, exposed: float) -> str:
     computing = (rank.time.compute_only + rank.time.overlapped) / rank.time.total
-    what = f"The device works {_percent(computing)} of the step"
+    idle = rank.time.idle / rank.time.total
+    worker = "device" if rank.kind == "gpu" else "CPU"
+    what = f"The {worker} computes {_percent(computing)} of the step"
+    if idle >= CPU_BOUND:
+        what += f" and idles {_percent(idle)}{'' if rank.kind == 'gpu' else ', between operators'}"
     if not rank.time.overlapped and not rank.time.exposed_communication:
-        return f"{what}, and nothing is communicated: no FSDP setting can make it faster."
+        return f"{what}; nothing is communicated, so no FSDP setting can make it faster."
     return (
-        f"{what} and waits for communication {_percent(exposed)}: FSDP settings can gain no more than that; "
-        "what is left is computation (kernels, recomputation, precision)."
+        f"{what}; hiding communication better can gain no more than the {_percent(exposed)} that is exposed."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from reports.analysis import analyze
-from reports.hta_check import hta_overlap
+from reports.hta_check import hta_critical_path, hta_overlap, hta_queue_length
 
 
 def ours(path: Path) -> float:
@@ -42,6 +42,35 @@ def test_short_kernels_random_ones_and_synchronisation_records(tmp_path: Path, t
                 at += length + rng.randrange(1, 1_500)
     path = built.write(tmp_path / "rank0_trace.json.gz")
     assert hta_overlap({0: path})[0] == pytest.approx(ours(path), abs=1e-4)
+
+
+def test_the_critical_path_of_a_step(tmp_path: Path, trace_builder: Any) -> None:
+    """Kernels back to back on one stream: the path is their sum, and the launch before them."""
+    built = trace_builder()
+    for step in range(3):
+        start = 1_000_000 + step * 400_000
+        built.step(step, start, start + 400_000)
+        built.op("aten::mm", start + 5_000, start + 50_000)
+        for number in range(10):
+            at = start + 10_000 + number * 30_000
+            built.kernel("gemm", at, at + 30_000, launch=start + 6_000 + number * 2_000)
+        built.event("cuda_runtime", "cudaDeviceSynchronize", start + 60_000, 255_000, args={"correlation": 0})
+    path = hta_critical_path(built.write(tmp_path / "rank0_trace.json.gz"), 0)
+    assert path["gpu_compute_bound"] == pytest.approx(300e-6)
+    assert sum(path.values()) == pytest.approx(400e-6, rel=0.3)
+
+
+def test_the_queue_of_a_stream(tmp_path: Path, trace_builder: Any) -> None:
+    built = trace_builder()
+    for step in range(2):
+        start = 1_000_000 + step * 400_000
+        built.step(step, start, start + 400_000)
+        for number in range(10):
+            at = start + 30_000 + number * 30_000
+            built.kernel("gemm", at, at + 30_000, launch=start + 1_000 + number * 2_000)
+    queue = hta_queue_length(built.write(tmp_path / "rank0_trace.json.gz"))
+    assert list(queue) == [7]
+    assert 3 < queue[7] < 10
 
 
 def test_a_real_trace(real_traces: Path) -> None:

@@ -72,6 +72,17 @@ def test_times_come_from_the_trace_and_sum(analysis: Analysis) -> None:
     assert figures["communication"]["all_reduce"]["count"] == 0
 
 
+def test_the_traces_verdict_comes_along(analysis: Analysis) -> None:
+    figures = result_figures([record()], analysis)
+    assert figures["trace_trusted"] is True
+    assert figures["trace_warnings"] == []
+    assert figures["verdict"]["outcome"] == "found"
+    bare = result_figures([record()], Analysis(ranks=(), configurations={}))
+    assert bare.keys() == figures.keys()
+    assert bare["traced_step_time_s"] is bare["verdict"] is None
+    assert bare["step_time_s"] == 0.2
+
+
 def test_what_cannot_be_known_is_none(analysis: Analysis) -> None:
     bare = record(tokens_per_step=None, memory_per_step=None, peak_flops=None)
     figures = result_figures([bare], analysis)
