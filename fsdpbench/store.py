@@ -90,6 +90,7 @@ class Store:
             self._clear_leftovers()
             yield
         finally:
+            self._clear_leftovers()
             path.unlink(missing_ok=True)
 
     def write_space(self, space: Mapping[str, object], points: list[Config]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 
 import click
@@ -23,6 +24,10 @@ _COMMANDS = {
     "doctor": "What this machine can run, and what is missing for the rest.",
     "list": "Models, systems, hardware profiles and settings.",
 }
+
+
+_INTERRUPTED = 128 + signal.SIGINT
+_TERMINATED = 128 + signal.SIGTERM
 
 
 class _LazyGroup(click.Group):
@@ -49,15 +54,20 @@ def _group() -> None:
     """Run FSDP configurations on GPUs, CPUs or simulated GPUs, and see what they cost."""
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM arrived: ends the command as Ctrl-C does, so that locks are released and children end."""
+
+
 def main() -> None:
     """Entry point of the `fsdpbench` script. Ends the process with a documented exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         # Out of standalone mode click returns the code of an `Exit` that a command raised.
         code = _group.main(prog_name="fsdpbench", standalone_mode=False)
         _leave(code or ExitCode.OK)
-    except click.Abort:
+    except click.Abort as abort:
         _say("interrupted; what is finished is kept, start the same command again to go on")
-        _leave(130)
+        _leave(_TERMINATED if isinstance(abort.__cause__, _Terminated) else _INTERRUPTED)
     except click.ClickException as error:
         error.show()
         _leave(error.exit_code)
@@ -66,11 +76,16 @@ def main() -> None:
         _leave(error.exit_code)
     except KeyboardInterrupt:
         _say("interrupted; what is finished is kept, start the same command again to go on")
-        _leave(130)
+        _leave(_INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing is wrong, and nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _leave(ExitCode.OK)
+
+
+def _terminate(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the way out is short
+    raise _Terminated
 
 
 def _say(message: str) -> None:

@@ -31,6 +31,7 @@ from fsdpbench.settings import SETTINGS
 @space_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Run folder (default runs/NAME).")
 @click.option("--jobs", type=click.IntRange(min=1), help="Simulated configurations side by side.")
+@click.option("--repeat", type=click.IntRange(min=1), default=1, help="Runs of each configuration.")
 @click.option("--retry-failed", is_flag=True, help="Run failed configurations of this folder again.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @setting_options(many=True)
@@ -73,6 +74,10 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
         print(f"  {note}", file=sys.stderr)
     if not plan.points:
         raise UsageError("nothing is left to run: every combination is not applicable (see above)")
+    repeat = int(options.get("repeat") or 1)
+    if repeat > 1 and request.target.device == "sim":
+        print("  --repeat: a simulated run is exact, one is enough", file=sys.stderr)
+        repeat = 1
     folder = options.get("output") or Path("runs") / default_name(request)
     store = Store.open_or_create(folder)
     with store.locked():
@@ -84,6 +89,7 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
             jobs=options.get("jobs") or jobs_for(request.target.device),
             retry_failed=bool(options.get("retry_failed")),
             fail_fast=bool(options.get("fail_fast")),
+            repeat=repeat,
         )
         write_report(folder, folder / REPORT_FILE)
     keys = {content_key(config) for config in plan.points}

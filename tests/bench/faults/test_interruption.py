@@ -1,0 +1,31 @@
+"""Ctrl-C and SIGTERM: what is finished is kept, nothing stays, the same command goes on."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+THREE = ("--system", "torch-ddp", "--batch", "1,2,8", "--seq", "64")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_loses_what_is_in_flight_alone(
+    sweep: Any, tiny: tuple[str, ...], number: signal.Signals, code: int
+) -> None:
+    with sweep.start(*tiny, *THREE) as process:
+        sweep.wait_for(lambda: sweep.results and sweep.ranks(), "nothing finished")
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
+    sweep.wait_until_gone()
+    assert process.returncode == code, stderr
+    assert "start the same command again" in stderr
+    assert "Traceback" not in stderr
+    assert sweep.leftovers == []
+    kept = set(sweep.results)
+    assert 1 <= len(kept) < 3
+    done, _, stderr = sweep.run(*tiny, *THREE)
+    assert done == 0, stderr
+    assert f"{len(kept)} of 3 configurations are done already" in stderr
+    assert kept < set(sweep.results)

@@ -1,0 +1,51 @@
+"""A rank that is killed or hangs: right status, cause named, nothing else lost, no process left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+TWO = ("--system", "torch-ddp", "--batch", "8,2", "--seq", "64")
+
+
+def test_a_killed_rank_is_a_crash_and_the_sweep_goes_on(sweep: Any, tiny: tuple[str, ...]) -> None:
+    with sweep.start(*tiny, *TWO) as process:
+        sweep.wait_for(lambda: len(sweep.ranks()) == 2, "no ranks started")
+        os.kill(sweep.ranks()[1], signal.SIGKILL)
+        _, stderr = process.communicate(timeout=250)
+    sweep.wait_until_gone()
+    assert process.returncode == 4, stderr
+    killed, other = sorted(sweep.results.values(), key=lambda result: result["status"] == "ok")
+    assert killed["status"] == "crash"
+    assert "killed by SIGKILL" in killed["cause"]["message"]
+    assert killed["cause"]["log"].endswith("stderr.log")
+    assert other["status"] == "ok"
+    assert sweep.leftovers == []
+
+
+def test_a_rank_that_hangs_in_a_collective_ends_at_the_timeout(sweep: Any, tiny: tuple[str, ...]) -> None:
+    with sweep.start(*tiny, *TWO, "--timeout", "25") as process:
+        sweep.wait_for(lambda: len(sweep.ranks()) == 2, "no ranks started")
+        os.kill(sweep.ranks()[1], signal.SIGSTOP)
+        _, stderr = process.communicate(timeout=250)
+    sweep.wait_until_gone()
+    assert process.returncode == 4, stderr
+    hung, other = sorted(sweep.results.values(), key=lambda result: result["status"] == "ok")
+    assert hung["status"] == "timeout"
+    assert "ran past 25 s" in hung["cause"]["message"]
+    assert other["status"] == "ok"
+
+
+def test_retrying_runs_only_what_failed(sweep: Any, tiny: tuple[str, ...]) -> None:
+    with sweep.start(*tiny, *TWO) as process:
+        sweep.wait_for(lambda: len(sweep.ranks()) == 2, "no ranks started")
+        os.kill(sweep.ranks()[0], signal.SIGKILL)
+        process.communicate(timeout=250)
+    kept = [name for name, result in sweep.results.items() if result["status"] == "ok"]
+    before = {name: (sweep.folder / name / "result.json").stat().st_mtime_ns for name in kept}
+    code, _, stderr = sweep.run(*tiny, *TWO, "--retry-failed")
+    assert code == 0, stderr
+    assert len(before) == 1
+    assert {n: (sweep.folder / n / "result.json").stat().st_mtime_ns for n in before} == before
+    assert all(result["status"] == "ok" for result in sweep.results.values())
