@@ -274,6 +274,14 @@ _TABLE: tuple[Setting, ...] = (
         _one_of("adamw", "adamw-foreach", "adamw-loop", "sgd"),
     ),
     Setting(
+        "zero_grad",
+        "release",
+        "release, fill",
+        "After a step: release the gradients, or keep their memory and fill it with zeros.",
+        "PyTorch's default since 2.0; before, it was `fill`.",
+        _one_of("release", "fill"),
+    ),
+    Setting(
         "compile",
         False,
         "true, false",
@@ -317,6 +325,7 @@ class Settings:
     activation_checkpointing: str
     cpu_offload: bool
     optimizer: str
+    zero_grad: str
     compile: bool
     seed: int
 

@@ -52,7 +52,7 @@ class TrainingLoop:
                 self._forward_backward(settings.grad_accum)
         with record_function("optimizer"):
             self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=settings.zero_grad == "release")
 
     def _forward_backward(self, microbatches: int) -> None:
         batch = next(self.batches)

@@ -41,7 +41,8 @@ class GPTShape:
     / d_model; `max_seq`: default sequence length, and the learned positions at it; `fp32_loss`: logits are
     cast to fp32 before the loss, as most mixed precision training does (batch x seq x vocab x 4 B of
     memory); `attention`: `fused` (one kernel), or `explicit` as minGPT and models before flash attention
-    write it, with the [seq, seq] weights in memory; `dropout`: of embeddings, attention weights and residuals.
+    write it, with the [seq, seq] weights in memory; `dropout`: of embeddings, attention weights and
+    residuals.
 
     Raises:
         ShapeError: a number is out of range, heads do not divide d_model, or a word is unknown.
@@ -103,11 +104,22 @@ class GPTAttention(nn.Module):
 
     def __init__(self, shape: GPTShape, output_std: float) -> None:
         super().__init__()
+        self.mask: Tensor
         self.heads = shape.heads
         self.qkv = Projection(shape.d_model, 3 * shape.d_model, shape.bias)
         self.proj = Projection(shape.d_model, shape.d_model, shape.bias, output_std)
         self.dropout = shape.dropout
         self.explicit = shape.attention == "explicit"
+        if self.explicit:
+            # minGPT keeps its mask as numbers in every block: 4 seq^2 bytes each, on every rank.
+            mask = torch.empty(shape.max_seq, shape.max_seq)
+            self.register_buffer("mask", mask, persistent=False)
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fill the mask: 1 where a token may look."""
+        if self.explicit:
+            self.mask.fill_(1.0).tril_()
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         dropout = self.dropout if self.training else 0.0
@@ -116,8 +128,7 @@ class GPTAttention(nn.Module):
     def _explicit(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         seq = query.shape[-2]
         scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-        future = torch.ones(seq, seq, dtype=torch.bool, device=query.device).triu(1)
-        weights = scores.masked_fill(future, -math.inf).softmax(-1)
+        weights = scores.masked_fill(self.mask[:seq, :seq] == 0, -math.inf).softmax(-1)
         return F.dropout(weights, self.dropout, self.training) @ value
 
     def forward(self, x: Tensor) -> Tensor:

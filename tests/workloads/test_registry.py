@@ -35,6 +35,8 @@ def test_family_with_a_shape_of_ones_own():
         "expansion": 4,
         "max_seq": 2048,
         "fp32_loss": True,
+        "attention": "fused",
+        "dropout": 0.0,
     }
     assert workload.name == "gpt+layers=32,d_model=4096,heads=32,vocab=50368,tied=true,bias=false"
 
