@@ -72,6 +72,9 @@ const Detail = (() => {
     } else if (content.memory_note) {
       built.push(make("h3", { text: "Memory over time" }), make("p", { class: "muted", text: content.memory_note }));
     }
+    if (content.ranks) {
+      built.push(make("h3", { text: "Ranks" }), make("p", { class: "muted small", text: content.ranks.lead }), table(content.ranks.table, "Ranks"));
+    }
     built.push(make("div", { class: "two" },
       block("Where each phase goes, ms", content.phases), block("Communication by type, a step", content.communication)));
     built.push(make("div", { class: "two" }, make("div", {}, make("h3", { text: "Every setting" }), pairs(content.settings)),

@@ -18,6 +18,7 @@ from reports.page.files import ResultFile
 from reports.page.held_table import held_table
 from reports.page.memory_chart import memory_chart
 from reports.page.ranking import Ranked, short_label
+from reports.page.ranks_table import ranks_table
 from reports.page.timeline_data import pack_timeline
 from reports.page.units_chart import units_chart
 from reports.page.view import Configuration, Status
@@ -64,6 +65,7 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> D
         "memory": None,
         "memory_note": None,
         "held": None,
+        "ranks": None,
         "units": None,
         "phases": None,
         "communication": None,
@@ -89,6 +91,7 @@ def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: 
     packed = pack_timeline(trace, step, most) if step else None
     memory = memory_chart(trace, analysis, row.capacity_bytes, min(600, 60 + most // 6))
     held = held_table(analysis.memory)
+    ranks = ranks_table(analysis, row.traces[1:])
     return {
         "warnings": _warnings(analysis),
         "timeline": packed,
@@ -99,6 +102,7 @@ def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: 
         "units": _units(analysis),
         "verdict": _verdict(analysis),
         "held": _island_table(held) if held else None,
+        "ranks": {"lead": ranks.lead, "table": _island_table(ranks.table)} if ranks else None,
         "phases": _phases(analysis),
         "communication": _communication(analysis),
     }

@@ -61,7 +61,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Repeats(msgspec.Struct, frozen=True):
-    """All runs of one configuration: each run's step time (seconds), and their spread (quartiles over median)."""
+    """All runs of a configuration: step times (seconds), and their spread (quartiles over median)."""
 
     runs: int = 1
     failed: int = 0

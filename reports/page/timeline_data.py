@@ -34,6 +34,7 @@ KINDS = (
         "wait",
     ),
 )
+MOST_ROWS = 16
 _KIND_OF_CATEGORY = {"computation": "compute", "copy": "memory", "phase": "phase", "fsdp": "event"}
 
 # The CPU itself stands still in these FSDP events; in all others it only issues work.
@@ -42,9 +43,10 @@ _CPU_WAITS = frozenset({"limiter_wait"})
 
 def pack_timeline(trace: Trace, step: StepAnalysis, most_events: int) -> dict[str, Any] | None:
     """The step's rows with at most about `most_events` events; None where nothing ran in it."""
-    rows = [row for row in stream_rows(trace, step, max_bars=max(60, most_events // 3)) if row.bars]
-    if not rows:
+    drawn = [row for row in stream_rows(trace, step, max_bars=max(60, most_events // 3)) if row.bars]
+    if not drawn:
         return None
+    rows = _busiest(drawn)
     names, units = _Index(), _Index()
     packed = [_pack_row(row, names, units) for row in rows]
     joined = sum(bar.count - 1 for row in rows for bar in row.bars)
@@ -53,10 +55,25 @@ def pack_timeline(trace: Trace, step: StepAnalysis, most_events: int) -> dict[st
         "names": names.texts,
         "units": units.texts,
         "rows": packed,
-        "note": f"{joined:,} short events are drawn together with their neighbours; the trace has each."
-        if joined
-        else "",
+        "note": _note(joined, len(drawn) - len(rows)),
     }
+
+
+def _busiest(rows: Sequence[Row]) -> list[Row]:
+    """All of the CPU's annotations, and as many streams and threads as a screen holds, in their order."""
+    work = [row for row in rows if row.kind != "annotation"]
+    busiest = sorted(work, key=lambda row: -sum(bar.duration for bar in row.bars))[:MOST_ROWS]
+    kept = {id(row) for row in busiest}
+    return [row for row in rows if row.kind == "annotation" or id(row) in kept]
+
+
+def _note(joined: int, left_out: int) -> str:
+    told = []
+    if joined:
+        told.append(f"{joined:,} short events are drawn together with their neighbours; the trace has each.")
+    if left_out:
+        told.append(f"{left_out} streams or threads with less work are left out.")
+    return " ".join(told)
 
 
 class _Index:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ from reports.page.effects import effects
 from reports.page.held_table import held_table
 from reports.page.memory_chart import memory_chart
 from reports.page.ranking import rank, varying_settings
+from reports.page.ranks_table import ranks_table
 from reports.page.recommendation import advice
 from reports.page.units_chart import units_chart
 from reports.trace import Trace, read_trace
@@ -102,3 +104,29 @@ def test_advice_adds_what_this_run_knows_of_the_suggested_settings(sweep: Path) 
     )
     assert advice(Verdict(Outcome.FINE, "Nothing to gain."), found) == ["Nothing to gain."]
     assert advice(None, found) == []
+
+
+def test_ranks_stand_side_by_side_and_the_straggler_is_named(sweep: Path, tmp_path: Path) -> None:
+    (first,) = sweep.glob("impl-fsdp1-block-pre-bf16-2-????????/trace/rank0_trace.json.gz")
+    content = json.loads(gzip.decompress(first.read_bytes()))
+    # The second rank is the last at every collective: its own take a tenth of the time.
+    for event in content["traceEvents"]:
+        if event["name"].startswith("nccl"):
+            event["dur"] /= 10
+    content["distributedInfo"]["rank"] = 1
+    second = tmp_path / "rank1_trace.json.gz"
+    second.write_bytes(gzip.compress(json.dumps(content).encode()))
+    broken = tmp_path / "rank2_trace.json.gz"
+    broken.write_bytes(b"")
+    ranks = ranks_table(analyze_trace(read_trace(first)), [second, broken])
+    assert ranks is not None
+    assert ranks.lead == "Rank 1 causes 100 % of all waiting for ranks. 1 traces could not be read."
+    assert [line[0] for line in ranks.table.rows] == ["0", "1"]
+    assert [line[-1] for line in ranks.table.rows] == ["0 %", "100 %"]
+    waited = float(ranks.table.rows[0][-2])
+    assert waited == pytest.approx(0.9 * 12 * (2 * 0.9 + 1.35), rel=0.01)
+
+
+def test_one_rank_has_no_table_of_ranks(sweep: Path) -> None:
+    _, analysis = traced(sweep, "impl-fsdp1-block-pre-bf16-2")
+    assert ranks_table(analysis, []) is None

@@ -67,3 +67,15 @@ def test_many_events_are_drawn_as_few_and_the_page_says_so(traced: tuple[Trace, 
     assert packed is not None
     assert all(len(row["s"]) <= 60 for row in packed["rows"])
     assert "drawn together" in packed["note"]
+
+
+def test_of_many_threads_the_busiest_are_drawn_and_the_rest_is_counted(
+    traced: tuple[Trace, RankAnalysis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, analysis = traced
+    monkeypatch.setattr("reports.page.timeline_data.MOST_ROWS", 1)
+    packed = pack_timeline(trace, analysis.steps[-1], 6000)
+    assert packed is not None
+    assert packed["rows"][0]["label"] == "compute · stream 7"
+    assert sum("stream" in row["label"] for row in packed["rows"]) == 1
+    assert "2 streams or threads with less work are left out." in packed["note"]
