@@ -89,6 +89,7 @@ class DeviceModule(types.ModuleType):
 
     def current_stream(self, device: Any = None) -> Stream:
         """The stream that operators are queued on."""
+        ACCELERATOR.require_started()
         return self._stream(ACCELERATOR.stream)
 
     def default_stream(self, device: Any = None) -> Stream:
@@ -109,6 +110,7 @@ class DeviceModule(types.ModuleType):
 
     def synchronize(self, device: Any = None) -> None:
         """Block the CPU until the device is idle."""
+        ACCELERATOR.require_started()
         timeline = ACCELERATOR.timeline
         start = timeline.cpu
         timeline.cpu += ACCELERATOR.cpu_costs.synchronize_ns
@@ -120,10 +122,12 @@ class DeviceModule(types.ModuleType):
 
     def memory_stats(self, device: Any = None) -> dict[str, int]:
         """Counters of the caching allocator, with the keys of `torch.cuda.memory_stats`."""
+        ACCELERATOR.require_started()
         return ACCELERATOR.allocator.memory_stats()
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
         """Peaks start again from the current values."""
+        ACCELERATOR.require_started()
         ACCELERATOR.allocator.reset_peak_memory_stats()
 
     def memory_allocated(self, device: Any = None) -> int:
@@ -144,6 +148,7 @@ class DeviceModule(types.ModuleType):
 
     def empty_cache(self) -> None:
         """Give cached blocks back to the device."""
+        ACCELERATOR.require_started()
         ACCELERATOR.allocator.empty_cache()
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
