@@ -44,12 +44,17 @@ def find_traces(paths: Sequence[Path | str]) -> list[TraceFile]:
 
 
 def _in_folder(folder: Path) -> list[TraceFile]:
-    files = [
-        file
-        for file in sorted(folder.rglob("*"))
-        if file.name.endswith(_SUFFIXES) and not file.name.endswith(_NOT_TRACES) and file.is_file()
-    ]
-    return [TraceFile(file, _configuration(file), asked_for=False) for file in files]
+    """All files below the folder that may be traces; where some beside each other say so in their names,
+    only those."""
+    by_folder: dict[Path, list[Path]] = {}
+    for file in sorted(folder.rglob("*")):
+        if file.name.endswith(_SUFFIXES) and not file.name.endswith(_NOT_TRACES) and file.is_file():
+            by_folder.setdefault(file.parent, []).append(file)
+    found: list[TraceFile] = []
+    for files in by_folder.values():
+        named = [file for file in files if "trace" in file.name]
+        found += [TraceFile(file, _configuration(file), asked_for=False) for file in named or files]
+    return found
 
 
 def _configuration(file: Path) -> str | None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from reports import intervals
 from reports.analysis.activity import UNKNOWN_TIME, Activity
 from reports.analysis.naming import COLLECTIVE_TYPES, CollectiveType
 from reports.analysis.nesting import NOTHING
+from reports.analysis.time_units import seconds
 from reports.analysis.units import FsdpSpans, unit_of
 from reports.analysis.windows import Mark, Window, containing
 from reports.trace import MISSING
@@ -93,6 +95,21 @@ class GatherTiming:
     @property
     def late(self) -> int:
         return max(self.ended - self.needed, 0)
+
+    def to_dict(self, origin: int) -> dict[str, Any]:
+        """Times in seconds after `origin` (ns on the trace's clock)."""
+        return {
+            "step": self.step,
+            "phase": self.phase,
+            "issued_s": seconds(self.issued - origin),
+            "started_s": seconds(self.started - origin),
+            "ended_s": seconds(self.ended - origin),
+            "needed_s": seconds(self.needed - origin),
+            "late_s": seconds(self.late if self.cause is not None else 0),
+            "cause": None if self.cause is None else str(self.cause),
+            "prefetched": self.prefetched,
+            "behind": self.behind,
+        }
 
 
 def time_gathers(

@@ -151,12 +151,15 @@ class UnitAnalysis:
     def exposed(self) -> int:
         return sum(figures.exposed for figures in self.communication.values())
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, last_step: StepAnalysis | None = None) -> dict[str, Any]:
+        """With a step: also that step's all-gathers one by one, in seconds after its start."""
+        of_step = [each for each in self.gathers if last_step is not None and each.step == last_step.index]
         return {
             "unit": self.unit,
             "exposed_s": seconds(self.exposed),
             **{name: figures.to_dict() for name, figures in sorted(self.communication.items())},
             "late_all_gathers": late_dict(self.gathers),
+            "last_step_all_gathers": [each.to_dict(last_step.start) for each in of_step] if last_step else [],
         }
 
 
@@ -243,7 +246,7 @@ class RankAnalysis:
             "communication": communication_dict(self.communication),
             "phases": {name: parts.to_dict() for name, parts in self.phases.items()},
             "steps": [step.to_dict() for step in self.steps],
-            "units": [unit.to_dict() for unit in self.units],
+            "units": [unit.to_dict(self.steps[-1]) for unit in self.units],
             "late_all_gathers": late_dict(self.gathers),
             "idle_causes_s": self.idle_causes.to_dict(),
             "memory": self.memory.to_dict(),

@@ -30,7 +30,7 @@ def read_blocks(path: Path) -> Iterator[bytes]:
         compressed = file.read(2) == _GZIP_MAGIC
         file.seek(0)
         if compressed:
-            yield from _ahead(_unpack(path, file))
+            yield from _ahead(path, _unpack(path, file))
         else:
             while block := file.read(BLOCK_BYTES):
                 yield block
@@ -75,7 +75,7 @@ def _unpack(path: Path, file: BinaryIO) -> Iterator[bytes]:
         raise TraceError(path, "is empty (a gzip file with nothing in it)")
 
 
-def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _ahead(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
     """The same blocks, made on another thread; its exception, if any, is raised here."""
     ready: queue.Queue[bytes | BaseException | None] = queue.Queue(_AHEAD)
     stopped = threading.Event()
@@ -105,6 +105,8 @@ def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
             if isinstance(item, BaseException):
                 raise item
             yield item
+    except queue.Empty:
+        raise TraceError(path, f"gives no data for {_PATIENCE_S:.0f} s: is its file system there?") from None
     finally:
         stopped.set()
         thread.join(_PATIENCE_S)

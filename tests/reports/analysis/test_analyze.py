@@ -99,6 +99,15 @@ def test_several_processes_give_the_same(tmp_path: Path, fsdp_trace: Any) -> Non
         analyze([run, run / "a-1" / "trace" / "rank9_trace.json.gz"], processes=2)
 
 
+def test_other_json_files_beside_traces_are_left_alone(tmp_path: Path, fsdp_trace: Any) -> None:
+    run = make_run(tmp_path / "run", fsdp_trace, ["a-1"])
+    (run / "a-1" / "trace" / "notes.json").write_text("[1, 2]")
+    (run / "sweep.json").write_text("[1, 2]")
+    analysis = analyze([run / "a-1"])
+    assert len(analysis.ranks) == 1
+    assert analysis.problems == ()
+
+
 def test_paths_that_hold_no_trace(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="does not exist"):
         analyze([tmp_path / "nothing"])

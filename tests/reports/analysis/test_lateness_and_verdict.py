@@ -211,6 +211,20 @@ def test_figures_by_unit_are_in_the_contract(tmp_path: Path, backward: Step) -> 
         "late_s": 0.0004,
         "causes": {"transfer": {"count": 1, "time_s": 0.0004}},
     }
+    assert printed["units"][1]["last_step_all_gathers"] == [
+        {
+            "step": 0,
+            "phase": "backward",
+            "issued_s": 11e-6,
+            "started_s": 15e-6,
+            "ended_s": 700e-6,
+            "needed_s": 300e-6,
+            "late_s": 400e-6,
+            "cause": "transfer",
+            "prefetched": True,
+            "behind": "all_gather (blocks.0)",
+        }
+    ]
     assert printed["late_all_gathers"]["count"] == 2
     assert printed["verdict"]["outcome"] == "found"
     assert printed["verdict"]["findings"][0]["try"][0] == {"setting": "batch", "value": "more"}
