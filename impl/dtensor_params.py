@@ -8,6 +8,7 @@ of their gradients are views of what the reduce-scatter returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from .layout import Segment, UnitLayout
 from .unit import UnitParameter
 
-_DTENSOR: Callable[..., DTensor] = DTensor
+_new_dtensor: Callable[..., DTensor] = partial(DTensor.__new__, DTensor)
+"""Wrap a local tensor by its spec, without ``DTensor.__init__``, which does nothing but ask the compiler."""
 
 
 def shard_placements(mesh: DeviceMesh) -> tuple[Placement, ...]:
@@ -49,6 +51,7 @@ class DTensorPresentation:
             self._make_sharded(segment, original)
             for segment, original in zip(layout.segments, originals, strict=True)
         ]
+        self._specs: list[Any] = [_spec_of(parameter) for parameter in self.sharded]
         self._show_sharded = self._assignments(self.sharded)
         self._show_unsharded: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         self._unsharded: list[nn.Parameter] = []
@@ -104,13 +107,18 @@ class DTensorPresentation:
         self._show_unsharded = self._assignments(parameters)
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
-        segments = self._layout.segments
+        segments, sharded = self._layout.segments, self.sharded
         old: list[torch.Tensor] = []
         new: list[torch.Tensor] = []
         for index, offset in zip(which, offsets, strict=True):
-            segment, sharded = segments[index], self.sharded[index]
+            segment, parameter = segments[index], sharded[index]
             part = gradient[offset : offset + segment.shard_numel].view(segment.shard_shape)
-            self._add(sharded, part, old, new)
+            grad: Any = parameter.grad
+            if grad is None:
+                parameter.grad = _new_dtensor(part, self._specs[index], requires_grad=False)
+            else:
+                old.append(grad._local_tensor)
+                new.append(part)
         if old:
             torch._foreach_add_(old, new)
         self._run_hooks(which)
@@ -119,22 +127,16 @@ class DTensorPresentation:
         old: list[torch.Tensor] = []
         new: list[torch.Tensor] = []
         for index, gradient in zip(which, gradients, strict=True):
-            self._add(self.sharded[index], gradient, old, new)
+            parameter = self.sharded[index]
+            grad: Any = parameter.grad
+            if grad is None:
+                parameter.grad = _new_dtensor(gradient, self._specs[index], requires_grad=False)
+            else:
+                old.append(grad._local_tensor)
+                new.append(gradient)
         if old:
             torch._foreach_add_(old, new)
         self._run_hooks(which)
-
-    @staticmethod
-    def _add(
-        sharded: nn.Parameter, part: torch.Tensor, old: list[torch.Tensor], new: list[torch.Tensor]
-    ) -> None:
-        grad: Any = sharded.grad
-        if grad is None:
-            spec: Any = sharded._spec  # type: ignore[attr-defined]
-            sharded.grad = _DTENSOR(part, spec, requires_grad=False)
-        else:
-            old.append(grad._local_tensor)
-            new.append(part)
 
     def _run_hooks(self, which: Sequence[int]) -> None:
         """Gradients do not reach the sharded parameters through autograd, so its hooks are called here."""
@@ -173,6 +175,7 @@ class DTensorPresentation:
                 )
             self.sharded[index] = now
             changed |= not self._is_view_of_shard(now._local_tensor, segment)
+        self._specs = [_spec_of(parameter) for parameter in self.sharded]
         if not changed:
             self._show_sharded = self._assignments(self.sharded)
             return None
@@ -194,6 +197,10 @@ class DTensorPresentation:
             and local.storage_offset() == segment.shard_offset
             and local.dtype == self.shard.dtype
         )
+
+
+def _spec_of(parameter: Any) -> Any:
+    return parameter._spec
 
 
 def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

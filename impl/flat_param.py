@@ -172,7 +172,9 @@ class OriginalPresentation:
         if old:
             torch._foreach_add_(old, new)
         for index in which:
-            _run_hooks(self.sharded[index])
+            sharded = self.sharded[index]
+            if sharded._post_accumulate_grad_hooks:
+                _run_hooks(sharded)
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the parameters' memory after the module was moved; the new shard if there is one."""

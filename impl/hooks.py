@@ -264,13 +264,19 @@ class Stage:
 
     def finish_backward(self) -> None:
         """The whole backward is done: what did not come to its post-backward does now."""
-        late = self.state is StageState.REDUCED and any(
-            p.grad is not None for unit in self.units if unit.gradients.synchronize for p in unit.unsharded
-        )
-        if self.state is not StageState.REDUCED or late:
+        if self.state is not StageState.REDUCED or self._has_late_gradients():
             self.post_backward()
         self._to_run.clear()
         self.state = StageState.IDLE
+
+    def _has_late_gradients(self) -> bool:
+        """Gradients that came after the post-backward, as those of a parameter used outside of its module."""
+        for unit in self.units:
+            if unit.gradients.synchronize:
+                for parameter in unit.unsharded:
+                    if parameter.grad is not None:
+                        return True
+        return False
 
     def drop_unused_gather(self) -> None:
         """Let go of parameters that were gathered ahead and not used."""

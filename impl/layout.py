@@ -40,14 +40,10 @@ class Segment:
     shard_offset: int
     shard_shape: tuple[int, ...]
     shard_range: tuple[int, int]
+    shard_numel: int
     shard_padded_numel: int
     full_offset: int
     full_padded_numel: int
-
-    @property
-    def shard_numel(self) -> int:
-        """Elements of this rank's part, without padding."""
-        return self.shard_range[1] - self.shard_range[0]
 
 
 @dataclass(frozen=True)
@@ -76,6 +72,11 @@ class UnitLayout:
     def parameter_numel(self) -> int:
         """Elements of the parameters themselves, without any padding."""
         return sum(segment.numel for segment in self.segments)
+
+    @cached_property
+    def has_scalars(self) -> bool:
+        """Whether some parameter has no dimensions."""
+        return any(not segment.shape for segment in self.segments)
 
     @cached_property
     def split_sizes(self) -> tuple[int, ...]:
@@ -127,6 +128,7 @@ def chunked_layout(
                 shard_offset=shard_offset,
                 shard_shape=(end - start, *shape[1:]),
                 shard_range=(start * row, end * row),
+                shard_numel=(end - start) * row,
                 shard_padded_numel=padded,
                 full_offset=full_offset,
                 full_padded_numel=full_padded,
@@ -167,6 +169,7 @@ def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> 
                 shard_offset=offset + start - begin if end > start else 0,
                 shard_shape=(end - start,),
                 shard_range=(start, end),
+                shard_numel=end - start,
                 shard_padded_numel=end - start,
                 full_offset=offset,
                 full_padded_numel=numel,

@@ -121,7 +121,9 @@ class Reducer:
         if used < numel:
             source[used:].zero_()
         rows = layout.world_size if layout.rank_major else 1
-        torch._chunk_cat([_with_rows(g) for g in gradients], 0, rows, out=source[:used].view(rows, -1))
+        if layout.has_scalars:
+            gradients = [gradient.view(-1) for gradient in gradients]
+        torch._chunk_cat(gradients, 0, rows, out=source[:used].view(rows, -1))
         return _Reduction(unit, which, offsets, source)
 
     def _plan(self, unit: Unit, which: tuple[int, ...]) -> tuple[list[int], int, int]:
@@ -266,10 +268,6 @@ def _fill_missing(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tens
         given[i] if i in given else torch.zeros(segment.shape, dtype=like.dtype, device=like.device)
         for i, segment in enumerate(unit.layout.segments)
     ]
-
-
-def _with_rows(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient if gradient.dim() else gradient.view(1)
 
 
 def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:

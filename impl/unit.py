@@ -53,14 +53,6 @@ class UnitState(Enum):
     UNSHARDED = auto()
 
 
-_ALLOWED = {
-    (UnitState.SHARDED, UnitState.GATHERING),
-    (UnitState.GATHERING, UnitState.UNSHARDED),
-    (UnitState.GATHERING, UnitState.SHARDED),
-    (UnitState.UNSHARDED, UnitState.SHARDED),
-}
-
-
 @dataclass(frozen=True)
 class ModulePlace:
     """Where a parameter is registered; a parameter tied inside its unit has several places."""
@@ -157,6 +149,12 @@ class Unit:
         self.groups = groups
         self.precision = precision
         self.device = device
+        self.gathers = groups.shard is not None
+        """Whether unsharding needs a collective."""
+        self.casts = precision.compute != precision.original
+        """Whether the parameters are computed with in another dtype than they are stored in."""
+        self.owns_memory = self.gathers or self.casts
+        """Whether the unsharded parameters have memory besides the shard's."""
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = True
         self.unshard_in_backward = True
@@ -195,21 +193,6 @@ class Unit:
         self.labels = UnitLabels(name)
 
     @property
-    def gathers(self) -> bool:
-        """Whether unsharding needs a collective."""
-        return self.groups.shard is not None
-
-    @property
-    def casts(self) -> bool:
-        """Whether the parameters are computed with in another dtype than they are stored in."""
-        return self.precision.compute != self.precision.original
-
-    @property
-    def owns_memory(self) -> bool:
-        """Whether the unsharded parameters have memory besides the shard's."""
-        return self.gathers or self.casts
-
-    @property
     def unsharded_bytes(self) -> int:
         """Bytes that unsharding this unit takes and resharding frees."""
         return self.layout.full_numel * self.precision.compute.itemsize if self.owns_memory else 0
@@ -230,7 +213,14 @@ class Unit:
         self._copy_out = []
 
     def _move(self, state: UnitState) -> None:
-        if (self.state, state) not in _ALLOWED:
+        """Change state; identity comparisons, as this runs six times a step and hashing an enum is slow."""
+        if self.state is UnitState.SHARDED:
+            allowed = state is UnitState.GATHERING
+        elif self.state is UnitState.GATHERING:
+            allowed = state is not UnitState.GATHERING
+        else:
+            allowed = state is UnitState.SHARDED
+        if not allowed:
             raise RuntimeError(f"unit '{self.name}' cannot go from {self.state.name} to {state.name}")
         self.state = state
 

@@ -1,0 +1,33 @@
+"""How much the host does for each unit, counted: Python calls and dispatched operators, beside torch's."""
+
+from __future__ import annotations
+
+import pytest
+from host_cases import count_work, fake_group
+
+
+def case_work(
+    rank: int, *, front: str, low_precision: bool, parameters: int
+) -> dict[str, tuple[float, float]]:
+    with fake_group():
+        return {side: count_work(f"{side}-{front}", parameters, low_precision) for side in ("torch", "impl")}
+
+
+@pytest.mark.parametrize("low_precision", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("front", "share"), [("fsdp2", 0.4), ("flat", 0.5), ("original", 0.5)])
+def test_python_calls(lone_process, front: str, share: float, low_precision: bool) -> None:
+    found = lone_process.run(case_work, front=front, low_precision=low_precision, parameters=12)
+    assert found["impl"][0] <= share * found["torch"][0], found
+    assert found["impl"][1] <= found["torch"][1], found
+
+
+@pytest.mark.parametrize(("front", "most"), [("flat", 0.0), ("fsdp2", 0.0), ("original", 0.0)])
+def test_a_parameter_more_is_little_work_more(lone_process, front: str, most: float) -> None:
+    """The steady state makes no Python call a parameter; what a parameter needs is done in torch's own
+    code.
+    """
+    calls = {
+        count: lone_process.run(case_work, front=front, low_precision=False, parameters=count)["impl"][0]
+        for count in (4, 36)
+    }
+    assert (calls[36] - calls[4]) / 32 <= most, calls
