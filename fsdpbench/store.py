@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -190,6 +191,20 @@ class Store:
     def _clear_leftovers(self) -> None:
         for path in self.folder.glob(f"{_WORK_PREFIX}*"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Say in one line that `folder` cannot be written. Raises `BenchError` for what the disk refuses."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        free = shutil.disk_usage(folder).free if folder.exists() else 0
+        reason = getattr(error, "strerror", None) or error
+        raise BenchError(
+            f"{folder}: cannot be written ({reason}; {free >> 20} MiB free). "
+            f"What is finished is kept: start the same command again to go on."
+        ) from None
 
 
 def point_folder_name(config: Config, run: int = 1) -> str:

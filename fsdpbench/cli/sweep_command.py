@@ -64,7 +64,7 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
 
 
 def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -> ExitCode:
-    from fsdpbench.store import REPORT_FILE, Store
+    from fsdpbench.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.sweep.runner import jobs_for, run_sweep
     from reports.page import write_report
 
@@ -91,7 +91,8 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
             fail_fast=bool(options.get("fail_fast")),
             repeat=repeat,
         )
-        write_report(folder, folder / REPORT_FILE)
+        with disk_errors(folder):
+            write_report(folder, folder / REPORT_FILE)
     keys = {content_key(config) for config in plan.points}
     stored = [point for point in store.points() if point.key in keys]
     failed = [p for p in stored if p.result["status"] in ("error", "crash", "timeout")]

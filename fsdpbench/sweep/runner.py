@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from fsdpbench.config import Config
-from fsdpbench.errors import BenchError
 from fsdpbench.index import build_index
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.machine_state import usable_cores
 from fsdpbench.provenance import content_key
 from fsdpbench.records import Status
-from fsdpbench.store import INDEX_FILE, Store
+from fsdpbench.store import INDEX_FILE, Store, disk_errors
 from fsdpbench.sweep.repeats import Run, interleaved, merged
 
 _POLL_S = 0.5
@@ -96,7 +93,7 @@ def run_sweep(
                     break
     finally:
         progress.end()
-        with _disk_errors(store.folder):
+        with disk_errors(store.folder):
             if repeat > 1:
                 _merge_repeats(store, points)
             build_index(store.folder / INDEX_FILE, store.points())
@@ -116,14 +113,14 @@ def _drain(
             run = todo.popleft()
             if run.number > 1 and statuses.get((content_key(run.config), 1)) is not Status.OK:
                 continue  # what did not work at first has no time to be repeated
-            with _disk_errors(store.folder):
+            with disk_errors(store.folder):
                 work = store.work_folder(run.config, run.number)
                 pool.start(run.config, work)
             numbers[work] = run.number
             progress.started(run.config)
         for config, work, result in pool.finished(_POLL_S):
             number = numbers.pop(work)
-            with _disk_errors(store.folder):
+            with disk_errors(store.folder):
                 store.commit(config, work, number)
             statuses[content_key(config), number] = Status(result["status"])
             progress.finished(config, result)
@@ -141,15 +138,3 @@ def _merge_repeats(store: Store, points: Sequence[Config]) -> None:
 
 def _key(run: Run) -> tuple[str, int]:
     return content_key(run.config), run.number
-
-
-@contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        free = shutil.disk_usage(folder).free if folder.exists() else 0
-        raise BenchError(
-            f"{folder}: cannot be written ({error.strerror or error}; {free >> 20} MiB free). "
-            f"What is finished is kept: start the same command again to go on."
-        ) from None
