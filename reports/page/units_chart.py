@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reports.analysis import CollectiveFigures, RankAnalysis, UnitAnalysis
+from reports.analysis.lateness import GatherTiming, LateCause
 from reports.page import display
 from reports.page.charts import Table, chart_text
 
@@ -21,14 +22,15 @@ _KINDS = (
     ("all_reduce", "all-reduce", "allreduce"),
     (_OTHER, "other", "other"),
 )
-_CAUSES = {
-    "first_of_step": "first of its step",
-    "no_prefetch": "no prefetch",
-    "rate_limiter": "rate limiter",
-    "cpu_late": "CPU late",
-    "queued": "queued",
-    "event": "waited for an event",
-    "transfer": "slow transfer",
+CAUSES = {
+    LateCause.FIRST: "first of its step",
+    LateCause.NO_PREFETCH: "no prefetch",
+    LateCause.RATE_LIMITER: "rate limiter",
+    LateCause.CPU_LATE: "CPU late",
+    LateCause.QUEUED: "queued",
+    LateCause.EVENT: "waited for an event",
+    LateCause.TRANSFER: "slow transfer",
+    LateCause.BLOCKING: "blocking call",
 }
 
 # Labels more than these cannot be read side by side (wide, narrow window).
@@ -115,8 +117,8 @@ def _lead(analysis: RankAnalysis, steps: int) -> str:
     )
 
 
-def _counted(gathers: Sequence[Any]) -> Counter[str]:
-    return Counter(_CAUSES.get(str(gather.cause), str(gather.cause)) for gather in gathers if gather.cause)
+def _counted(gathers: Sequence[GatherTiming]) -> Counter[str]:
+    return Counter(CAUSES[gather.cause] for gather in gathers if gather.cause is not None)
 
 
 def _table(units: Sequence[UnitAnalysis], steps: int) -> Table:

@@ -13,6 +13,7 @@ import pytest
 
 from reports.analysis import RankAnalysis, analyze_trace
 from reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
+from reports.analysis.lateness import LateCause
 from reports.page import load_run
 from reports.page.details import Detail, build_details
 from reports.page.effects import effects
@@ -21,7 +22,7 @@ from reports.page.memory_chart import memory_chart
 from reports.page.ranking import rank, varying_settings
 from reports.page.ranks_table import ranks_table
 from reports.page.recommendation import advice
-from reports.page.units_chart import units_chart
+from reports.page.units_chart import CAUSES, units_chart
 from reports.trace import Trace, read_trace
 
 
@@ -130,3 +131,7 @@ def test_ranks_stand_side_by_side_and_the_straggler_is_named(sweep: Path, tmp_pa
 def test_one_rank_has_no_table_of_ranks(sweep: Path) -> None:
     _, analysis = traced(sweep, "impl-fsdp1-block-pre-bf16-2")
     assert ranks_table(analysis, []) is None
+
+
+def test_every_cause_of_lateness_has_words() -> None:
+    assert set(CAUSES) == set(LateCause)
