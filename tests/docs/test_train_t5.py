@@ -1,0 +1,44 @@
+"""The example's script trains on two CPU ranks, with this project's FSDP and with PyTorch's, alike."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "train_t5.py"
+LINE = re.compile(r"epoch (\d+): loss ([\d.]+), validation ([\d.]+)")
+
+
+def train(package: str) -> list[tuple[float, float]]:
+    """(training loss, validation loss) of each epoch."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    process = subprocess.Popen(
+        [*command, str(SCRIPT), "--fsdp", package],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    try:
+        out, err = process.communicate(timeout=200)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=10)
+        raise
+    assert process.returncode == 0, err[-3000:]
+    found = LINE.findall(out)
+    assert [int(epoch) for epoch, _, _ in found] == [1, 2], out
+    return [(float(loss), float(validation)) for _, loss, validation in found]
+
+
+def test_one_import_decides_and_nothing_else_changes() -> None:
+    ours, torchs = train("impl"), train("torch.distributed.fsdp")
+    assert ours == torchs  # to the four digits that the script prints
+    (first, first_validation), (last, last_validation) = ours
+    assert last < first - 0.3
+    assert last_validation < first_validation
