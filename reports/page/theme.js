@@ -4,7 +4,8 @@
 
 const Theme = (() => {
   const NARROW = window.matchMedia("(max-width: 640px)");
-  const PAPER_WIDTH = 1000; // CSS pixels across A4 landscape inside its margins.
+  const PAPER_WIDTH = 1000; // CSS pixels across A4 landscape inside its margins,
+  const PAPER_HEIGHT = 560; // and down it, with room for a heading.
   const drawn = new Map();
   const listeners = [];
   let printing = false;
@@ -50,7 +51,7 @@ const Theme = (() => {
     drawn.set(element, figure);
     let layout = merged(house(), figure.layout);
     if (NARROW.matches && !printing) layout = merged(layout, figure.narrow || {});
-    if (printing) layout.width = PAPER_WIDTH;
+    if (printing) Object.assign(layout, { width: PAPER_WIDTH, height: Math.min(layout.height, PAPER_HEIGHT) });
     return Plotly.react(element, resolve(figure.data), resolve(layout), {
       displaylogo: false, responsive: true, scrollZoom: false,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],

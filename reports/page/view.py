@@ -148,10 +148,10 @@ def load_run(run_dir: Path) -> RunView:
         sweep_toml = _read_text(run_dir / "sweep.toml")
     except OSError as error:
         raise RunFolderError(f"{run_dir} cannot be read: {error.strerror or error}") from None
-    if not folders and sweep_toml is None:
+    if sweep_toml is None and not any(_has_record(folder) for folder in folders):
         raise RunFolderError(
             f"{run_dir} is not a run folder: it holds neither sweep.toml nor a configuration's folder with "
-            "config.json; give the folder that a sweep wrote, such as runs/NAME"
+            "config.json and result.json; give the folder that a sweep wrote, such as runs/NAME"
         )
     points = _points(sweep_toml)
     chosen = [folder for folder in folders if points is None or folder.name in points]
@@ -186,13 +186,11 @@ def _configuration_folders(run_dir: Path) -> list[Path]:
         for child in run_dir.iterdir()
         if child.is_dir() and not child.name.startswith(".") and not _REPEAT_FOLDER.search(child.name)
     ]
-    return sorted(
-        child
-        for child in candidates
-        if _KEYED_FOLDER.search(child.name)
-        or (child / "config.json").exists()
-        or (child / "result.json").exists()
-    )
+    return sorted(child for child in candidates if _KEYED_FOLDER.search(child.name) or _has_record(child))
+
+
+def _has_record(folder: Path) -> bool:
+    return (folder / "config.json").exists() and (folder / "result.json").exists()
 
 
 def _load_configuration(folder: Path) -> Configuration:

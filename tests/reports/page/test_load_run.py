@@ -119,6 +119,9 @@ def test_what_is_no_run_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "data.json").write_text("{}")
+    (tmp_path / "foreign" / "looks-like-0123abcd").mkdir()
+    (tmp_path / "foreign" / "a-model").mkdir()
+    (tmp_path / "foreign" / "a-model" / "config.json").write_text("{}")
     for path, words in (
         ("none", "no such folder"),
         ("file", "is a file"),
