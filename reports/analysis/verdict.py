@@ -121,17 +121,17 @@ def _late_gathers(rank: RankAnalysis) -> Iterable[Finding]:
 
 
 def _root_only(rank: RankAnalysis) -> Iterable[Finding]:
-    """One unit only: its all-gather has nothing beside it, and all parameters are there at once."""
-    gathered = rank.communication.get("all_gather")
-    exposed = gathered.exposed if gathered else 0
-    if _is_root_only(rank) and exposed:
+    """One unit only: its collectives have no other unit's computation beside them."""
+    if _is_root_only(rank):
+        share = rank.time.exposed_communication / rank.time.total
         suggestion = Suggestion("wrap", "block")
         yield Finding(
             "root_only",
-            exposed / rank.time.total,
-            None,
-            f"The whole model is one FSDP unit, so {_percent(exposed / rank.time.total)} of the step waits "
-            f"for its all-gather, which nothing can hide: wrap every block ({_settings([suggestion])}).",
+            share,
+            share,
+            f"The whole model is one FSDP unit, so {_percent(share)} of the step waits for its collectives, "
+            f"which nothing can hide: wrap every block ({_settings([suggestion])}); "
+            f"predicted gain at most {_percent(share)} of the step.",
             (suggestion,),
         )
 
@@ -141,8 +141,10 @@ def _is_root_only(rank: RankAnalysis) -> bool:
 
 
 def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
-    """Gradient reductions that nothing hides, unless a finding about unprefetched gathers covers them."""
-    if any(gather.cause is LateCause.NO_PREFETCH and gather.phase == "backward" for gather in rank.gathers):
+    """Gradient reductions that nothing hides, unless another finding covers them."""
+    if _is_root_only(rank) or any(
+        gather.cause is LateCause.NO_PREFETCH and gather.phase == "backward" for gather in rank.gathers
+    ):
         return
     for kind in _REDUCTIONS:
         figures = rank.communication.get(kind)
@@ -219,12 +221,27 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
     )
 
 
+def _copies(rank: RankAnalysis) -> Iterable[Finding]:
+    """Copies that run beside nothing else, as between host and device with CPU offload."""
+    share = rank.time.memory_copy / rank.time.total
+    suggestions = (Suggestion("cpu_offload", "false"),)
+    yield Finding(
+        "memory_copies",
+        share,
+        share,
+        f"{_percent(share)} of the step the device does nothing but copy memory: keep the data there "
+        f"({_settings(suggestions)}); predicted gain at most {_percent(share)} of the step.",
+        suggestions,
+    )
+
+
 _RULES: tuple[Callable[[RankAnalysis], Iterable[Finding]], ...] = (
     _retries,
     _late_gathers,
     _root_only,
     _reductions,
     _unexplained,
+    _copies,
     _cpu_bound,
 )
 

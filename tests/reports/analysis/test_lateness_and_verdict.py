@@ -300,6 +300,17 @@ def test_retries(tmp_path: Path, trace_builder: Any) -> None:
     )
 
 
+def test_copies_that_nothing_runs_beside(tmp_path: Path, trace_builder: Any) -> None:
+    built = trace_builder()
+    built.step(0, at(0), at(1000))
+    built.kernel("Memcpy HtoD (Pinned -> Device)", at(10), at(260), launch=at(1), category="gpu_memcpy")
+    built.kernel("k", at(210), at(990), launch=at(2))
+    rank = analyze([built.write(tmp_path / "rank0_trace.json")]).ranks[0]
+    assert rank.verdict is not None
+    (finding,) = rank.verdict.findings
+    assert (finding.cause, finding.share) == ("memory_copies", 0.2)
+
+
 def test_other_collectives_are_told_without_a_setting(tmp_path: Path, trace_builder: Any) -> None:
     built = trace_builder()
     built.step(0, at(0), at(1000))

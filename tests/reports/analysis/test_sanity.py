@@ -27,6 +27,19 @@ def test_overlapping_kernels_of_one_stream(tmp_path: Path, trace_builder: Any) -
     assert "1 of 2 kernels overlap their predecessor" in told(rank)
 
 
+def test_kernels_that_drain_while_the_next_begins(tmp_path: Path, trace_builder: Any) -> None:
+    built = trace_builder()
+    built.step(0, 1_000_000, 2_000_000)
+    for number in range(9):
+        start = 1_010_000 + number * 100_000
+        built.kernel("a", start, start + 100_900 if number < 8 else start + 50_000)
+    built.kernel("b", 1_958_500, 1_970_000)
+    built.kernel("c", 1_968_000, 1_980_000)
+    rank = analyzed(built, tmp_path)
+    assert rank.trusted
+    assert "1 of 11 kernels overlap their predecessor on the same stream, by little" in told(rank)
+
+
 def test_other_streams_and_rounding_may_overlap(tmp_path: Path, trace_builder: Any) -> None:
     built = trace_builder()
     built.step(0, 1_000_000, 1_100_000)
