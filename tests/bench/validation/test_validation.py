@@ -16,29 +16,12 @@ from fsdpbench.validation.predict import Prediction, config_of
 from fsdpbench.validation.runs_file import COLUMNS, cases_of_file
 from fsdpbench.validation.text import as_dict, as_markdown
 
-ROW = dict(
-    zip(
-        COLUMNS,
-        [
-            "someone",
-            "24",
-            "2048",
-            "16",
-            "50368",
-            "2048",
-            "a100_80gb",
-            "8",
-            "12",
-            "3",
-            "bfloat16",
-            "float32",
-            "FULL_SHARD",
-            "none",
-            "15400",
-        ],
-        strict=True,
-    )
-)
+ROW = {
+    "source": "someone", "layers": "24", "d_model": "2048", "heads": "16", "vocab": "50368", "seq": "2048",
+    "gpu": "a100_80gb", "gpus": "8", "microbatch": "12", "grad_accum": "3", "param_dtype": "bfloat16",
+    "reduce_dtype": "float32", "strategy": "FULL_SHARD", "activation_checkpointing": "none",
+    "tokens_per_s_per_gpu": "15400",
+}  # fmt: skip
 
 
 def write_rows(path: Path, *rows: dict[str, str]) -> Path:
