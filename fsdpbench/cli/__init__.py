@@ -16,6 +16,7 @@ _COMMANDS = {
     "sweep": "Run many configurations and rank them.",
     "run": "Run one configuration.",
     "plan": "What a sweep would run, what cannot fit, and what it would cost.",
+    "tune": "Search a space for its best configurations.",
     "analyze": "Overlap, exposed communication and memory of any Kineto trace.",
     "report": "Write the report of a run folder again.",
     "check": "Compare a sweep with a baseline; exit 1 on a regression.",

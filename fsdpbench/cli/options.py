@@ -54,7 +54,7 @@ def target_options(function: F) -> F:
 def space_options(function: F) -> F:
     """`--preset`, `--when`, `--exclude`, `--max-points`, `--sample-seed`: which combinations run."""
     options = (
-        click.option("--preset", help="default, memory, accumulation, scaling or hybrid: a ready space."),
+        click.option("--preset", help="A ready space: default, memory, accumulation, scaling, hybrid, wide."),
         click.option(
             "--when",
             multiple=True,

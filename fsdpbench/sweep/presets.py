@@ -103,12 +103,33 @@ def _hybrid(device: str, gpus: int, gpus_per_node: int) -> Preset:
     return Preset(lists, (Rule({"strategy": hybrid}, {"shard_size": sizes}),) if sizes else ())
 
 
+def _wide(device: str, gpus: int, gpus_per_node: int) -> Preset:
+    """What changes speed and memory and not what is computed: no dtypes, no number of microbatches."""
+    strategies: list[Value] = ["FULL_SHARD", "SHARD_GRAD_OP"]
+    if gpus > gpus_per_node:
+        strategies.append("HYBRID_SHARD")
+    ahead = Rule({"backward_prefetch": ("pre", "post")}, {"backward_prefetch_depth": (1, 2)})
+    return Preset(
+        {
+            "batch": [1, 2, 4] if device == "cpu" else [4, 2, 8, 12, 16],
+            "wrap": ["block", "every-2", "every-4"],
+            "strategy": strategies,
+            "activation_checkpointing": ["none", "full"],
+            "backward_prefetch": ["pre", "post", "none"],
+            "forward_prefetch": [0, 1],
+            "limit_all_gathers": [2, 3, "off"],
+        },
+        (ahead,),
+    )
+
+
 _PRESETS: dict[str, Callable[[str, int, int], Preset]] = {
     "default": _default,
     "memory": _memory,
     "accumulation": _accumulation,
     "scaling": _scaling,
     "hybrid": _hybrid,
+    "wide": _wide,
 }
 
 

@@ -1,0 +1,132 @@
+"""`fsdpbench tune`: search a space for its best configurations."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsdpbench.cli.options import setting_options, space_options, target_options
+from fsdpbench.cli.sweep_command import default_name, request_from
+from fsdpbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from fsdpbench.tune.run import Answer, Goal
+
+_UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
+
+
+@click.command("tune")
+@click.argument("space", required=False, metavar="[SPACE.toml]")
+@target_options
+@space_options
+@click.option("--for", "goal", default="tokens_per_s", help="tokens_per_s, samples_per_s, tflops or mfu.")
+@click.option("--memory", help="Most memory a GPU may reserve: 80GB, 40GiB.")
+@click.option("--trials", type=click.IntRange(min=1), default=160, help="Points to simulate at most.")
+@click.option("--seed-search", type=int, default=0, help="Seed of the search.")
+@click.option("--finalists", type=click.IntRange(min=1), default=8, help="Points to run in full.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder (default runs/tune-NAME).")
+@setting_options(many=True)
+def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Search settings for the fastest configurations at each memory size.
+
+    The search runs on simulated GPUs; on real devices its best are then measured. Leaves the front of
+    throughput against memory, the best configuration as TOML, and as code for each FSDP API.
+    """
+    from fsdpbench.cli.progress import SilentProgress, make_progress
+    from fsdpbench.launch.pool import PointPool
+    from fsdpbench.store import REPORT_FILE, Store, disk_errors
+    from fsdpbench.tune.front import figure_of
+    from fsdpbench.tune.run import Goal, tune
+    from reports.page import write_report
+
+    PointPool.warm_up()
+    goal = Goal(options.pop("goal"), parse_memory(options.pop("memory")))
+    figure_of(goal.name)
+    if space is None and not options.get("preset"):
+        options["preset"] = "wide"
+    request = request_from(space, assignments, options)
+    plan = request.plan()
+    if not plan.points:
+        raise UsageError("nothing is left to search: " + "; ".join(plan.notes))
+    print(request.announcement(len(plan.points)), file=sys.stderr)
+    folder = options.get("output") or Path("runs") / f"tune-{default_name(request)}"
+    store = Store.open_or_create(folder)
+    with store.locked():
+        answer = tune(
+            store,
+            request.to_space(),
+            plan.points,
+            goal,
+            trials=options["trials"],
+            seed=options["seed_search"],
+            finalists=options["finalists"],
+            progress=make_progress(),
+            quiet=SilentProgress(),
+            tell=_tell,
+        )
+        with disk_errors(folder):
+            write_report(folder, folder / REPORT_FILE)
+    if as_json:
+        record = json.loads((folder / "tune.json").read_text())
+        print(json.dumps({**record, "points": len(plan.points), "folder": str(folder)}))
+    else:
+        _print(answer, goal, folder, len(plan.points))
+
+
+def parse_memory(text: str | None) -> int | None:
+    """Bytes of `80GB`, `40 GiB`, `8e10`. Raises `UsageError`."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    try:
+        if match is None or match[2] not in _UNITS:
+            raise ValueError
+        size = round(float(match[1]) * _UNITS[match[2]])
+    except ValueError:
+        raise UsageError(f"--memory {text!r}: write a size, as in 80GB or 40GiB") from None
+    if size < 1:
+        raise UsageError(f"--memory {text!r}: it must be above 0")
+    return size
+
+
+def _tell(line: str) -> None:
+    live = sys.stderr.isatty()
+    print(("\r" if live else "") + line, end=" " if live else "\n", file=sys.stderr, flush=True)
+
+
+def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from fsdpbench.tune.front import GOALS
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200, no_color=True, highlight=False)
+    else:
+        print(file=sys.stderr)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("configuration", overflow="fold")
+    table.add_column(GOALS[goal.name].replace("_", " "), justify="right", no_wrap=True)
+    table.add_column("peak GiB", justify="right", no_wrap=True)
+    for candidate in answer.front:
+        memory = "-" if candidate.memory is None else f"{candidate.memory / 2**30:.1f}"
+        table.add_row(Text(candidate.config.name), f"{candidate.speed:,.4g}", memory)
+    console.print(table)
+    console.print()
+    best = answer.front[0].config
+    simulated = f"Simulated on {best.hardware}: " if best.device == "sim" else ""
+    console.print(Text(f"{simulated}best is {best.name}", style="bold"))
+    console.print(
+        f"{answer.tried} of {points} configurations were tried, {answer.feasible} of them fit. "
+        f"{folder / 'best.toml'} and the code beside it (best_*.py) say the best one; "
+        f"report: {folder / 'report.html'}",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,1 @@
+"""Searching a space for its best configurations instead of sweeping all of it."""

@@ -1,0 +1,57 @@
+"""The search finds the best of a space without trying all of it, and always the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fsdpbench.cli.request import make_request
+from fsdpbench.config import Config
+from fsdpbench.records import Status
+from fsdpbench.tune.front import Candidate, pareto
+from fsdpbench.tune.search import BATCH, search
+
+
+def points() -> list[Config]:
+    given = {"model": "gpt-tiny", "gpus": 8, "device": "sim", "preset": "wide"}
+    return make_request(given, {}, whole_space=False).plan().points
+
+
+def made_up(config: Config) -> Candidate:
+    """A speed with one best point: every setting of it counts, and a large batch without checkpointing does
+    not fit."""
+    settings = config.settings
+    speed = 100.0 + 10 * settings.batch
+    speed += {"pre": 30, "post": 15, "none": 0}[settings.backward_prefetch or "none"]
+    speed += {"block": 20, "every-2": 10, "every-4": 0}[settings.wrap]
+    speed -= 40 if settings.activation_checkpointing == "full" else 0
+    memory = settings.batch * (2 if settings.activation_checkpointing == "full" else 10)
+    return Candidate(config, Status.OK, speed, memory, memory <= 100)
+
+
+def tried(trials: int, seed: int, space: Sequence[Config]) -> list[Candidate]:
+    return search(space, trials, seed, lambda batch: [made_up(config) for config in batch])
+
+
+def test_it_finds_the_best_of_thousands_in_a_fraction_of_them() -> None:
+    space = points()
+    assert len(space) > 2000
+    found = tried(160, 0, space)
+    assert len(found) == 160
+    assert len({id(candidate.config) for candidate in found}) == 160
+    best = max(candidate.speed for candidate in map(made_up, space) if candidate.feasible)
+    assert pareto(found)[0].speed >= 0.97 * best
+    # The same number drawn blindly reaches less on average.
+    blind = space[:: len(space) // 160][:160]
+    assert sum(c.speed for c in found) > sum(made_up(config).speed for config in blind)
+
+
+def test_one_seed_always_tries_the_same_points() -> None:
+    space = points()
+    first, second, other = (tried(4 * BATCH, seed, space) for seed in (3, 3, 4))
+    assert [c.config for c in first] == [c.config for c in second]
+    assert [c.config for c in first] != [c.config for c in other]
+
+
+def test_a_small_space_is_tried_whole_and_needs_no_sampler() -> None:
+    space = points()[:11]
+    assert [candidate.config for candidate in tried(50, 0, space)] == space
