@@ -25,6 +25,7 @@ class HtaMissingError(Exception):
 
 
 def hta_available() -> bool:
+    """Whether the extra `hta` is installed; HTA is not loaded to find out."""
     return importlib.util.find_spec("hta") is not None
 
 

@@ -67,6 +67,7 @@ def single(start: int, end: int) -> Intervals:
 
 
 def union(a: Intervals, b: Intervals) -> Intervals:
+    """What lies in either."""
     if len(a) == 0:
         return b
     if len(b) == 0:

@@ -69,8 +69,9 @@ class LateCause(StrEnum):
 
 @dataclass(frozen=True)
 class GatherTiming:
-    """One all-gather; times in ns on the trace's clock, the components of `late` in ns.
+    """One all-gather; times in ns on the trace's clock.
 
+    waited: what `late` is made of, ns, by CPU_LATE, RATE_LIMITER, QUEUED, EVENT and TRANSFER.
     phase: "forward", "backward", ... as annotated on the CPU, or None.  prefetched: issued before the unit's
     own turn.  behind: "<type> (<unit>)" of the collective that ended when this one began, if it had to wait
     for that.  cause: None when it was in time.
@@ -84,16 +85,13 @@ class GatherTiming:
     ended: int
     needed: int
     prefetched: bool
-    cpu: int
-    limiter: int
-    queued: int
-    event: int
-    transfer: int
+    waited: dict[LateCause, int]
     behind: str | None
     cause: LateCause | None
 
     @property
     def late(self) -> int:
+        """ns that the device waited for it."""
         return max(self.ended - self.needed, 0)
 
     def to_dict(self, origin: int) -> dict[str, Any]:
@@ -107,6 +105,7 @@ class GatherTiming:
             "needed_s": seconds(self.needed - origin),
             "late_s": seconds(self.late if self.cause is not None else 0),
             "cause": None if self.cause is None else str(self.cause),
+            "waited_s": {str(cause): seconds(ns) for cause, ns in self.waited.items()},
             "prefetched": self.prefetched,
             "behind": self.behind,
         }
@@ -176,31 +175,17 @@ def _timings(
     around = spans.index.innermost(work.launch_lane[rows], issued)
     blocking = np.full(len(rows), activity.kind == "cpu") & (spans.end[around] >= ended)
     needed = _needed(activity, wait, issued, ended, blocking)
-    limited = np.flatnonzero(np.isin(spans.event, [i for i, n in enumerate(spans.events) if n == _LIMITER]))
-    limiter_waits = intervals.of(spans.start[limited], spans.end[limited])
-    issue_by = np.minimum(issued, ended)
-    until_issued = np.maximum(issue_by - needed, 0)
-    limiter = intervals.covered(limiter_waits, needed, issue_by)
-    held_from, held_to = np.maximum(needed, issued), np.minimum(started, ended)
-    queued = intervals.covered(activity.communication, held_from, held_to)
-    event = np.maximum(held_to - held_from, 0) - queued
-    transfer = np.maximum(ended - np.maximum(needed, started), 0)
+    parts = _split(activity, spans, needed, issued, started, ended)
     prefetched = _prefetched(activity, spans, unit[rows], work.launch_lane[rows], issued, wait)
     phase = containing(phases, issued).tolist()
-    first = np.concatenate([[True], step[1:] != step[:-1]]).tolist()
+    first = np.concatenate([[True], step[1:] != step[:-1]])
     found: list[GatherTiming] = []
     for i, row in enumerate(rows.tolist()):
-        parts = {
-            LateCause.CPU_LATE: int(until_issued[i] - limiter[i]),
-            LateCause.RATE_LIMITER: int(limiter[i]),
-            LateCause.QUEUED: int(queued[i]),
-            LateCause.EVENT: int(event[i]),
-            LateCause.TRANSFER: int(transfer[i]),
-        }
+        waited = {cause: int(column[i]) for cause, column in parts.items()}
         behind = _behind(activity, spans, unit, row)
         cause = None
         if ended[i] - needed[i] > TOLERANCE_NS:
-            cause = _cause(parts, bool(prefetched[i]), behind)
+            cause = _cause(waited, bool(prefetched[i]), behind)
             if first[i] or blocking[i]:
                 cause = LateCause.FIRST if first[i] else LateCause.BLOCKING
         found.append(
@@ -213,11 +198,7 @@ def _timings(
                 ended=int(ended[i]),
                 needed=int(needed[i]),
                 prefetched=bool(prefetched[i]),
-                cpu=parts[LateCause.CPU_LATE],
-                limiter=parts[LateCause.RATE_LIMITER],
-                queued=parts[LateCause.QUEUED],
-                event=parts[LateCause.EVENT],
-                transfer=parts[LateCause.TRANSFER],
+                waited=waited,
                 behind=behind,
                 cause=cause,
             )
@@ -225,8 +206,27 @@ def _timings(
     return found
 
 
-def _cause(parts: dict[LateCause, int], prefetched: bool, behind: str | None) -> LateCause:
-    mainly = max(parts, key=lambda cause: parts[cause])
+def _split(
+    activity: Activity, spans: FsdpSpans, needed: Int64, issued: Int64, started: Int64, ended: Int64
+) -> dict[LateCause, Int64]:
+    """What each gather was waiting for between `needed` and `ended`, ns."""
+    limited = np.flatnonzero(np.isin(spans.event, [i for i, n in enumerate(spans.events) if n == _LIMITER]))
+    limiter_waits = intervals.of(spans.start[limited], spans.end[limited])
+    issue_by = np.minimum(issued, ended)
+    limiter = intervals.covered(limiter_waits, needed, issue_by)
+    held_from, held_to = np.maximum(needed, issued), np.minimum(started, ended)
+    queued = intervals.covered(activity.communication, held_from, held_to)
+    return {
+        LateCause.CPU_LATE: np.maximum(issue_by - needed, 0) - limiter,
+        LateCause.RATE_LIMITER: limiter,
+        LateCause.QUEUED: queued,
+        LateCause.EVENT: np.maximum(held_to - held_from, 0) - queued,
+        LateCause.TRANSFER: np.maximum(ended - np.maximum(needed, started), 0),
+    }
+
+
+def _cause(waited: dict[LateCause, int], prefetched: bool, behind: str | None) -> LateCause:
+    mainly = max(waited, key=lambda cause: waited[cause])
     if prefetched or mainly in (LateCause.RATE_LIMITER, LateCause.CPU_LATE):
         return mainly
     # An earlier issue would not have helped where the wire was busy with other gathers to the very start.

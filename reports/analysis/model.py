@@ -37,6 +37,7 @@ class TimeParts:
 
     @property
     def total(self) -> int:
+        """The whole span, ns."""
         return self.compute_only + self.overlapped + self.exposed_communication + self.idle
 
     @property
@@ -119,6 +120,7 @@ CONTRACT_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
 def communication_dict(communication: dict[str, CollectiveFigures]) -> dict[str, Any]:
+    """Figures by type, those of the contract first."""
     names = [*CONTRACT_COLLECTIVES, *sorted(communication.keys() - set(CONTRACT_COLLECTIVES))]
     return {name: communication.get(name, CollectiveFigures()).to_dict() for name in names}
 
@@ -149,6 +151,7 @@ class UnitAnalysis:
 
     @property
     def exposed(self) -> int:
+        """ns of the unit's collectives without computation beside them."""
         return sum(figures.exposed for figures in self.communication.values())
 
     def to_dict(self, last_step: StepAnalysis | None = None) -> dict[str, Any]:
@@ -177,6 +180,7 @@ class StepAnalysis:
 
     @property
     def duration(self) -> int:
+        """ns."""
         return self.end - self.start
 
     def to_dict(self) -> dict[str, Any]:
@@ -221,6 +225,7 @@ class RankAnalysis:
 
     @property
     def overlap_fraction(self) -> float | None:
+        """Over all steps; None where nothing was communicated, or the trace cannot tell."""
         return self.time.overlap_fraction if self.overlap_known else None
 
     @property

@@ -43,6 +43,7 @@ class Gate:
 
     @property
     def trusted(self) -> bool:
+        """Whether times and counts can be believed."""
         return not self.doubts
 
 

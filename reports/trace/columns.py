@@ -99,6 +99,7 @@ class ColumnBuilder:
         self._unpaired = 0
 
     def add(self, events: Sequence[AnyEvent]) -> None:
+        """Appends a chunk; its events and their texts are not needed afterwards."""
         self.seen += len(events)
         known = CATEGORIES
         complete = [event for event in events if event.ph == "X" and event.cat in known]
@@ -137,6 +138,7 @@ class ColumnBuilder:
         self._rows += len(complete)
 
     def finish(self) -> EventColumns:
+        """All columns, without the events that cannot be placed in time."""
         problems: list[str] = []
         if self._unpaired:
             problems.append(f"{self._unpaired} begin/end events were left out: only complete events count")

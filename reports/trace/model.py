@@ -74,6 +74,7 @@ class Events:
 
     @property
     def end(self) -> Int64:
+        """int64 ns."""
         return self.start + self.duration
 
     def select(self, rows: Bool | Int64) -> Events:
@@ -167,4 +168,5 @@ class Trace:
         return np.flatnonzero(mask)
 
     def name_of(self, row: int) -> str:
+        """The name of the event in this row."""
         return self.names[int(self.events.name[row])]

@@ -90,7 +90,12 @@ def test_no_prefetch_behind_a_reduce_scatter(tmp_path: Path, backward: Step) -> 
     gather = of_block_1(rank)
     assert gather.cause is LateCause.NO_PREFETCH
     assert gather.behind == "reduce_scatter (blocks.0)"
-    assert (gather.needed, gather.late, gather.queued, gather.transfer) == (
+    assert (
+        gather.needed,
+        gather.late,
+        gather.waited[LateCause.QUEUED],
+        gather.waited[LateCause.TRANSFER],
+    ) == (
         at(300),
         300_000,
         150_000,
@@ -129,7 +134,7 @@ def test_rate_limiter(tmp_path: Path, backward: Step) -> None:
     rank = backward.finish(tmp_path, (500, 980), launch=13)
     gather = of_block_1(rank)
     assert gather.cause is LateCause.RATE_LIMITER
-    assert gather.limiter == 100_000
+    assert gather.waited[LateCause.RATE_LIMITER] == 100_000
     assert rank.verdict is not None
     assert "held back by the rate limiter" in rank.verdict.sentence
 
@@ -141,7 +146,7 @@ def test_cpu_late(tmp_path: Path, backward: Step) -> None:
     rank = backward.finish(tmp_path, (650, 980), launch=13)
     gather = of_block_1(rank)
     assert gather.cause is LateCause.CPU_LATE
-    assert gather.cpu == 301_000
+    assert gather.waited[LateCause.CPU_LATE] == 301_000
     assert rank.verdict is not None
     assert "not ahead of the device" in rank.verdict.sentence
 
@@ -154,7 +159,7 @@ def test_queued_behind_another_gather(tmp_path: Path, backward: Step) -> None:
     rank = backward.finish(tmp_path, (700, 980), launch=45)
     gather = of_block_1(rank)
     assert (gather.cause, gather.behind) == (LateCause.QUEUED, "all_gather (blocks.2)")
-    assert (gather.queued, gather.transfer) == (300_000, 100_000)
+    assert (gather.waited[LateCause.QUEUED], gather.waited[LateCause.TRANSFER]) == (300_000, 100_000)
     assert rank.verdict is not None
     assert "queue behind all_gather (blocks.*)" in rank.verdict.sentence
 
@@ -165,7 +170,11 @@ def test_waiting_for_an_event(tmp_path: Path, backward: Step) -> None:
     backward.wait("blocks.1", 40)
     rank = backward.finish(tmp_path, (600, 980), launch=45)
     gather = of_block_1(rank)
-    assert (gather.cause, gather.event, gather.transfer) == (LateCause.EVENT, 200_000, 100_000)
+    assert (gather.cause, gather.waited[LateCause.EVENT], gather.waited[LateCause.TRANSFER]) == (
+        LateCause.EVENT,
+        200_000,
+        100_000,
+    )
     assert rank.verdict is not None
     assert "wait for memory or another stream" in rank.verdict.sentence
 
@@ -176,7 +185,7 @@ def test_transfer_longer_than_the_computation_beside_it(tmp_path: Path, backward
     backward.wait("blocks.1", 40)
     rank = backward.finish(tmp_path, (700, 980), launch=45)
     gather = of_block_1(rank)
-    assert (gather.cause, gather.transfer) == (LateCause.TRANSFER, 400_000)
+    assert (gather.cause, gather.waited[LateCause.TRANSFER]) == (LateCause.TRANSFER, 400_000)
     assert rank.verdict is not None
     assert rank.verdict.findings[0].share == 0.4
     assert "longer than the computation" in rank.verdict.sentence
@@ -221,6 +230,7 @@ def test_figures_by_unit_are_in_the_contract(tmp_path: Path, backward: Step) -> 
             "needed_s": 300e-6,
             "late_s": 400e-6,
             "cause": "transfer",
+            "waited_s": {"cpu_late": 0, "rate_limiter": 0, "queued": 0, "event": 0, "transfer": 400e-6},
             "prefetched": True,
             "behind": "all_gather (blocks.0)",
         }
