@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import importlib
 import os
 import time
@@ -123,9 +124,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    options = parse()
-    device = setup()
+def fit(options: argparse.Namespace, device: torch.device) -> None:
+    """Build, shard, train and validate; rank 0 tells each epoch's losses."""
     fsdp = importlib.import_module(options.fsdp)
     workload = get_workload(options.model)
     torch.manual_seed(options.seed)
@@ -145,6 +145,15 @@ def main() -> None:
             print(
                 f"epoch {epoch}: loss {loss:.4f}, validation {unseen:.4f}, {rate:.1f} samples/s", flush=True
             )
+
+
+def main() -> None:
+    options = parse()
+    device = setup()
+    fit(options, device)
+    # A sharded model holds its process group, in cycles that only the collector ends; gloo's threads must not
+    # outlive the interpreter.
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -7,37 +7,70 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from workloads import get_workload
 
-SHAPE = {"layers": 5, "d_model": 64, "heads": 4, "vocab": 128, "max_seq": 96}
+GPT = {"layers": 3, "d_model": 64, "heads": 4, "vocab": 128, "max_seq": 96}
+# Torch counts the weight gradient of a convolution in G groups G times over: its backward is compared where
+# there is one group, and grouped convolutions by their forward.
+ONE_GROUP = {"widths": "32-32", "depths": "2-3", "group_width": 32}
+CASES = [
+    ("gpt", GPT),
+    ("gpt", GPT | {"tied": True, "expansion": 2, "bias": False, "positions": "none"}),
+    ("t5-tiny", {"layers": 3}),
+    ("t5-tiny", {"gated": True, "tied": False, "attention": "eager"}),
+    ("llama-tiny", {"layers": 3}),
+    ("llama-tiny", {"kv_heads": 4, "tied": True}),
+    ("regnet-tiny", ONE_GROUP),
+    ("deepvit-tiny", {}),
+    ("dhen-tiny", {"layers": 3}),
+]
 
 
-def counted_flops(workload, batch, seq, activation_checkpointing):
-    # Attention by matrix products: fused kernels recompute inside, which neither formula nor MFU counts.
+def counted_flops(workload, batch, seq, activation_checkpointing, backward=True):
+    tensors = next(workload.batches(batch, seq, 0, 0, "cpu"))
     with torch.device("meta"):
         model = workload.build(activation_checkpointing, seq)
-        inputs = torch.zeros(batch, seq, dtype=torch.long)
+    tensors = [tensor.to("meta") for tensor in tensors]
+    # Attention by matrix products: fused kernels recompute inside, which neither formula nor MFU counts.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(inputs, inputs).backward()
+        loss = model(*tensors)
+        if backward:
+            loss.backward()
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("activation_checkpointing", ["none", "full", "every-2", "every-9", "op"])
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_formula_equals_the_counter(name, shape):
+    workload = get_workload(name, shape=shape)
+    seq = None if workload.default_seq is None else 48
+    counted = {ac: counted_flops(workload, 3, seq, ac) for ac in ("none", "full", "every-2", "op")}
+    for activation_checkpointing, count in counted.items():
+        flops = workload.flops_per_step(3, seq, activation_checkpointing)
+        assert flops.hardware == pytest.approx(count, rel=0.01), activation_checkpointing
+        assert flops.model == pytest.approx(counted["none"], rel=0.01)
+
+
 @pytest.mark.parametrize(
-    "overrides", [{}, {"tied": True, "expansion": 2}, {"bias": False, "positions": "none"}]
+    ("name", "seq"),
+    [("gpt-1.3b", 512), ("t5-11b", 512), ("llama3-8b", 512), ("deepvit-8b", None), ("dhen", None)],
 )
-def test_formula_equals_the_counter(activation_checkpointing, overrides):
-    workload = get_workload("gpt", shape=SHAPE | overrides)
-    flops = workload.flops_per_step(3, 96, activation_checkpointing)
-    counted = counted_flops(workload, 3, 96, activation_checkpointing)
-    assert flops.hardware == pytest.approx(counted, rel=0.01)
-    plain = counted_flops(workload, 3, 96, "none")
-    assert flops.model == pytest.approx(plain, rel=0.01)
-
-
-def test_full_size_agrees_too():
-    workload = get_workload("gpt-1.3b")
-    assert workload.flops_per_step(1, 512, "full").hardware == pytest.approx(
-        counted_flops(workload, 1, 512, "full"), rel=0.01
+def test_full_size_agrees_too(name, seq):
+    workload = get_workload(name)
+    assert workload.flops_per_step(1, seq, "full").hardware == pytest.approx(
+        counted_flops(workload, 1, seq, "full"), rel=0.01
     )
+
+
+@pytest.mark.parametrize("name", ["regnet-y-32gf", "regnet-9b"])
+def test_grouped_convolutions_agree_in_forward(name):
+    workload = get_workload(name)
+    # The stem's input needs no gradient, so the model's FLOPs are a little less than three forward passes.
+    assert workload.flops_per_step(2).model / 3 == pytest.approx(
+        counted_flops(workload, 2, None, "none", backward=False), rel=0.01
+    )
+
+
+def test_regnet_32gf_costs_its_name():
+    # "32GF": 32.3e9 multiply-adds an image, 2 FLOPs each.
+    assert get_workload("regnet-y-32gf").flops_per_step(1).model / 3 == pytest.approx(2 * 32.3e9, rel=0.01)
 
 
 def test_recomputation_is_hardware_work_only():
@@ -53,5 +86,18 @@ def test_a_token_costs_what_palm_counts():
     matrix_weights = 32 * 12 * 2560**2 + 50304 * 2560
     per_token = 6 * matrix_weights + 12 * 32 * 2560 * 2048
     assert workload.flops_per_step(4, 2048).model == 4 * 2048 * per_token
-    assert workload.tokens(4, 2048) == 8192
-    assert workload.samples(4) == 4
+
+
+def test_what_each_field_counts():
+    counts = {
+        name: (get_workload(name).samples(4), get_workload(name).tokens(4))
+        for name in ("gpt-2.8b", "t5-11b", "llama3-8b", "regnet-9b", "deepvit-8b", "dhen")
+    }
+    assert counts == {
+        "gpt-2.8b": (4, 4 * 2048),
+        "t5-11b": (4, 4 * 1024),  # source and target
+        "llama3-8b": (4, 4 * 8192),
+        "regnet-9b": (4, None),
+        "deepvit-8b": (4, None),
+        "dhen": (4, None),
+    }

@@ -24,17 +24,28 @@ def test_groups_hold_consecutive_blocks(count, sizes):
     assert [block for group in model.blocks for block in group] == before
 
 
-def test_loss_and_gradients_are_the_same():
-    tokens = torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(1))
-    plain, grouped = build(), build()
-    group_blocks(grouped, 2)
-    losses = []
-    for model in (plain, grouped):
-        losses.append(model(tokens[:, :-1], tokens[:, 1:]))
-        losses[-1].backward()
-    assert torch.equal(*losses)
-    for a, b in zip(plain.parameters(), grouped.parameters(), strict=True):
-        assert torch.equal(a.grad, b.grad)
+def test_loss_and_gradients_are_the_same(tiny, one_batch):
+    results = []
+    for count in (None, 2):
+        torch.manual_seed(0)
+        model = tiny.build("every-2")
+        if count is not None:
+            group_blocks(model, count)
+            assert sum(isinstance(module, BlockGroup) for module in model.modules()) >= 1
+        loss = model(*one_batch(tiny))
+        loss.backward()
+        results.append((loss, [parameter.grad for parameter in model.parameters()]))
+    (plain, plain_gradients), (grouped, gradients) = results
+    assert torch.equal(plain, grouped)
+    assert all(torch.equal(a, b) for a, b in zip(plain_gradients, gradients, strict=True))
+
+
+def test_each_stack_of_an_encoder_decoder_is_grouped_by_itself():
+    with torch.device("meta"):
+        model = get_workload("t5-tiny", shape={"layers": 5}).build()
+    group_blocks(model, 2)
+    for stack in (model.encoder, model.decoder):
+        assert [len(group) for group in stack.blocks] == [2, 2, 1]
 
 
 def test_further_arguments_reach_every_block():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workloads import ShapeError, UnknownModelError, families, get_workload, workload_names
+from workloads import ShapeError, UnknownModelError, WorkloadError, families, get_workload, workload_names
 
 EXPECTED = ["tiny", "125m", "350m", "1.3b", "2.8b", "6.7b", "13b", "30b", "175b", "1t"]
 
@@ -11,7 +11,9 @@ def test_names_and_families():
     assert [name for name in workload_names() if name.startswith("gpt-")] == [
         f"gpt-{size}" for size in EXPECTED
     ]
-    assert "gpt" in families()
+    assert families() == ("gpt", "t5", "llama", "regnet", "deepvit", "dhen")
+    for family in families():
+        assert any(get_workload(name).family == family for name in workload_names())
 
 
 @pytest.mark.parametrize("name", workload_names())
@@ -19,7 +21,7 @@ def test_a_name_is_kept_and_sizes_rise(name):
     workload = get_workload(name)
     assert workload.name == name
     assert workload.family in families()
-    assert workload.default_seq == workload.shape["max_seq"]
+    assert workload.default_seq == workload.shape.get("max_seq")
 
 
 def test_sizes_rise():
@@ -99,3 +101,47 @@ def test_family_without_shape_or_with_half_of_one():
         get_workload("gpt")
     with pytest.raises(ShapeError, match="the shape lacks d_model, heads"):
         get_workload("gpt", shape={"layers": 2})
+
+
+def test_a_family_that_is_also_a_size_is_the_size():
+    assert get_workload("dhen").name == "dhen"
+    assert get_workload("dhen", shape={"rows": 10}).name == "dhen+rows=10"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("t5-tiny", {"buckets": 6}, "buckets is 6: it must be a multiple of 4"),
+        ("t5-tiny", {"attention": "flash"}, "attention is 'flash': it must be one of fused, eager"),
+        ("llama-tiny", {"kv_heads": 3}, "kv_heads is 3: it must divide heads, 4"),
+        ("llama-tiny", {"d_model": 12}, "each is 3 wide, and rotary positions take pairs"),
+        ("regnet-tiny", {"widths": "32,64"}, "widths is '32,64': it must be numbers from 1 joined by -"),
+        ("regnet-tiny", {"depths": "1"}, "widths and depths have 2 and 1 stages"),
+        ("regnet-tiny", {"group_width": 24}, "group_width is 24: it must divide each of widths, 32 too"),
+        ("deepvit-tiny", {"patch": 5}, "patch is 5: it must divide image, 32"),
+        ("dhen-tiny", {"tokens": 1}, "tokens is 1"),
+        ("dhen-tiny", {"table_dtype": "int8"}, "table_dtype is 'int8': it must be one of fp32, bf16, fp16"),
+    ],
+)
+def test_bad_shapes_of_other_families_are_refused_by_field(name, shape, message):
+    with pytest.raises(ShapeError, match=message):
+        get_workload(name, shape=shape)
+
+
+@pytest.mark.parametrize("name", ["regnet-tiny", "deepvit-tiny", "dhen-tiny"])
+def test_models_without_sequences_refuse_one(name):
+    workload = get_workload(name)
+    for use in (
+        lambda: workload.build(seq=8),
+        lambda: workload.batches(1, 8, 0, 0, "cpu"),
+        lambda: workload.flops_per_step(1, 8),
+        lambda: workload.tokens(1, 8),
+    ):
+        with pytest.raises(WorkloadError, match=f"seq is 8, but {name} does not work on sequences"):
+            use()
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "t5-tiny", "llama-tiny"])
+def test_sequences_have_a_token_at_least(name):
+    with pytest.raises(WorkloadError, match="seq is 0: it must be at least 1"):
+        get_workload(name).build(seq=0)
