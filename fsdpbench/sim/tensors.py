@@ -6,6 +6,8 @@ accelerator's.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +19,13 @@ from fsdpbench.sim.storage import attach
 _META = torch._C.DispatchKey.Meta
 _create: Any = torch._C._acc.create_empty_tensor
 # The meta device's kernels change geometry only, and take any tensor: views share the storage of their base.
-# With its key included, `as_strided` goes there (cheaper than a call by key).
-_use_meta = torch._C._IncludeDispatchKeyGuard
+# With its key alone in force `as_strided` goes there (cheaper than a call by key; the guard that includes a
+# key is no way, since torch 2.11 keeps the key's device after it).
+_Key: Any = torch._C.DispatchKey
+_Keys = torch._C.DispatchKeySet
+_ABOVE = (_Key.ADInplaceOrView, _Key.AutogradPrivateUse1, _Key.AutogradMeta, _Key.AutocastPrivateUse1)
+_ONLY_META = (_Keys(_META), functools.reduce(operator.or_, map(_Keys, _ABOVE)))
+_force_keys = torch._C._ForceDispatchKeyGuard
 _as_strided = torch.as_strided
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._op_dk
 
@@ -31,7 +38,7 @@ def new_tensor(
     attach(tensor.untyped_storage(), nbytes)
     if strides is None:
         return tensor
-    with _use_meta(_META):
+    with _force_keys(*_ONLY_META):
         return _as_strided(tensor, shape, strides, 0)
 
 
@@ -40,7 +47,7 @@ def new_view(
 ) -> torch.Tensor:
     """A tensor on the storage of ``base``; ``offset`` and strides in elements of ``dtype``."""
     if dtype is base.dtype:
-        with _use_meta(_META):
+        with _force_keys(*_ONLY_META):
             return _as_strided(base, shape, strides, offset)
     return _set_storage(_META, _create((0,), dtype), base.untyped_storage(), offset, shape, strides)
 
