@@ -1,0 +1,236 @@
+"""``fully_shard`` with modules as users have them: nested outputs, unused branches, calls of other kinds."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from fsdp_cases import (
+    Model,
+    assert_same_outcome,
+    loss_of,
+    read_fully_shard,
+    recorded,
+    shard_model,
+    tokens_of,
+    train,
+)
+from torch import nn
+from torch.distributed import fsdp as torch_fsdp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+
+import impl
+
+WIDTH = 15
+
+
+@dataclass
+class Pair:
+    main: torch.Tensor
+    side: torch.Tensor
+
+
+class Branches(nn.Module):
+    """Named inputs, an output inside a dataclass inside a dictionary, and a branch that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(WIDTH, WIDTH)
+        self.unused = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, *, x: torch.Tensor, factor: float) -> dict[str, Any]:
+        y = self.used(x) * factor
+        return {"pair": Pair(y, y.detach()), "number": 3}
+
+
+class Odd(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.enter = nn.Embedding(33, WIDTH)
+        self.blocks = nn.ModuleList(
+            Branches() if kind == "branches" else nn.Linear(WIDTH, WIDTH) for _ in range(3)
+        )
+        self.head = nn.Linear(WIDTH, 33)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.enter(tokens)
+        for block in self.blocks:
+            if self.kind == "branches":
+                x = block(x=x, factor=2.0)["pair"].main
+            elif self.kind == "called twice":
+                x = torch.relu(block(torch.relu(block(x))))
+            elif self.kind == "skipped" and block is self.blocks[1]:
+                continue
+            else:
+                x = x + block(x)
+        return self.head(x)
+
+
+def case_like_torch(rank: int, *, kind: str, policy: Any) -> None:
+    outcomes, records = [], []
+    for side in ("impl", "torch"):
+        torch.manual_seed(0)
+        with recorded(side) as record:
+            model: Any = shard_model(side, Odd(kind), mesh=init_device_mesh("cpu", (2,)), policy=policy)
+            outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+        records.append(record)
+    assert_same_outcome(*outcomes)
+    assert records[0] == records[1], records
+
+
+@pytest.mark.parametrize("policy", [None, (torch.bfloat16, torch.float32)], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["branches", "called twice", "skipped"])
+def test_equals_torch(two_ranks, kind: str, policy: Any) -> None:
+    two_ranks.run(case_like_torch, kind=kind, policy=policy)
+
+
+def case_modules_as_one_unit(rank: int) -> None:
+    """``fully_shard([a, b])``: one gather and one reduction for both, as torch does."""
+    outcomes, records = [], []
+    for side, api in (("impl", impl), ("torch", torch_fsdp)):
+        torch.manual_seed(0)
+        model = Model(blocks=2)
+        mesh = init_device_mesh("cpu", (2,))
+        for block in model.blocks:
+            api.fully_shard(block, mesh=mesh)
+        api.fully_shard([model.norm, model.head], mesh=mesh)
+        api.fully_shard(model, mesh=mesh)
+        with recorded(side) as record:
+            outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+        records.append(record)
+    assert_same_outcome(*outcomes)
+    assert records[0] == records[1], records
+
+
+def case_forward_without_gradients(rank: int) -> None:
+    """Evaluation between training steps: parameters are freed again, and training is not disturbed."""
+    torch.manual_seed(0)
+    model: Any = shard_model("impl", Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
+    before = loss_of(model, tokens_of(rank, 0))
+    before.backward()
+    gradients = [p.grad.to_local().clone() for p in model.parameters()]
+    model.zero_grad()
+    with torch.no_grad():
+        assert loss_of(model, tokens_of(rank, 0)).item() == before.item()
+    assert all(isinstance(p, DTensor) for block in model.blocks for p in block.parameters())
+    loss_of(model, tokens_of(rank, 0)).backward()
+    for parameter, expected in zip(model.parameters(), gradients, strict=True):
+        assert torch.equal(parameter.grad.to_local(), expected)
+
+
+def case_unshard_by_hand(rank: int) -> None:
+    torch.manual_seed(0)
+    plain = Model(blocks=1)
+    torch.manual_seed(0)
+    model: Any = shard_model("impl", Model(blocks=1), mesh=init_device_mesh("cpu", (2,)))
+    with torch.no_grad():
+        model(tokens_of(rank, 0))
+    handle = model.blocks[0].unshard(async_op=True)
+    assert isinstance(model.blocks[0].up.weight, DTensor)
+    handle.wait()
+    handle.wait()
+    assert not isinstance(model.blocks[0].up.weight, DTensor)
+    assert torch.equal(model.blocks[0].up.weight, plain.blocks[0].up.weight)
+    model.blocks[0].reshard()
+    assert isinstance(model.blocks[0].up.weight, DTensor)
+
+
+class WithEncode(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encode(x).sum()
+
+
+def case_another_method_as_forward(rank: int) -> None:
+    model: Any = impl.fully_shard(WithEncode(), mesh=init_device_mesh("cpu", (2,)))
+    impl.register_fsdp_forward_method(model, "encode")
+    model.encode(torch.ones(2, 4)).sum().backward()
+    assert model.linear.weight.grad is not None
+    with pytest.raises(ValueError, match="no method 'decode'"):
+        impl.register_fsdp_forward_method(model, "decode")
+    impl.register_fsdp_forward_method(nn.Linear(2, 2), "extra_repr")
+
+
+def case_several_dtypes_in_one_unit(rank: int) -> None:
+    """One unit a dtype, where torch refuses; equal to training alone on the same data."""
+    torch.manual_seed(0)
+    module: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
+    module[0].register_forward_hook(lambda m, a, out: out.double())
+    expected = [p.detach().clone() for p in module.parameters()]
+    module(torch.ones(2, 4)).sum().backward()
+    gradients = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    sharded: Any = impl.fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    assert [unit.dtype for unit in impl.unit_report(sharded)] == ["float32", "float64"]
+    sharded(torch.ones(2, 4)).sum().backward()
+    for parameter, value, gradient in zip(sharded.parameters(), expected, gradients, strict=True):
+        assert torch.equal(parameter.full_tensor(), value)
+        assert torch.allclose(parameter.grad.full_tensor(), gradient)
+
+
+def case_ignored_parameters(rank: int) -> None:
+    model = Model(blocks=1)
+    ignored = {model.embed.weight}
+    impl.fully_shard(model, mesh=init_device_mesh("cpu", (2,)), ignored_params=ignored)
+    assert not isinstance(model.embed.weight, DTensor)
+    assert isinstance(model.head.weight, DTensor)
+    loss_of(model, tokens_of(rank, 0)).backward()
+    assert model.embed.weight.grad is not None
+
+
+def case_optimizer_in_backward(rank: int) -> None:
+    """Hooks after a gradient was accumulated fire on the sharded parameters, once, with their gradients."""
+    model: Any = shard_model("impl", Model(blocks=1), mesh=init_device_mesh("cpu", (2,)))
+    seen: list[str] = []
+    for name, parameter in model.named_parameters():
+
+        def note(parameter: torch.Tensor, name: str = name) -> None:
+            assert parameter.grad is not None
+            seen.append(name)
+            parameter.grad = None
+
+        parameter.register_post_accumulate_grad_hook(note)
+    loss_of(model, tokens_of(rank, 0)).backward()
+    assert sorted(seen) == sorted(name for name, _ in model.named_parameters())
+
+
+def case_class_and_names_stay(rank: int) -> None:
+    plain = Model(blocks=1)
+    names = [name for name, _ in plain.named_parameters()]
+    model: Any = shard_model("impl", plain, mesh=init_device_mesh("cpu", (2,)))
+    assert model is plain
+    assert isinstance(model, Model)
+    assert isinstance(model, impl.FSDPModule)
+    assert type(model).__mro__[1] is impl.FSDPModule
+    assert [name for name, _ in model.named_parameters()] == names
+    assert isinstance(model.blocks[:1], nn.ModuleList)
+    with pytest.raises(RuntimeError, match="deep-copied"):
+        copy.deepcopy(model)
+
+
+CASES = [
+    case_modules_as_one_unit,
+    case_forward_without_gradients,
+    case_unshard_by_hand,
+    case_another_method_as_forward,
+    case_several_dtypes_in_one_unit,
+    case_ignored_parameters,
+    case_optimizer_in_backward,
+    case_class_and_names_stay,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("case_"))
+def test_module(two_ranks, case: Any) -> None:
+    two_ranks.run(case)
