@@ -81,6 +81,9 @@ def _sized(collectives: Collectives, rows: Bool, time: int, exposed: int) -> Col
     on_wire = rows & (collectives.wire != MISSING)
     complete = count > 0 and bool((sized == rows).all())
     duration = collectives.work.end - collectives.work.start
+    timed = on_wire & (duration > 0)
+    # Bytes per ns.
+    fastest = float((collectives.wire[timed] / duration[timed]).max(initial=0))
     return CollectiveFigures(
         count=count,
         bytes=int(collectives.message[sized].sum()) if complete else None,
@@ -90,4 +93,5 @@ def _sized(collectives: Collectives, rows: Bool, time: int, exposed: int) -> Col
         time=time,
         exposed=exposed,
         sized_time=int(duration[on_wire].sum()),
+        best_bandwidth=fastest * 1e9 or None,
     )

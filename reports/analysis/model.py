@@ -74,6 +74,7 @@ class CollectiveFigures:
     by a ring, the quantity of nccl-tests' bus bandwidth (github.com/NVIDIA/nccl-tests, PERFORMANCE.md); both
     None where the trace has no sizes.  time: union of their intervals; exposed: the part of it without
     computation.  sized_time: summed durations of those with sizes, what the bandwidth is taken over.
+    best_bandwidth: bytes per second of the fastest single one, what the link has shown it can do.
     """
 
     count: int = 0
@@ -82,6 +83,7 @@ class CollectiveFigures:
     time: int = 0
     exposed: int = 0
     sized_time: int = 0
+    best_bandwidth: float | None = None
 
     @property
     def bus_bandwidth(self) -> float | None:
@@ -98,6 +100,7 @@ class CollectiveFigures:
             "time_s": seconds(self.time),
             "exposed_s": seconds(self.exposed),
             "bus_bandwidth_bytes_per_s": self.bus_bandwidth,
+            "best_bus_bandwidth_bytes_per_s": self.best_bandwidth,
         }
 
 
@@ -112,6 +115,7 @@ def merge(figures: list[CollectiveFigures]) -> CollectiveFigures:
         time=sum(each.time for each in figures),
         exposed=sum(each.exposed for each in figures),
         sized_time=sum(each.sized_time for each in figures),
+        best_bandwidth=max((each.best_bandwidth for each in figures if each.best_bandwidth), default=None),
     )
 
 

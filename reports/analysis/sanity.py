@@ -64,6 +64,7 @@ def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
         remarks += overlapping[1]
         doubts += _lost_kernels(trace)
         remarks += _no_launches(activity)
+        remarks += _several_devices(trace)
     elif _collectives_without_device(trace):
         overlap_known = False
         doubts.append(
@@ -126,6 +127,14 @@ def _no_launches(activity: Activity) -> list[str]:
         f"{unknown} of {len(activity.work.row)} device events have no launch: "
         "they are placed by their own time"
     ]
+
+
+def _several_devices(trace: Trace) -> list[str]:
+    devices = np.unique(trace.events.device[trace.rows(Category.KERNEL)])
+    known = devices[devices >= 0].tolist()
+    if len(known) < 2:
+        return []
+    return [f"kernels ran on devices {', '.join(map(str, known))}: overlap is over all of them together"]
 
 
 def _collectives_without_device(trace: Trace) -> bool:

@@ -48,9 +48,10 @@ def _rank(rank: RankAnalysis) -> list[str]:
     ]
     for name, figures in sorted(rank.communication.items()):
         size = "" if figures.bytes is None else f", {figures.bytes / 1e6:.1f} MB"
-        speed = (
-            "" if figures.bus_bandwidth is None else f", {figures.bus_bandwidth / 1e9:.2f} GB/s bus bandwidth"
-        )
+        speed = ""
+        if figures.bus_bandwidth is not None and figures.best_bandwidth is not None:
+            best = figures.best_bandwidth / 1e9
+            speed = f", {figures.bus_bandwidth / 1e9:.2f} GB/s bus bandwidth (best {best:.2f})"
         lines.append(
             f"  {name:<16}{figures.count} x, {figures.time / _MS:.3f} ms, "
             f"{figures.exposed / _MS:.3f} ms exposed{size}{speed}"

@@ -26,6 +26,7 @@ def test_by_type(tmp_path: Path, fsdp_trace: Any) -> None:
     assert gather.time == 2 * 280_000
     assert gather.exposed == 2 * 130_000
     assert gather.bus_bandwidth == pytest.approx(28_000_000 / 280e-6)
+    assert gather.best_bandwidth == pytest.approx(14_000_000 / 90e-6)
     scatter = rank.communication["reduce_scatter"]
     assert (scatter.count, scatter.time, scatter.exposed) == (4, 2 * 160_000, 2 * 80_000)
     assert rank.steps[0].communication["reduce_scatter"].count == 2

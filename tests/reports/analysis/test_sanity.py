@@ -49,6 +49,16 @@ def test_other_streams_and_rounding_may_overlap(tmp_path: Path, trace_builder: A
     assert analyzed(built, tmp_path).trusted
 
 
+def test_kernels_on_several_devices(tmp_path: Path, trace_builder: Any) -> None:
+    built = trace_builder()
+    built.step(0, 1_000_000, 1_100_000)
+    built.kernel("a", 1_010_000, 1_050_000)
+    built.kernel("b", 1_010_000, 1_050_000)["args"]["device"] = 3
+    rank = analyzed(built, tmp_path)
+    assert rank.trusted
+    assert "kernels ran on devices 0, 3" in told(rank)
+
+
 def test_launches_without_kernels(tmp_path: Path, trace_builder: Any) -> None:
     built = trace_builder()
     built.step(0, 1_000_000, 1_100_000)
