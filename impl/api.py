@@ -122,12 +122,14 @@ class UnitPrecision:
         compute: dtype that is gathered and computed in, and of the gradients that autograd makes.
         reduce: dtype of gradient reduction.
         keep_reduced: deliver gradients in ``reduce`` instead of ``original``.
+        wanted: the dtypes of parameters and reduction that were asked for.
     """
 
     original: torch.dtype
     compute: torch.dtype
     reduce: torch.dtype
     keep_reduced: bool = False
+    wanted: tuple[torch.dtype | None, torch.dtype | None] = (None, None)
 
     @classmethod
     def decide(
@@ -138,10 +140,15 @@ class UnitPrecision:
         keep_reduced: bool = False,
     ) -> UnitPrecision:
         """Fill in what was left open; parameters that are not floating point are never cast."""
+        wanted = (param_dtype, reduce_dtype)
         if not original.is_floating_point:
-            return cls(original, original, original)
+            return cls(original, original, original, wanted=wanted)
         compute = param_dtype or original
-        return cls(original, compute, reduce_dtype or compute, keep_reduced)
+        return cls(original, compute, reduce_dtype or compute, keep_reduced, wanted)
+
+    def for_original(self, original: torch.dtype) -> UnitPrecision:
+        """The same wishes for parameters that were converted to another dtype."""
+        return self.decide(original, *self.wanted, keep_reduced=self.keep_reduced)
 
     @property
     def delivered(self) -> torch.dtype:

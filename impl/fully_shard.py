@@ -146,9 +146,8 @@ def fully_shard(
         input_dtype=policy.param_dtype if policy.cast_forward_inputs else None,
         output_dtype=policy.output_dtype,
     )
+    _register_hooks(modules, stage)
     for each in modules:
-        each.register_forward_pre_hook(stage.pre_forward, prepend=True, with_kwargs=True)
-        each.register_forward_hook(stage.post_forward, always_call=len(modules) > 1)
         _swap_class(each)
     _reshard_for_state_dict(owned, units)
     return module
@@ -293,6 +292,19 @@ def _check_parameter(parameter: nn.Parameter, fqn: str, title: str) -> None:
         raise NotImplementedError(
             f"parameter '{fqn}' of {title} is a DTensor already; this is not supported yet"
         )
+
+
+def _register_hooks(modules: list[nn.Module], stage: Stage) -> None:
+    # A compiled module runs its hooks as they are, beside the graph of its forward.
+    pre_forward = torch.compiler.disable(stage.pre_forward)
+    post_forward = torch.compiler.disable(stage.post_forward)
+    for module in modules:
+        module.register_forward_pre_hook(pre_forward, prepend=True, with_kwargs=True)
+        module.register_forward_hook(post_forward, always_call=len(modules) > 1)
+        for inner in module.modules():
+            # The compiler must not take parameters of these for constants of the graph.
+            inner._is_fsdp_managed_module = True  # type: ignore[assignment]
+            inner._fsdp_use_orig_params = True  # type: ignore[assignment]
 
 
 def _reshard_for_state_dict(owned: Owned, units: list[Unit]) -> None:

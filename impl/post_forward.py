@@ -32,10 +32,13 @@ class SmallerGroup:
 
     def __init__(self, layout: UnitLayout, group: ProcessGroup, precision: UnitPrecision) -> None:
         self.group = group
-        self.precision = precision
         shapes = [segment.shape for segment in layout.segments]
         self.layout = chunked_layout(shapes, group.size(), group.rank(), precision.compute.itemsize)
         self._starts = [segment.full_offset for segment in layout.segments]
+        self.forget()
+
+    def forget(self) -> None:
+        """Start with new buffers, after the parameters were moved or converted."""
         self._kept: FlatBuffer | None = None
         self._gathered: FlatBuffer | None = None
         self._parts: list[torch.Tensor] = []

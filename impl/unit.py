@@ -147,14 +147,10 @@ class Unit:
         self.layout = layout
         self.shard = shard
         self.groups = groups
-        self.precision = precision
         self.device = device
         self.gathers = groups.shard is not None
         """Whether unsharding needs a collective."""
-        self.casts = precision.compute != precision.original
-        """Whether the parameters are computed with in another dtype than they are stored in."""
-        self.owns_memory = self.gathers or self.casts
-        """Whether the unsharded parameters have memory besides the shard's."""
+        self._use_precision(precision)
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = True
         self.unshard_in_backward = True
@@ -174,6 +170,13 @@ class Unit:
         self._cast_target: torch.Tensor | None = None
         self._low: FlatBuffer | None = None
         self._from_smaller: FlatBuffer | None = None
+
+    def _use_precision(self, precision: UnitPrecision) -> None:
+        self.precision = precision
+        self.casts = precision.compute != precision.original
+        """Whether the parameters are computed with in another dtype than they are stored in."""
+        self.owns_memory = self.gathers or self.casts
+        """Whether the unsharded parameters have memory besides the shard's."""
 
     # -- set up ----------------------------------------------------------------------------------------------
 
@@ -208,6 +211,10 @@ class Unit:
             )
         self.shard = shard
         self.device = shard.device
+        if shard.dtype != self.precision.original:
+            self._use_precision(self.precision.for_original(shard.dtype))
+        if self.smaller is not None:
+            self.smaller.forget()
         self.unsharded = []
         self._gathered = self._full = self._low = self._cast_target = None
         self._copy_out = []

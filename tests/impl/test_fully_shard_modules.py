@@ -219,7 +219,27 @@ def case_class_and_names_stay(rank: int) -> None:
         copy.deepcopy(model)
 
 
+def case_compiled_blocks(rank: int) -> None:
+    """Blocks compiled before or after they are sharded compute the same as ones that are not."""
+    outcomes = []
+    for when in ("", "before", "after"):
+        torch.manual_seed(0)
+        model = Model(blocks=2)
+        mesh = init_device_mesh("cpu", (2,))
+        for block in model.blocks:
+            if when == "before":
+                block.compile(backend="aot_eager")
+            impl.fully_shard(block, mesh=mesh)
+            if when == "after":
+                block.compile(backend="aot_eager")
+        impl.fully_shard(model, mesh=mesh)
+        outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+    assert_same_outcome(outcomes[1], outcomes[0])
+    assert_same_outcome(outcomes[2], outcomes[0])
+
+
 CASES = [
+    case_compiled_blocks,
     case_modules_as_one_unit,
     case_forward_without_gradients,
     case_unshard_by_hand,

@@ -124,14 +124,23 @@ def case_meta_device(rank: int) -> None:
 
 
 def case_change_of_dtype(rank: int) -> None:
-    """``module.double()`` after wrapping: the new values are those computed with."""
-    torch.manual_seed(0)
-    model: Any = shard_model("impl", Model(blocks=1), mesh=init_device_mesh("cpu", (2,)))
-    expected = full_dtensors(model, False)
-    model.zero_grad()
-    model.to(torch.float32)
-    loss_of(model, tokens_of(rank, 0)).backward()
-    assert_close(full_dtensors(model, False), expected, 0)
+    """``double()`` after wrapping, before and after a first step: that is what is computed with from then
+    on.
+    """
+    for ran in (False, True):
+        torch.manual_seed(0)
+        model: Any = shard_model("impl", Model(blocks=1), mesh=init_device_mesh("cpu", (2,)))
+        if ran:
+            loss_of(model, tokens_of(rank, 0)).backward()
+            model.zero_grad()
+        expected = full_dtensors(model, False)
+        model.double()
+        seen = []
+        model.blocks[0].register_forward_hook(lambda m, a, out, seen=seen: seen.append(out.dtype))
+        loss_of(model, tokens_of(rank, 0)).backward()
+        assert seen == [torch.float64]
+        assert all(p.grad.dtype == torch.float64 for p in model.parameters())
+        assert_close(full_dtensors(model, False), expected, 0)
 
 
 def case_flat_on_meta_device(rank: int) -> None:
