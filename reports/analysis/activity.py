@@ -195,26 +195,31 @@ def _process_group_lanes(trace: Trace, spans: Int64) -> Int32:
 
 
 def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
-    """The call that handed each span to its process group: both sides in order, first come, first served.
+    """The call that handed each span to its process group: by type, first come, first served.
 
-    Surplus spans are the first ones: they were issued before the trace began. A span that would begin before
-    its issue keeps its own start.
+    By type, because a process group has several threads, and a span may begin before one that was issued
+    earlier. Surplus spans are the first ones: they were issued before the trace began. A span that would
+    begin before its issue keeps its own start.
     """
     events = trace.events
     operators = trace.rows(Category.CPU_OP)
     issues = operators[issue_names(trace)[events.name[operators]]]
     issues = issues[np.argsort(events.start[issues], kind="stable")]
     launch, lane = events.start[spans].copy(), events.lane[spans].copy()
-    if len(issues) == 0:
-        return launch, lane
-    order = np.argsort(launch, kind="stable")
-    starts = events.start[issues]
-    surplus = len(spans) - len(issues)
-    for position, span in enumerate(order.tolist()):
-        issue = position - max(surplus, 0)
-        if issue < 0 or starts[issue] > launch[span]:
-            continue
-        launch[span], lane[span] = starts[issue], events.lane[issues[issue]]
+    # Gloo carries out a reduce-scatter as an all-reduce: they are one type here.
+    types = [collective_type(name) for name in trace.names]
+    types = [CollectiveType.ALL_REDUCE if each is CollectiveType.REDUCE_SCATTER else each for each in types]
+    numbers = np.array([COLLECTIVE_TYPES.index(each) for each in types], np.int64)
+    of_span, of_issue = numbers[events.name[spans]], numbers[events.name[issues]]
+    for number in np.unique(of_span).tolist():
+        asked = np.flatnonzero(of_span == number)
+        asked = asked[np.argsort(launch[asked], kind="stable")]
+        given = issues[of_issue == number]
+        surplus = max(len(asked) - len(given), 0)
+        asked, given = asked[surplus:], given[: len(asked) - surplus]
+        fits = events.start[given] <= launch[asked]
+        launch[asked[fits]] = events.start[given[fits]]
+        lane[asked[fits]] = events.lane[given[fits]]
     return launch, lane
 
 

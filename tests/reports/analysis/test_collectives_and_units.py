@@ -144,6 +144,26 @@ def test_what_stands_in_for_a_reduce_scatter_counts_as_one(tmp_path: Path, trace
     }
 
 
+def test_spans_of_a_process_groups_threads_find_their_issue(tmp_path: Path, trace_builder: Any) -> None:
+    """The reduction was issued second and begins first; one more span was issued before the trace began."""
+    built = trace_builder(distributedInfo={"backend": "gloo", "rank": 0, "world_size": 2})
+    for unit, event, operator, at in (
+        ("blocks.0", "all_gather", "c10d::_allgather_base_", 1_000_000),
+        ("blocks.1", "reduce_scatter", "c10d::_reduce_scatter_base_", 1_010_000),
+    ):
+        built.annotation(f"FSDP::{event} ({unit})", at, at + 5_000)
+        built.op(operator, at + 1_000, at + 4_000)
+    built.annotation("gloo:all_reduce", 990_000, 1_005_000, lane=(100, 7))
+    built.annotation("gloo:all_reduce", 1_020_000, 1_040_000, lane=(100, 7))
+    built.annotation("gloo:all_gather", 1_030_000, 1_060_000, lane=(100, 8))
+    rank = analyzed(built, tmp_path)
+    assert {unit.unit: {k: f.time for k, f in unit.communication.items()} for unit in rank.units} == {
+        "blocks.0": {"all_gather": 30_000},
+        "blocks.1": {"reduce_scatter": 20_000},
+    }
+    assert rank.communication["all_reduce"].count == 1
+
+
 def test_without_sizes_bytes_are_unknown_and_it_is_said(tmp_path: Path, trace_builder: Any) -> None:
     built = trace_builder()
     built.collective("all_gather", 1_000_000, 1_100_000, elements=8000)
