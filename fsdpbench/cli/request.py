@@ -5,7 +5,7 @@ Targets, systems, the values of every swept setting, conditions, and how many po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,7 +100,7 @@ def make_request(
         targets=tuple(target_of({**given, "gpus": count})[0] for count in counts),
         systems=tuple(check_systems(systems)),
         lists={**preset.lists, **lists},
-        when=(*preset.when, *_rules(given.get("when"), "when", parse_when)),
+        when=(*_not_named(preset.when, lists), *_rules(given.get("when"), "when", parse_when)),
         exclude=_rules(given.get("exclude"), "exclude", parse_exclude),
         max_points=_at_least_one("max_points", given.get("max_points")),
         sample_seed=whole("sample_seed", given.get("sample_seed") or 0),
@@ -193,6 +193,14 @@ def _rules(given: object, name: str, parse: Callable[[str], Rule]) -> tuple[Rule
         parse(item) if isinstance(item, str) else read_rule(item, f"[[{name}]]", adds=name == "when")
         for item in items
     )
+
+
+def _not_named(rules: Sequence[Rule], lists: Mapping[str, object]) -> Iterator[Rule]:
+    """The rules of a preset without the settings that were named themselves."""
+    for rule in rules:
+        left = {name: values for name, values in rule.lists.items() if name not in lists}
+        if left:
+            yield replace(rule, lists=left)
 
 
 def _at_least_one(name: str, given: object) -> int | None:

@@ -5,6 +5,7 @@ memory         what is traded against memory: batch, checkpointing, strategy, ra
 accumulation   microbatches a step, with a reduction in each of them or in the last one alone
 scaling        the same work a GPU on more and more GPUs, sharded over all or inside nodes
 hybrid         over how many ranks one copy is sharded
+wide           all of it together, thousands of points: for `tune`, or with --max-points
 """
 
 from __future__ import annotations

@@ -80,6 +80,8 @@ def _flat(config: Config, *, ours: bool) -> str:
         *_comments([] if ours else _lacks_fsdp1(config)),
         *_flat_units(config),
         f"    mesh = {_mesh(config)}",
+        '    index = None if DEVICE == "cpu" else torch.accelerator.current_device_index()',
+        "    device = torch.device(DEVICE, index)",
         "    return FullyShardedDataParallel(",
         "        model,",
         f"        sharding_strategy=ShardingStrategy.{settings.strategy},",
@@ -88,7 +90,7 @@ def _flat(config: Config, *, ours: bool) -> str:
         f"        mixed_precision={_mixed_precision(config)},",
         *[f"        {argument}," for argument in _flat_arguments(config, ours=ours)],
         "        device_mesh=mesh,",
-        '        device_id=None if DEVICE == "cpu" else torch.accelerator.current_device_index(),',
+        "        device_id=device,",
         "        use_orig_params=True,",
         "    )",
     ]

@@ -16,8 +16,8 @@ from fsdpbench.settings import Settings
 from fsdpbench.tune.front import Candidate, judge, pareto
 
 CONFIG = Config(
-    model="gpt-tiny", shape={}, system="impl-fsdp2", device="sim", hardware="a100-80gb", gpus=8, gpus_per_node=8,
-    settings=Settings.of(), measurement=Measurement.default_for("sim"),
+    model="gpt-tiny", shape={}, system="impl-fsdp2", device="sim", hardware="a100-80gb", gpus=8,
+    gpus_per_node=8, settings=Settings.of(), measurement=Measurement.default_for("sim"),
 )  # fmt: skip
 
 
@@ -62,6 +62,6 @@ def test_sizes_of_memory_as_people_write_them() -> None:
     assert parse_memory("40 GiB") == 40 * 2**30
     assert parse_memory("1.5e9") == 1_500_000_000
     assert parse_memory(None) is None
-    for wrong in ("many", "80TBs", "-1GB", "0"):
+    for wrong in ("many", "80TBs", "-1GB", "GB"):
         with pytest.raises(UsageError, match="80GB"):
             parse_memory(wrong)

@@ -36,8 +36,8 @@ for path in sys.argv[1:]:
 
 def config(system: str, **settings: object) -> Config:
     return Config(
-        model="gpt-tiny", shape={}, system=system, device="sim", hardware="a100-80gb", gpus=1, gpus_per_node=1,
-        settings=Settings.of(**settings), measurement=Measurement.default_for("sim"),
+        model="gpt-tiny", shape={}, system=system, device="sim", hardware="a100-80gb", gpus=1,
+        gpus_per_node=1, settings=Settings.of(**settings), measurement=Measurement.default_for("sim"),
     )  # fmt: skip
 
 

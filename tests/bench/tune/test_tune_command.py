@@ -1,4 +1,4 @@
-"""`fsdpbench tune` from end to end: front, TOML that runs again, code, report; a second start knows it all."""
+"""`fsdpbench tune` from end to end: front, TOML that runs again, code; a second start knows it all."""
 
 from __future__ import annotations
 
