@@ -18,107 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Work as _Work
-from torch.futures import Future
 
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.collective_work import CollectiveRecord, CollectiveWork
 from fsdpbench.sim.tensors import is_on_device, new_tensor
 from fsdpbench.sim.timeline import Marker, Work
 
-if TYPE_CHECKING:
-    from fsdpbench.sim.trace import TraceRecorder
-
 BACKEND = "sim"
-# How torch writes dtypes in the metadata of a collective.
-_TRACE_DTYPES = {
-    torch.float32: "Float",
-    torch.bfloat16: "BFloat16",
-    torch.float16: "Half",
-    torch.float64: "Double",
-    torch.int64: "Long",
-    torch.int32: "Int",
-    torch.uint8: "Byte",
-    torch.int8: "Char",
-    torch.bool: "Bool",
-}
-
-
-class CollectiveWork(_Work):
-    """Handle of a collective."""
-
-    def __init__(
-        self, marker: Marker | None, tensors: Sequence[torch.Tensor], *, blocks_cpu: bool = False
-    ) -> None:
-        super().__init__()
-        self._marker = marker
-        self._tensors: Sequence[torch.Tensor] = tensors
-        self._results = list(tensors)
-        self._blocks_cpu = blocks_cpu
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Make the current stream wait for the collective (a barrier blocks the CPU)."""
-        if self._marker is not None:
-            timeline = ACCELERATOR.timeline
-            timeline.cpu += ACCELERATOR.cpu_costs.event_ns
-            timeline.make_wait(ACCELERATOR.stream, self._marker)
-            if self._blocks_cpu:
-                timeline.wait_for(self._marker)
-        self._tensors = ()
-        self._results = []
-        return True
-
-    def synchronize(self) -> None:
-        """As `wait`."""
-        self.wait()
-
-    def is_completed(self) -> bool:
-        """Whether the device has done it."""
-        return self._marker is None or ACCELERATOR.timeline.has_passed(self._marker)
-
-    def is_success(self) -> bool:
-        """Simulated collectives do not fail."""
-        return True
-
-    def exception(self) -> None:
-        """Simulated collectives do not fail."""
-
-    def result(self) -> list[torch.Tensor]:
-        """The output tensors."""
-        return self._results
-
-    def get_future(self) -> Future[list[torch.Tensor]]:
-        """A future that is done already; the current stream waits for the collective at the end of backward.
-
-        That is what DDP needs, which chains its copies to the future and waits for all of them in the end.
-        """
-        future: Future[list[torch.Tensor]] = Future()
-        future.set_result(self._results)
-        if self._marker is not None:
-            JOIN_AFTER_BACKWARD.add(self)
-        return future
-
-
-class _JoinAfterBackward:
-    """Works whose futures were taken: waited for by one callback at the end of the running backward."""
-
-    def __init__(self) -> None:
-        self._works: list[CollectiveWork] = []
-
-    def add(self, work: CollectiveWork) -> None:
-        if torch._C._current_graph_task_id() == -1:
-            work.wait()
-            return
-        self._works.append(work)
-        if len(self._works) == 1:
-            torch.autograd.Variable._execution_engine.queue_callback(self._join)
-
-    def _join(self) -> None:
-        works, self._works = self._works, []
-        for work in works:
-            work.wait()
-
-
-JOIN_AFTER_BACKWARD = _JoinAfterBackward()
 
 
 if TYPE_CHECKING:
@@ -282,7 +188,7 @@ class SimProcessGroup(_ProcessGroup):
     def barrier(self, opts: Any = None) -> CollectiveWork:
         """Wait for all ranks; the CPU waits too."""
         work = self._run("barrier", 0, [], [], opts)
-        return CollectiveWork(work._marker, (), blocks_cpu=True)
+        return CollectiveWork(work.marker, (), blocks_cpu=True)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> CollectiveWork:
         """Reduce tensors in place, in one group of kernels."""
@@ -397,48 +303,7 @@ class SimProcessGroup(_ProcessGroup):
         stream = self._own_stream if asynchronous and self._own_stream is not None else accelerator.stream
         accelerator.timeline.launch(stream, Work.COMPUTE, copy_ns)
         self._last = accelerator.timeline.record(stream)
-        return CollectiveWork(self._last, work._tensors)
-
-
-class CollectiveRecord:
-    """What the trace says of a collective."""
-
-    __slots__ = ("dtype", "group", "in_elems", "kind", "launch_end_ns", "launch_start_ns", "out_elems")
-
-    def __init__(
-        self,
-        group: SimProcessGroup,
-        kind: str,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        launch_start_ns: int,
-        launch_end_ns: int,
-    ) -> None:
-        self.group = group
-        self.kind = kind
-        self.in_elems = sum(tensor.numel() for tensor in inputs)
-        self.out_elems = sum(tensor.numel() for tensor in outputs)
-        self.dtype = _TRACE_DTYPES.get(outputs[0].dtype, "Byte") if outputs else "Float"
-        self.launch_start_ns = launch_start_ns
-        self.launch_end_ns = launch_end_ns
-
-    def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
-        """Add the collective to a trace, now that its times are known."""
-        trace.nccl_kernel(
-            self.kind,
-            stream,
-            self.launch_start_ns,
-            self.launch_end_ns,
-            start_ns,
-            end_ns,
-            in_elems=self.in_elems,
-            out_elems=self.out_elems,
-            dtype=self.dtype,
-            group_size=self.group.size(),
-            group_name=self.group.group_name,
-            group_description=self.group.group_desc,
-            group_ranks=self.group.ranks,
-        )
+        return CollectiveWork(self._last, work.tensors)
 
 
 _CPU_OPS = {
