@@ -102,6 +102,9 @@ class DTensorPresentation:
         for registry, name, parameter in self._show_unsharded:
             registry[name] = parameter
 
+    def trained(self) -> Sequence[nn.Parameter]:
+        return self.sharded
+
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         self._unsharded = list(parameters)
         self._show_unsharded = self._assignments(parameters)

@@ -64,11 +64,11 @@ class FlatPresentation:
         self.flat_param._shard_ranges = tuple(s.shard_range for s in layout.segments)
         self.flat_param._unpadded_unsharded_size = torch.Size((layout.parameter_numel,))
         self.flat_param._sharded_size = self.shard.size()
-        for parameter, segment in zip(parameters, layout.segments, strict=True):
-            part = self.shard[segment.shard_offset : segment.shard_offset + segment.shard_numel]
-            for place in parameter.places:
-                del place.module._parameters[place.name]
-                place.module.__dict__[place.name] = part
+        self._attributes = [
+            self.shard[s.shard_offset : s.shard_offset + s.shard_numel] for s in layout.segments
+        ]
+        """What the modules show as attributes: parts of the shard until the unit was first gathered."""
+        self._show_attributes()
 
     def show_sharded(self) -> None:
         """Nothing to do: what the modules show stays, only its memory goes."""
@@ -76,10 +76,41 @@ class FlatPresentation:
     def show_unsharded(self) -> None:
         """Nothing to do, see ``show_sharded``."""
 
-    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
-        for described, parameter in zip(self._parameters, parameters, strict=True):
+    def trained(self) -> Sequence[nn.Parameter]:
+        return [self.flat_param]
+
+    def _show_attributes(self) -> None:
+        for described, value in zip(self._parameters, self._attributes, strict=True):
             for place in described.places:
-                place.module.__dict__[place.name] = parameter
+                place.module._parameters.pop(place.name, None)
+                place.module.__dict__[place.name] = value
+
+    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._attributes = list(parameters)
+        self._show_attributes()
+
+    def flat_gradient(self) -> torch.Tensor | None:
+        """This rank's part of the gradient, 1-D, ``None`` if there is none."""
+        return self.flat_param.grad
+
+    def show_full(
+        self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
+    ) -> list[nn.Parameter]:
+        """Register whole values as parameters of their modules; returns them."""
+        shown: list[nn.Parameter] = []
+        for index, described in enumerate(self._parameters):
+            parameter = nn.Parameter(values[index], requires_grad=described.requires_grad)
+            if gradients is not None:
+                parameter.grad = gradients[index]
+            shown.append(parameter)
+            for place in described.places:
+                del place.module.__dict__[place.name]
+                place.module._parameters[place.name] = parameter
+        return shown
+
+    def hide_full(self) -> None:
+        """Undo ``show_full``."""
+        self._show_attributes()
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         if self.flat_param.grad is None:
@@ -106,6 +137,11 @@ class FlatPresentation:
         if data.untyped_storage()._cdata == self.shard.untyped_storage()._cdata:
             return None
         self.shard = data
+        if not isinstance(self._attributes[0], nn.Parameter):
+            self._attributes = [
+                data[s.shard_offset : s.shard_offset + s.shard_numel] for s in self._layout.segments
+            ]
+            self._show_attributes()
         return data
 
 
@@ -120,6 +156,7 @@ class OriginalPresentation:
         self.shard = _flatten(layout, originals)
         # The same objects as before, so that an optimizer made earlier still holds what is trained.
         self.sharded = list(originals)
+        self._kept_gradients: list[torch.Tensor | None] = []
         self._point_at_shard()
         self._show_sharded = self._assignments(self.sharded)
         self._show_unsharded: list[tuple[dict[str, Any], str, nn.Parameter]] = []
@@ -145,8 +182,44 @@ class OriginalPresentation:
         for registry, name, parameter in self._show_unsharded:
             registry[name] = parameter
 
+    def trained(self) -> Sequence[nn.Parameter]:
+        return self.sharded
+
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         self._show_unsharded = self._assignments(parameters)
+
+    def flat_gradient(self) -> torch.Tensor | None:
+        """This rank's part of the gradient, 1-D with zeros where there is none.
+
+        Never ``None``: another rank may hold gradients of parameters that have nothing here.
+        """
+        flat = torch.zeros_like(self.shard)
+        for segment, parameter in zip(self._layout.segments, self.sharded, strict=True):
+            if parameter.grad is not None:
+                start = segment.shard_offset
+                flat[start : start + segment.shard_numel].copy_(parameter.grad)
+        return flat
+
+    def show_full(
+        self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
+    ) -> list[nn.Parameter]:
+        """Let the parameters hold whole values; returns them."""
+        self._kept_gradients = [parameter.grad for parameter in self.sharded]
+        for index, parameter in enumerate(self.sharded):
+            parameter.grad = None
+            parameter.data = values[index]
+            if gradients is not None:
+                parameter.grad = gradients[index]
+        return self.sharded
+
+    def hide_full(self) -> None:
+        """Undo ``show_full``."""
+        for parameter in self.sharded:
+            parameter.grad = None
+        self._point_at_shard()
+        for parameter, gradient in zip(self.sharded, self._kept_gradients, strict=True):
+            parameter.grad = gradient
+        self._kept_gradients = []
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         parts: list[torch.Tensor] = []

@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from . import comm
 from .api import (
     BackwardPrefetch,
     CPUOffload,
     MemoryHandover,
     MixedPrecision,
-    PrefetchTiming,
-    ScheduleSettings,
     ShardingStrategy,
-    UnitPrecision,
 )
 from .deferred_init import materialise
-from .flat_param import FlatPresentation, OriginalPresentation
+from .flat_param import FlatPresentation
+from .flat_units import (
+    RESHARDS_AFTER_FORWARD,
+    by_name,
+    compute_device,
+    make_units,
+    own_precision,
+    refuse,
+    refuse_full_precision_modules,
+    schedule_settings,
+)
+from .grad_clip import clip_grad_norm
 from .hooks import Stage
-from .layout import flat_layout
 from .ownership import Ignored, Owned
 from .shard_groups import groups_of_strategy
+from .summon import FLAT_NAME, ShownUnit
 from .unit import Unit
 from .wrap import ModulePolicy, PolicyFunction, Selection, select_modules
 
-_RESHARDS_AFTER_FORWARD = {
-    ShardingStrategy.FULL_SHARD: None,  # yes, but for the root
-    ShardingStrategy.SHARD_GRAD_OP: False,
-    ShardingStrategy.NO_SHARD: None,  # nothing to free but a low-precision copy
-    ShardingStrategy.HYBRID_SHARD: None,
-    ShardingStrategy._HYBRID_SHARD_ZERO2: False,
-}
-_TIMING: dict[BackwardPrefetch | None, PrefetchTiming | None] = {
-    BackwardPrefetch.BACKWARD_PRE: "pre",
-    BackwardPrefetch.BACKWARD_POST: "post",
-    None: None,
-}
 _WRAPPED = "_fsdp_wrapped_module"
 
 
@@ -103,10 +98,10 @@ class FullyShardedDataParallel(nn.Module):
         if isinstance(module, FullyShardedDataParallel):
             raise ValueError("this module is already a FullyShardedDataParallel; wrap it once")
         if cpu_offload is not None and cpu_offload.offload_params:
-            _refuse("cpu_offload", cpu_offload)
-        strategy = _by_name(ShardingStrategy, sharding_strategy) or ShardingStrategy.FULL_SHARD
-        precision = _own_precision(mixed_precision)
-        settings = _settings(
+            refuse("cpu_offload", cpu_offload)
+        strategy = by_name(ShardingStrategy, sharding_strategy) or ShardingStrategy.FULL_SHARD
+        precision = own_precision(mixed_precision)
+        settings = schedule_settings(
             backward_prefetch,
             backward_prefetch_depth,
             forward_prefetch,
@@ -136,8 +131,8 @@ class FullyShardedDataParallel(nn.Module):
             }
             _wrap_inside(module, select_modules(module, auto_wrap_policy, left_alone.modules), inner)
         if precision.param_dtype is not None:
-            _refuse_full_precision_modules(module, precision)
-        device = _compute_device(module, device_id, left_alone)
+            refuse_full_precision_modules(module, precision)
+        device = compute_device(module, device_id, left_alone)
         owned = Owned([module], left_alone)
         materialise(owned.modules, device, param_init_fn)
         owned.find_parameters()
@@ -145,14 +140,18 @@ class FullyShardedDataParallel(nn.Module):
         if sync_module_states:
             owned.broadcast(groups)
         owned.cast_buffers(precision.buffer_dtype)
-        units = _make_units(owned, groups, strategy, precision, device, use_orig_params)
+        units = make_units(owned, groups, strategy, precision, device, use_orig_params)
         self.sharding_strategy = strategy
         self.mixed_precision = precision
         self._use_orig_params = use_orig_params
+        self._summoned = False
+        self._loading: list[ShownUnit] = []
         for unit in units:
             if isinstance(unit.presentation, FlatPresentation):
-                self.register_parameter("_flat_param", unit.presentation.flat_param)
+                self.register_parameter(FLAT_NAME, unit.presentation.flat_param)
         self.add_module(_WRAPPED, module)
+        self.register_load_state_dict_pre_hook(self._before_load)
+        self.register_load_state_dict_post_hook(self._after_load)
         self._stage = Stage(
             [self],
             units,
@@ -193,7 +192,8 @@ class FullyShardedDataParallel(nn.Module):
         model.
         """
         for name, parameter in super().named_parameters(*args, **kwargs):
-            yield (name.replace(f"{_WRAPPED}.", "") if self._use_orig_params else name), parameter
+            plain = self._use_orig_params or self._summoned
+            yield (name.replace(f"{_WRAPPED}.", "") if plain else name), parameter
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """``.to`` and the like act on the sharded parameters; their memory is taken up afterwards."""
@@ -204,7 +204,101 @@ class FullyShardedDataParallel(nn.Module):
             unit.readopt()
         return result
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Whole parameters and buffers under the names of the plain model, on every rank. A collective."""
+        shown = self._show_own_full()
+        try:
+            return self.module.state_dict(*args, **kwargs)
+        finally:
+            for unit in shown:
+                unit.hide(writeback=False)
+
+    def _show_own_full(self) -> list[ShownUnit]:
+        shown = [ShownUnit(self, unit) for unit in self._stage.units]
+        for unit in shown:
+            unit.show()
+        return shown
+
+    def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Show whole parameters to load into, and put the wrapper's name into the keys below it."""
+        self._loading = self._show_own_full()
+        for key in [k for k in state_dict if k.startswith(prefix)]:
+            state_dict[f"{prefix}{_WRAPPED}.{key[len(prefix) :]}"] = state_dict.pop(key)
+
+    def _after_load(self, module: nn.Module, incompatible: Any) -> None:
+        for unit in self._loading:
+            unit.hide(writeback=True)
+        self._loading = []
+        for keys in incompatible:
+            keys[:] = [key.replace(f"{_WRAPPED}.", "") for key in keys]
+
     # -- FSDP ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    @contextmanager
+    def summon_full_params(
+        module: nn.Module,
+        recurse: bool = True,
+        writeback: bool = True,
+        rank0_only: bool = False,
+        offload_to_cpu: bool = False,
+        with_grads: bool = False,
+    ) -> Iterator[None]:
+        """Show whole parameters in full precision inside; not during forward or backward. A collective.
+
+        Args:
+            module: its wrappers, or with ``recurse=False`` only itself.
+            writeback: keep what was changed; every rank keeps its own part.
+            rank0_only: only rank 0 of each shard group gets the values.
+            offload_to_cpu: move them to the CPU.
+            with_grads: show whole gradients too; changes to them are dropped.
+
+        Raises:
+            ValueError: ``writeback`` with ``rank0_only``: ranks without values have nothing to write.
+        """
+        if writeback and rank0_only:
+            raise ValueError(
+                "writeback=True with rank0_only=True: the other ranks have nothing to write back"
+            )
+        wrappers = [w for w in FullyShardedDataParallel.fsdp_modules(module) if not w._summoned]
+        if not recurse:
+            wrappers = [wrapper for wrapper in wrappers if wrapper is module]
+        shown: list[ShownUnit] = []
+        for wrapper in wrappers:
+            wrapper._stage.check_idle("summon_full_params")
+            for unit in wrapper._stage.units:
+                keep = not rank0_only or unit.groups.shard_rank == 0
+                shown.append(ShownUnit(wrapper, unit, keep=keep, offload=offload_to_cpu))
+        started: list[ShownUnit] = []
+        try:
+            for wrapper in wrappers:
+                wrapper._summoned = True
+            for each in shown:
+                each.show(with_grads)
+                started.append(each)
+            yield
+        finally:
+            for each in started:
+                each.hide(writeback)
+            for wrapper in wrappers:
+                wrapper._summoned = False
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
+        """Apply ``fn`` to every module inside, with whole parameters, and keep the changes."""
+        if self._summoned:
+            return super().apply(fn)
+        with self.summon_full_params(self):
+            return super().apply(fn)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale all gradients so that their norm over all ranks is at most ``max_norm``; returns the norm.
+
+        Root only. Unlike ``torch.nn.utils.clip_grad_norm_`` it knows that each rank holds a part only.
+        """
+        if not self.check_is_root():
+            raise RuntimeError("clip_grad_norm_() belongs to the outermost FullyShardedDataParallel")
+        return clip_grad_norm(self, float(max_norm), float(norm_type))
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
@@ -232,7 +326,7 @@ class FullyShardedDataParallel(nn.Module):
             )
         changed: list[tuple[Unit, bool, bool]] = []
         for wrapper in self.fsdp_modules(self):
-            keeps = _RESHARDS_AFTER_FORWARD[wrapper.sharding_strategy] is False
+            keeps = RESHARDS_AFTER_FORWARD[wrapper.sharding_strategy] is False
             for unit in wrapper._stage.units:
                 changed.append((unit, unit.gradients.synchronize, unit.reshard_after_backward))
                 unit.gradients.synchronize = False
@@ -244,94 +338,6 @@ class FullyShardedDataParallel(nn.Module):
             for unit, synchronize, reshards in changed:
                 unit.gradients.synchronize = synchronize
                 unit.reshard_after_backward = reshards
-
-
-# -- arguments -----------------------------------------------------------------------------------------------
-
-
-def _refuse(argument: str, value: object) -> NoReturn:
-    raise NotImplementedError(
-        f"FullyShardedDataParallel does not support {argument} yet (got {value!r}); leave it at its default"
-    )
-
-
-def _by_name(kind: Any, value: Any) -> Any:
-    """Accept torch's enum of the same name too, so that a script need change only one import."""
-    if value is None or isinstance(value, kind):
-        return value
-    name = getattr(value, "name", None)
-    if name not in kind.__members__:
-        known = ", ".join(kind.__members__)
-        raise ValueError(f"{value!r} is not a {kind.__name__}; one of {known} is")
-    return kind[name]
-
-
-def _own_precision(value: Any) -> MixedPrecision:
-    if value is None:
-        return MixedPrecision()
-    if not isinstance(value, MixedPrecision):
-        if not hasattr(value, "cast_root_forward_inputs"):
-            raise ValueError(f"mixed_precision must be a MixedPrecision, not {value!r}")
-        value = MixedPrecision(**{name: getattr(value, name) for name in MixedPrecision.__dataclass_fields__})
-    if value.keep_low_precision_grads:
-        _refuse("mixed_precision.keep_low_precision_grads", True)
-    return value
-
-
-def _settings(
-    backward_prefetch: BackwardPrefetch | None,
-    backward_depth: int,
-    forward_prefetch: bool,
-    forward_depth: int | None,
-    limit_all_gathers: bool | int,
-    memory_handover: str | MemoryHandover,
-) -> ScheduleSettings:
-    if forward_depth is None:
-        forward_depth = int(forward_prefetch)
-    elif forward_prefetch and forward_depth == 0:
-        raise ValueError("forward_prefetch=True contradicts forward_prefetch_depth=0; give one of them")
-    return ScheduleSettings.decide(
-        backward_prefetch=_TIMING[_by_name(BackwardPrefetch, backward_prefetch)],
-        backward_prefetch_depth=backward_depth,
-        forward_prefetch_depth=forward_depth,
-        limit_all_gathers=limit_all_gathers,
-        memory_handover=memory_handover,
-    )
-
-
-def _refuse_full_precision_modules(module: nn.Module, precision: MixedPrecision) -> None:
-    """Normalisation with running statistics must stay in full precision; keeping it so is not built yet."""
-    kinds = tuple(precision._module_classes_to_ignore)
-    for name, inner in module.named_modules():
-        if kinds and isinstance(inner, kinds):
-            raise NotImplementedError(
-                f"module '{name}' ({type(inner).__name__}) would have to stay out of mixed precision, "
-                "which is not supported yet; pass _module_classes_to_ignore=() to compute it in param_dtype"
-            )
-
-
-def _compute_device(
-    module: nn.Module, device_id: int | torch.device | None, ignored: Ignored
-) -> torch.device:
-    accelerator = torch.accelerator.current_accelerator()
-    if isinstance(device_id, int):
-        return torch.device(accelerator.type if accelerator else "cpu", device_id)
-    if device_id is not None:
-        device = torch.device(device_id)
-        if device.type != "cpu" and device.index is None:
-            return torch.device(device.type, torch.get_device_module(device).current_device())
-        return device
-    found = {p.device for p in module.parameters() if p not in ignored.parameters and p.device.type != "meta"}
-    if len(found) > 1:
-        raise ValueError(
-            f"the module's parameters are on {sorted(map(str, found))}: "
-            "pass device_id, or move the module first"
-        )
-    if found:
-        return found.pop()
-    if accelerator is None:
-        return torch.device("cpu")
-    return torch.device(accelerator.type, torch.get_device_module(accelerator).current_device())
 
 
 # -- wrapping inside -----------------------------------------------------------------------------------------
@@ -349,56 +355,3 @@ def _wrap_inside(module: nn.Module, selection: Selection, arguments: dict[str, A
         wrapper = FullyShardedDataParallel(chosen, **{**arguments, **own})
         for parent, name in places[chosen]:
             parent._modules[name] = wrapper
-
-
-# -- the unit ------------------------------------------------------------------------------------------------
-
-
-def _make_units(
-    owned: Owned,
-    groups: comm.UnitGroups,
-    strategy: ShardingStrategy,
-    precision: MixedPrecision,
-    device: torch.device,
-    use_orig_params: bool,
-) -> Sequence[Unit]:
-    originals = list(owned.places)
-    if not originals:
-        return ()
-    first = originals[0]
-    for parameter in originals:
-        _check_uniform(owned, first, parameter, "dtype")
-        if not use_orig_params:
-            _check_uniform(owned, first, parameter, "requires_grad")
-    described = [owned.describe(p) for p in originals]
-    layout = flat_layout([p.shape for p in originals], groups.shard_size, groups.shard_rank)
-    owned.take()
-    kind: Any = OriginalPresentation if use_orig_params else FlatPresentation
-    presentation = kind(layout, described, originals)
-    unit = Unit(
-        name=owned.title,
-        parameters=described,
-        layout=layout,
-        shard=presentation.shard,
-        groups=groups,
-        precision=UnitPrecision.decide(first.dtype, precision.param_dtype, precision.reduce_dtype),
-        device=device,
-        reshard_after_forward=_RESHARDS_AFTER_FORWARD[strategy],
-        presentation=presentation,
-    )
-    return (unit,)
-
-
-def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what: str) -> None:
-    ours, theirs = getattr(first, what), getattr(other, what)
-    if ours == theirs:
-        return
-    way_out = (
-        "wrap the modules that differ by themselves, or convert them"
-        if what == "dtype"
-        else "pass use_orig_params=True, or wrap the frozen modules by themselves"
-    )
-    raise ValueError(
-        f"the parameters of one flat parameter must agree in {what}, but in {owned.title} "
-        f"'{owned.fqns[first]}' has {ours} and '{owned.fqns[other]}' has {theirs}: {way_out}"
-    )

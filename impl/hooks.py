@@ -278,6 +278,12 @@ class Stage:
                         return True
         return False
 
+    def check_idle(self, what: str) -> None:
+        """Raise if this stage is inside forward or backward, where ``what`` must not be called."""
+        if self.state is not StageState.IDLE:
+            name = self.units[0].name if self.units else type(self.modules[0]).__name__
+            raise RuntimeError(f"{what} was called inside the {self.state.name.lower()} of unit '{name}'")
+
     def drop_unused_gather(self) -> None:
         """Let go of parameters that were gathered ahead and not used."""
         for unit in self.units:

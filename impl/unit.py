@@ -79,6 +79,9 @@ class Presentation(Protocol):
     def show_unsharded(self) -> None:
         """Let the modules show the unsharded parameters."""
 
+    def trained(self) -> Sequence[nn.Parameter]:
+        """The parameters that an optimizer sees: those that hold this rank's part."""
+
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         """Learn the unsharded parameters; called once, when they first exist."""
 

@@ -1,0 +1,81 @@
+"""Whole parameters shown in a ``FullyShardedDataParallel`` for a while: ``summon_full_params`` and full state
+dicts.
+
+One unit at a time is gathered in full precision into memory of its own, shown in place of the sharded
+parameters, and afterwards written back (this rank's part of it) and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .flat_param import FlatPresentation, OriginalPresentation
+from .full_params import gather_flat, split_full, write_back
+from .unit import Unit
+
+FLAT_NAME = "_flat_param"
+
+
+class ShownUnit:
+    """One unit whose parameters are shown whole, between ``show`` and ``hide``.
+
+    Args:
+        wrapper: the module that registers the flat parameter; with original parameters only their places
+            matter.
+        keep: whether this rank gets the values; others take part in the gather only.
+        offload: whether the values are moved to the CPU.
+    """
+
+    def __init__(self, wrapper: nn.Module, unit: Unit, *, keep: bool = True, offload: bool = False) -> None:
+        self._wrapper = wrapper
+        self._unit = unit
+        self._keep = keep
+        self._offload = offload
+        self._shown: list[nn.Parameter] = []
+        presentation = unit.presentation
+        assert isinstance(presentation, (FlatPresentation, OriginalPresentation))
+        self._presentation = presentation
+
+    @torch.no_grad()
+    def show(self, with_grads: bool = False) -> None:
+        """Gather and show; a collective over the unit's shard group."""
+        unit = self._unit
+        unit.reshard()
+        values = self._gather(unit.shard)
+        gradients: Sequence[torch.Tensor | None] | None = None
+        if with_grads:
+            flat = self._presentation.flat_gradient()
+            gradients = self._gather(flat) if flat is not None else [None] * len(values)
+        if not self._keep:
+            return
+        self._wrapper._parameters.pop(FLAT_NAME, None)
+        self._shown = self._presentation.show_full(values, gradients)
+
+    def _gather(self, shard: torch.Tensor) -> list[torch.Tensor]:
+        gathered = gather_flat(self._unit, shard)
+        if not self._keep:
+            return []
+        if gathered is shard:
+            gathered = shard.clone()  # nothing was gathered: what is shown must not be the shard itself
+        if self._offload:
+            gathered = gathered.cpu()
+        return split_full(self._unit, gathered)
+
+    @torch.no_grad()
+    def hide(self, writeback: bool) -> None:
+        """Show the sharded parameters again, after storing this rank's part of the values if
+        ``writeback``.
+        """
+        if not self._keep:
+            return
+        values: Any = self._shown
+        if writeback:
+            write_back(self._unit, [value.data for value in values])
+        self._presentation.hide_full()
+        if isinstance(self._presentation, FlatPresentation):
+            self._wrapper.register_parameter(FLAT_NAME, self._presentation.flat_param)
+        self._shown = []
