@@ -82,6 +82,11 @@ class Store:
             raise UsageError(f"{folder} is not a sweep's folder (no {SWEEP_FILE} in it)")
         return cls(folder)
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether a sweep runs in the folder, as far as its lock tells."""
+        return (self.folder / _LOCK_FILE).exists()
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder against a second sweep. Raises `UsageError` if one runs in it."""

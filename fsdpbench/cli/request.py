@@ -123,7 +123,12 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
     """The target in `given`, its device resolved, and why it is that one."""
     (gpus,) = _one_count(given.get("gpus"))
     hardware = given.get("hardware")
-    choice = choose_device(check_device(given.get("device") or "auto"), gpus, hardware)
+    choice = choose_device(
+        check_device(given.get("device") or "auto"),
+        gpus,
+        hardware,
+        elsewhere=given.get("launcher") not in (None, "local"),
+    )
     if hardware is not None and choice.device != "sim":
         raise UsageError(
             f"--hardware {hardware} is for simulated GPUs; leave it out with --device {choice.device}"

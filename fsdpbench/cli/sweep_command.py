@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from fsdpbench.cli.launchers import Launcher, launcher_options, make_launcher
 from fsdpbench.cli.options import (
     given_settings,
     read_space_file,
@@ -19,16 +20,19 @@ from fsdpbench.cli.options import (
 )
 from fsdpbench.cli.progress import make_progress
 from fsdpbench.cli.ranking import print_ranking
-from fsdpbench.cli.request import SweepRequest, make_request
+from fsdpbench.cli.request import SweepRequest, gpu_counts, make_request
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.provenance import content_key
 from fsdpbench.settings import SETTINGS
+
+_PATIENCE_S = 300.0
 
 
 @click.command("sweep")
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
+@launcher_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Run folder (default runs/NAME).")
 @click.option("--jobs", type=click.IntRange(min=1), help="Simulated configurations side by side.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, help="Runs of each configuration.")
@@ -43,7 +47,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     """
     from fsdpbench.launch.pool import PointPool
 
-    PointPool.warm_up()
+    if options["launcher"] == "local":
+        PointPool.warm_up()
     request = request_from(space, assignments, options)
     code = run_request(request, options, as_json)
     if code is not ExitCode.OK:
@@ -58,6 +63,8 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
     named = {k: v for k, v in options.items() if v is not None and v != () and k not in SETTINGS}
     target = {**from_file[0], **named}
     lists = {**from_file[1], **given_settings(options, assignments)}
+    if target.get("nnodes") and target.get("gpus_per_node") is None:
+        target["gpus_per_node"] = max(gpu_counts(target.get("gpus"))) // target["nnodes"] or 1
     if not target.get("model"):
         raise UsageError("which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them")
     return make_request(target, lists, whole_space=space is not None)
@@ -74,11 +81,15 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
         print(f"  {note}", file=sys.stderr)
     if not plan.points:
         raise UsageError("nothing is left to run: every combination is not applicable (see above)")
+    jobs = options.get("jobs") or jobs_for(request.target.device)
     repeat = int(options.get("repeat") or 1)
     if repeat > 1 and request.target.device == "sim":
         print("  --repeat: a simulated run is exact, one is enough", file=sys.stderr)
         repeat = 1
     folder = options.get("output") or Path("runs") / default_name(request)
+    launcher = make_launcher(options, request.gpus)
+    if launcher.follows:
+        return follow_request(launcher, folder, request)
     store = Store.open_or_create(folder)
     with store.locked():
         store.write_space(request.to_space(), plan.points)
@@ -86,10 +97,11 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
             store,
             plan.points,
             make_progress(),
-            jobs=options.get("jobs") or jobs_for(request.target.device),
+            jobs=jobs,
             retry_failed=bool(options.get("retry_failed")),
             fail_fast=bool(options.get("fail_fast")),
             repeat=repeat,
+            pool=launcher.pool(folder, jobs),
         )
         with disk_errors(folder):
             write_report(folder, folder / REPORT_FILE)
@@ -102,6 +114,26 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
     else:
         print_ranking(folder, ran=len(summary.ran), already_done=summary.already_done)
     return ExitCode.SOME_FAILED if failed else ExitCode.OK
+
+
+def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> ExitCode:
+    """Run this machine's share of a sweep that another machine leads."""
+    from fsdpbench.launch.nodes import follow
+    from fsdpbench.store import Store
+
+    assert launcher.nodes is not None
+    store, began = Store(folder), False
+
+    def is_over() -> bool:
+        nonlocal began
+        began = began or store.is_locked
+        return began and not store.is_locked
+
+    patience = request.target.measurement.timeout_s + _PATIENCE_S
+    print(f"following node 0 in {folder}", file=sys.stderr)
+    count = follow(folder, launcher.nodes, is_over, patience)
+    print(f"took part in {count} configurations", file=sys.stderr)
+    return ExitCode.OK
 
 
 def default_name(request: SweepRequest) -> str:

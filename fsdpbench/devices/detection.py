@@ -24,8 +24,11 @@ def visible_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def choose_device(asked: str, gpus: int, hardware: str | None) -> Choice:
-    """Resolve `asked` (`auto` included) for `gpus` ranks. Raises `UsageError` where it cannot be had."""
+def choose_device(asked: str, gpus: int, hardware: str | None, *, elsewhere: bool = False) -> Choice:
+    """Resolve `asked` (`auto` included) for `gpus` ranks; they may lie on other machines (`elsewhere`).
+
+    Raises `UsageError` where it cannot be had.
+    """
     if asked == "sim":
         return Choice("sim", "as asked")
     if asked == "cpu":
@@ -33,7 +36,7 @@ def choose_device(asked: str, gpus: int, hardware: str | None) -> Choice:
     found, launched = visible_gpus(), int(os.environ.get("WORLD_SIZE", "0"))
     enough = found >= gpus or (found > 0 and launched >= gpus)
     if asked == "cuda":
-        if not enough:
+        if not enough and not elsewhere:
             raise UsageError(
                 f"--device cuda: {gpus} GPUs are asked for and {found} found; use --gpus {found or 1} "
                 f"or --device sim"

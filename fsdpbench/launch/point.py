@@ -9,6 +9,7 @@ parent.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import shutil
@@ -22,22 +23,27 @@ from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.launch.lifetime import die_with_parent
+from fsdpbench.launch.nodes import Nodes, lead
 from fsdpbench.machine_state import environment_of, observe
 from fsdpbench.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records, write_result
 
 
-def run_point(config_record: dict[str, Any], folder: str) -> None:
-    """Entry point of the process. Leaves `result.json` in `folder` unless it dies before."""
+def run_point(config_record: dict[str, Any], folder: str, nodes: Nodes | None = None) -> None:
+    """Entry point of the process. Leaves `result.json` in `folder` unless it dies before.
+
+    With `nodes`, this machine leads several.
+    """
     config, path = Config.from_dict(config_record), Path(folder)
     die_with_parent()
-    os.setpgid(0, 0)
+    with contextlib.suppress(PermissionError):  # it leads a session, and so a group, already
+        os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     _log_to(path)
     began, started = time.monotonic(), timestamp()
     before = None if config.device == "sim" else observe(config.device)
-    outcome = _run(config, path)
+    outcome = _run(config, path, nodes)
     observed = environment_of(config, before, observe(config.device)) if before else None
     record_result(config, path, outcome, time.monotonic() - began, started, observed)
     sys.stdout.flush()
@@ -46,7 +52,9 @@ def run_point(config_record: dict[str, Any], folder: str) -> None:
     os._exit(0)
 
 
-def _run(config: Config, folder: Path) -> Outcome:
+def _run(config: Config, folder: Path, nodes: Nodes | None) -> Outcome:
+    if nodes is not None and config.device != "sim":
+        return lead(config, folder, nodes)
     if config.device != "sim":
         from fsdpbench.launch.elastic import run_elastic
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.errors import BenchError
+from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import record_result, run_point, timestamp
 from fsdpbench.records import Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records
@@ -49,8 +50,10 @@ class _Running:
 class PointPool:
     """Up to `jobs` points at a time. Use as a context: leaving it kills what still runs."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, nodes: Nodes | None = None) -> None:
+        """With `nodes`, this machine leads several that `follow` the same folder."""
         self.jobs = jobs
+        self._nodes = nodes
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([_PRELOAD])
         self._running: list[_Running] = []
@@ -81,7 +84,7 @@ class PointPool:
     def start(self, config: Config, folder: Path) -> None:
         """Start `config`; what it leaves lies in `folder`, which exists already."""
         process = self._context.Process(
-            target=run_point, args=(config.to_dict(), str(folder)), name=config.name
+            target=run_point, args=(config.to_dict(), str(folder), self._nodes), name=config.name
         )
         try:
             with _plain_main():

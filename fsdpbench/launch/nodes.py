@@ -1,0 +1,161 @@
+"""The ranks of one configuration on several machines: torchrun's agent on each of them, a shared folder.
+
+    node 0 (leads)   writes launch.json into the work folder, runs its agent, judges, writes the result
+    node 1, 2, …     see launch.json, run their agents               (`follow`, or a scheduler's own tasks)
+
+Agents meet at `endpoint`; every file of a rank goes into the configuration's folder, which all nodes see.
+Nothing is kept in a database or held by a lock across nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.config import Config
+from fsdpbench.errors import BenchError
+from fsdpbench.launch.rank_files import LOG_FOLDER
+from fsdpbench.records import Status, read_records
+from fsdpbench.result import Outcome, outcome_of_records
+
+LAUNCH_FILE = "launch.json"
+_STOP_GRACE_S = 5.0
+_RECORDS_GRACE_S = 10.0
+"""How long records written on other nodes may take to be seen here (caches of network file systems)."""
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """This machine's place among several: `rank` from 0 of `count`, all meeting at `endpoint` (host:port)."""
+
+    count: int
+    rank: int
+    endpoint: str
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 <= self.rank < self.count:
+            raise ValueError(f"node {self.rank} of {self.count}: ranks go from 0 to the count less one")
+
+
+def lead(config: Config, folder: Path, nodes: Nodes, run_id: str | None = None) -> Outcome:
+    """Run `config` on all nodes from this one and judge how it ended. Never raises for what a rank does.
+
+    With `run_id` the other nodes know of it already; without, it is announced to those that `follow`.
+    """
+    if run_id is None:
+        run_id = uuid.uuid4().hex
+        announce(folder, run_id)
+    code, timed_out = run_agent(config, folder, nodes, run_id)
+    (folder / LAUNCH_FILE).unlink(missing_ok=True)
+    deadline = time.monotonic() + _RECORDS_GRACE_S
+    records = read_records(folder)
+    while code == 0 and len(records) < config.gpus and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        records = read_records(folder)
+    if timed_out:
+        log = f"{LOG_FOLDER}/node{nodes.rank}_stderr.log"
+        return Outcome(Status.TIMEOUT, f"ran past {config.measurement.timeout_s:g} s", log)
+    outcome = outcome_of_records(records, config.gpus)
+    if outcome.status is Status.CRASH and code:
+        last = _last_error(folder)
+        return Outcome(Status.CRASH, f"{outcome.cause}" + (f": {last}" if last else ""), _log(nodes))
+    return outcome
+
+
+def announce(folder: Path, run_id: str) -> None:
+    """Tell the other nodes, whole or not at all, that `folder` is to be run."""
+    partial = folder / f"{LAUNCH_FILE}.partial"
+    partial.write_text(json.dumps({"run_id": run_id}))
+    os.replace(partial, folder / LAUNCH_FILE)
+
+
+def follow(folder: Path, nodes: Nodes, is_over: Callable[[], bool], patience_s: float) -> int:
+    """Serve the sweep in `folder` as one of its other nodes, until `is_over`. Returns how many it ran.
+
+    Raises `BenchError` if the leading node starts nothing for `patience_s` seconds.
+    """
+    served: set[str] = set()
+    last = time.monotonic()
+    while True:
+        for path in sorted(folder.glob(f".work-*/{LAUNCH_FILE}")):
+            try:
+                run_id = json.loads(path.read_text())["run_id"]
+                config = Config.from_dict(json.loads((path.parent / "config.json").read_text()))
+            except (OSError, ValueError, KeyError):
+                continue  # it ended just now
+            if run_id not in served:
+                served.add(run_id)
+                run_agent(config, path.parent, nodes, run_id)
+                last = time.monotonic()
+        if is_over():
+            return len(served)
+        if time.monotonic() - last > patience_s:
+            raise BenchError(
+                f"{folder}: the leading node (--node-rank 0) has started nothing for {patience_s:.0f} s; "
+                f"does it run, and see the same folder?"
+            )
+        time.sleep(_POLL_S)
+
+
+def run_agent(config: Config, folder: Path, nodes: Nodes, run_id: str) -> tuple[int, bool]:
+    """Run this node's ranks under torchrun until they end or time is up: (exit code, whether it was)."""
+    (folder / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
+    with (
+        (folder / LOG_FOLDER / f"node{nodes.rank}_stdout.log").open("ab") as stdout,
+        (folder / LOG_FOLDER / f"node{nodes.rank}_stderr.log").open("ab") as stderr,
+    ):
+        process = subprocess.Popen(
+            _command(config, folder, nodes, run_id), stdout=stdout, stderr=stderr, start_new_session=True
+        )
+        try:
+            return process.wait(timeout=config.measurement.timeout_s), False
+        except subprocess.TimeoutExpired:
+            return 1, True
+        finally:
+            _end(process)
+
+
+def _command(config: Config, folder: Path, nodes: Nodes, run_id: str) -> list[str]:
+    here = config.gpus // nodes.count
+    return [
+        sys.executable, "-m", "torch.distributed.run",
+        f"--nnodes={nodes.count}", f"--nproc-per-node={here}", f"--node-rank={nodes.rank}",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint={nodes.endpoint}", f"--rdzv-id={run_id}",
+        f"--rdzv-conf=timeout={max(30, int(config.measurement.timeout_s))},is_host={int(nodes.rank == 0)}",
+        "--max-restarts=0", "-m", "fsdpbench.worker", str(folder / "config.json"), str(folder),
+    ]  # fmt: skip
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    """End the agent and its ranks: asked first, so that it can end them, then with its whole session."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None or number is signal.SIGKILL:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_STOP_GRACE_S)
+
+
+def _log(nodes: Nodes) -> str:
+    return f"{LOG_FOLDER}/node{nodes.rank}_stderr.log"
+
+
+def _last_error(folder: Path) -> str:
+    """The last line of any node's log that names an error."""
+    for path in sorted((folder / LOG_FOLDER).glob("node*_stderr.log")):
+        lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+        named = [line for line in lines if "Error" in line.split(":")[0]]
+        if named:
+            return named[-1]
+    return ""

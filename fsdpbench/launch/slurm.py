@@ -1,0 +1,230 @@
+"""Points as Slurm jobs, through submitit: one job a real configuration, an array for simulated ones.
+
+    sweep (login node) ── sbatch ──> job: the same `run_point` as on one machine ──> work folder (shared)
+         ^                            several nodes: torchrun's agent on each, node 0 judges
+         └── looks for result.json and asks Slurm for the job's state
+
+The sweep holds no connection to its jobs: their folders and Slurm's queue say everything, so that it can be
+killed and started again. Jobs of an earlier start are cancelled first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.config import Config
+from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.launch.nodes import Nodes, lead, run_agent
+from fsdpbench.launch.point import record_result, run_point, timestamp
+from fsdpbench.records import Status
+from fsdpbench.result import Outcome
+
+_START_GRACE_S = 120.0
+"""On top of a configuration's timeout: what a job may take besides (imports, the file system)."""
+_RENDEZVOUS_PORT = 29400
+_UNDER_WAY = frozenset(
+    ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "STOPPED", "UNKNOWN")
+)
+_SEEN_GRACE_S = 20.0
+"""How long a result may take to be seen after its job has ended."""
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """What is asked of Slurm. `time_minutes` None: what the configurations' own timeouts need."""
+
+    partition: str | None = None
+    account: str | None = None
+    time_minutes: int | None = None
+    most_jobs: int = 64
+
+
+@dataclass
+class _Job:
+    config: Config
+    folder: Path
+    job: Any
+    began: float
+    started: str
+    ended: float | None = None
+
+
+class SlurmPool:
+    """The `Pool` of a sweep whose points run as Slurm jobs. Leaving it cancels what has not ended."""
+
+    def __init__(self, folder: Path, settings: SlurmSettings) -> None:
+        """Raises `UsageError` if submitit or Slurm is not there."""
+        try:
+            import submitit
+        except ImportError:
+            raise UsageError("--launcher slurm needs submitit: pip install 'fsdpbench[slurm]'") from None
+        if shutil.which("sbatch") is None:
+            raise UsageError("--launcher slurm: no sbatch on the path; start it on a Slurm login node")
+        self._submitit = submitit
+        self._folder = folder.resolve() / ".slurm"
+        self._settings = settings
+        self._waiting: list[tuple[Config, Path]] = []
+        self._jobs: list[_Job] = []
+
+    def __enter__(self) -> SlurmPool:
+        self._folder.mkdir(exist_ok=True)
+        self._cancel(self._remembered())
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._cancel([entry.job.job_id for entry in self._jobs])
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def running(self) -> list[Config]:
+        return [config for config, _ in self._waiting] + [entry.config for entry in self._jobs]
+
+    @property
+    def has_room(self) -> bool:
+        return len(self._waiting) + len(self._jobs) < self._settings.most_jobs
+
+    def start(self, config: Config, folder: Path) -> None:
+        """Take `config` in; jobs are submitted together, so that simulated ones become an array."""
+        self._waiting.append((config, folder))
+
+    def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, dict[str, Any]]]:
+        """Points whose jobs have ended, each with its folder and result."""
+        self._submit()
+        time.sleep(wait_s)
+        states = self._states()
+        for entry in list(self._jobs):
+            result = self._result_of(entry, states.get(entry.job.job_id))
+            if result is not None:
+                self._jobs.remove(entry)
+                yield entry.config, entry.folder, result
+
+    def _submit(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        simulated = [pair for pair in waiting if pair[0].device == "sim"]
+        if simulated:
+            executor = self._executor(simulated[0][0])
+            with executor.batch():
+                array = [
+                    executor.submit(run_job, c.to_dict(), str(folder.resolve())) for c, folder in simulated
+                ]
+            self._keep(simulated, array)
+        for config, folder in waiting:
+            if config.device != "sim":
+                job = self._executor(config).submit(run_job, config.to_dict(), str(folder.resolve()))
+                self._keep([(config, folder)], [job])
+
+    def _keep(self, pairs: list[tuple[Config, Path]], jobs: list[Any]) -> None:
+        for (config, folder), job in zip(pairs, jobs, strict=True):
+            self._jobs.append(_Job(config, folder, job, time.monotonic(), timestamp()))
+        ids = {job.job_id.split("_")[0] for job in jobs}
+        with (self._folder / "jobs").open("a") as file:
+            file.writelines(f"{job_id}\n" for job_id in sorted(ids))
+
+    def _executor(self, config: Config) -> Any:
+        settings = self._settings
+        nodes = max(1, config.gpus // config.gpus_per_node) if config.device != "sim" else 1
+        minutes = settings.time_minutes
+        if minutes is None:
+            minutes = int((config.measurement.timeout_s + _START_GRACE_S) // 60) + 1
+        executor = self._submitit.SlurmExecutor(folder=self._folder / "%j")
+        asked: dict[str, Any] = {
+            "job_name": "fsdpbench",
+            "nodes": nodes,
+            "ntasks_per_node": 1,
+            "time": minutes,
+            "array_parallelism": settings.most_jobs,
+        }
+        if config.device == "cuda":
+            asked["gpus_per_node"] = config.gpus // nodes
+        asked |= {name: value for name in ("partition", "account") if (value := getattr(settings, name))}
+        executor.update_parameters(**asked)
+        return executor
+
+    def _states(self) -> dict[str, str]:
+        """The state of each job that Slurm knows of. Its accounting, which submitit asks, may be off."""
+        if not self._jobs:
+            return {}
+        ids = ",".join(sorted({entry.job.job_id.split("_")[0] for entry in self._jobs}))
+        asked = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i %T"]
+        try:
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.SubprocessError):
+            return {entry.job.job_id: "UNKNOWN" for entry in self._jobs}
+        words = (line.split() for line in done.stdout.splitlines())
+        return {pair[0]: pair[1] for pair in words if len(pair) == 2}
+
+    def _result_of(self, entry: _Job, state: str | None) -> dict[str, Any] | None:
+        try:
+            result: dict[str, Any] = json.loads((entry.folder / "result.json").read_text())
+            return result
+        except (OSError, ValueError):
+            pass
+        if state in _UNDER_WAY:
+            return None
+        entry.ended = entry.ended or time.monotonic()
+        if time.monotonic() - entry.ended < _SEEN_GRACE_S and state in ("COMPLETED", None):
+            return None
+        outcome = _outcome_of_state(entry.job.job_id, state or "forgotten by Slurm")
+        with contextlib.suppress(OSError):
+            shutil.copyfile(entry.job.paths.stderr, entry.folder / "stderr.log")
+        took = time.monotonic() - entry.began
+        return record_result(entry.config, entry.folder, outcome, took, entry.started)
+
+    def _remembered(self) -> list[str]:
+        try:
+            return (self._folder / "jobs").read_text().split()
+        except OSError:
+            return []
+
+    @staticmethod
+    def _cancel(job_ids: list[str]) -> None:
+        if job_ids:
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(["scancel", *job_ids], capture_output=True, timeout=30, check=False)
+
+
+def run_job(config_record: dict[str, Any], folder: str) -> None:
+    """What a job runs on each of its nodes. Leaves `result.json` in `folder`."""
+    config, path = Config.from_dict(config_record), Path(folder)
+    nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    if nodes == 1:
+        run_point(config_record, folder)  # ends the process
+    place = Nodes(nodes, int(os.environ["SLURM_NODEID"]), f"{_first_node()}:{_port()}")
+    if place.rank > 0:
+        run_agent(config, path, place, os.environ["SLURM_JOB_ID"])
+        return
+    began, started = time.monotonic(), timestamp()
+    outcome = lead(config, path, place, run_id=os.environ["SLURM_JOB_ID"])
+    record_result(config, path, outcome, time.monotonic() - began, started)
+
+
+def _first_node() -> str:
+    """The name of the job's first node."""
+    asked = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BenchError(f"Slurm does not tell the nodes of this job: {error}") from None
+    return done.stdout.split()[0]
+
+
+def _port() -> int:
+    """A port that jobs side by side on one node do not share."""
+    return _RENDEZVOUS_PORT + int(os.environ["SLURM_JOB_ID"]) % 4096
+
+
+def _outcome_of_state(job_id: str, state: str) -> Outcome:
+    if "TIMEOUT" in state:
+        return Outcome(Status.TIMEOUT, "Slurm ended the job at its time limit (--time)", "stderr.log")
+    if "OUT_OF_ME" in state:
+        return Outcome(Status.OOM, "Slurm ended the job: out of memory", "stderr.log")
+    return Outcome(Status.CRASH, f"the Slurm job {job_id} ended without a result ({state})", "stderr.log")

@@ -1,0 +1,124 @@
+"""A real Slurm of one node, started for the tests: munge, controller and daemon in a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock
+CryptoType=crypto/munge
+CredType=cred/munge
+MpiDefault=none
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+ReturnToService=2
+SlurmctldPort={controller_port}
+SlurmdPort={daemon_port}
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,bf_interval=1,sched_min_interval=100000
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+JobCompType=jobcomp/none
+MailProg=/bin/true
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running Slurm; `environment` makes its commands find it."""
+
+    environment: dict[str, str]
+
+    def call(self, *words: str) -> str:
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"needs the Debian package slurm-wlm (and munge): no {', '.join(missing)}")
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to start the daemons of the Debian package slurm-wlm")
+    folder = tmp_path_factory.mktemp("slurm")
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(0o755)  # munge refuses a socket in a folder that others may write to or not enter
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o600)
+    text = CONFIGURATION.format(
+        folder=folder, host=socket.gethostname().split(".")[0], user="root", cores=os.cpu_count(),
+        controller_port=free_port(), daemon_port=free_port(),
+    )  # fmt: skip
+    (folder / "slurm.conf").write_text(text)
+    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    daemons = [
+        ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key",
+         f"--socket={folder}/munge.sock", f"--pid-file={folder}/munge.pid",
+         f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed"],
+        ["slurmctld", "-D", "-f", f"{folder}/slurm.conf"],
+        ["slurmd", "-D", "-f", f"{folder}/slurm.conf"],
+    ]  # fmt: skip
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for words in daemons:
+            with (folder / f"{words[0]}.out").open("wb") as log:
+                running.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
+            wait_for(lambda: (folder / "munge.sock").exists(), folder)
+        cluster = Cluster(environment)
+        wait_for(
+            lambda: (
+                "idle"
+                in subprocess.run(
+                    ["sinfo", "-h"], env=environment, capture_output=True, text=True, timeout=60
+                ).stdout
+            ),
+            folder,
+        )
+        yield cluster
+        cluster.call("scancel", "--user=root")
+    finally:
+        for process in reversed(running):
+            process.terminate()
+        for process in running:
+            process.wait(timeout=60)
+
+
+def wait_for(happened: object, folder: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():  # type: ignore[operator]
+        logs = {path.name: path.read_text()[-500:] for path in folder.glob("*.out")}
+        assert time.monotonic() < deadline, logs
+        time.sleep(0.2)

@@ -1,0 +1,77 @@
+"""Sweeps whose points are Slurm jobs, on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = "from fsdpbench.cli import main; main()"
+SHAPE = "layers=2,d_model=32,heads=2,vocab=64,max_seq=16"
+CPU = ["--model", "gpt", "--shape", SHAPE, "--gpus", "2", "--device", "cpu", "--wrap", "block"]
+SIM = ["--model", "gpt-125m", "--shape", "layers=2", "--gpus", "8", "--device", "sim", "--wrap", "block"]
+
+
+def swept(
+    slurm: Any, folder: Path, *words: str
+) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    command = [
+        sys.executable,
+        "-c",
+        PROGRAM,
+        "sweep",
+        *words,
+        "--launcher",
+        "slurm",
+        "-o",
+        str(folder),
+        "--json",
+    ]
+    done = subprocess.run(command, env=slurm.environment, capture_output=True, text=True, timeout=280)
+    results = json.loads(done.stdout)["results"] if done.stdout else []
+    return done, results
+
+
+def jobs(slurm: Any) -> list[str]:
+    """Numbers of all jobs that Slurm still knows of; of an array, its tasks."""
+    return slurm.call("squeue", "-h", "-r", "-t", "all", "-o", "%F_%a").split()
+
+
+def test_a_simulated_sweep_is_an_array(slurm: Any, tmp_path: Path) -> None:
+    done, results = swept(slurm, tmp_path / "run", *SIM, "--system", "impl-fsdp2", "--batch", "1,2")
+    assert done.returncode == 0, done.stderr
+    assert [result["status"] for result in results] == ["ok"] * len(results)
+    assert len(results) == 8
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")] == []
+    arrays = {job.split("_")[0] for job in jobs(slurm)}
+    assert len(arrays) == 1
+
+
+def test_a_job_past_its_time_is_a_result_and_bad_options_are_refused(slurm: Any, tmp_path: Path) -> None:
+    words = ["--system", "torch-ddp", "--timeout", "0.5"]
+    done, results = swept(slurm, tmp_path / "run", *CPU, *words)
+    assert done.returncode == 4, done.stderr
+    assert [result["status"] for result in results] == ["timeout"]
+    done, _ = swept(slurm, tmp_path / "other", *CPU, "--partition", "nowhere")
+    assert done.returncode == 5
+    assert "nowhere" in done.stderr or "partition" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.campaign
+def test_four_cpu_configurations_and_an_array_of_twenty(slurm: Any, tmp_path: Path) -> None:
+    space = ["--system", "impl-fsdp2,impl-fsdp1", "--backward-prefetch", "pre,none"]
+    done, results = swept(slurm, tmp_path / "cpu", *CPU, *space)
+    assert done.returncode == 0, done.stderr
+    assert [result["status"] for result in results] == ["ok"] * 4
+    before = {job.split("_")[0] for job in jobs(slurm)}
+    batches = ",".join(str(batch) for batch in range(1, 6))
+    done, results = swept(slurm, tmp_path / "sim", *SIM, "--system", "impl-fsdp2", "--batch", batches)
+    assert done.returncode == 0, done.stderr
+    assert [result["status"] for result in results] == ["ok"] * 20
+    assert len({job.split("_")[0] for job in jobs(slurm)} - before) == 1
