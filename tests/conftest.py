@@ -12,7 +12,7 @@ import pytest
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With FSDPBENCH_FORBID_SKIPS=1 (.ci/run sets it), a test that asks for a missing Debian package fails."""
+    """With FSDPBENCH_FORBID_SKIPS=1, as in CI, a test that asks for a missing Debian package fails."""
     report = yield
     forbidden = os.environ.get("FSDPBENCH_FORBID_SKIPS") == "1"
     if forbidden and report.skipped and not hasattr(report, "wasxfail"):
