@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis, communication_dict
+from reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis, communication_dict, late_dict
 from reports.analysis.time_units import seconds
 
 Record = dict[str, Any]
@@ -24,6 +24,8 @@ _TRACED = (
     "trace_trusted",
     "trace_warnings",
     "verdict",
+    "late_all_gathers",
+    "work",
 )
 
 
@@ -97,6 +99,8 @@ def _traced(analysis: Analysis) -> dict[str, Any]:
         "trace_trusted": all(rank.trusted for rank in analysis.ranks),
         "trace_warnings": [f"rank {rank.rank}: {line}" for rank in analysis.ranks for line in rank.warnings],
         "verdict": slowest.verdict.to_dict() if slowest.verdict else None,
+        "late_all_gathers": late_dict(slowest.gathers),
+        "work": slowest.work.to_dict(max(len(slowest.steps), 1)),
     }
 
 

@@ -26,16 +26,18 @@ from reports.analysis.model import (
 )
 from reports.analysis.ranks import summarize
 from reports.analysis.sanity import check
+from reports.analysis.snapshot import SnapshotAnalysis, read_snapshot
 from reports.analysis.stragglers import collective_durations
 from reports.analysis.unit_figures import analyze_units
 from reports.analysis.units import fsdp_spans
 from reports.analysis.verdict import judge_rank
 from reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
+from reports.analysis.work_counts import count_work
 from reports.trace import Trace, TraceError, read_trace
 
 
 def analyze(paths: Sequence[Path | str], *, processes: int = 1) -> Analysis:
-    """Analyses every trace behind the paths (trace files, or folders searched for them).
+    """Analyses every trace and memory snapshot behind the paths (files, or folders searched for them).
 
     A broken file among a folder's others is a `Problem` of the result; a broken file that was named, and a
     folder with no readable trace, raise.
@@ -49,21 +51,27 @@ def analyze(paths: Sequence[Path | str], *, processes: int = 1) -> Analysis:
     """
     files = find_traces(paths)
     ranks: list[RankAnalysis] = []
+    snapshots: list[SnapshotAnalysis] = []
     problems: list[Problem] = []
     for file, outcome in zip(files, _outcomes(files, min(processes, len(files))), strict=True):
         if isinstance(outcome, RankAnalysis):
             ranks.append(outcome)
+        elif isinstance(outcome, list):
+            snapshots += outcome
         elif file.asked_for:
             raise outcome
         else:
             problems.append(Problem(outcome.path, outcome.reason))
-    if not ranks:
+    if not ranks and not snapshots:
         first = problems[0]
         raise TraceError(first.path, first.reason)
-    return Analysis(tuple(ranks), _by_configuration(ranks), tuple(problems))
+    return Analysis(tuple(ranks), _by_configuration(ranks), tuple(problems), tuple(snapshots))
 
 
-def _outcomes(files: Sequence[TraceFile], processes: int) -> Iterator[RankAnalysis | TraceError]:
+_Outcome = RankAnalysis | list[SnapshotAnalysis] | TraceError
+
+
+def _outcomes(files: Sequence[TraceFile], processes: int) -> Iterator[_Outcome]:
     """What came of each file, in their order."""
     if processes <= 1:
         yield from map(_outcome, files)
@@ -72,9 +80,9 @@ def _outcomes(files: Sequence[TraceFile], processes: int) -> Iterator[RankAnalys
         yield from pool.map(_outcome, files)
 
 
-def _outcome(file: TraceFile) -> RankAnalysis | TraceError:
+def _outcome(file: TraceFile) -> _Outcome:
     try:
-        return analyze_file(file)
+        return read_snapshot(file.path) if file.is_snapshot else analyze_file(file)
     except TraceError as error:
         return error
 
@@ -118,6 +126,7 @@ def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnal
         memory=analyze_memory(trace, activity, windows, marks, spans),
         overlap_known=gate.overlap_known,
         durations=collective_durations(activity),
+        work=count_work(trace, activity, spans, windows),
     )
     return replace(rank, verdict=judge_rank(rank))
 

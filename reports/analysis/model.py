@@ -15,8 +15,10 @@ from reports.analysis.findings import Verdict
 from reports.analysis.idle import IdleCauses
 from reports.analysis.lateness import GatherTiming
 from reports.analysis.memory import MemoryAnalysis
+from reports.analysis.snapshot import SnapshotAnalysis
 from reports.analysis.stragglers import CollectiveDurations, Waiting
 from reports.analysis.time_units import seconds
+from reports.analysis.work_counts import WorkCounts
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,7 @@ class RankAnalysis:
     overlap_known: bool = True
     verdict: Verdict | None = None
     durations: CollectiveDurations | None = field(default=None, repr=False, compare=False)
+    work: WorkCounts = field(default_factory=WorkCounts)
 
     @property
     def gathers(self) -> list[GatherTiming]:
@@ -257,6 +260,7 @@ class RankAnalysis:
             "steps": [step.to_dict() for step in self.steps],
             "units": [unit.to_dict(self.steps[-1]) for unit in self.units],
             "late_all_gathers": late_dict(self.gathers),
+            "work": self.work.to_dict(),
             "idle_causes_s": self.idle_causes.to_dict(),
             "memory": self.memory.to_dict(),
         }
@@ -332,7 +336,8 @@ class Analysis:
 
     ranks: tuple[RankAnalysis, ...]
     configurations: dict[str, RanksSummary]
-    problems: tuple[Problem, ...] = field(default=())
+    problems: tuple[Problem, ...] = ()
+    snapshots: tuple[SnapshotAnalysis, ...] = ()
 
     @property
     def across_ranks(self) -> RanksSummary | None:
@@ -350,4 +355,5 @@ class Analysis:
             "ranks": [rank.to_dict() for rank in self.ranks],
             "across_ranks": across,
             "problems": [problem.to_dict() for problem in self.problems],
+            "memory_snapshots": [snapshot.to_dict() for snapshot in self.snapshots],
         }
