@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.accelerator import ACCELERATOR, DEFAULT_STREAM
+from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.streams import Event, Stream, StreamContext, switch_to
+from fsdpbench.sim.timeline import DEFAULT_STREAM
 
 
 class DeviceProperties:

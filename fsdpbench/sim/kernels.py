@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.accelerator import ACCELERATOR, KernelRecord
+from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.plans import ARGUMENT, NEW, VIEW, Plan, make_plan
 from fsdpbench.sim.special_operators import SPECIAL_OPERATORS
 from fsdpbench.sim.storage import allocate, attach, record_of, resize
 from fsdpbench.sim.tensors import new_tensor, new_view, set_geometry
 from fsdpbench.sim.timeline import Work
+from fsdpbench.sim.trace_records import KernelRecord
 
 _COMPUTE = Work.COMPUTE
 _Tensor = torch.Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from fsdpbench.sim.accelerator import ACCELERATOR, DEFAULT_STREAM, DEVICE_TYPE
+from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.allocator.conf import AllocatorCosts
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
@@ -28,7 +28,7 @@ from fsdpbench.sim.network import Network
 from fsdpbench.sim.patches import apply_patches
 from fsdpbench.sim.process_group import BACKEND, register_backend
 from fsdpbench.sim.streams import Stream
-from fsdpbench.sim.timeline import Contention, Timeline
+from fsdpbench.sim.timeline import DEFAULT_STREAM, Contention, Timeline
 from fsdpbench.sim.trace import TraceRecorder
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.accelerator import ACCELERATOR, DEFAULT_STREAM, EventRecord, WaitRecord, trace_stream
-from fsdpbench.sim.timeline import Marker
+from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.timeline import DEFAULT_STREAM, Marker
+from fsdpbench.sim.trace_records import EventRecord, WaitRecord, trace_stream
 
 _PRIVATE_USE_1 = 20  # c10::DeviceType::PrivateUse1
 

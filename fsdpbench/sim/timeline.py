@@ -26,6 +26,7 @@ from typing import Any
 
 NEVER = 1 << 62
 UNSETTLED = -1
+DEFAULT_STREAM = 0
 # The driver holds about this many launches of a stream; the next one blocks the CPU until one has started.
 LAUNCH_QUEUE_DEPTH = 1024
 

@@ -42,6 +42,7 @@ def test_streams_run_beside_each_other() -> None:
         return sim.cpu_ns() - began
 
     one, other = torch.sim.Stream(), torch.sim.Stream()
+    duration([one, other])  # each stream takes memory of its own from the driver
     assert duration([one, other]) < 0.7 * duration([one, one])
 
 
