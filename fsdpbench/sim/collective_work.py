@@ -102,17 +102,23 @@ class _JoinAfterBackward:
 
     def __init__(self) -> None:
         self._works: list[CollectiveWork] = []
+        self._backward = -1
 
     def add(self, work: CollectiveWork) -> None:
-        if torch._C._current_graph_task_id() == -1:
+        """Wait for a work at the end of backward, or now if none runs."""
+        backward = torch._C._current_graph_task_id()
+        if backward == -1:
             work.wait()
             return
-        self._works.append(work)
-        if len(self._works) == 1:
+        if backward != self._backward:  # also after a backward that ended in an error, without its callback
+            self._backward = backward
+            self._works = []
             torch.autograd.Variable._execution_engine.queue_callback(self._join)
+        self._works.append(work)
 
     def _join(self) -> None:
         works, self._works = self._works, []
+        self._backward = -1
         for work in works:
             work.wait()
 
