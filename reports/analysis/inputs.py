@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reports.analysis.snapshot import SUFFIXES as SNAPSHOT_SUFFIXES
 from reports.trace import TraceError
 
-_SUFFIXES = (".json", ".json.gz")
+_SUFFIXES = (".json", ".json.gz", *SNAPSHOT_SUFFIXES)
 _NOT_TRACES = ("_record.json", "config.json", "result.json")
 
 
@@ -19,6 +20,11 @@ class TraceFile:
     path: Path
     configuration: str | None
     asked_for: bool
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether it is a memory snapshot and not a trace, by its name."""
+        return self.path.name.endswith(SNAPSHOT_SUFFIXES)
 
 
 def find_traces(paths: Sequence[Path | str]) -> list[TraceFile]:
@@ -52,7 +58,7 @@ def _in_folder(folder: Path) -> list[TraceFile]:
             by_folder.setdefault(file.parent, []).append(file)
     found: list[TraceFile] = []
     for files in by_folder.values():
-        named = [file for file in files if "trace" in file.name]
+        named = [file for file in files if "trace" in file.name or file.name.endswith(SNAPSHOT_SUFFIXES)]
         found += [TraceFile(file, _configuration(file), asked_for=False) for file in named or files]
     return found
 

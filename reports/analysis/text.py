@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from reports.analysis.model import Analysis, RankAnalysis, TimeParts
+from reports.analysis.snapshot import SnapshotAnalysis
 
 _MS = 1e6
 _MAX_UNITS = 12
@@ -25,6 +26,8 @@ def describe(analysis: Analysis) -> str:
             caused = 100 * summary.waiting.caused[straggler]
             lines.append(f"rank {straggler} is the last to join and causes {caused:.0f} % of the waiting")
         lines += [f"note: {warning}" for warning in summary.warnings]
+    for snapshot in analysis.snapshots:
+        lines += [*_snapshot(snapshot), ""]
     lines += [f"left out: {problem.path}: {problem.reason}" for problem in analysis.problems]
     return "\n".join(lines).rstrip()
 
@@ -68,6 +71,24 @@ def _rank(rank: RankAnalysis) -> list[str]:
                 else ""
             )
         )
+    return lines
+
+
+def _snapshot(snapshot: SnapshotAnalysis) -> list[str]:
+    mib = 2**20
+    peak = (snapshot.peak_allocated, snapshot.peak_active, snapshot.peak_reserved)
+    end = (snapshot.allocated, snapshot.active, snapshot.reserved)
+    told = "{:.1f} MiB allocated, {:.1f} active, {:.1f} reserved"
+    lines = [
+        f"memory snapshot, device {snapshot.device}: {snapshot.path}",
+        "  peak  " + told.format(*(each / mib for each in peak)),
+        "  end   " + told.format(*(each / mib for each in end)),
+        f"        {snapshot.split / mib:.1f} MiB free in segments partly in use, largest free block "
+        f"{snapshot.largest_free / mib:.1f}, {snapshot.rounding / mib:.1f} by rounding up",
+    ]
+    lines += [f"  out of memory: {size / mib:.1f} MiB were asked for" for size in snapshot.ooms]
+    for held in snapshot.holders[:_MAX_UNITS]:
+        lines.append(f"  at the peak  {held.bytes / mib:10.1f} MiB  {held.where}")
     return lines
 
 
