@@ -108,6 +108,13 @@ class SlurmPool:
                 yield entry.config, entry.folder, result
 
     def _submit(self) -> None:
+        try:
+            self._submit_waiting()
+        except self._submitit.core.utils.FailedJobError as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            raise BenchError(f"Slurm does not take the job: {lines[-1] if lines else error}") from None
+
+    def _submit_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         simulated = [pair for pair in waiting if pair[0].device == "sim"]
         if simulated:
@@ -194,6 +201,8 @@ class SlurmPool:
 
 def run_job(config_record: dict[str, Any], folder: str) -> None:
     """What a job runs on each of its nodes. Leaves `result.json` in `folder`."""
+    import fsdpbench.launch.preload  # noqa: F401 - registers the simulated device
+
     config, path = Config.from_dict(config_record), Path(folder)
     nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     if nodes == 1:

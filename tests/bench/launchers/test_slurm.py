@@ -15,6 +15,8 @@ SHAPE = "layers=2,d_model=32,heads=2,vocab=64,max_seq=16"
 CPU = ["--model", "gpt", "--shape", SHAPE, "--gpus", "2", "--device", "cpu", "--wrap", "block"]
 SIM = ["--model", "gpt-125m", "--shape", "layers=2", "--gpus", "8", "--device", "sim", "--wrap", "block"]
 
+TWO = ["--system", "impl-fsdp2", "--backward-prefetch", "pre,none", "--reduce-dtype", "fp32"]
+
 
 def swept(
     slurm: Any, folder: Path, *words: str
@@ -42,10 +44,10 @@ def jobs(slurm: Any) -> list[str]:
 
 
 def test_a_simulated_sweep_is_an_array(slurm: Any, tmp_path: Path) -> None:
-    done, results = swept(slurm, tmp_path / "run", *SIM, "--system", "impl-fsdp2", "--batch", "1,2")
+    done, results = swept(slurm, tmp_path / "run", *SIM, *TWO)
     assert done.returncode == 0, done.stderr
     assert [result["status"] for result in results] == ["ok"] * len(results)
-    assert len(results) == 8
+    assert len(results) == 2
     assert (tmp_path / "run" / "report.html").is_file()
     assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")] == []
     arrays = {job.split("_")[0] for job in jobs(slurm)}
@@ -59,7 +61,7 @@ def test_a_job_past_its_time_is_a_result_and_bad_options_are_refused(slurm: Any,
     assert [result["status"] for result in results] == ["timeout"]
     done, _ = swept(slurm, tmp_path / "other", *CPU, "--partition", "nowhere")
     assert done.returncode == 5
-    assert "nowhere" in done.stderr or "partition" in done.stderr
+    assert "Slurm does not take the job" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
