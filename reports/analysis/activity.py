@@ -44,7 +44,7 @@ class Work:
     """Events of the device in order of their start: kernels and copies (GPU), operators and spans (CPU).
 
     row: row in the trace.  launch, launch_lane: when and on which thread the CPU asked for it (`UNKNOWN_TIME`
-    and `MISSING` where the trace does not tell).
+    and `MISSING` where the trace does not tell).  stream: MISSING on a CPU trace.
     """
 
     row: Int64
@@ -52,19 +52,34 @@ class Work:
     end: Int64
     launch: Int64
     launch_lane: Int32
+    stream: Int32
     is_communication: Bool
     is_copy: Bool
 
-    def select(self, mask: Bool) -> Work:
+    def select(self, mask: Bool | Int64) -> Work:
         return Work(
             self.row[mask],
             self.start[mask],
             self.end[mask],
             self.launch[mask],
             self.launch_lane[mask],
+            self.stream[mask],
             self.is_communication[mask],
             self.is_copy[mask],
         )
+
+    def mainline(self) -> Work:
+        """The computation of the stream that computes most, in order of its launch.
+
+        What other streams compute (casts, what follows a reduction) runs beside it and holds nothing up.
+        """
+        computing = self.select(~self.is_communication & ~self.is_copy & (self.launch != UNKNOWN_TIME))
+        streams, place = np.unique(computing.stream, return_inverse=True)
+        if not len(streams):
+            return computing
+        busy = np.bincount(place, weights=computing.end - computing.start)
+        main = computing.select(computing.stream == streams[int(np.argmax(busy))])
+        return main.select(np.argsort(main.launch, kind="stable"))
 
     def asked(self) -> Int64:
         """The time that decides to which step or phase an event belongs: its launch, else its own start."""
@@ -136,7 +151,16 @@ def _device_work(trace: Trace, rows: Int64) -> Work:
     named = communication_kernel_names(trace)[events.name[rows]]
     described = np.isin(rows, np.fromiter(trace.collectives, np.int64, len(trace.collectives)))
     communication = is_kernel & (named | described)
-    return Work(rows, events.start[rows], events.end[rows], launch, lane, communication, ~is_kernel)
+    return Work(
+        rows,
+        events.start[rows],
+        events.end[rows],
+        launch,
+        lane,
+        events.stream[rows],
+        communication,
+        ~is_kernel,
+    )
 
 
 def _launches(trace: Trace, rows: Int64) -> tuple[Int64, Int32]:
@@ -178,6 +202,7 @@ def _cpu_work(trace: Trace) -> Work:
         events.end[rows],
         launch[order],
         lane[order],
+        np.full(len(rows), MISSING, np.int32),
         is_span,
         np.zeros(len(rows), np.bool_),
     )

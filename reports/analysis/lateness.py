@@ -147,11 +147,8 @@ def _needed(activity: Activity, wait: Int64, issued: Int64, ended: Int64, blocki
     """When the device (on a CPU trace: the thread that waits) could have gone on."""
     if activity.kind == "cpu":
         return np.where(blocking, issued, np.minimum(wait, ended))
-    work = activity.work
-    computing = ~work.is_communication & ~work.is_copy & (work.launch != UNKNOWN_TIME)
-    order = np.argsort(work.launch[computing], kind="stable")
-    launched = work.launch[computing][order]
-    reached = np.maximum.accumulate(work.end[computing][order])
+    main = activity.work.mainline()
+    launched, reached = main.launch, np.maximum.accumulate(main.end)
     before = np.searchsorted(launched, wait, side="left")
     # Everything launched before the wait has ended, and what follows it has been launched.
     last_end = np.where(before > 0, np.append(reached, 0)[before - 1], wait)
@@ -246,8 +243,7 @@ def _prefetched(
         if not climb.any():
             break
         place[climb] = spans.parent_of[place[climb]]
-    work = activity.work
-    launched = np.sort(work.launch[~work.is_communication & ~work.is_copy])
+    launched = activity.work.mainline().launch
     between = np.searchsorted(launched, wait) > np.searchsorted(launched, issued)
     prefetched: Bool = np.where(place != NOTHING, spans.unit[place] != unit, between)
     return prefetched

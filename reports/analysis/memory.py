@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from reports.analysis.activity import UNKNOWN_TIME, Activity
+from reports.analysis.activity import Activity
 from reports.analysis.nesting import NOTHING
 from reports.analysis.time_units import seconds
 from reports.analysis.unit_spans import running_index
@@ -232,13 +232,10 @@ def _costs(activity: Activity, times: Int64) -> list[int | None]:
 
     Retries in one gap: the first has it all.
     """
-    work = activity.work
-    computing = ~work.is_communication & ~work.is_copy & (work.launch != UNKNOWN_TIME)
-    if activity.kind == "cpu" or not computing.any():
+    main = activity.work.mainline()
+    if activity.kind == "cpu" or not len(main.row):
         return [None] * len(times)
-    order = np.argsort(work.launch[computing], kind="stable")
-    launch, start = work.launch[computing][order], work.start[computing][order]
-    reached = np.maximum.accumulate(work.end[computing][order])
+    launch, start, reached = main.launch, main.start, np.maximum.accumulate(main.end)
     after = np.searchsorted(launch, times, side="left")
     there = (after > 0) & (after < len(launch))
     after = np.minimum(np.maximum(after, 1), len(launch) - 1)

@@ -83,6 +83,8 @@ def test_no_prefetch_behind_a_reduce_scatter(tmp_path: Path, backward: Step) -> 
     """The paper's case: the next unit's gather queues behind the reduction that was issued before it."""
     backward.built.annotation("FSDP::reduce_scatter (blocks.0)", at(30), at(33))
     backward.built.collective("reduce_scatter", at(300), at(450), launch=at(31), elements=8_000)
+    # What follows the reduction on its own stream holds up no computation.
+    backward.built.kernel("cast of the reduced gradient", at(450), at(460), launch=at(34), stream=24)
     backward.turn_of("blocks.1", 36, 46)
     backward.gather("blocks.1", 37, (450, 600))
     backward.wait("blocks.1", 40)
