@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fsdpbench.sim.timeline import UNSETTLED, Marker, Timeline
 
 
@@ -18,14 +20,11 @@ class StreamTime:
         self._timeline = timeline
         self._marker = marker
 
-    def __gt__(self, now: int) -> bool:
+    def __gt__(self, now: int, /) -> bool:
         marker = self._marker
         if marker.time == UNSETTLED:
             return not self._timeline.has_passed(marker)
         return marker.time > now
-
-    def __le__(self, now: int) -> bool:
-        return not self > now
 
     def wait(self) -> None:
         """Block the CPU until then."""
@@ -50,8 +49,8 @@ class TimelineClock:
         """The CPU works for so long."""
         self._timeline.cpu += ns
 
-    def wait_cpu_until(self, moment: StreamTime | int) -> None:
-        """The CPU blocks until a time (no effect if it has passed)."""
+    def wait_cpu_until(self, moment: Any) -> None:
+        """The CPU blocks until a time: a `StreamTime`, or nanoseconds (no effect if it has passed)."""
         if isinstance(moment, StreamTime):
             moment.wait()
         elif moment > self._timeline.cpu:

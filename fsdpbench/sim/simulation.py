@@ -247,7 +247,7 @@ def _make_allocator(profile: HardwareProfile, timeline: Timeline, conf: Allocato
     )
     return CachingAllocator(
         profile.usable_memory_bytes,
-        TimelineClock(timeline),  # type: ignore[arg-type]
+        TimelineClock(timeline),
         conf,
         costs=costs,
         total_bytes=profile.memory_bytes,

@@ -36,6 +36,7 @@ from fsdpbench.sim.allocator.types import (
     AllocatorListener,
     Block,
     SimOutOfMemoryError,
+    StreamMoment,
 )
 
 
@@ -71,7 +72,7 @@ class CachingAllocator:
         self._expandable = ExpandableSegments(self.device, self.stats, self._limit)
         self._clock = clock
         # Events of freed blocks by stream, oldest first: (time at which the stream gets there, block).
-        self._pending: dict[int, deque[tuple[int, Block]]] = {}
+        self._pending: dict[int, deque[tuple[StreamMoment, Block]]] = {}
         # Whether a counter may stand above its noted peak.
         self._risen = False
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+
+class StreamMoment(Protocol):
+    """A time in nanoseconds that need not be known yet: it only has to say whether it is still to come.
+
+    An int is one. A clock that settles times late answers with an object, and settles no more than is asked.
+    """
+
+    def __gt__(self, now: int, /) -> bool: ...
 
 
 class AllocatorClock(Protocol):
@@ -13,13 +22,13 @@ class AllocatorClock(Protocol):
     def cpu_ns(self) -> int:
         """Where the CPU is now."""
 
-    def stream_ready_ns(self, stream: int) -> int:
+    def stream_ready_ns(self, stream: int) -> StreamMoment:
         """When all work that is queued on a stream by now will have ended."""
 
     def advance_cpu(self, ns: int) -> None:
         """The CPU works for so long."""
 
-    def wait_cpu_until(self, ns: int) -> None:
+    def wait_cpu_until(self, moment: Any) -> None:
         """The CPU blocks until a time (no effect if it has passed)."""
 
     def synchronize_device(self) -> None:
