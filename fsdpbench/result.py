@@ -56,14 +56,20 @@ def write_result(
     duration_s: float,
     started: str,
     observed: Mapping[str, Any] | None = None,
+    cpu_s: float | None = None,
 ) -> dict[str, Any]:
     """Assemble the result of `config` from what lies in `folder` and write `result.json` there, whole.
 
-    `observed`: the machine's state around the run, for the result's `environment`.
+    `observed`: the machine's state around the run, for the result's `environment`. `cpu_s`: processor time
+    of the run, all ranks.
     """
     result = build_result(config, folder, outcome)
     result["environment"] |= observed or {}
-    result["bench"] = {"started": started, "duration_s": round(duration_s, 3)}
+    result["bench"] = {
+        "started": started,
+        "duration_s": round(duration_s, 3),
+        "cpu_s": None if cpu_s is None else round(cpu_s, 3),
+    }
     partial = folder / "result.json.partial"
     partial.write_text(json.dumps(result, indent=1, sort_keys=False, allow_nan=False))
     os.replace(partial, folder / "result.json")

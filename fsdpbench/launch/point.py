@@ -45,7 +45,8 @@ def run_point(config_record: dict[str, Any], folder: str, nodes: Nodes | None = 
     before = None if config.device == "sim" else observe(config.device)
     outcome = _run(config, path, nodes)
     observed = environment_of(config, before, observe(config.device)) if before else None
-    record_result(config, path, outcome, time.monotonic() - began, started, observed)
+    cpu_s = sum(os.times()[:4])  # of this process and of those it has waited for
+    record_result(config, path, outcome, time.monotonic() - began, started, observed, cpu_s)
     sys.stdout.flush()
     sys.stderr.flush()
     # The simulated device leaves patches and frozen garbage behind; nothing is gained by tearing it down.
@@ -77,6 +78,7 @@ def record_result(
     duration_s: float,
     started: str,
     observed: Mapping[str, Any] | None = None,
+    cpu_s: float | None = None,
 ) -> dict[str, Any]:
     """Write the result of `config` into `folder`. Where its trace cannot be read, that is the result; where
     the disk is full, its trace makes room for the result that says so.
@@ -84,7 +86,7 @@ def record_result(
     Raises `OSError` if not even that can be written.
     """
     try:
-        return write_result(config, folder, outcome, duration_s, started, observed)
+        return write_result(config, folder, outcome, duration_s, started, observed, cpu_s)
     except OSError as error:
         shutil.rmtree(folder / TRACE_FOLDER, ignore_errors=True)
         cause = f"the result cannot be written: {error.strerror or error}"
