@@ -72,7 +72,7 @@ class Device(Protocol):
         """The number in `loss`; `None` where tensors hold no numbers."""
 
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
-        """Call `report(message)` before an out-of-memory error unwinds; a backward hook may not survive it."""
+        """Call `report(message)` before an out-of-memory error unwinds; a backward hook may end there."""
 
     def peak_flops(self, dtype: str) -> float | None:
         """FLOP/s of the device at best in that dtype; `None` if unknown."""
