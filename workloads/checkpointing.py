@@ -22,16 +22,12 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import (
-    checkpoint,
-    create_selective_checkpoint_contexts,
-    set_checkpoint_early_stop,
-)
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from workloads.base import WorkloadError
 
@@ -47,6 +43,10 @@ _COSTLY = (
     "_scaled_dot_product_cudnn_attention",
 )
 """Matrix products, convolutions, and fused attention in its forms."""
+_COSTLY_OPERATORS = [
+    getattr(torch.ops.aten, name).default for name in _COSTLY if hasattr(torch.ops.aten, name)
+]
+"""Those that this torch has."""
 
 
 @dataclass(frozen=True)
@@ -128,16 +128,8 @@ def run_checkpointed(
     """
     selection: dict[str, Any] = {}
     if by_operator:
-        selection["context_fn"] = partial(create_selective_checkpoint_contexts, _costly_operators())
-    with set_checkpoint_early_stop(False):
-        output: Tensor = checkpoint(
-            function, *args, use_reentrant=False, preserve_rng_state=random, **selection
-        )
+        selection["context_fn"] = partial(create_selective_checkpoint_contexts, _COSTLY_OPERATORS)
+    if not torch.compiler.is_compiling():
+        selection["early_stop"] = False  # the compiler decides itself what it computes again
+    output: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=random, **selection)
     return output
-
-
-@cache
-def _costly_operators() -> list[Any]:
-    """Those of `_COSTLY` that this torch has."""
-    packets = (getattr(torch.ops.aten, name, None) for name in _COSTLY)
-    return [packet.default for packet in packets if packet is not None]
