@@ -19,6 +19,7 @@ _COMMANDS = {
     "tune": "Search a space for its best configurations.",
     "analyze": "Overlap, exposed communication and memory of any Kineto trace.",
     "report": "Write the report of a run folder again.",
+    "compare": "Is B worse than A? Run folders or results; exit 1 on a regression.",
     "check": "Compare a sweep with a baseline; exit 1 on a regression.",
     "baseline": "Make or update a baseline from a sweep.",
     "validate": "Simulate published runs and compare.",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from fsdpbench.check.baseline import Baseline
+    from fsdpbench.check.sides import Side
 
 
 @click.group("baseline")
@@ -19,32 +23,30 @@ def command() -> None:
 def create(folder: Path, file: Path) -> None:
     """Write the figures of the sweep in FOLDER to FILE, as the set of the torch at hand."""
     from fsdpbench.check.baseline import Baseline
+    from fsdpbench.check.sides import stored_side
     from fsdpbench.store import Store
 
-    store = Store.open(folder)
-    space = store.read_space()
+    space: dict[str, Any] = Store.open(folder).read_space()
     space.pop("points", None)
     baseline = Baseline.read(file) if file.exists() else Baseline(space, {})
     baseline.space = space
-    points = store.current_points()
-    baseline.update(points)
-    baseline.write(file)
-    click.echo(f"wrote {len(points)} configurations to {file}", err=True)
+    _write(baseline, stored_side(folder), file, "fsdpbench baseline create")
 
 
 @command.command("update")
 @click.argument("file", type=click.Path(path_type=Path))
-def update(file: Path) -> None:
+@click.option("--repeat", type=click.IntRange(min=1), help="Runs of each configuration (measured devices).")
+def update(file: Path, repeat: int | None) -> None:
     """Run FILE's own sweep again and write its figures into FILE, as the set of the torch at hand."""
     from fsdpbench.check.baseline import Baseline
-    from fsdpbench.cli.check_command import sweep_space
-    from fsdpbench.store import Store
+    from fsdpbench.cli.check_command import swept_side
 
     baseline = Baseline.read(file)
-    with tempfile.TemporaryDirectory(prefix="fsdpbench-baseline-") as temporary:
-        folder = Path(temporary) / "sweep"
-        sweep_space(baseline.space, folder)
-        points = Store.open(folder).current_points()
-        baseline.update(points)
+    side = swept_side(baseline.space, repeat or baseline.repeat)
+    _write(baseline, side, file, "fsdpbench baseline update")
+
+
+def _write(baseline: Baseline, side: Side, file: Path, command_line: str) -> None:
+    baseline.update(side, command_line)
     baseline.write(file)
-    click.echo(f"wrote {len(points)} configurations to {file}", err=True)
+    click.echo(f"wrote {len(side.entries)} configurations to {file}", err=True)

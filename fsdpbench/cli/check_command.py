@@ -2,63 +2,99 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdpbench.errors import CannotJudgeError, ExitCode
+from fsdpbench.cli.comparison_output import finish, format_options
+from fsdpbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from fsdpbench.check.sides import Side
+
+_NOISE_RUNS = 20
 
 
 @click.command("check")
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option("--baseline", required=True, type=click.Path(path_type=Path), help="The committed baseline.")
-@click.option("--thresholds", type=click.Path(path_type=Path), help="TOML: relative change allowed a metric.")
-@click.option("--format", "form", type=click.Choice(["text", "md", "json"]), default="text")
-@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
-def command(folder: Path | None, baseline: Path, thresholds: Path | None, form: str, as_json: bool) -> None:
-    """Compare the sweep in FOLDER (none given: run the baseline's own sweep) with a baseline."""
+@click.option("--baseline", type=click.Path(path_type=Path), help="The committed baseline.")
+@click.option(
+    "--thresholds", type=click.Path(path_type=Path), help="TOML: what is allowed (ci/thresholds.toml)."
+)
+@click.option("--noise", is_flag=True, help="Measure A against A here, and write --thresholds from it.")
+@click.option("--repeat", type=click.IntRange(min=1), help="Runs of each configuration (measured devices).")
+@format_options
+def command(
+    folder: Path | None,
+    baseline: Path | None,
+    thresholds: Path | None,
+    noise: bool,
+    repeat: int | None,
+    form: str,
+    as_json: bool,
+) -> None:
+    """Compare the sweep in FOLDER (none given: run the baseline's own sweep) with a baseline.
+
+    With --noise: split the repeated runs of FOLDER, or of the baseline's sweep run here, in two again and
+    again, and write what this machine does to equal code as thresholds.
+    """
     from fsdpbench.check.baseline import Baseline
     from fsdpbench.check.compare import compare
-    from fsdpbench.check.metrics import read_thresholds
-    from fsdpbench.check.text import as_json as to_json
-    from fsdpbench.check.text import as_markdown, as_text
+    from fsdpbench.check.sides import stored_side
+    from fsdpbench.check.surroundings import require_alike
+    from fsdpbench.check.thresholds import read_thresholds
 
+    if baseline is None and (folder is None or not noise):
+        raise UsageError("check needs --baseline FILE (only --noise FOLDER does without)")
+    loaded = Baseline.read(baseline) if baseline is not None else None
+    if noise:
+        runs = repeat or _NOISE_RUNS
+        side = stored_side(folder) if folder else swept_side(loaded.space if loaded else {}, runs)
+        _write_noise(side, thresholds)
+        return
+    assert loaded is not None
+    assert baseline is not None
     allowed = read_thresholds(thresholds)
-    loaded = Baseline.read(baseline)
-    expected = loaded.configurations(baseline)
-    current = stored_entries(folder) if folder else swept_entries(loaded.space)
-    comparison = compare(expected, current, allowed)
-    shown = {"text": as_text, "md": as_markdown, "json": to_json}["json" if as_json else form](comparison)
-    click.echo(shown, nl=not shown.endswith("\n"))
-    if comparison.regressions:
-        raise click.exceptions.Exit(int(ExitCode.REGRESSION))
-    if comparison.missing or not comparison.compared:
-        raise CannotJudgeError(
-            f"{len(comparison.missing)} configurations of the baseline are missing from the sweep: "
-            f"{', '.join(comparison.missing[:3]) or 'nothing to compare'}"
-        )
+    expected = loaded.entries(baseline)
+    side = stored_side(folder) if folder else swept_side(loaded.space, repeat or loaded.repeat)
+    require_alike(loaded.surroundings(baseline), side.surroundings)
+    comparison = compare(expected, side.entries, allowed)
+    finish(comparison, side.entries, "json" if as_json else form)
 
 
-def stored_entries(folder: Path) -> dict[str, dict[str, Any]]:
-    """The figures of the sweep in `folder` by configuration name."""
-    from fsdpbench.check.baseline import entry_of
-    from fsdpbench.store import Store
+def _write_noise(side: Side, path: Path | None) -> None:
+    from dataclasses import replace
 
-    points = Store.open(folder).current_points()
-    return {point.config["name"]: entry_of(point.result) for point in points}
+    from fsdpbench.check.noise import measure_noise
+    from fsdpbench.check.thresholds import read_thresholds
+
+    noise = measure_noise(side.entries)
+    least = noise.minimum_effects()
+    click.echo(f"A against A over {noise.runs} runs a configuration; 99 % of comparisons stay below:")
+    for metric, value in noise.effects.items():
+        click.echo(f"  {metric}: {value:.2%}, so the gate asks for {least[metric]:.1%}")
+    if path is None:
+        print("  (--thresholds FILE writes it down)", file=sys.stderr)
+        return
+    known = read_thresholds(path if path.exists() else None)
+    replace(known, minimum_effect={**known.minimum_effect, **least}).write(path)
+    click.echo(f"wrote {path}", err=True)
 
 
-def swept_entries(space: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def swept_side(space: dict[str, Any], repeat: int) -> Side:
     """Run the sweep of `space` in a folder that is thrown away, and return its figures."""
+    from fsdpbench.check.sides import stored_side
+
     with tempfile.TemporaryDirectory(prefix="fsdpbench-check-") as temporary:
         folder = Path(temporary) / "sweep"
-        sweep_space(space, folder)
-        return stored_entries(folder)
+        sweep_space(space, folder, repeat)
+        return stored_side(folder)
 
 
-def sweep_space(space: dict[str, Any], folder: Path) -> None:
+def sweep_space(space: dict[str, Any], folder: Path, repeat: int = 1) -> None:
     """Run the sweep that `space` (as in sweep.toml) describes into `folder`, without a report."""
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.request import request_of_space
@@ -69,7 +105,9 @@ def sweep_space(space: dict[str, Any], folder: Path) -> None:
     PointPool.warm_up()
     request = request_of_space(space)
     plan = request.plan()
+    device = request.target.device
     store = Store.open_or_create(folder)
     with store.locked():
         store.write_space(request.to_space(), plan.points)
-        run_sweep(store, plan.points, make_progress(), jobs=jobs_for(request.target.device))
+        runs = 1 if device == "sim" else repeat
+        run_sweep(store, plan.points, make_progress(), jobs=jobs_for(device), repeat=runs)

@@ -1,0 +1,76 @@
+"""A against A: how far two sets of runs of the same code differ on this machine.
+
+    runs of one configuration    a b c d e f g h        (interleaved with those of the others)
+    split by chance, many times  A = a d e h   B = b c f g     |effect of B over A|
+    minimum effect of a metric = what 99 % of the splits stay below, the worst configuration counts
+
+With it as `minimum_effect` a change is called a regression only if it is beyond what this machine does to
+equal code, besides being certain.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fsdpbench.check.entries import Entry
+from fsdpbench.check.metrics import METRICS
+from fsdpbench.check.statistics import effect
+from fsdpbench.check.thresholds import USUAL_MINIMUM_EFFECT
+from fsdpbench.errors import CannotJudgeError
+
+_SPLITS = 500
+_QUANTILE = 0.99
+_FEWEST_RUNS = 6
+_GRAIN = 0.001
+
+
+@dataclass(frozen=True)
+class Noise:
+    """`effects`: the largest relative change that 99 % of A/A comparisons stay below, by metric; `runs` a
+    configuration."""
+
+    effects: Mapping[str, float]
+    runs: int
+
+    def minimum_effects(self) -> dict[str, float]:
+        """As thresholds: rounded up to 0.1 %, and never below what is worth a person's time."""
+        return {
+            name: max(USUAL_MINIMUM_EFFECT, math.ceil(value / _GRAIN) * _GRAIN).__round__(4)
+            for name, value in self.effects.items()
+        }
+
+
+def measure_noise(entries: Mapping[str, Entry], seed: int = 0) -> Noise:
+    """The noise of repeated runs. Metrics that were equal in all runs have none.
+
+    Raises `CannotJudgeError` for simulated entries, and where there are too few runs to split.
+    """
+    if any(entry.is_exact for entry in entries.values()):
+        raise CannotJudgeError("simulated figures are exact: there is no noise to measure")
+    runs = min((len(entry.runs) for entry in entries.values()), default=0)
+    if runs < _FEWEST_RUNS:
+        raise CannotJudgeError(
+            f"{runs} runs a configuration are too few to split in two: at least {_FEWEST_RUNS} are needed "
+            f"(--repeat {_FEWEST_RUNS})"
+        )
+    generator = np.random.default_rng(seed)
+    effects: dict[str, float] = {}
+    for entry in entries.values():
+        for metric in METRICS:
+            values = entry.values(metric)
+            if len(set(values)) > 1:
+                effects[metric] = max(effects.get(metric, 0.0), _of_splits(values, generator))
+    return Noise({name: value for name, value in effects.items() if math.isfinite(value)}, runs)
+
+
+def _of_splits(values: Sequence[float], generator: np.random.Generator) -> float:
+    half = len(values) // 2
+    found = []
+    for _ in range(_SPLITS):
+        drawn = generator.permutation(values)
+        found.append(abs(effect(drawn[:half].tolist(), drawn[half:].tolist())))
+    return float(np.quantile(found, _QUANTILE))

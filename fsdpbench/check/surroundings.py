@@ -1,0 +1,81 @@
+"""What figures belong to besides their configurations: two sides are compared only where it is alike.
+
+Simulated figures depend on torch, the simulated hardware, and the model. Measured ones depend on the machine
+as well; that is its kind, not its name, so that two machines of one kind may be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fsdpbench.errors import CannotJudgeError
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """`facts` by name; several values of one name are joined."""
+
+    facts: Mapping[str, str]
+
+    @property
+    def is_exact(self) -> bool:
+        return self.facts.get("device") == "sim"
+
+    def differences(self, other: Surroundings) -> list[str]:
+        """One line for each fact that differs."""
+        names = dict.fromkeys([*self.facts, *other.facts])
+        return [
+            f"{name}: {self.facts.get(name, 'unknown')} against {other.facts.get(name, 'unknown')}"
+            for name in names
+            if self.facts.get(name) != other.facts.get(name)
+        ]
+
+
+def require_alike(before: Surroundings, after: Surroundings) -> None:
+    """Raises `CannotJudgeError` naming everything that differs."""
+    differences = before.differences(after)
+    if differences:
+        raise CannotJudgeError(
+            f"the sides are not alike, so nothing can be concluded: {'; '.join(differences)}"
+        )
+
+
+def surroundings_of(results: Iterable[Mapping[str, Any]]) -> Surroundings:
+    """Of all results of a side."""
+    values: dict[str, set[str]] = {}
+    for result in results:
+        for name, value in _facts(result).items():
+            values.setdefault(name, set()).add(value)
+    return Surroundings({name: ", ".join(sorted(found)) for name, found in values.items()})
+
+
+def _facts(result: Mapping[str, Any]) -> dict[str, str]:
+    config, environment = result.get("config") or {}, result.get("environment") or {}
+    versions = environment.get("versions") or {}
+    shape = config.get("shape") or {}
+    facts = {
+        "device": str(result.get("device")),
+        "hardware": str((result.get("hardware") or {}).get("name")),
+        "torch": _minor(versions.get("torch")),
+        "model": str(config.get("model")),
+        "shape": ",".join(f"{name}={value}" for name, value in sorted(shape.items())),
+        "gpus_per_node": str(config.get("gpus_per_node")),
+        "data": str(config.get("data")),
+    }
+    if facts["device"] == "sim":
+        return facts
+    machine = environment.get("machine") or {}
+    facts |= {
+        "python": _minor(versions.get("python")),
+        "processor": str(machine.get("processor")),
+        "cores": str(machine.get("cores")),
+    }
+    for name, value in (environment.get("variables") or {}).items():
+        facts[f"variable {name}"] = str(value)
+    return facts
+
+
+def _minor(version: object) -> str:
+    return ".".join(str(version).split("+")[0].split(".")[:2])

@@ -1,0 +1,37 @@
+"""`fsdpbench compare`: is B worse than A? Exit 0 no, 1 yes, 3 cannot judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fsdpbench.cli.comparison_output import finish, format_options
+
+
+@click.command("compare")
+@click.argument("before", metavar="A", type=click.Path(path_type=Path))
+@click.argument("after", metavar="B", type=click.Path(path_type=Path))
+@click.option(
+    "--thresholds", type=click.Path(path_type=Path), help="TOML: what is allowed (ci/thresholds.toml)."
+)
+@format_options
+def command(before: Path, after: Path, thresholds: Path | None, form: str, as_json: bool) -> None:
+    """Compare B with A: run folders, configuration folders, result files or baselines.
+
+    Simulated figures are exact, so that any change is shown. Measured ones are compared over the runs of
+    `sweep --repeat N`: a change counts if a rank test is certain of it and it is large enough. Two
+    configuration folders of one sweep are compared with each other, whatever their settings.
+    """
+    from fsdpbench.check.compare import compare
+    from fsdpbench.check.sides import notes_on, paired, read_side, require_common
+    from fsdpbench.check.surroundings import require_alike
+    from fsdpbench.check.thresholds import read_thresholds
+
+    allowed = read_thresholds(thresholds)
+    first, second = read_side(before), read_side(after)
+    require_alike(first.surroundings, second.surroundings)
+    old, new = paired(first, second)
+    require_common(old, new)
+    form = "json" if as_json else form
+    finish(compare(old, new, allowed), second.entries, form, notes_on(first, second))
