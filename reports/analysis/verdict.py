@@ -50,7 +50,7 @@ _BY_CAUSE: dict[tuple[LateCause, str | None], tuple[str, tuple[Suggestion, ...]]
         "take longer than the computation beside them: more computation for each byte sent",
         (
             Suggestion("batch", "more"),
-            Suggestion("strategy", "HYBRID_SHARD"),
+            Suggestion("reshard_after_forward", "false"),
             Suggestion("param_dtype", "bf16"),
         ),
     ),
