@@ -134,6 +134,9 @@ class Stage:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Hook before a module's forward; returns the inputs to run it with."""
         runtime = self.runtime
+        recomputing = in_backward()
+        if not recomputing:
+            runtime.drop_failed_iteration(self)
         if self.state is StageState.BACKWARD:
             runtime.schedule.gather(self)
             runtime.schedule.await_stage(self)
@@ -142,8 +145,9 @@ class Stage:
         self.state = StageState.FORWARD
         if len(self.modules) > 1 and not self._to_run:
             self._to_run.update(self.modules)
-        if runtime.forward_root is None:
-            runtime.begin_forward(self)
+        if runtime.forward_root is None and (self.is_root or not recomputing):
+            if not recomputing:
+                runtime.begin_forward(self)
             if runtime.lanes.has_streams:
                 args, kwargs = self._cast(mover(self.device), args, kwargs)
             args, kwargs = self._cast(self._cast_root_input, args, kwargs)
@@ -153,7 +157,7 @@ class Stage:
         if not self.units:
             return args, kwargs
         with span(self.units[0].labels.pre_forward):
-            if in_backward():
+            if recomputing:
                 runtime.schedule.gather(self)
                 runtime.schedule.await_stage(self)
             else:

@@ -7,6 +7,7 @@ module is the root and which stages it holds.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,8 @@ from .streams import Lanes
 if TYPE_CHECKING:
     from .hooks import Stage
     from .streams import Mark
+
+_log = logging.getLogger(__name__)
 
 # Wrappers that rename the modules inside them; units are named as the user knows them.
 _WRAPPER_NAMES = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
@@ -93,6 +96,17 @@ class Runtime:
                 stage.drop_unused_gather()
 
     # -- errors ----------------------------------------------------------------------------------------------
+
+    def drop_failed_iteration(self, stage: Stage) -> None:
+        """A forward of ``stage`` starts, outside of backward: if an earlier iteration never ended, drop it.
+
+        A backward that ran calls back at its end, and a root's forward that returned is over; where neither
+        happened there was an exception. Training goes on with sharded parameters as if that iteration had not
+        been; gradients that were accumulated without communication are lost with it.
+        """
+        if self._callback_queued or self.forward_root is stage:
+            _log.warning("the iteration before did not finish (was there an exception?): FSDP drops it")
+            self.reset()
 
     def reset(self) -> None:
         """After an exception inside an iteration: wait for what runs, forget it, show sharded parameters

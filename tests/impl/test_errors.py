@@ -91,29 +91,74 @@ def case_meta_parameters_must_be_materialised(rank: int) -> None:
         wrapped(tokens_of(rank, 0))
 
 
-def case_a_failed_iteration_can_be_dropped(rank: int) -> None:
-    """An exception in forward and one in backward; afterwards training goes on as if they had not been."""
-    torch.manual_seed(0)
-    model: Any = shard_model("impl", Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
-    expected = loss_of(model, tokens_of(rank, 0)).item()
-    model.reset_iter_state()
+class BrokenError(Exception):
+    """Raised on purpose."""
 
-    class BrokenError(Exception):
-        pass
 
-    def fail(*_: Any) -> None:
+class Fuse(torch.autograd.Function):
+    """Passes its input on; its backward fails."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         raise BrokenError
 
-    hook = model.blocks[1].norm.register_forward_hook(fail)
-    with pytest.raises(BrokenError):
-        model(tokens_of(rank, 0))
-    hook.remove()
-    model.reset_iter_state()
-    assert all(type(p.data).__name__ == "DTensor" for p in model.parameters())
+
+def gradients_of(model: nn.Module, rank: int) -> tuple[float, list[torch.Tensor]]:
     loss = loss_of(model, tokens_of(rank, 0))
-    assert loss.item() == expected
     loss.backward()
-    assert all(p.grad is not None for p in model.parameters())
+    gradients = []
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            gradient: Any = parameter.grad
+            gradients.append(gradient.to_local() if hasattr(gradient, "to_local") else gradient)
+        parameter.grad = None
+    return loss.item(), gradients
+
+
+def case_training_goes_on_after_an_exception(rank: int, *, front: str, where: str, by_hand: bool) -> None:
+    """An exception in forward or backward, on all ranks; afterwards all is as if it had not been."""
+    torch.manual_seed(0)
+    if front == "fully_shard":
+        model: Any = shard_model("impl", Model(blocks=3), mesh=init_device_mesh("cpu", (2,)))
+        inner = model
+    else:
+        model = wrap_model("impl", Model(blocks=3), use_orig_params=front == "original")
+        inner = model.module
+    expected = gradients_of(model, rank)
+
+    def fail(*arguments: Any) -> torch.Tensor:
+        if where == "forward":
+            raise BrokenError
+        return Fuse.apply(arguments[-1])
+
+    hook = inner.blocks[1].norm.register_forward_hook(fail)
+    for _ in range(2):
+        with pytest.raises(BrokenError):
+            loss_of(model, tokens_of(rank, 0)).backward()
+        if by_hand:
+            model.reset_iter_state()
+            assert all(type(p.data).__name__ == "DTensor" for p in model.parameters())
+    hook.remove()
+    for parameter in model.parameters():
+        parameter.grad = None
+    for _ in range(2):
+        loss, gradients = gradients_of(model, rank)
+        assert loss == expected[0]
+        assert len(gradients) == len(expected[1])
+        assert all(torch.equal(a, b) for a, b in zip(gradients, expected[1], strict=True))
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("front", "by_hand"),
+    [("fully_shard", True), ("fully_shard", False), ("flat", False), ("original", False)],
+)
+def test_training_goes_on_after_an_exception(two_ranks, front: str, where: str, by_hand: bool) -> None:
+    two_ranks.run(case_training_goes_on_after_an_exception, front=front, where=where, by_hand=by_hand)
 
 
 def case_parts_cannot_run_before_the_root(rank: int) -> None:
@@ -128,7 +173,6 @@ CASES = [
     case_tied_across_units_is_refused,
     case_flat_refuses,
     case_meta_parameters_must_be_materialised,
-    case_a_failed_iteration_can_be_dropped,
     case_parts_cannot_run_before_the_root,
 ]
 

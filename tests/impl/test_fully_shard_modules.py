@@ -10,6 +10,7 @@ import pytest
 import torch
 from fsdp_cases import (
     Model,
+    assert_close,
     assert_same_outcome,
     loss_of,
     read_fully_shard,
@@ -22,6 +23,7 @@ from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 import impl
 
@@ -140,6 +142,54 @@ def case_unshard_by_hand(rank: int) -> None:
     assert isinstance(model.blocks[0].up.weight, DTensor)
 
 
+def case_backward_twice(rank: int) -> None:
+    """Two backward passes through one graph, and two graphs alive at once, as torch reduces them."""
+    found = []
+    for kind in ("impl", "torch"):
+        torch.manual_seed(0)
+        model: Any = shard_model(kind, Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
+        loss = loss_of(model, tokens_of(rank, 0))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        first, second = (loss_of(model, tokens_of(rank, step)) for step in (1, 2))
+        (first + second).backward()
+        found.append(read_fully_shard[0](model))
+    assert_close(found[0], found[1])
+
+
+class Regions(nn.Module):
+    """Checkpointing over several units at once, so that a unit is recomputed before its own backward."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.enter = nn.Embedding(33, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, 33)
+        self.reentrant = reentrant
+
+    def two(self, x: torch.Tensor, start: int) -> torch.Tensor:
+        return torch.tanh(self.blocks[start + 1](torch.tanh(self.blocks[start](x))))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.enter(tokens)
+        for start in (0, 2):
+            x = checkpoint(self.two, x, start, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+def case_checkpointing_over_several_units(rank: int) -> None:
+    for reentrant in (False, True):
+        outcomes, records = [], []
+        for kind in ("impl", "torch"):
+            torch.manual_seed(0)
+            model: Any = shard_model(kind, Regions(reentrant), mesh=init_device_mesh("cpu", (2,)))
+            with recorded(kind) as record:
+                outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+            records.append(record)
+        assert_same_outcome(*outcomes)
+        assert records[0] == records[1], (reentrant, records)
+
+
 class WithEncode(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -239,6 +289,8 @@ def case_compiled_blocks(rank: int) -> None:
 
 
 CASES = [
+    case_backward_twice,
+    case_checkpointing_over_several_units,
     case_compiled_blocks,
     case_modules_as_one_unit,
     case_forward_without_gradients,
