@@ -30,10 +30,10 @@ from workloads.base import Batch, Flops, ShapeError, TokenWorkload
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from workloads.data import token_rows
 from workloads.layers import Lookup, Projection, token_loss
-from workloads.shape import check_positive, make_shape
+from workloads.shape import check_positive, check_share, make_shape
 
 FAMILY = "t5"
-ATTENTION = ("fused", "eager")
+ATTENTIONS = ("fused", "explicit")
 START_TOKEN = 0
 """What the decoder reads first; T5 starts with its padding token, 0."""
 _NORM_EPS = 1e-6
@@ -48,12 +48,13 @@ class T5Shape:
     Fields: `layers` of the encoder, and as many of the decoder; `d_kv`: width of a head, heads x d_kv need
     not be d_model; `gated`: the feed-forward is GELU(gate) x up in place of ReLU(up); `tied`: the lm head
     shares the token embedding; `buckets` of distances; `max_seq`: default length of source and target each;
-    `attention`: `fused` gives the bias to `scaled_dot_product_attention`, `eager` computes scores, softmax
-    (in fp32) and mixture one after another with the scores in memory, as Hugging Face's T5 does; `fp32_loss`:
-    logits are cast to fp32 before the loss.
+    `attention`: `fused` gives the bias to `scaled_dot_product_attention`, `explicit` computes scores, softmax
+    (in fp32) and mixture one after another with the scores in memory, as Hugging Face's T5 does; `dropout`:
+    of embeddings, attention weights, hidden layers and residuals; `fp32_loss`: logits are cast to fp32 before
+    the loss.
 
     Raises:
-        ShapeError: a number is below 1, buckets are no multiple of 4, or `attention` is unknown.
+        ShapeError: a number is out of range, buckets are no multiple of 4, or `attention` is unknown.
     """
 
     layers: int
@@ -67,18 +68,20 @@ class T5Shape:
     buckets: int = 32
     max_seq: int = 512
     attention: str = "fused"
+    dropout: float = 0.0
     fp32_loss: bool = True
 
     def __post_init__(self) -> None:
+        check_share(self, "dropout")
         check_positive(self, "layers", "d_model", "d_ff", "heads", "d_kv", "vocab", "buckets", "max_seq")
         if self.buckets % 4:
             raise ShapeError(
                 f"shape field buckets is {self.buckets}: it must be a multiple of 4 "
                 "(two directions, near and far)"
             )
-        if self.attention not in ATTENTION:
+        if self.attention not in ATTENTIONS:
             raise ShapeError(
-                f"shape field attention is '{self.attention}': it must be one of {', '.join(ATTENTION)}"
+                f"shape field attention is '{self.attention}': it must be one of {', '.join(ATTENTIONS)}"
             )
 
     @property
@@ -157,6 +160,7 @@ class T5Attention(nn.Module):
         super().__init__()
         self.heads = shape.heads
         self.fused = shape.attention == "fused"
+        self.dropout = shape.dropout
         # Queries take the scale of the scores, which are not divided by sqrt(d_kv).
         self.query = Projection(shape.d_model, shape.inner, False, (shape.d_model * shape.d_kv) ** -0.5)
         self.key = Projection(shape.d_model, shape.inner, False, shape.d_model**-0.5)
@@ -169,14 +173,16 @@ class T5Attention(nn.Module):
             for projected in (self.query(x), self.key(memory), self.value(memory))
         )
         if self.fused:
-            mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=1.0)
+            dropout = self.dropout if self.training else 0.0
+            mixed = F.scaled_dot_product_attention(query, key, value, bias, dropout, scale=1.0)
         else:
             scores = query @ key.transpose(-1, -2)
             if bias is not None:
                 scores = scores + bias
-            mixed = F.softmax(scores.float(), dim=-1).type_as(value) @ value
+            weights = F.softmax(scores.float(), dim=-1).type_as(value)
+            mixed = F.dropout(weights, self.dropout, self.training) @ value
         projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
-        return projected
+        return F.dropout(projected, self.dropout, self.training)
 
 
 class T5FeedForward(nn.Module):
@@ -184,6 +190,7 @@ class T5FeedForward(nn.Module):
 
     def __init__(self, shape: T5Shape) -> None:
         super().__init__()
+        self.dropout = shape.dropout
         self.gate = Projection(shape.d_model, shape.d_ff, False, shape.d_model**-0.5) if shape.gated else None
         self.up = Projection(shape.d_model, shape.d_ff, False, shape.d_model**-0.5)
         self.down = Projection(shape.d_ff, shape.d_model, False, shape.d_ff**-0.5)
@@ -193,8 +200,8 @@ class T5FeedForward(nn.Module):
             hidden = F.relu(self.up(x))
         else:
             hidden = F.gelu(self.gate(x), approximate="tanh") * self.up(x)
-        projected: Tensor = self.down(hidden)
-        return projected
+        projected: Tensor = self.down(F.dropout(hidden, self.dropout, self.training))
+        return F.dropout(projected, self.dropout, self.training)
 
 
 class T5EncoderBlock(CheckpointedBlock):
@@ -202,6 +209,7 @@ class T5EncoderBlock(CheckpointedBlock):
 
     def __init__(self, shape: T5Shape, checkpointing: ActivationCheckpointing, index: int) -> None:
         super().__init__(checkpointing, index)
+        self.random = shape.dropout > 0
         self.attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
         self.attention = T5Attention(shape)
         self.feed_forward_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
@@ -219,6 +227,7 @@ class T5DecoderBlock(CheckpointedBlock):
 
     def __init__(self, shape: T5Shape, checkpointing: ActivationCheckpointing, index: int) -> None:
         super().__init__(checkpointing, index)
+        self.random = shape.dropout > 0
         self.attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
         self.attention = T5Attention(shape)
         self.cross_attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
@@ -244,16 +253,17 @@ class T5Stack(nn.Module):
         checkpointing: ActivationCheckpointing,
     ) -> None:
         super().__init__()
+        self.dropout = shape.dropout
         self.position_bias = PositionBias(shape, causal=block is T5DecoderBlock)
         self.blocks = nn.ModuleList(block(shape, checkpointing, index) for index in range(shape.layers))
         self.final_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
         bias = self.position_bias(x.shape[1], x.device)
+        x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
             x = block(x, bias, *context)
-        normed: Tensor = self.final_norm(x)
-        return normed
+        return F.dropout(self.final_norm(x), self.dropout, self.training)
 
 
 class T5(nn.Module):

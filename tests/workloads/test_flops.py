@@ -15,7 +15,7 @@ CASES = [
     ("gpt", GPT),
     ("gpt", GPT | {"tied": True, "expansion": 2, "bias": False, "positions": "none"}),
     ("t5-tiny", {"layers": 3}),
-    ("t5-tiny", {"gated": True, "tied": False, "attention": "eager"}),
+    ("t5-tiny", {"gated": True, "tied": False, "attention": "explicit"}),
     ("llama-tiny", {"layers": 3}),
     ("llama-tiny", {"kv_heads": 4, "tied": True}),
     ("regnet-tiny", ONE_GROUP),

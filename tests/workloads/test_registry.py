@@ -112,7 +112,7 @@ def test_a_family_that_is_also_a_size_is_the_size():
     ("name", "shape", "message"),
     [
         ("t5-tiny", {"buckets": 6}, "buckets is 6: it must be a multiple of 4"),
-        ("t5-tiny", {"attention": "flash"}, "attention is 'flash': it must be one of fused, eager"),
+        ("t5-tiny", {"attention": "flash"}, "attention is 'flash': it must be one of fused, explicit"),
         ("llama-tiny", {"kv_heads": 3}, "kv_heads is 3: it must divide heads, 4"),
         ("llama-tiny", {"d_model": 12}, "each is 3 wide, and rotary positions take pairs"),
         ("regnet-tiny", {"widths": "32,64"}, "widths is '32,64': it must be numbers from 1 joined by -"),
