@@ -1,7 +1,14 @@
-"""The end of a sweep on a terminal: the ranked table, the recommendation, where the report lies."""
+"""The end of a sweep on a terminal: the ranked table, what failed, the recommendation, where the report lies.
+
+The table fits the terminal: of its columns the least important go first, and where even the settings do not
+fit side by side they become one column that may be folded. No figure is ever cut.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,58 +18,175 @@ from rich.text import Text
 
 from reports.page import best_sentence, load_run
 from reports.page.ranking import metric_of, rank, varying_settings
-from reports.page.view import Status
+from reports.page.view import Configuration, RunView, Status
 
 _GIB = 2**30
+_GAP = 2
+_MOST_ROWS = 30
+"""On a terminal; the report and a pipe have all of them."""
+_PIPE_WIDTH = 200
+_FAILURES = (Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """`weight`: the columns with the least are left out first where there is no room; 0 is never left out."""
+
+    header: str
+    cells: Sequence[str]
+    right: bool = True
+    weight: int = 0
+
+    @property
+    def width(self) -> int:
+        lines = [*self.header.split(), *(line for cell in self.cells for line in cell.splitlines())]
+        return max(map(len, lines), default=1)
 
 
 def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     """Print to stdout what came of the run in `folder`."""
     view = load_run(folder)
-    ranked = rank(view)
     console = Console()
     if not console.is_terminal:
-        console = Console(width=200, no_color=True, highlight=False)
-    varying = [name for name in varying_settings([entry.row for entry in ranked]) if name != "model"]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("#", justify="right")
-    for name in varying:
-        table.add_column(name.replace("_", " "))
-    for header in (
-        metric_of(view).words,
-        "ms/step",
-        "TFLOPS/GPU",
-        "MFU",
-        "overlap",
-        "peak GiB",
-        "retries/step",
-    ):
-        table.add_column(header, justify="right")
-    for place, entry in enumerate(ranked, start=1):
-        row = entry.row
-        settings = [_shown(row.settings.get(name)) for name in varying]
-        if row.status is not Status.OK:
-            table.add_row("-", *settings, Text(row.status.words, style="yellow"), *[""] * 6)
-            continue
-        result = row.result
-        memory: Any = result.peak_memory_bytes or {}
-        reserved = memory.get("reserved") if isinstance(memory, dict) else memory.reserved
-        table.add_row(
-            str(place),
-            *settings,
-            f"{entry.throughput or 0:,.0f}",
-            f"{(result.step_time_s or 0) * 1e3:,.1f}",
-            _number(result.tflops_per_gpu, ".1f"),
-            _number(result.mfu, ".1%"),
-            _number(result.overlap_fraction, ".0%"),
-            _number(reserved / _GIB if reserved else None, ".1f"),
-            _number(result.alloc_retries_per_step, "g"),
-        )
-    console.print(table)
+        console = Console(width=_PIPE_WIDTH, no_color=True, highlight=False)
+    entries = rank(view)
+    rows = [entry.row for entry in entries]
+    shown = rows[:_MOST_ROWS] if console.is_terminal else rows
+    places = {id(entry.row): place for place, entry in enumerate(entries, start=1)}
+    speeds = [f"{entry.throughput or 0:,.0f}" if entry.row.status is Status.OK else "" for entry in entries]
+    figures = _figures(metric_of(view).words, shown, speeds)
+    place = _Column("#", [str(places[id(r)]) if r.status is Status.OK else "-" for r in shown])
+    columns = fitting(place, _settings(rows, shown), figures, console.width)
+    if console.is_terminal:
+        console.print()
+    console.print(_table(columns, shown))
+    if len(rows) > len(shown):
+        console.print(Text(f"… and {len(rows) - len(shown)} more, all of them in the report", style="dim"))
+    _print_failures(console, view)
     console.print()
     console.print(Text(best_sentence(view), style="bold"))
     known = f" ({already_done} were done already)" if already_done else ""
-    console.print(f"{ran} configurations ran{known}. Report: {folder / 'report.html'}", highlight=False)
+    console.print(
+        f"{ran} configurations ran{known}. Report: {folder / 'report.html'}", highlight=False, soft_wrap=True
+    )
+
+
+def fitting(
+    place: _Column, settings: Sequence[_Column], figures: Sequence[_Column], width: int
+) -> list[_Column]:
+    """The columns that fit into `width` characters, in their order."""
+    kept = [place, *settings, *figures]
+    for weight in sorted({column.weight for column in figures} - {0}):
+        if _total(kept) <= width:
+            return kept
+        kept = [column for column in kept if column.weight != weight]
+    if _total(kept) <= width or not settings:
+        return kept
+    # Not even the settings fit side by side: one column of them, folded where it must be.
+    rows = zip(*(column.cells for column in settings), strict=True)
+    folded = [" ".join(_named(settings, row)) for row in rows]
+    others = [place, *(column for column in figures if column.weight == 0)]
+    room = max(20, width - _total(others) - _GAP)
+    cut = [_fold(text, room) for text in folded]
+    return [place, _Column("configuration", cut, right=False), *others[1:]]
+
+
+def _settings(rows: Sequence[Configuration], shown: Sequence[Configuration]) -> list[_Column]:
+    names = [name for name in varying_settings(list(rows)) if name != "model"]
+    return [
+        _Column(name.replace("_", " "), [_shown(row.settings.get(name)) for row in shown], right=False)
+        for name in names
+    ]
+
+
+def _figures(metric: str, shown: Sequence[Configuration], speeds: Sequence[str]) -> list[_Column]:
+    """Columns of figures; a row without them has empty cells, its status in the first."""
+
+    def column(header: str, weight: int, value: Any) -> _Column:
+        return _Column(
+            header, [value(row) if row.status is Status.OK else "" for row in shown], weight=weight
+        )
+
+    first = [
+        speeds[index] if row.status is Status.OK else row.status.words for index, row in enumerate(shown)
+    ]
+    columns = [
+        _Column(metric, first),
+        column("ms/step", 6, lambda row: f"{(row.result.step_time_s or 0) * 1e3:,.1f}"),
+        column("TFLOPS/GPU", 3, lambda row: _number(row.result.tflops_per_gpu, ".1f")),
+        column("MFU", 2, lambda row: _number(row.result.mfu, ".1%")),
+        column("overlap", 5, lambda row: _number(row.result.overlap_fraction, ".0%")),
+        column("peak GiB", 7, lambda row: _number(_reserved(row), ".1f")),
+        column("retries/step", 1, lambda row: _number(row.result.alloc_retries_per_step, "g")),
+    ]
+    spreads = [_spread(row) for row in shown]
+    if any(spreads):
+        columns.insert(2, _Column("spread", spreads, weight=4))
+    known = [column for column in columns if column.weight == 0 or set(column.cells) - {"", "-"}]
+    return [column for column in known if column.header != "retries/step" or set(column.cells) - {"", "0"}]
+
+
+def _reserved(row: Configuration) -> float | None:
+    memory: Any = row.result.peak_memory_bytes or {}
+    reserved = memory.get("reserved") if isinstance(memory, dict) else memory.reserved
+    return reserved / _GIB if reserved else None
+
+
+def _spread(row: Configuration) -> str:
+    """Of the runs where there are several, else of the steps; simulated ones have none."""
+    if row.simulated or row.status is not Status.OK:
+        return ""
+    try:
+        result = json.loads((row.folder / "result.json").read_text())
+    except (OSError, ValueError):
+        return ""
+    source = result.get("repeats") or result.get("measured") or {}
+    return _number(source.get("spread"), ".1%")
+
+
+def _print_failures(console: Console, view: RunView) -> None:
+    failed = view.with_status(*_FAILURES)
+    if not failed:
+        return
+    console.print()
+    console.print(Text(f"{len(failed)} failed:", style="bold red"))
+    for row in failed:
+        cause: Any = row.result.cause
+        message = cause.get("message") if isinstance(cause, dict) else getattr(cause, "message", None)
+        log = cause.get("log") if isinstance(cause, dict) else getattr(cause, "log", None)
+        where = f"  ({row.folder / log})" if log else ""
+        told = row.problem or message or "no cause is known"
+        console.print(Text(f"  {row.name}: {row.status.words}: {told}{where}"), soft_wrap=True)
+    console.print("  --retry-failed runs them again.", highlight=False)
+
+
+def _table(columns: Sequence[_Column], shown: Sequence[Configuration]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+    for column in columns:
+        table.add_column(column.header, justify="right" if column.right else "left", width=column.width)
+    for index, row in enumerate(shown):
+        style = "" if row.status is Status.OK else "yellow"
+        table.add_row(*(Text(column.cells[index], style=style) for column in columns))
+    return table
+
+
+def _total(columns: Sequence[_Column]) -> int:
+    return sum(column.width for column in columns) + _GAP * (len(columns) - 1)
+
+
+def _named(settings: Sequence[_Column], values: Sequence[str]) -> list[str]:
+    pairs = zip(settings, values, strict=True)
+    return [value if c.header == "system" else f"{c.header.replace(' ', '_')}={value}" for c, value in pairs]
+
+
+def _fold(text: str, width: int) -> str:
+    lines: list[str] = []
+    for word in text.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,98 @@
+"""The end of a sweep for people: figures are never cut, failures are named, whatever the width."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fsdpbench.cli import ranking
+from fsdpbench.config import Config, Measurement
+from fsdpbench.planning import without_absent
+from fsdpbench.settings import Settings
+from fsdpbench.store import Store
+
+
+def config(**settings: Any) -> Config:
+    made = Config(
+        model="gpt-tiny", shape={"layers": 2}, system="impl-fsdp1", device="cpu", hardware=None, gpus=2,
+        gpus_per_node=2, settings=Settings.of(**settings), measurement=Measurement.default_for("cpu"),
+    )  # fmt: skip
+    return without_absent(made)
+
+
+def finish(store: Store, made: Config, **result: Any) -> None:
+    work = store.work_folder(made)
+    content = {"schema": 1, "config": made.to_dict(), "device": made.device, "cause": None, **result}
+    (work / "result.json").write_text(json.dumps(content))
+    store.commit(made, work)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    store = Store.open_or_create(tmp_path / "run")
+    made = [
+        config(
+            batch=batch, wrap=wrap, backward_prefetch=prefetch, limit_all_gathers=limit, reduce_dtype=dtype
+        )
+        for batch in (1, 16)
+        for wrap, prefetch, limit, dtype in (("block", "pre", 2, "fp32"), ("every-4", "none", "off", "bf16"))
+    ]
+    store.write_space({"schema": 1}, made)
+    for index, each in enumerate(made[:-1]):
+        finish(
+            store, each, status="ok", step_time_s=0.25 + index, tokens_per_s_per_gpu=123456.0 - index,
+            samples_per_s_per_gpu=60.0 - index, overlap_fraction=0.375, measured={"spread": 0.0123},
+        )  # fmt: skip
+    cause = {"message": "rank 1: killed by SIGKILL", "log": "logs/rank1_stderr.log"}
+    finish(store, made[-1], status="crash", cause=cause)
+    return store.folder
+
+
+def printed(folder: Path, width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+    kept: list[Console] = []
+
+    def console(**options: Any) -> Console:
+        kept.append(Console(**{"width": width, "force_terminal": terminal, "record": True, **options}))
+        return kept[-1]
+
+    monkeypatch.setattr(ranking, "Console", console)
+    ranking.print_ranking(folder, ran=4, already_done=0)
+    text: str = kept[-1].export_text()
+    return text
+
+
+@pytest.mark.parametrize(("width", "terminal"), [(60, True), (80, True), (160, True), (80, False)])
+def test_no_figure_is_cut_at_any_width(
+    folder: Path, width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = printed(folder, width, terminal, monkeypatch)
+    for figure in ("123,456", "123,455", "123,454"):
+        assert figure in text
+    assert "…" not in text
+    limit = width if terminal else 200
+    table = text.split("1 failed:")[0]
+    assert max(map(len, table.splitlines())) <= limit
+
+
+def test_the_least_important_columns_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide, narrow = (printed(folder, width, True, monkeypatch) for width in (160, 80))
+    assert {"ms/step", "spread", "overlap"} <= set(wide.split())
+    assert "tokens/s/GPU" in narrow
+    assert "spread" not in narrow
+
+
+def test_measured_rows_tell_their_spread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "1.2%" in printed(folder, 160, True, monkeypatch)
+
+
+def test_failures_are_named_with_cause_and_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = " ".join(printed(folder, 80, True, monkeypatch).split())
+    assert "1 failed:" in text
+    assert "rank 1: killed by SIGKILL" in text
+    assert "logs/rank1_stderr.log" in text
+    assert "--retry-failed" in text
+    assert "report.html" in text
