@@ -177,6 +177,7 @@ class ScheduleSettings:
     backward_prefetch_depth: int = 1
     forward_prefetch_depth: int = 0
     limit_all_gathers: int = 0
+    adapt_limit: bool = False
     memory_handover: MemoryHandover = MemoryHandover.EVENTS
 
     def __post_init__(self) -> None:
@@ -196,21 +197,20 @@ class ScheduleSettings:
         backward_prefetch: PrefetchTiming | None,
         backward_prefetch_depth: int,
         forward_prefetch_depth: int,
-        limit_all_gathers: bool | int,
+        limit_all_gathers: bool | int | str,
         memory_handover: str | MemoryHandover,
     ) -> ScheduleSettings:
-        """Read the front ends' arguments: ``limit_all_gathers=True`` is 2 as in FSDP1, handover may be a
-        name.
-        """
-        if not isinstance(limit_all_gathers, int):
+        """Read the front ends' arguments: a limit of ``True`` is 2 as in FSDP1, handover may be a name."""
+        adapt = limit_all_gathers == "auto"
+        if not adapt and not isinstance(limit_all_gathers, int):
             raise ValueError(
-                "limit_all_gathers must be True (2 in flight), False (no limit) or a number of units, "
-                f"not {limit_all_gathers!r}"
+                "limit_all_gathers must be True (2 in flight), False (no limit), a number of units or "
+                f'"auto", not {limit_all_gathers!r}'
             )
-        limit = 2 if limit_all_gathers is True else int(limit_all_gathers)
+        limit = 2 if adapt or limit_all_gathers is True else int(limit_all_gathers)
         try:
             handover = MemoryHandover(memory_handover)
         except ValueError:
             names = ", ".join(repr(mode.value) for mode in MemoryHandover)
             raise ValueError(f"memory_handover must be one of {names}, not {memory_handover!r}") from None
-        return cls(backward_prefetch, backward_prefetch_depth, forward_prefetch_depth, limit, handover)
+        return cls(backward_prefetch, backward_prefetch_depth, forward_prefetch_depth, limit, adapt, handover)

@@ -71,7 +71,7 @@ def schedule_settings(
     backward_depth: int,
     forward_prefetch: bool,
     forward_depth: int | None,
-    limit_all_gathers: bool | int,
+    limit_all_gathers: bool | int | str,
     memory_handover: str | MemoryHandover,
 ) -> ScheduleSettings:
     if forward_depth is None:

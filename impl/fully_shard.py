@@ -46,7 +46,7 @@ def fully_shard(
     backward_prefetch: PrefetchTiming | None = ...,
     backward_prefetch_depth: int = ...,
     forward_prefetch_depth: int = ...,
-    limit_all_gathers: bool | int = ...,
+    limit_all_gathers: bool | int | str = ...,
     memory_handover: str | MemoryHandover = ...,
 ) -> FSDPModule: ...
 
@@ -65,7 +65,7 @@ def fully_shard(
     backward_prefetch: PrefetchTiming | None = ...,
     backward_prefetch_depth: int = ...,
     forward_prefetch_depth: int = ...,
-    limit_all_gathers: bool | int = ...,
+    limit_all_gathers: bool | int | str = ...,
     memory_handover: str | MemoryHandover = ...,
 ) -> list[FSDPModule]: ...
 
@@ -83,7 +83,7 @@ def fully_shard(
     backward_prefetch: PrefetchTiming | None = "pre",
     backward_prefetch_depth: int = 1,
     forward_prefetch_depth: int = 0,
-    limit_all_gathers: bool | int = False,
+    limit_all_gathers: bool | int | str = False,
     memory_handover: str | MemoryHandover = MemoryHandover.EVENTS,
 ) -> Any:
     """Shard the parameters of ``module`` that no earlier call took, as one unit; call it from the inside out.
@@ -103,7 +103,8 @@ def fully_shard(
             one's gradients are computed, or only when it is needed (``None``).
         backward_prefetch_depth: how many units ahead.
         forward_prefetch_depth: how many units ahead forward gathers explicitly.
-        limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit.
+        limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit, ``"auto"``
+            follows the allocator's retries.
         memory_handover: ``"events"`` or ``"record_stream"``.
 
     Returns:

@@ -60,7 +60,8 @@ class FullyShardedDataParallel(nn.Module):
         device_id: the device to move the module to and to compute on.
         sync_module_states: broadcast parameters and buffers from the first rank before sharding.
         forward_prefetch: gather the next unit when a unit's forward starts.
-        limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit.
+        limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit, ``"auto"``
+            follows the allocator's retries.
         use_orig_params: show the original parameters instead of the flat one.
         device_mesh: instead of ``process_group``: 1-D, or 2-D (replicate, shard).
         memory_handover: ``"record_stream"`` or ``"events"``.
@@ -85,7 +86,7 @@ class FullyShardedDataParallel(nn.Module):
         device_id: int | torch.device | None = None,
         sync_module_states: bool = False,
         forward_prefetch: bool = False,
-        limit_all_gathers: bool | int = True,
+        limit_all_gathers: bool | int | str = True,
         use_orig_params: bool = False,
         ignored_states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
         device_mesh: DeviceMesh | None = None,

@@ -45,7 +45,9 @@ class Runtime:
         self.settings = settings
         self.lanes = Lanes(root.device)
         self.handover = Handover(settings.memory_handover)
-        self.limiter = RateLimiter(settings.limit_all_gathers)
+        self.limiter = RateLimiter(
+            settings.limit_all_gathers, self.lanes.count_retries if settings.adapt_limit else None
+        )
         self.schedule = Schedule(settings, self.limiter, self.lanes.has_streams)
         self.reducer = Reducer(self.lanes, settings.memory_handover)
         self.forward_root: Stage | None = None
@@ -91,6 +93,7 @@ class Runtime:
         if self.is_last_backward:
             self.handover.trim()
             self.schedule.end_backward()
+            self.limiter.end_iteration()
             for stage in self.stages:
                 stage.forward_positions.clear()
                 stage.drop_unused_gather()

@@ -117,3 +117,10 @@ class Lanes:
         self.gather = _StreamLane(module, priority=-1)
         self.reduce = _StreamLane(module, priority=-1)
         self.all_reduce = _StreamLane(module, priority=0)
+
+    def count_retries(self) -> int:
+        """How often this device's allocator had to free its cache and try again, since the start."""
+        if not self.has_streams:
+            return 0
+        stats = torch.get_device_module(self.device).memory_stats(self.device)
+        return int(stats.get("num_alloc_retries", 0))

@@ -80,6 +80,7 @@ OURS: dict[str, dict[str, Any]] = {
     "prefetch_two_ahead": {"backward_prefetch_depth": 2, "forward_prefetch_depth": 2},
     "by_events": {"memory_handover": "events"},
     "limit_of_one": {"limit_all_gathers": 1},
+    "adapting_limit": {"limit_all_gathers": "auto"},
 }
 
 
