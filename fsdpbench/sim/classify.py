@@ -50,6 +50,7 @@ _COPIES = {
     "tril_indices", "triu_indices", "constant_pad_nd_backward", "contiguous", "resize_as", "unsafe_split",
 }  # fmt: skip
 _REDUCTIONS = {
+    "topk", "multinomial",
     "sum", "mean", "amax", "amin", "max", "min", "prod", "norm", "linalg_vector_norm", "var", "var_mean",
     "std", "std_mean", "argmax", "argmin", "any", "all", "cumsum", "cumsum_", "cumprod", "logsumexp",
     "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm",
@@ -62,6 +63,8 @@ _REDUCTIONS = {
     "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "logcumsumexp", "glu", "glu_backward",
 }  # fmt: skip
 _POINTWISE = {
+    "upsample_nearest2d_backward", "upsample_bilinear2d_backward", "im2col", "col2im", "_thnn_fused_lstm_cell",
+    "_thnn_fused_lstm_cell_backward_impl",
     "bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "randn", "rand", "randint",
     "randperm", "randn_like", "rand_like", "randint_like", "normal", "native_dropout",
     "native_dropout_backward", "_fused_dropout", "mse_loss_backward", "binary_cross_entropy",
@@ -331,6 +334,20 @@ def _rows_added(call: Call) -> int:
     return sum(map(tensor_bytes, outs)) + 3 * tensor_bytes(args[0])
 
 
+def _bags_read(call: Call) -> int:
+    """Bags of rows read and summed: a row an index, and the sums."""
+    args, _, outs = call
+    table, indices = args[0], args[1]
+    return indices.numel() * table.shape[-1] * table.element_size() + sum(map(tensor_bytes, outs))
+
+
+def _bags_added(call: Call) -> int:
+    """The gradient of a table (zeroed once): for each index a row of the bag's gradient is read and added."""
+    args, _, outs = call
+    grad, indices = args[0], args[1]
+    return 3 * indices.numel() * grad.shape[-1] * grad.element_size() + sum(map(tensor_bytes, outs))
+
+
 def _rows_written(call: Call) -> int:
     """Writing rows in place: the values are read, their places read and written."""
     args, _, _ = call
@@ -353,6 +370,10 @@ def _whole_output(call: Call) -> int:
 
 _SIZED: dict[str, Callable[[Call], int]] = {
     "embedding": _rows_read,
+    "_embedding_bag": _bags_read,
+    "_embedding_bag_forward_only": _bags_read,
+    "_embedding_bag_backward": _bags_added,
+    "_embedding_bag_dense_backward": _bags_added,
     "index_select": _rows_read,
     "index": _rows_read,
     "gather": _rows_read,
