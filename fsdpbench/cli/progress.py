@@ -107,17 +107,19 @@ class LiveProgress:
             self._live = None
 
     def _view(self) -> Group:
+        room = max(24, self._console.width * 45 // 100)
         table = Table(box=None, pad_edge=False, show_header=False, expand=False)
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
         for name, result in self._ended[-_LAST_SHOWN:]:
             style = "" if result["status"] == "ok" else "yellow"
-            table.add_row(Text(name), Text(describe_result(result), style=style))
+            table.add_row(Text(shortened(name, room)), Text(describe_result(result), style=style))
         for name, since in self._running.items():
             table.add_row(
-                Text(name, style="dim"), Text(f"running {time.monotonic() - since:.0f} s", style="dim")
+                Text(shortened(name, room), style="dim"),
+                Text(f"running {time.monotonic() - since:.0f} s", style="dim"),
             )
-        return Group(self._headline(), table)
+        return Group(self._headline(), *self._best(), table)
 
     def _headline(self) -> Text:
         done = self._before + len(self._ended)
@@ -128,11 +130,23 @@ class LiveProgress:
         if self._ended and done < self._total:
             pace = (time.monotonic() - self._began) / len(self._ended)
             text += f", about {pace * (self._total - done):.0f} s left"
-        finished = [pair for pair in self._ended if pair[1].get("tokens_per_s_per_gpu")]
-        if finished:
-            name, best = max(finished, key=lambda pair: pair[1]["tokens_per_s_per_gpu"])
-            text += f"; best so far {name} at {best['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
         return Text(text, style="bold", overflow="ellipsis", no_wrap=True)
+
+    def _best(self) -> list[Text]:
+        finished = [pair for pair in self._ended if pair[1].get("tokens_per_s_per_gpu")]
+        if not finished:
+            return []
+        name, best = max(finished, key=lambda pair: pair[1]["tokens_per_s_per_gpu"])
+        told = f"best so far: {best['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, "
+        return [Text(told + shortened(name, max(24, self._console.width - len(told))), style="green")]
+
+
+def shortened(name: str, width: int) -> str:
+    """`name` in at most `width` characters: names of one sweep differ at their ends, so the middle goes."""
+    if len(name) <= width:
+        return name
+    head = min(10, width // 3)
+    return f"{name[:head]}…{name[len(name) - (width - head - 1) :]}"
 
 
 def _line(text: str) -> None:

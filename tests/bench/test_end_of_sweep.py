@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from fsdpbench.cli import ranking
+from fsdpbench.cli.progress import shortened
 from fsdpbench.config import Config, Measurement
 from fsdpbench.planning import without_absent
 from fsdpbench.settings import Settings
@@ -87,6 +88,16 @@ def test_the_least_important_columns_go_first(folder: Path, monkeypatch: pytest.
 
 def test_measured_rows_tell_their_spread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1.2%" in printed(folder, 160, True, monkeypatch)
+
+
+def test_long_names_keep_what_tells_them_apart() -> None:
+    names = [f"impl-fsdp1-every-4-bwd-none-lim-off-bf16-batch-{batch}" for batch in (1, 16)]
+    short = [shortened(name, 30) for name in names]
+    assert [len(name) for name in short] == [30, 30]
+    assert short[0].startswith("impl-fsdp1")
+    assert short[0].endswith("-batch-1")
+    assert short[1].endswith("-batch-16")
+    assert shortened("single-bf16", 30) == "single-bf16"
 
 
 def test_failures_are_named_with_cause_and_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

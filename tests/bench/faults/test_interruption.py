@@ -10,7 +10,10 @@ import pytest
 SPACE = ("--system", "torch-ddp", "--batch", "1,8", "--seq", "64")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.campaign)],
+)
 def test_an_interruption_loses_what_is_in_flight_alone(
     sweep: Any, tiny: tuple[str, ...], number: signal.Signals, code: int
 ) -> None:

@@ -6,6 +6,8 @@ import os
 import signal
 from typing import Any
 
+import pytest
+
 TWO = ("--system", "torch-ddp", "--batch", "8,2", "--seq", "64")
 
 
@@ -32,6 +34,7 @@ def test_a_killed_rank_is_a_crash_the_sweep_goes_on_and_a_retry_runs_it_alone(
     assert all(result["status"] == "ok" for result in sweep.results.values())
 
 
+@pytest.mark.campaign
 def test_a_rank_that_hangs_in_a_collective_ends_at_the_timeout(sweep: Any, tiny: tuple[str, ...]) -> None:
     with sweep.start(*tiny, *TWO, "--timeout", "15") as process:
         sweep.wait_for(lambda: len(sweep.ranks()) == 2, "no ranks started")

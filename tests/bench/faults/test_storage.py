@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.errors import BenchError, ExitCode
+from fsdpbench.store import Store
+
 SIM = (
     "--model",
     "gpt-125m",
@@ -76,12 +79,11 @@ def test_a_full_disk_ends_the_sweep_and_keeps_what_is_finished(sweep: Any, tmp_p
     assert statuses <= {"ok", "error"}
 
 
-def test_a_folder_that_cannot_be_written_is_said_in_one_line(sweep: Any) -> None:
-    sweep.folder = Path("/proc/fsdpbench")
-    code, stdout, stderr = sweep.run(*TWO)
-    assert code == 5
-    assert stdout == ""
-    assert "/proc/fsdpbench: cannot be used" in stderr.splitlines()[-1]
+def test_a_folder_that_cannot_be_written_is_said_in_one_line() -> None:
+    with pytest.raises(BenchError, match="/proc/fsdpbench: cannot be used") as caught:
+        Store.open_or_create(Path("/proc/fsdpbench"))
+    assert caught.value.exit_code is ExitCode.BENCH_FAILED
+    assert "\n" not in str(caught.value)
 
 
 def test_broken_files_are_made_again_and_nothing_else_is(sweep: Any) -> None:
@@ -102,6 +104,7 @@ def test_broken_files_are_made_again_and_nothing_else_is(sweep: Any) -> None:
         assert index.execute("SELECT count(*) FROM results").fetchone() == (2,)
 
 
+@pytest.mark.campaign
 def test_a_clock_that_jumps_by_days_changes_nothing(
     sweep: Any, tiny: tuple[str, ...], tmp_path: Path
 ) -> None:
