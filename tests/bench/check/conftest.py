@@ -1,0 +1,43 @@
+"""Sweeps with planted regressions, run once for all tests, and the pool of real runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpbench.check.entries import Entry
+from fsdpbench.records import Status
+
+
+@pytest.fixture(scope="session")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of sweeps: `base`, and one for each regression (see planted_sweeps.py)."""
+    folder = tmp_path_factory.mktemp("planted")
+    script = Path(__file__).with_name("planted_sweeps.py")
+    subprocess.run(
+        [sys.executable, str(script), str(folder)], check=True, timeout=200, stdout=subprocess.DEVNULL
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pool() -> list[dict[str, float | None]]:
+    """The gate's figures of each run that `ci/record_pool.py` recorded."""
+    path = Path(__file__).parents[3] / "ci" / "measured" / "cpu_pool.json"
+    recorded: dict[str, Any] = json.loads(path.read_text())
+    runs: list[dict[str, float | None]] = []
+    for run in recorded["runs"]:
+        steps = sorted(run["step_times_s"])
+        runs.append({"step_time_s": steps[len(steps) // 2], "fastest_step_s": steps[0]})
+    return runs
+
+
+@pytest.fixture
+def measured() -> Any:
+    """Makes an entry of runs on the CPU."""
+    return lambda runs: Entry(Status.OK, "cpu", tuple(runs))

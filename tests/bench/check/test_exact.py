@@ -1,0 +1,152 @@
+"""The gate's comparison: any difference is shown, worse is worse in the metric's own direction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpbench.check.baseline import Baseline, torch_minor
+from fsdpbench.check.compare import Verdict, compare
+from fsdpbench.check.diagnosis import diagnose
+from fsdpbench.check.entries import Entry, entry_of
+from fsdpbench.check.text import as_json, as_markdown, as_text
+from fsdpbench.check.thresholds import Thresholds, read_thresholds
+from fsdpbench.errors import CannotJudgeError, UsageError
+
+
+def an_entry(status: str = "ok", **changes: Any) -> Entry:
+    """`changes`: figures that differ, by metric."""
+    result: dict[str, Any] = {
+        "status": status,
+        "device": "sim",
+        "step_time_s": 0.5,
+        "overlap_fraction": 0.75,
+        "alloc_retries_per_step": 0,
+        "ooms": 0,
+        "time_s": {"exposed_communication": 0.1, "compute_only": 0.3, "overlapped": 0.05},
+        "peak_memory_bytes": {"allocated": 100, "active": 110, "reserved": 120},
+        "communication": {"all_gather": {"count": 66, "bytes": 1000}},
+        "late_all_gathers": {"prefetched": 8, "late": 2},
+        "work": {"kernels": 100, "copies": 7, "limiter_waits": 5},
+    }
+    entry = entry_of([result])
+    return Entry(entry.status, entry.device, ({**entry.runs[0], **changes},))
+
+
+def test_equal_figures_pass() -> None:
+    comparison = compare({"a": an_entry()}, {"a": an_entry()}, Thresholds())
+    assert comparison.changes == ()
+    assert "all figures are equal" in as_text(comparison)
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "verdict"),
+    [
+        ("step_time_s", 0.5000001, Verdict.WORSE),
+        ("step_time_s", 0.4, Verdict.BETTER),
+        ("overlap_fraction", 0.7, Verdict.WORSE),
+        ("overlap_fraction", 0.8, Verdict.BETTER),
+        ("all_gather_count", 67, Verdict.WORSE),
+        ("all_gather_bytes", 999, Verdict.BETTER),
+        ("peak_reserved_bytes", 126, Verdict.WORSE),
+        ("all_reduce_count", 1, Verdict.WORSE),
+        ("compute_s", 0.36, Verdict.WORSE),
+        ("copies", 8, Verdict.WORSE),
+        ("prefetched_all_gathers", 7, Verdict.WORSE),
+        ("limiter_waits", 0, Verdict.CHANGED),
+    ],
+)
+def test_each_direction(metric: str, value: float, verdict: Verdict) -> None:
+    comparison = compare({"a": an_entry()}, {"a": an_entry(**{metric: value})}, Thresholds())
+    (change,) = comparison.changes
+    assert (change.metric, change.verdict) == (metric, verdict)
+    assert metric in as_text(comparison)
+    assert metric in as_markdown(comparison)
+    assert json.loads(as_json(comparison))["changes"][0]["metric"] == metric
+
+
+def test_a_threshold_allows_its_metric_alone() -> None:
+    after = an_entry(step_time_s=0.504, peak_active_bytes=111)
+    comparison = compare({"a": an_entry()}, {"a": after}, Thresholds({"step_time_s": 0.01}))
+    assert {change.metric: change.verdict for change in comparison.changes} == {
+        "step_time_s": Verdict.ALLOWED,
+        "peak_active_bytes": Verdict.WORSE,
+    }
+
+
+def test_running_out_of_memory_is_a_regression() -> None:
+    comparison = compare({"a": an_entry()}, {"a": an_entry(status="oom")}, Thresholds())
+    assert [(c.metric, c.verdict) for c in comparison.changes] == [("status", Verdict.WORSE)]
+
+
+def test_configurations_of_one_side_are_named() -> None:
+    comparison = compare({"a": an_entry(), "b": an_entry()}, {"b": an_entry(), "c": an_entry()}, Thresholds())
+    assert (comparison.missing, comparison.added, comparison.compared) == (("a",), ("c",), 1)
+
+
+def test_a_baseline_of_another_torch_cannot_judge(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    configurations = {"a": an_entry().to_dict()}
+    Baseline({}, {"1.0": {"configurations": configurations}}).write(path)
+    with pytest.raises(CannotJudgeError, match=r"torch 1\.0"):
+        Baseline.read(path).entries(path)
+    Baseline({}, {torch_minor(): {"configurations": configurations}}).write(path)
+    assert Baseline.read(path).entries(path) == {"a": an_entry()}
+
+
+def test_a_baseline_with_broken_figures_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    Baseline({}, {torch_minor(): {"configurations": {"a": {"status": "splendid", "device": "sim"}}}}).write(
+        path
+    )
+    with pytest.raises(UsageError, match=r"baseline\.json: its figures are broken"):
+        Baseline.read(path).entries(path)
+
+
+def test_a_gain_alone_has_no_cause() -> None:
+    comparison = compare({"a": an_entry()}, {"a": an_entry(copies=6)}, Thresholds())
+    assert diagnose(comparison) == []
+    assert "Keep the gain" in as_text(comparison)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 99}'])
+def test_what_is_no_baseline_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"baseline\.json"):
+        Baseline.read(path)
+
+
+def test_thresholds_are_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "thresholds.toml"
+    thresholds = Thresholds({"peak_reserved_bytes": 0.02}, 0.001, {"step_time_s": 0.05})
+    thresholds.write(path)
+    assert read_thresholds(path) == thresholds
+    assert thresholds.least_effect("step_time_s") == 0.05
+    assert thresholds.allowed("step_time_s") == 0
+    assert read_thresholds(None) == Thresholds()
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("[relative_change]\nstep_tme_s = 0.02\n", "step_tme_s is no metric"),
+        ("[relative_change]\nstep_time_s = -1\n", "from 0 up"),
+        ("relative_change = 3\n", "must be a table"),
+        ("[measured]\nlevel = 2\n", r"measured\.level"),
+        ("[measured.minimum_effect]\nspeed = 2\n", "speed is no metric"),
+        ("[", "is not TOML"),
+    ],
+)
+def test_wrong_thresholds_are_named(tmp_path: Path, content: str, named: str) -> None:
+    path = tmp_path / "thresholds.toml"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=named):
+        read_thresholds(path)
+
+
+def test_the_committed_thresholds_are_valid() -> None:
+    read_thresholds(Path(__file__).parents[3] / "ci" / "thresholds.toml")

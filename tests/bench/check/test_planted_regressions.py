@@ -1,0 +1,73 @@
+"""Each kind of regression, planted in the code of a simulated sweep, is caught and named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdpbench.check.compare import Comparison, compare
+from fsdpbench.check.diagnosis import diagnose
+from fsdpbench.check.sides import read_side
+from fsdpbench.check.surroundings import require_alike
+from fsdpbench.check.text import as_markdown, as_text
+from fsdpbench.check.thresholds import Thresholds
+
+COMMAND = (sys.executable, "-c", "from fsdpbench.cli import main; main()", "compare")
+
+
+def compared(planted: Path, variant: str) -> Comparison:
+    before, after = read_side(planted / "base"), read_side(planted / variant)
+    require_alike(before.surroundings, after.surroundings)
+    return compare(before.entries, after.entries, Thresholds())
+
+
+@pytest.mark.parametrize(
+    ("variant", "cause", "metric", "systems"),
+    [
+        ("no_prefetch", "less_prefetch", "exposed_communication_s", 2),
+        # Only where a limiter is: fully_shard hands memory over by events.
+        ("no_limiter", "limiter_off", "peak_reserved_bytes", 1),
+        ("another_all_gather", "more_all_gathers", "all_gather_count", 2),
+        ("another_copy", "more_copies", "copies", 2),
+        ("slower_kernels", "slower_kernels", "compute_s", 2),
+        ("more_memory", "more_memory", "peak_allocated_bytes", 2),
+    ],
+)
+def test_it_is_caught_and_named(planted: Path, variant: str, cause: str, metric: str, systems: int) -> None:
+    comparison = compared(planted, variant)
+    finding = diagnose(comparison)[0]
+    assert finding.cause == cause
+    assert len(finding.configurations) == systems
+    assert sum(change.metric == metric for change in comparison.regressions) == systems
+    assert finding.sentence in as_text(comparison)
+    assert finding.sentence in as_markdown(comparison)
+
+
+def test_how_much_is_said_exactly(planted: Path) -> None:
+    """Six blocks, gathered in forward and in backward, and the root, gathered once."""
+    for variant, metric, more in (
+        ("another_all_gather", "all_gather_count", 2 * 6 + 1),
+        ("another_copy", "copies", 6 + 1),
+    ):
+        for change in compared(planted, variant).regressions:
+            if change.metric == metric:
+                assert isinstance(change.after, int)
+                assert isinstance(change.before, int)
+                assert change.after - change.before == more
+
+
+def test_the_same_code_is_equal(planted: Path) -> None:
+    assert compared(planted, "base").changes == ()
+
+
+def test_the_command_ends_with_1_and_says_why(planted: Path) -> None:
+    words = (str(planted / "base"), str(planted / "another_copy"), "--json")
+    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1, done.stderr
+    told = json.loads(done.stdout)
+    assert told["causes"][0]["cause"] == "more_copies"
+    assert {change["verdict"] for change in told["changes"]} >= {"worse"}
