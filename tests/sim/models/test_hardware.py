@@ -55,7 +55,7 @@ def test_profiles_cannot_be_changed():
         ("sm_count = 108", "sm_counts = 108", "unknown key compute.sm_counts; did you mean compute.sm_count"),
         ("[compute]", "[comput]", "unknown key comput; did you mean compute"),
         ("bandwidth_gb_s = 2039", "bandwidth_gb_s = -1", "memory.bandwidth_gb_s = -1.0: must be positive"),
-        ("context_mib = 500", "context_mib = 90000", "must be smaller than memory.capacity_gib"),
+        ("context_mib = 450", "context_mib = 90000", "must be smaller than memory.capacity_gib"),
         ("fp32 = 19.5", "fp8 = 19.5", "lacks fp32"),
         ("under_load = 0.96", "under_load = 1.5", "gemm.under_load = 1.5: is a share"),
         ("compute_slowdown", "compute_slowdwn", "did you mean contention.compute_slowdown"),
