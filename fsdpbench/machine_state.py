@@ -38,7 +38,7 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class MachineState:
-    """`busy_cores`: cores at work while nothing of ours runs. `gpus`, `gpu_processes`: as nvidia-smi tells."""
+    """`busy_cores`: cores at work while nothing of ours runs. `gpus` and the rest: as nvidia-smi says."""
 
     busy_cores: float | None
     cores: int
