@@ -63,8 +63,8 @@ _REDUCTIONS = {
     "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "logcumsumexp", "glu", "glu_backward",
 }  # fmt: skip
 _POINTWISE = {
-    "upsample_nearest2d_backward", "upsample_bilinear2d_backward", "im2col", "col2im", "_thnn_fused_lstm_cell",
-    "_thnn_fused_lstm_cell_backward_impl",
+    "upsample_nearest2d_backward", "upsample_bilinear2d_backward", "im2col", "col2im",
+    "_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl",
     "bernoulli", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "randn", "rand", "randint",
     "randperm", "randn_like", "rand_like", "randint_like", "normal", "native_dropout",
     "native_dropout_backward", "_fused_dropout", "mse_loss_backward", "binary_cross_entropy",

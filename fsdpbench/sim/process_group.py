@@ -23,6 +23,7 @@ from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.collective_work import CollectiveRecord, CollectiveWork
 from fsdpbench.sim.tensors import is_on_device, new_tensor
 from fsdpbench.sim.timeline import Marker, Work
+from fsdpbench.sim.trace_records import KernelRecord
 
 BACKEND = "sim"
 
@@ -294,16 +295,27 @@ class SimProcessGroup(_ProcessGroup):
             return self._run(kind, nbytes, inputs, outputs, opts)
         accelerator = ACCELERATOR
         flat = new_tensor((sum(tensor.numel() for tensor in listed),), None, listed[0].dtype, nbytes)
-        copy_ns = accelerator.kernel_costs.memory_bound_ns(2 * nbytes, "copy")
         if kind == "reduce_scatter":
-            accelerator.timeline.launch(accelerator.stream, Work.COMPUTE, copy_ns)
-            return self._run(kind, nbytes, [flat, *inputs], outputs, opts)
-        work = self._run(kind, nbytes, inputs, [*outputs, flat], opts)
-        asynchronous = opts is None or getattr(opts, "asyncOp", True)
-        stream = self._own_stream if asynchronous and self._own_stream is not None else accelerator.stream
-        accelerator.timeline.launch(stream, Work.COMPUTE, copy_ns)
-        self._last = accelerator.timeline.record(stream)
-        return CollectiveWork(self._last, work.tensors)
+            _launch_copy(accelerator.stream, nbytes)
+        work = self._run(kind, nbytes, inputs, outputs, opts)
+        if kind == "all_gather" and self._coalesced is None:
+            asynchronous = opts is None or getattr(opts, "asyncOp", True)
+            stream = self._own_stream if asynchronous and self._own_stream is not None else accelerator.stream
+            _launch_copy(stream, nbytes)
+            work.marker = self._last = accelerator.timeline.record(stream)
+        work.tensors = [*work.tensors, flat]
+        return work
+
+
+def _launch_copy(stream: int, nbytes: int) -> None:
+    """The kernel that copies between a list and a flat buffer."""
+    accelerator = ACCELERATOR
+    timeline = accelerator.timeline
+    start = timeline.cpu
+    timeline.cpu += accelerator.cpu_costs.launch_ns
+    payload = None if accelerator.trace is None else KernelRecord("copy_kernel", start, timeline.cpu)
+    duration = accelerator.kernel_costs.memory_bound_ns(2 * nbytes, "copy")
+    timeline.launch(stream, Work.COMPUTE, duration, payload)
 
 
 _CPU_OPS = {

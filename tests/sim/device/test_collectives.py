@@ -194,3 +194,19 @@ def test_point_to_point_is_refused() -> None:
     start()
     with pytest.raises(NotImplementedError, match="send and recv are not simulated"):
         dist.send(torch.ones(1, device="sim"), 1)
+
+
+def test_list_forms_pay_for_a_copy() -> None:
+    """NCCL gathers into one flat buffer, and copies it into the list."""
+    from device_training import start
+
+    from fsdpbench.sim.costs import KernelCosts
+
+    sim = start()
+    full, shard = empty(512), empty(64)
+    parts = [empty(64) for _ in range(8)]
+    dist.all_gather(parts, shard)  # the buffer's memory comes from the driver once
+    torch.sim.synchronize()
+    extra = device_time(dist.all_gather, parts, shard) - device_time(dist.all_gather_into_tensor, full, shard)
+    copy = KernelCosts(sim.profile).memory_bound_ns(2 * 512 * MIB, "copy")
+    assert abs(extra - copy) < 100_000, (extra, copy)
