@@ -40,7 +40,8 @@ class FlatBuffer:
     def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, owner: Lane) -> None:
         self.owner = owner
         self.nbytes = numel * dtype.itemsize
-        with owner:
+        # A first forward may run in inference mode; training afterwards needs an ordinary tensor.
+        with owner, torch.inference_mode(False):
             self.tensor = torch.empty(numel, dtype=dtype, device=device)
 
     @property

@@ -7,7 +7,7 @@ caller records a mark; on the CPU it runs on the backend's own threads and is wa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,12 +21,17 @@ _reduce_scatter_single: Callable[..., Any] = getattr(
 )
 
 
+_reduce_groups: dict[ProcessGroup, ProcessGroup] = {}
+"""Groups made for reduce-scatters alone, one for each shard group."""
+
+
 @dataclass(frozen=True)
 class UnitGroups:
     """The process groups of a unit: ``shard`` holds one copy of it together, ``replicate`` holds equal
     shards.
 
-    A group of one rank is ``None``: nothing is communicated over it.
+    A group of one rank is ``None``: nothing is communicated over it. ``reduce`` has the ranks of ``shard``
+    and is what reduce-scatters use: usually the same group, and so the same communicator.
     """
 
     shard: ProcessGroup | None
@@ -34,6 +39,7 @@ class UnitGroups:
     shard_rank: int
     replicate: ProcessGroup | None = None
     replicate_size: int = 1
+    reduce: ProcessGroup | None = None
 
     @classmethod
     def of(cls, shard: ProcessGroup | None, replicate: ProcessGroup | None = None) -> UnitGroups:
@@ -46,7 +52,17 @@ class UnitGroups:
             shard_rank=shard.rank() if shard is not None else 0,
             replicate=replicate if replicate_size > 1 else None,
             replicate_size=replicate_size,
+            reduce=shard if shard_size > 1 else None,
         )
+
+    def with_reduce_group(self, separate: bool) -> UnitGroups:
+        """The same with a group of its own for reduce-scatters, or without. The first call is collective."""
+        if self.shard is None or not separate:
+            return replace(self, reduce=self.shard)
+        if self.shard not in _reduce_groups:
+            ranks = dist.get_process_group_ranks(self.shard)
+            _reduce_groups[self.shard] = dist.new_group(ranks, use_local_synchronization=True)
+        return replace(self, reduce=_reduce_groups[self.shard])
 
     @property
     def ranks(self) -> int:

@@ -97,6 +97,24 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.gradients.force_sum = enable
 
+    def set_reduce_scatter_unused_params(
+        self, reduce_scatter_unused_params: bool, *, recurse: bool = True
+    ) -> None:
+        """Reduce zeros for parameters that got no gradient, so that ranks may use different parameters.
+
+        Without it all ranks must use the same ones, or their collectives do not match.
+        """
+        for unit in self._units(recurse):
+            unit.gradients.unused_as_zero = reduce_scatter_unused_params
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, recurse: bool = True) -> None:
+        """Reduce-scatter over a process group of its own, so that it need not queue with all-gathers.
+
+        The first call for a group is collective.
+        """
+        for unit in self._units(recurse):
+            unit.groups = unit.groups.with_reduce_group(enable)
+
     # -- schedule --------------------------------------------------------------------------------------------
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:

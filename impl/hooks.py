@@ -351,6 +351,9 @@ def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
                 gradient = kept if gradient is None else kept.add_(gradient)
             elif gradient is not None:
                 gradient = gradient.to(unit.precision.reduce)
+        if gradient is None and unit.gradients.unused_as_zero and parameter.requires_grad:
+            dtype = unit.precision.reduce if accumulating else unit.precision.compute
+            gradient = torch.zeros_like(parameter, dtype=dtype)
         if gradient is not None:
             which.append(index)
             gradients.append(gradient)

@@ -167,7 +167,7 @@ class Reducer:
 
     def _start_reduce_scatter(self, reduction: _Reduction) -> None:
         unit, source = reduction.unit, reduction.source
-        group = unit.groups.shard
+        group = unit.groups.reduce
         assert group is not None
         numel = source.numel() // unit.groups.shard_size
         reduction.output = torch.empty(numel, dtype=source.dtype, device=source.device)

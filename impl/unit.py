@@ -112,6 +112,8 @@ class GradientState:
     """Reduce at all; off while accumulating without communication."""
     all_reduce: bool = True
     """Sum over replicas; off while accumulating with reduce-scatter only."""
+    unused_as_zero: bool = False
+    """Reduce zeros for parameters without a gradient, so that ranks may use different ones."""
     divide_factor: float | None = None
     force_sum: bool = False
     accumulated: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -383,6 +385,7 @@ class Unit:
         self.smaller.drop()
         self._from_smaller = None
 
+    @torch.inference_mode(False)
     def _make_parameters(self) -> None:
         storage = self._parameter_memory()
         at_shard = not self.owns_memory

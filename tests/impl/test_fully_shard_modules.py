@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 import impl
+from impl.hooks import stage_of
 
 WIDTH = 15
 
@@ -190,6 +191,51 @@ def case_checkpointing_over_several_units(rank: int) -> None:
         assert records[0] == records[1], (reentrant, records)
 
 
+def case_first_forward_in_inference_mode(rank: int) -> None:
+    torch.manual_seed(0)
+    model: Any = shard_model("impl", Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
+    with torch.inference_mode():
+        before = loss_of(model, tokens_of(rank, 0)).item()
+    loss = loss_of(model, tokens_of(rank, 0))
+    loss.backward()
+    assert loss.item() == before
+    assert all(p.grad is not None for p in model.parameters())
+
+
+class OneOfTwo(nn.Module):
+    """Each rank uses another branch."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.branches = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.branches[self.rank](x)
+
+
+def case_ranks_use_different_parameters(rank: int) -> None:
+    model: Any = impl.fully_shard(OneOfTwo(rank), mesh=init_device_mesh("cpu", (2,)))
+    model.set_reduce_scatter_unused_params(True)
+    model(torch.ones(1, 4)).sum().backward()
+    for branch in model.branches:
+        assert torch.equal(branch.weight.grad.full_tensor(), torch.full((4, 4), 0.5))
+
+
+def case_reductions_over_a_group_of_their_own(rank: int) -> None:
+    outcomes = []
+    for kind in ("impl", "torch"):
+        torch.manual_seed(0)
+        model: Any = shard_model(kind, Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
+        if kind == "impl":
+            model.set_separate_reduce_scatter_group()
+            units = [unit for block in model.blocks for unit in stage_of(block).units]
+            assert len({unit.groups.reduce for unit in units}) == 1
+            assert units[0].groups.reduce is not units[0].groups.shard
+        outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+    assert_same_outcome(*outcomes)
+
+
 class WithEncode(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -289,6 +335,9 @@ def case_compiled_blocks(rank: int) -> None:
 
 
 CASES = [
+    case_reductions_over_a_group_of_their_own,
+    case_first_forward_in_inference_mode,
+    case_ranks_use_different_parameters,
     case_backward_twice,
     case_checkpointing_over_several_units,
     case_compiled_blocks,
