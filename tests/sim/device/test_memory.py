@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,27 @@ def test_flash_attention_s_workspace_is_counted() -> None:
     gradients, wide, sums = 3 * 32 * MIB, 64 * MIB, 4 * 16 * 2048 * 4
     assert peak >= gradients + wide + sums
     assert peak < gradients + wide + sums + 4 * MIB
+
+
+def test_out_of_memory_in_backward_is_heard_before_the_process_may_end(tmp_path: Path) -> None:
+    """Hooks of backward allocate; torch ends a process whose hook raises."""
+    from device_training import VOCABULARY, TinyGPT, start, wrap
+
+    heard = tmp_path / "heard"
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        sim = start()
+        sim.on_out_of_memory = heard.write_text
+        with torch.device("sim"):
+            model = wrap("fsdp2", TinyGPT(width=1024), 8)
+        loss = model(torch.randint(0, VOCABULARY, (2, 128), device="sim"))
+        torch.sim.empty_cache()
+        kept = [torch.empty(torch.sim.mem_get_info()[0] - (8 << 20), device="sim", dtype=torch.uint8)]
+        try:
+            loss.backward()
+        except torch.OutOfMemoryError:
+            kept.clear()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert "out of memory. Tried to allocate" in heard.read_text()
