@@ -24,13 +24,14 @@ def command(runs: Path | None, system: str, only: str | None, output: Path, as_j
     from fsdpbench.validation.judge import judge
     from fsdpbench.validation.page import write_page
     from fsdpbench.validation.paper import paper_cases
+    from fsdpbench.validation.paper_t5 import t5_cases
     from fsdpbench.validation.predict import predict
     from fsdpbench.validation.runs_file import cases_of_file
     from fsdpbench.validation.text import as_dict, as_markdown
 
     PointPool.warm_up()
     get_system(system)
-    cases = paper_cases() + (cases_of_file(runs) if runs else [])
+    cases = paper_cases() + t5_cases() + (cases_of_file(runs) if runs else [])
     cases = [case for case in cases if only is None or only in case.name or only in case.group]
     if not cases:
         raise UsageError(f"--only {only!r}: no case has it in its name or group")

@@ -6,12 +6,14 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fsdpbench.validation import paper_t5
 from fsdpbench.validation.case import Figure
 from fsdpbench.validation.predict import Prediction
 
 MEAN_STEP_TIME = 0.04
 WORST_STEP_TIME = 0.10
 PLATEAU = 0.05
+T5 = 0.05
 PREFETCH_GAIN_POINTS = 3.0
 COLLAPSE_SHARE = (0.40, 0.65)
 ALLOCATED_GB = 2.0
@@ -34,6 +36,7 @@ def judge(predictions: Sequence[Prediction]) -> list[Bar]:
     paper = [p for p in predictions if p.case.model == "gpt-175b"]
     if paper:
         bars += [*_plateau(paper), *_prefetch_gain(paper), *_collapse(paper), *_memory(paper)]
+    bars += _t5([p for p in predictions if p.case.model == paper_t5.MODEL])
     return bars
 
 
@@ -75,6 +78,14 @@ def _plateau(paper: Sequence[Prediction]) -> list[Bar]:
     if worst is None:
         return []
     return [Bar("Fig 7b, plateau", f"within {PLATEAU:.0%}", f"{worst:.1%} at worst", worst <= PLATEAU)]
+
+
+def _t5(paper: Sequence[Prediction]) -> list[Bar]:
+    if not paper:
+        return []
+    errors = [p.step_time_error for p in paper]
+    worst = max(1.0 if error is None else abs(error) for error in errors)
+    return [Bar("Fig 7c, T5-11B", f"within {T5:.0%}", f"{worst:.1%} at worst", worst <= T5)]
 
 
 def _prefetch_gain(paper: Sequence[Prediction]) -> list[Bar]:
