@@ -2,9 +2,9 @@
 
     python ci/record_pool.py ci/measured/cpu_pool.json --runs 80
 
-Two ranks over gloo on this machine's CPU train a small GPT; every run starts its processes anew, since the run
-is the replicate. The file keeps each run's untraced step times in the order in which the runs took place, with
-the kind of machine, how busy it was beside them, the versions, and this command. It names no host.
+Two ranks over gloo on this machine's CPU train a small GPT; every run starts its processes anew, since the
+run is the replicate. The file keeps each run's untraced step times in the order in which the runs took place,
+with the kind of machine, how busy it was beside them, the versions, and this command. It names no host.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def main() -> None:
         "versions": {name: versions()[name] for name in ("python", "torch", "fsdpbench")},
         "runs": [{"step_times_s": rounded(result)} for result in results],
     }
-    arguments.file.write_text(json.dumps(content, separators=(",", ":")).replace('},{"step', '},\n{"step') + "\n")
+    arguments.file.write_text(
+        json.dumps(content, separators=(",", ":")).replace('},{"step', '},\n{"step') + "\n"
+    )
 
 
 def configuration() -> Config:
