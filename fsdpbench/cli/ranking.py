@@ -63,6 +63,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     if len(rows) > len(shown):
         console.print(Text(f"… and {len(rows) - len(shown)} more, all of them in the report", style="dim"))
     _print_failures(console, view)
+    _print_doubts(console, rows)
     console.print()
     console.print(Text(best_sentence(view), style="bold"))
     known = f" ({already_done} were done already)" if already_done else ""
@@ -136,12 +137,34 @@ def _spread(row: Configuration) -> str:
     """Of the runs where there are several, else of the steps; simulated ones have none."""
     if row.simulated or row.status is not Status.OK:
         return ""
-    try:
-        result = json.loads((row.folder / "result.json").read_text())
-    except (OSError, ValueError):
-        return ""
+    result = _stored(row)
     source = result.get("repeats") or result.get("measured") or {}
     return _number(source.get("spread"), ".1%")
+
+
+def _stored(row: Configuration) -> dict[str, Any]:
+    """The whole result, of which the page's view holds what the page shows."""
+    try:
+        result: dict[str, Any] = json.loads((row.folder / "result.json").read_text())
+        return result
+    except (OSError, ValueError):
+        return {}
+
+
+def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
+    """What makes measured figures doubtful, the same doubt once."""
+    measured = [row for row in rows if row.status is Status.OK and not row.simulated]
+    warnings = [(_stored(row).get("environment") or {}).get("warnings") or [] for row in measured]
+    doubtful = [told for told in warnings if told]
+    if not doubtful:
+        return
+    kinds = dict.fromkeys(text.split(":")[0] for told in doubtful for text in told)
+    console.print()
+    console.print(
+        Text(f"Doubtful: {len(doubtful)} of {len(measured)} measured: {'; '.join(kinds)}", style="yellow"),
+        soft_wrap=True,
+    )
+    console.print("  environment.warnings in each result.json tells more.", highlight=False)
 
 
 def _print_failures(console: Console, view: RunView) -> None:

@@ -47,6 +47,7 @@ def folder(tmp_path: Path) -> Path:
         finish(
             store, each, status="ok", step_time_s=0.25 + index, tokens_per_s_per_gpu=123456.0 - index,
             samples_per_s_per_gpu=60.0 - index, overlap_fraction=0.375, measured={"spread": 0.0123},
+            environment={"warnings": ["other work ran beside it: 1.5 of 2 cores were busy"][index:]},
         )  # fmt: skip
     cause = {"message": "rank 1: killed by SIGKILL", "log": "logs/rank1_stderr.log"}
     finish(store, made[-1], status="crash", cause=cause)
@@ -98,6 +99,11 @@ def test_long_names_keep_what_tells_them_apart() -> None:
     assert short[0].endswith("-batch-1")
     assert short[1].endswith("-batch-16")
     assert shortened("single-bf16", 30) == "single-bf16"
+
+
+def test_doubtful_figures_are_said_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = printed(folder, 160, True, monkeypatch)
+    assert "Doubtful: 1 of 3 measured: other work ran beside it" in text
 
 
 def test_failures_are_named_with_cause_and_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
