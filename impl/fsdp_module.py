@@ -107,7 +107,7 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.gradients.unused_as_zero = reduce_scatter_unused_params
 
-    def set_separate_reduce_scatter_group(self, enable: bool = True, recurse: bool = True) -> None:
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
         """Reduce-scatter over a process group of its own, so that it need not queue with all-gathers.
 
         The first call for a group is collective.
