@@ -29,6 +29,7 @@ DTensor's `propagate_op_sharding`               see `sharding_shortcut.py`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,8 +46,9 @@ from fsdpbench.sim.storage import address, record_of, resize
 from fsdpbench.sim.tensors import new_tensor
 
 
+@functools.cache
 def apply_patches() -> None:
-    """Apply all of them. To be called once a process."""
+    """Apply all of them. The first call of a process does it, others nothing."""
     _patch_storages()
     _patch_tensors()
     _patch_data_assignment()

@@ -44,7 +44,8 @@ _REGISTERED: list[torch.library.Library] = []
 def preload() -> None:
     """Register the device ``sim``, its kernels and its backend (idempotent).
 
-    Leaves no thread and no open file, so that a process that forks its workers does this once before.
+    Leaves no thread and no open file, so that a process that forks its workers does this once before. Workers
+    that then use another device find torch as it was, but for one more device.
     """
     if _REGISTERED:
         return
@@ -53,7 +54,6 @@ def preload() -> None:
     for name in _IMPORTED_LATE_BY_TORCH:
         importlib.import_module(name)
     backend_registration._setup_privateuseone_for_python_backend(DEVICE_TYPE, DeviceModule())
-    apply_patches()
     register_backend()
     _REGISTERED.extend(register_kernels())
     _REGISTERED.append(register_attention())
@@ -91,6 +91,7 @@ class Simulation:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not in a world of {world_size}")
         preload()
+        apply_patches()
         if allocator_conf is None:
             text = next((os.environ[name] for name in _ALLOC_CONF_VARIABLES if os.environ.get(name)), "")
             allocator_conf = AllocatorConf.parse(text)

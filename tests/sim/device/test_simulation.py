@@ -98,3 +98,13 @@ def test_cpu_time_is_charged_for_modules_and_hooks() -> None:
     assert call_ns(module) == round(costs.module_call_us * 1000)
     module.register_forward_hook(lambda *args: None)
     assert call_ns(module) == round((costs.module_call_us + costs.hook_us) * 1000)
+
+
+def test_registering_alone_leaves_torch_as_it_was() -> None:
+    """Workers for other devices are forked from a process that has registered this one."""
+    assert torch.nn.Module.__call__.__module__ == "torch.nn.modules.module"
+    assert torch.profiler.record_function.__enter__.__module__ == "torch.autograd.profiler"
+    from device_training import start
+
+    start()
+    assert torch.nn.Module.__call__.__module__ == "fsdpbench.sim.patches"
