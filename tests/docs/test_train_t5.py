@@ -13,11 +13,18 @@ SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "train_t5.py"
 LINE = re.compile(r"epoch (\d+): loss ([\d.]+), validation ([\d.]+)")
 
 
-def train(package: str) -> list[tuple[float, float]]:
+WORDS = "shard the parameters, gather them for each unit, reduce the gradients and free what is done. "
+
+
+def train(package: str, folder: Path) -> list[tuple[float, float]]:
     """(training loss, validation loss) of each epoch."""
+    text, unseen = folder / "text.txt", folder / "unseen.txt"
+    text.write_text(WORDS * 30)
+    unseen.write_text(" ".join(sorted(WORDS.split())) * 30)
+    texts = ["--text", str(text), "--validation-text", str(unseen)]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     process = subprocess.Popen(
-        [*command, str(SCRIPT), "--fsdp", package],
+        [*command, str(SCRIPT), "--fsdp", package, *texts],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -36,8 +43,8 @@ def train(package: str) -> list[tuple[float, float]]:
     return [(float(loss), float(validation)) for _, loss, validation in found]
 
 
-def test_one_import_decides_and_nothing_else_changes() -> None:
-    ours, torchs = train("impl"), train("torch.distributed.fsdp")
+def test_one_import_decides_and_nothing_else_changes(tmp_path: Path) -> None:
+    ours, torchs = train("impl", tmp_path), train("torch.distributed.fsdp", tmp_path)
     assert ours == torchs  # to the four digits that the script prints
     (first, first_validation), (last, last_validation) = ours
     assert last < first - 0.3
