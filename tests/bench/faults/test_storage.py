@@ -69,14 +69,18 @@ def test_a_full_disk_ends_the_sweep_and_keeps_what_is_finished(sweep: Any, tmp_p
     script = f'mount -t tmpfs -o size=600k tmpfs {small} && "$@"; code=$?; cp -r {inside} {kept}; exit $code'
     sweep.folder, sweep.prefix = inside, ("unshare", "-rm", "sh", "-c", script, "sh")
     batches = ",".join(map(str, range(1, 21)))
-    code, _, stderr = sweep.run(*SIM, "--batch", batches)
+    rest = ("--wrap", "block", "--backward-prefetch", "pre", "--reduce-dtype", "fp32")
+    code, _, stderr = sweep.run(*SIM, *rest, "--batch", batches)
     assert code == 5, stderr
-    assert "No space left on device" in stderr
+    assert "cannot be written" in stderr.splitlines()[-1]
+    assert "MiB free" in stderr.splitlines()[-1]
     assert "Traceback" not in stderr
     sweep.folder = kept
     statuses = {result["status"] for result in sweep.results.values()}
     assert "ok" in statuses
     assert statuses <= {"ok", "error"}
+    causes = [result["cause"]["message"] for result in sweep.results.values() if result["status"] == "error"]
+    assert all("No space left on device" in cause or "the disk is full" in cause for cause in causes)
 
 
 def test_a_folder_that_cannot_be_written_is_said_in_one_line() -> None:
