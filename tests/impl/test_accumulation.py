@@ -107,7 +107,7 @@ def case_flat(rank: int, *, strategy: str, synchronise: bool, originals: bool) -
 
 @pytest.mark.parametrize("synchronise", [True, False])
 @pytest.mark.parametrize("originals", [True, False])
-@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
+@pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
 def test_flat(two_ranks, strategy: str, synchronise: bool, originals: bool) -> None:
     two_ranks.run(case_flat, strategy=strategy, synchronise=synchronise, originals=originals)
 

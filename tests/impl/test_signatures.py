@@ -1,0 +1,78 @@
+"""Names and arguments are torch's; ours come after them and are keyword-only."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch.distributed.fsdp as torch_fsdp
+import torch.distributed.fsdp.wrap as torch_wrap
+
+import impl
+
+KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+
+
+def assert_extends(ours: Any, theirs: Any) -> None:
+    mine = list(inspect.signature(ours).parameters.values())
+    for expected, actual in zip(inspect.signature(theirs).parameters.values(), mine, strict=False):
+        assert (actual.name, actual.kind) == (expected.name, expected.kind)
+    extra = mine[len(inspect.signature(theirs).parameters) :]
+    assert all(parameter.kind is KEYWORD_ONLY for parameter in extra), extra
+
+
+def test_fully_shard() -> None:
+    assert_extends(impl.fully_shard, torch_fsdp.fully_shard)
+
+
+def test_wrapper() -> None:
+    ours, theirs = impl.FullyShardedDataParallel, torch_fsdp.FullyShardedDataParallel
+    assert_extends(ours.__init__, theirs.__init__)
+    for method in (
+        "summon_full_params",
+        "clip_grad_norm_",
+        "no_sync",
+        "fsdp_modules",
+        "apply",
+        "check_is_root",
+    ):
+        assert_extends(getattr(ours, method), getattr(theirs, method))
+
+
+NEWER_THAN_THE_OLDEST_TORCH = {
+    "reset_iter_state",
+    "set_reduce_scatter_unused_params",
+    "set_separate_reduce_scatter_group",
+}
+OURS = [name for name in vars(impl.FSDPModule) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_methods_of_a_sharded_module(method: str) -> None:
+    theirs = getattr(torch_fsdp.FSDPModule, method, None)
+    if theirs is None:
+        assert method in NEWER_THAN_THE_OLDEST_TORCH
+        return
+    assert_extends(getattr(impl.FSDPModule, method), theirs)
+
+
+@pytest.mark.parametrize("name", ["ShardingStrategy", "BackwardPrefetch"])
+def test_enums(name: str) -> None:
+    assert list(getattr(impl, name).__members__) == list(getattr(torch_fsdp, name).__members__)
+
+
+@pytest.mark.parametrize("name", ["MixedPrecision", "MixedPrecisionPolicy", "CPUOffload"])
+def test_settings(name: str) -> None:
+    ours, theirs = getattr(impl, name), getattr(torch_fsdp, name)
+    assert [f.name for f in fields(ours)] == [f.name for f in fields(theirs)]
+    made = ours()
+    assert all(getattr(made, f.name) == getattr(theirs(), f.name) for f in fields(theirs))
+
+
+@pytest.mark.parametrize(
+    "name", ["size_based_auto_wrap_policy", "lambda_auto_wrap_policy", "transformer_auto_wrap_policy", "wrap"]
+)
+def test_wrap_policies(name: str) -> None:
+    assert_extends(getattr(impl, name), getattr(torch_wrap, name))
