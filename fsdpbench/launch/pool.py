@@ -129,18 +129,17 @@ def _result_of(point: _Running) -> dict[str, Any]:
 
 
 def _late_result(point: _Running, outcome: Outcome) -> dict[str, Any]:
-    free = shutil.disk_usage(point.folder).free
-    if outcome.status is not Status.OK and free < _FULL_DISK_BYTES:
-        outcome = Outcome(
-            Status.ERROR, f"the disk is full ({free >> 10} KiB free): {outcome.cause}", outcome.log
-        )
     took = time.monotonic() - point.began
     try:
+        free = shutil.disk_usage(point.folder).free
+        if outcome.status is not Status.OK and free < _FULL_DISK_BYTES:
+            cause = f"the disk is full ({free >> 10} KiB free): {outcome.cause}"
+            outcome = Outcome(Status.ERROR, cause, outcome.log)
         return record_result(point.config, point.folder, outcome, took, point.started)
     except OSError as error:
         # Nothing was recorded; the caller sees that its folder holds no result.
-        cause = {"message": f"the result cannot be written: {error.strerror or error}", "log": None}
-        return {"status": Status.ERROR.value, "cause": cause}
+        message = f"the result cannot be written: {error.strerror or error}"
+        return {"status": Status.ERROR.value, "cause": {"message": message, "log": None}}
 
 
 def _how_it_died(point: _Running) -> str:

@@ -70,10 +70,11 @@ def run_sweep(
     fail_fast: bool = False,
     repeat: int = 1,
     pool: Pool | None = None,
+    index: bool = True,
 ) -> SweepSummary:
     """Run what is missing of `repeat` runs of each of `points`, in `pool` (default: here, `jobs` at a time).
 
-    Interrupted, it loses only what was in flight; call it again to go on. Raises `BenchError` if the store
+    Without `index` the store's index is left as it is. Interrupted, it loses only what was in flight; call it again to go on. Raises `BenchError` if the store
     cannot be written any more.
     """
     statuses = store.statuses(points, repeat)
@@ -96,7 +97,8 @@ def run_sweep(
         with disk_errors(store.folder):
             if repeat > 1:
                 _merge_repeats(store, points)
-            build_index(store.folder / INDEX_FILE, store.points())
+            if index:
+                build_index(store.folder / INDEX_FILE, store.points())
     return summary
 
 

@@ -73,7 +73,7 @@ def tune(
 
     def evaluate(batch: Sequence[Config]) -> list[Candidate]:
         nonlocal done
-        run_sweep(searching, batch, quiet, jobs=jobs_for("sim"))
+        run_sweep(searching, batch, quiet, jobs=jobs_for("sim"), index=False)
         done += len(batch)
         tell(f"{done} of {min(trials, len(simulated))} simulated")
         return [_judged(searching, config, goal) for config in batch]
