@@ -4,8 +4,8 @@
     python ci/compare_benchmarks.py before-1.json,before-2.json,... after-1.json,after-2.json,...
 
 Each side is one file or several between commas. With several files a side the run is the replicate, as it is
-for sweeps: one figure a file, its fastest round. With one file a side the rounds themselves are compared; they
-know nothing of what differs between two runs of one program, and a note says so.
+for sweeps: one figure a file, its fastest round. With one file a side the rounds themselves are compared,
+which know nothing of what differs between two runs of one program; a note says so.
 
 Exit 0 no benchmark is slower, 1 some are, 2 a file cannot be used, 3 cannot judge (another machine or Python,
 too few runs).

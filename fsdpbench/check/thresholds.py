@@ -53,7 +53,7 @@ class Thresholds:
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
-        measured = {"level": self.level, "minimum_effect": dict(self.minimum_effect)}
+        measured = {"level": self.level, "minimum_effect": dict(self.minimum_effect) or None}
         text = _HEAD + "\n" + to_toml({"relative_change": dict(self.relative_change), "measured": measured})
         partial = path.with_name(path.name + ".partial")
         partial.write_text(text)

@@ -29,7 +29,7 @@ from fsdpbench.store import Store, point_folder_name
 from fsdpbench.training import TrainingLoop
 
 BASE = "base"
-LAYERS = 6
+LAYERS = 4
 _SLOWER_KERNELS = """\
 base = "a100-80gb"
 [gemm]
@@ -59,17 +59,17 @@ def replaced(owner: Any, name: str, new: Callable[[Any], Any]) -> None:
     setattr(owner, name, new(getattr(owner, name)))
 
 
-def no_prefetch(config: Config, folder: Path) -> Config:
+def no_prefetch(config: Config, work: Path, base: Path) -> Config:
     replaced(impl.schedule.Schedule, "_prefetch_backward", lambda _: lambda self, stage: None)
     return config
 
 
-def no_limiter(config: Config, folder: Path) -> Config:
+def no_limiter(config: Config, work: Path, base: Path) -> Config:
     replaced(impl.schedule.RateLimiter, "wait", lambda _: lambda self, unit: None)
     return config
 
 
-def another_all_gather(config: Config, folder: Path) -> Config:
+def another_all_gather(config: Config, work: Path, base: Path) -> Config:
     def twice(all_gather: Callable[..., Any]) -> Callable[..., Any]:
         def gather(*arguments: Any) -> Any:
             all_gather(*arguments)
@@ -81,7 +81,7 @@ def another_all_gather(config: Config, folder: Path) -> Config:
     return config
 
 
-def another_copy(config: Config, folder: Path) -> Config:
+def another_copy(config: Config, work: Path, base: Path) -> Config:
     def copying(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
         return lambda output, source, *rest, **more: reduce_scatter(output, source.clone(), *rest, **more)
 
@@ -89,18 +89,18 @@ def another_copy(config: Config, folder: Path) -> Config:
     return config
 
 
-def slower_kernels(config: Config, folder: Path) -> Config:
+def slower_kernels(config: Config, work: Path, base: Path) -> Config:
     """Matrix multiplications 3 % slower."""
     from fsdpbench.sim.hardware import load_profile
 
-    profile = folder / "slower.toml"
+    profile = work / "slower.toml"
     profile.write_text(_SLOWER_KERNELS.format(sustained=load_profile("a100-80gb").gemm.sustained / 1.03))
     return replace(config, hardware=str(profile))
 
 
-def more_memory(config: Config, folder: Path) -> Config:
+def more_memory(config: Config, work: Path, base: Path) -> Config:
     """5 % of the peak, held from the first step on."""
-    result = folder / BASE / point_folder_name(config) / "result.json"
+    result = base / point_folder_name(config) / "result.json"
     more = json.loads(result.read_text())["peak_memory_bytes"]["allocated"] // 20
     held: list[torch.Tensor] = []
 
@@ -117,7 +117,7 @@ def more_memory(config: Config, folder: Path) -> Config:
 
 
 PLANTS = {
-    BASE: lambda config, folder: config,
+    BASE: lambda config, work, base: config,
     "no_prefetch": no_prefetch,
     "no_limiter": no_limiter,
     "another_all_gather": another_all_gather,
@@ -128,18 +128,23 @@ PLANTS = {
 
 
 def sweep(folder: Path, variant: str, points: list[Config]) -> None:
+    """All points at a time: there are as few of them as cores."""
     store = Store.open_or_create(folder / variant)
     with store.locked():
         store.write_space({"schema": 1, "model": "gpt-125m"}, points)
-        for config in points:
-            work = store.work_folder(config)
-            child = os.fork()
-            if child == 0:
-                run_point(PLANTS[variant](config, folder).to_dict(), str(work))
+        started = [started_in_fork(folder, variant, config, store.work_folder(config)) for config in points]
+        for config, work, child in started:
             _, status = os.waitpid(child, 0)
             if status:
                 raise SystemExit(f"{variant}: {(work / 'stderr.log').read_text()}")
             store.commit(config, work)
+
+
+def started_in_fork(folder: Path, variant: str, config: Config, work: Path) -> tuple[Config, Path, int]:
+    child = os.fork()
+    if child == 0:
+        run_point(PLANTS[variant](config, work, folder / BASE).to_dict(), str(work))
+    return config, work, child
 
 
 def main(folder: Path) -> None:
