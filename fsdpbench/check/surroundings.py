@@ -24,8 +24,10 @@ class Surroundings:
         return self.facts.get("device") == "sim"
 
     def differences(self, other: Surroundings) -> list[str]:
-        """One line for each fact that differs."""
+        """One line for each fact that differs; of two devices, that they do, since the rest follows."""
         names = dict.fromkeys([*self.facts, *other.facts])
+        if self.facts.get("device") != other.facts.get("device"):
+            names = dict.fromkeys(["device"])
         return [
             f"{name}: {self.facts.get(name, 'unknown')} against {other.facts.get(name, 'unknown')}"
             for name in names
@@ -60,7 +62,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
         "hardware": str((result.get("hardware") or {}).get("name")),
         "torch": _minor(versions.get("torch")),
         "model": str(config.get("model")),
-        "shape": ",".join(f"{name}={value}" for name, value in sorted(shape.items())),
+        **{f"shape {name}": str(value) for name, value in sorted(shape.items())},
         "gpus_per_node": str(config.get("gpus_per_node")),
         "data": str(config.get("data")),
     }

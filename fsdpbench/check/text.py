@@ -101,7 +101,8 @@ def summary(comparison: Comparison) -> str:
     noun = "configuration" if comparison.compared == 1 else "configurations"
     if not comparison.changes:
         return f"{comparison.compared} {noun} compared: all figures are equal."
-    told = f"{comparison.compared} {noun} compared: {worse} figures worse, {better} better."
+    figures = "figure" if worse == 1 else "figures"
+    told = f"{comparison.compared} {noun} compared: {worse} {figures} worse, {better} better."
     noise = comparison.of(Verdict.NOISE)
     if noise:
         told += f" {len(noise)} measured figures show no change ({_runs(noise)} runs a side)."

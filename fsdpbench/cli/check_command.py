@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.cli.comparison_output import finish, format_options
-from fsdpbench.errors import UsageError
+from fsdpbench.errors import CannotJudgeError, UsageError
 
 if TYPE_CHECKING:
     from fsdpbench.check.sides import Side
@@ -50,13 +50,18 @@ def command(
     if baseline is None and (folder is None or not noise):
         raise UsageError("check needs --baseline FILE (only --noise FOLDER does without)")
     loaded = Baseline.read(baseline) if baseline is not None else None
-    if noise:
-        runs = repeat or _NOISE_RUNS
-        side = stored_side(folder) if folder else swept_side(loaded.space if loaded else {}, runs)
-        _write_noise(side, thresholds)
+    if noise and folder is not None:
+        _write_noise(stored_side(folder), thresholds)
         return
     assert loaded is not None
     assert baseline is not None
+    if noise:
+        if loaded.space.get("device") == "sim":
+            raise CannotJudgeError(
+                f"{baseline}: its sweep is simulated and exact: there is no noise to measure"
+            )
+        _write_noise(swept_side(loaded.space, repeat or _NOISE_RUNS), thresholds)
+        return
     allowed = read_thresholds(thresholds)
     expected = loaded.entries(baseline)
     side = stored_side(folder) if folder else swept_side(loaded.space, repeat or loaded.repeat)

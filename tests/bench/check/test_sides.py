@@ -104,6 +104,7 @@ def test_github_benchmark_has_the_newer_sides_figures(write_sweep: Callable[...,
         ({"processor": "another one"}, "processor: a processor against another one"),
         ({"device": "cuda"}, "device: cpu against cuda"),
         ({"config": {"model": "llama"}}, "model: gpt against llama"),
+        ({"config": {"model": "gpt", "shape": {"layers": 3}}}, "shape layers: 2 against 3"),
         ({"environment": {"variables": {"NCCL_ALGO": "Ring"}}}, "variable NCCL_ALGO: unknown against Ring"),
     ],
 )
@@ -150,6 +151,20 @@ def test_noise_writes_thresholds(write_sweep: Callable[..., Path], tmp_path: Pat
     assert done.exit_code == 0, done.exception
     assert "99 % of comparisons stay below" in done.output
     assert read_thresholds(file).minimum_effect == {"step_time_s": 0.03, "fastest_step_s": 0.03}
+
+
+def test_a_baseline_runs_its_own_sweep(tmp_path: Path) -> None:
+    """Updated from nothing but its space, it then finds the same code equal, to the last digit."""
+    file = tmp_path / "baseline.json"
+    space = {"schema": 1, "model": "gpt-125m", "shape": "layers=2", "device": "sim", "hardware": "a100-80gb"}
+    space |= {"gpus": 8, "system": ["impl-fsdp2"], "settings": {"batch": [1], "seq": [256]}}
+    Baseline(space, {}).write(file)
+    updated = run(baseline_command.command, "update", file)
+    assert updated.exit_code == 0, updated.exception
+    checked = run(check_command.command, "--baseline", file)
+    assert checked.exit_code == ExitCode.OK, checked.exception
+    assert "1 configuration compared: all figures are equal." in checked.output
+    assert isinstance(run(check_command.command, "--baseline", file, "--noise").exception, CannotJudgeError)
 
 
 def test_check_without_a_baseline_says_what_it_needs(tmp_path: Path) -> None:
