@@ -320,6 +320,8 @@ class _Boundary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        # Modules wrapped as one and run in part have no hook on their outputs that would have done this.
+        ctx.stage.runtime.begin_backward()
         ctx.stage.post_backward()
         return (None, *gradients)
 

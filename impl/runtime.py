@@ -107,7 +107,7 @@ class Runtime:
         happened there was an exception. Training goes on with sharded parameters as if that iteration had not
         been; gradients that were accumulated without communication are lost with it.
         """
-        if self._callback_queued or self.forward_root is stage:
+        if self._callback_queued or (self.forward_root is stage and len(stage.modules) == 1):
             _log.warning("the iteration before did not finish (was there an exception?): FSDP drops it")
             self.reset()
 

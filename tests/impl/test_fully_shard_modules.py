@@ -110,6 +110,39 @@ def case_modules_as_one_unit(rank: int) -> None:
     assert records[0] == records[1], records
 
 
+class Body(Model):
+    """Leaves the head to its caller."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+
+def case_loss_in_chunks(rank: int) -> None:
+    """The head, one unit with the norm, runs outside of the model's forward, once a chunk of the sequence."""
+    found = []
+    for api in (impl, torch_fsdp):
+        torch.manual_seed(0)
+        model = Body(blocks=2)
+        mesh = init_device_mesh("cpu", (2,))
+        for block in model.blocks:
+            api.fully_shard(block, mesh=mesh)
+        api.fully_shard([model.norm, model.head], mesh=mesh)
+        api.fully_shard(model, mesh=mesh)
+        for step in range(2):
+            tokens = tokens_of(rank, step)
+            body = model(tokens)
+            cut = body.detach().requires_grad_()
+            for part, target in zip(cut.chunk(2, dim=1), tokens.chunk(2, dim=1), strict=True):
+                logits = model.head(part).flatten(0, 1)
+                nn.functional.cross_entropy(logits, target.flatten()).backward()
+            body.backward(cut.grad)
+        found.append(read_fully_shard[0](model))
+    assert_close(found[0], found[1])
+
+
 def case_forward_without_gradients(rank: int) -> None:
     """Evaluation between training steps: parameters are freed again, and training is not disturbed."""
     torch.manual_seed(0)
@@ -335,6 +368,7 @@ def case_compiled_blocks(rank: int) -> None:
 
 
 CASES = [
+    case_loss_in_chunks,
     case_reductions_over_a_group_of_their_own,
     case_first_forward_in_inference_mode,
     case_ranks_use_different_parameters,
