@@ -54,6 +54,7 @@ def test_a_simulated_sweep_is_an_array(slurm: Any, tmp_path: Path) -> None:
     assert len(arrays) == 1
 
 
+@pytest.mark.campaign
 def test_a_job_past_its_time_is_a_result_and_bad_options_are_refused(slurm: Any, tmp_path: Path) -> None:
     words = ["--system", "torch-ddp", "--timeout", "0.5"]
     done, results = swept(slurm, tmp_path / "run", *CPU, *words)
