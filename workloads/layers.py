@@ -3,6 +3,9 @@ after a build on `meta`, and the loss of token models."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -39,5 +42,30 @@ def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
 
     `in_fp32`: the logits are cast before, as most mixed precision training does (batch x seq x vocab x 4 B).
     """
-    scores = logits.float() if in_fp32 else logits
-    return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+    rows, wanted = logits.flatten(0, 1), targets.flatten()
+    if in_fp32:
+        return F.cross_entropy(rows.float(), wanted)
+    loss: Tensor = _LeanCrossEntropy.apply(rows, wanted)
+    return loss
+
+
+class _LeanCrossEntropy(torch.autograd.Function):
+    """Mean cross entropy whose gradient overwrites the log-probabilities that were kept for it.
+
+    `F.cross_entropy` holds three tensors of the logits' size in its backward (log-probabilities, their
+    gradient, the logits' gradient), this one, as the fused losses of training libraries do. One backward
+    only: a second one is refused by autograd, which sees that what was kept has changed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, wanted: Tensor) -> Tensor:
+        log_probabilities = F.log_softmax(rows, dim=1)
+        ctx.save_for_backward(log_probabilities, wanted)
+        return F.nll_loss(log_probabilities, wanted)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        log_probabilities, wanted = ctx.saved_tensors
+        result = log_probabilities.exp_()
+        result.scatter_add_(1, wanted[:, None], result.new_full((len(wanted), 1), -1.0))
+        return result.mul_(gradient / len(wanted)), None
