@@ -71,8 +71,6 @@ class ImplFsdp1(_FlatParameterSystem):
         refused = refuse_common(config)
         if config.settings.cpu_offload:
             refused["cpu_offload"] = "cpu_offload is not part of impl's FullyShardedDataParallel yet"
-        if config.settings.limit_all_gathers == "auto":
-            refused["limit_all_gathers"] = "`auto` is not part of impl's rate limiter yet"
         return refused
 
     def _module(self) -> ModuleType:

@@ -79,8 +79,6 @@ class ImplFsdp2(_FullyShardSystem):
         refused = super().refuses(config)
         if config.settings.cpu_offload:
             refused["cpu_offload"] = _OFFLOAD_LATER
-        if config.settings.limit_all_gathers == "auto":
-            refused["limit_all_gathers"] = "`auto` belongs to impl-fsdp1"
         return refused
 
     def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
