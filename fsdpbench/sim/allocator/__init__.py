@@ -2,6 +2,7 @@
 
 from fsdpbench.sim.allocator.caching import CachingAllocator
 from fsdpbench.sim.allocator.conf import AllocatorConf, AllocatorConfError, AllocatorCosts
+from fsdpbench.sim.allocator.snapshot import dump_snapshot, take_snapshot
 from fsdpbench.sim.allocator.types import (
     AllocatorAction,
     AllocatorClock,
@@ -22,4 +23,6 @@ __all__ = [
     "Block",
     "CachingAllocator",
     "SimOutOfMemoryError",
+    "dump_snapshot",
+    "take_snapshot",
 ]
