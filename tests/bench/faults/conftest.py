@@ -75,7 +75,7 @@ class DisturbedSweep:
 
     @staticmethod
     def wait_for(happened: Callable[[], object], else_: str) -> None:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 200
         while not happened():
             assert time.monotonic() < deadline, else_
             time.sleep(0.02)

@@ -20,7 +20,7 @@ def test_an_interruption_loses_what_is_in_flight_alone(
     with sweep.start(*tiny, *SPACE) as process:
         sweep.wait_for(lambda: sweep.results and sweep.ranks(), "nothing finished")
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=120)
     sweep.wait_until_gone()
     assert process.returncode == code, stderr
     assert "start the same command again" in stderr
