@@ -10,8 +10,8 @@ logarithms) says how far the effect depends on the other settings, or, on measur
     wrap=root   prefetch=none  limit=2    53  /
 
 The value that the best configuration uses is what the others are compared with, so an effect reads as "what
-leaving the best value costs". A setting that one of two systems does not have is left out when those systems
-are compared.
+leaving the best value costs". Where two systems are compared, a setting that one of them does not have stays
+at its best value in the other.
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ def _pairs(
     """Rows with `name=first` beside rows with `name=second` that are equal otherwise."""
     # Systems differ in which settings they have, and each fills in its own default where none is typed.
     shared = _common_settings(rows, name, (first, second)) if name == "system" else None
+    if shared is not None:
+        rows = _at_best_elsewhere(rows, name, shared)
 
     def rest(row: Configuration) -> tuple[tuple[str, Any], ...]:
         names = row.settings.keys() - {name} if shared is None else shared
@@ -141,6 +143,17 @@ def _common_settings(rows: Sequence[Configuration], name: str, values: tuple[str
     for row in concerned:
         common &= row.settings.keys()
     return frozenset(common)
+
+
+def _at_best_elsewhere(
+    rows: Sequence[Configuration], name: str, shared: frozenset[str]
+) -> list[Configuration]:
+    """The rows whose settings outside `shared` have the values of the best row that has them (best first)."""
+    kept = list(rows)
+    for other in set(varying_settings(rows)) - shared - {name}:
+        best = next((setting(row.settings[other]) for row in rows if other in row.settings), None)
+        kept = [row for row in kept if other not in row.settings or setting(row.settings[other]) == best]
+    return kept
 
 
 def _geometric_mean(ratios: Sequence[float]) -> tuple[float | None, float | None, float | None]:

@@ -95,3 +95,17 @@ def test_a_value_that_runs_out_of_memory_is_counted_not_averaged() -> None:
 def test_nothing_finished_has_no_effects() -> None:
     assert effects_of(row(None, x="a"), row(None, x="b")) == []
     assert effects_of() == []
+
+
+def test_what_only_one_system_has_stays_at_its_best_value_when_systems_are_compared() -> None:
+    rows = [
+        row(100, system="one", wrap="block", limit=2),
+        row(50, system="one", wrap="block", limit="off"),
+        row(70, system="one", wrap="root", limit=2),
+        row(30, system="one", wrap="root", limit="off"),
+        row(95, system="two", wrap="block"),
+        row(60, system="two", wrap="root"),
+    ]
+    (effect,) = (each for each in effects_of(*rows) if each.name == "system")
+    assert effect.pairs == 2
+    assert effect.ratio == pytest.approx(math.sqrt(95 / 100 * 60 / 70))
