@@ -64,21 +64,21 @@ def main() -> None:
     """Entry point of the `fsdpbench` script. Ends the process with a documented exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        # Out of standalone mode click returns the code of an `Exit` that a command raised.
-        code = _group.main(prog_name="fsdpbench", standalone_mode=False)
-        _leave(code or ExitCode.OK)
-    except click.Abort as abort:
-        _say("interrupted; what is finished is kept, start the same command again to go on")
-        _leave(_TERMINATED if isinstance(abort.__cause__, _Terminated) else _INTERRUPTED)
+        # Not click's own `main`: that one turns a closed pipe into exit code 1, a regression here.
+        with _group.make_context("fsdpbench", sys.argv[1:]) as context:
+            _group.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        _leave(stop.exit_code)
     except click.ClickException as error:
         error.show()
         _leave(error.exit_code)
     except BenchError as error:
         _say(str(error))
         _leave(error.exit_code)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         _say("interrupted; what is finished is kept, start the same command again to go on")
-        _leave(_INTERRUPTED)
+        _leave(_TERMINATED if isinstance(stop, _Terminated) else _INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output went away (`| head`): nothing is wrong, and nobody to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

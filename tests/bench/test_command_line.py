@@ -131,3 +131,11 @@ def test_what_does_not_apply_is_an_answer(fsdpbench: Callable[..., Done]) -> Non
     result = json.loads(done.stdout)
     assert result["status"] == "not_applicable"
     assert "limit_all_gathers" in result["cause"]["message"]
+
+
+def test_a_reader_that_goes_away_is_no_regression() -> None:
+    program = "from fsdpbench.cli import main; main()"
+    command = f"{sys.executable} -c '{program}' list settings --json | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
