@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +25,8 @@ from workloads.base import Flops
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from workloads.images import CHANNELS
 from workloads.layers import WEIGHT_STD, Projection
-from workloads.shape import check_divides, check_positive, make_shape
+from workloads.shape import check_divides, check_positive
+from workloads.shaped import Shaped
 from workloads.vision import VisionWorkload, class_loss
 
 FAMILY = "deepvit"
@@ -168,31 +168,11 @@ class DeepViT(nn.Module):
         return logits if labels is None else class_loss(logits, labels)
 
 
-class DeepViTWorkload(VisionWorkload):
+class DeepViTWorkload(Shaped[DeepViTShape], VisionWorkload):
     """A DeepViT of one shape, with images as data."""
 
     family = FAMILY
-
-    def __init__(self, name: str, shape: DeepViTShape) -> None:
-        self.name = name
-        self._shape = shape
-
-    @classmethod
-    def from_values(cls, name: str, values: Mapping[str, Any]) -> DeepViTWorkload:
-        """Raises: ShapeError, a field is unknown, missing or impossible."""
-        return cls(name, make_shape(DeepViTShape, values))
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        return asdict(self._shape)
-
-    @property
-    def image_side(self) -> int:
-        return self._shape.image
-
-    @property
-    def classes(self) -> int:
-        return self._shape.classes
+    shape_type = DeepViTShape
 
     @property
     def parameters(self) -> int:

@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,8 @@ from workloads.base import Batch, Flops, SampleWorkload, ShapeError
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from workloads.clicks import click_batches
 from workloads.layers import Projection
-from workloads.shape import check_divides, check_positive, make_shape
+from workloads.shape import check_divides, check_positive
+from workloads.shaped import Shaped
 from workloads.sparse import STATE_BYTES, SparseTables
 
 FAMILY = "dhen"
@@ -153,23 +153,11 @@ class DHEN(nn.Module):
         return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
 
 
-class DHENWorkload(SampleWorkload):
+class DHENWorkload(Shaped[DHENShape], SampleWorkload):
     """A DHEN of one shape, with clicks as data; `parameters` are the dense ones, which FSDP shards."""
 
     family = FAMILY
-
-    def __init__(self, name: str, shape: DHENShape) -> None:
-        self.name = name
-        self._shape = shape
-
-    @classmethod
-    def from_values(cls, name: str, values: Mapping[str, Any]) -> DHENWorkload:
-        """Raises: ShapeError, a field is unknown, missing or impossible."""
-        return cls(name, make_shape(DHENShape, values))
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        return asdict(self._shape)
+    shape_type = DHENShape
 
     @property
     def parameters(self) -> int:

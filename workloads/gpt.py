@@ -12,20 +12,19 @@ product and counts, the embedding lookup is none and does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Batch, Flops, ShapeError, TokenWorkload, WorkloadError
+from workloads.base import Flops, ShapeError, WorkloadError
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from workloads.data import token_batches
 from workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
-from workloads.shape import check_divides, check_positive, check_share, make_shape
+from workloads.next_token import NextTokenWorkload
+from workloads.shape import check_divides, check_positive, check_share
+from workloads.shaped import Shaped
 
 FAMILY = "gpt"
 POSITIONS = ("learned", "none")
@@ -210,23 +209,11 @@ class GPT(nn.Module):
         return token_loss(logits, targets, self.fp32_loss)
 
 
-class GPTWorkload(TokenWorkload):
+class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
     """A GPT of one shape, with tokens as data."""
 
     family = FAMILY
-
-    def __init__(self, name: str, shape: GPTShape) -> None:
-        self.name = name
-        self._shape = shape
-
-    @classmethod
-    def from_values(cls, name: str, values: Mapping[str, Any]) -> GPTWorkload:
-        """Raises: ShapeError, a field is unknown, missing or impossible."""
-        return cls(name, make_shape(GPTShape, values))
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        return asdict(self._shape)
+    shape_type = GPTShape
 
     @property
     def parameters(self) -> int:
@@ -243,38 +230,12 @@ class GPTWorkload(TokenWorkload):
         return s.layers * block + norm + embeddings + positions
 
     @property
-    def default_seq(self) -> int:
-        return self._shape.max_seq
-
-    @property
     def block_classes(self) -> tuple[type[nn.Module], ...]:
         return (GPTBlock,)
 
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
         return GPT(
             self._shape, self.resolve_seq(seq), ActivationCheckpointing.parse(activation_checkpointing)
-        )
-
-    def batches(
-        self,
-        batch: int,
-        seq: int | None,
-        seed: int,
-        rank: int,
-        device: torch.device | str,
-        data: Path | None = None,
-        *,
-        world_size: int | None = None,
-    ) -> Iterator[Batch]:
-        return token_batches(
-            vocab=self._shape.vocab,
-            batch=batch,
-            seq=self.resolve_seq(seq),
-            seed=seed,
-            rank=rank,
-            device=device,
-            data=data,
-            world_size=world_size,
         )
 
     def flops_per_step(

@@ -16,20 +16,19 @@ attention, in full although it is causal.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Batch, Flops, ShapeError, TokenWorkload
+from workloads.base import Flops, ShapeError
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from workloads.data import token_batches
 from workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
-from workloads.shape import check_divides, check_positive, make_shape
+from workloads.next_token import NextTokenWorkload
+from workloads.shape import check_divides, check_positive
+from workloads.shaped import Shaped
 
 FAMILY = "llama"
 _NORM_EPS = 1e-5
@@ -194,23 +193,11 @@ class Llama(nn.Module):
         return logits if targets is None else token_loss(logits, targets, self.fp32_loss)
 
 
-class LlamaWorkload(TokenWorkload):
+class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
     """A Llama of one shape, with tokens as data."""
 
     family = FAMILY
-
-    def __init__(self, name: str, shape: LlamaShape) -> None:
-        self.name = name
-        self._shape = shape
-
-    @classmethod
-    def from_values(cls, name: str, values: Mapping[str, Any]) -> LlamaWorkload:
-        """Raises: ShapeError, a field is unknown, missing or impossible."""
-        return cls(name, make_shape(LlamaShape, values))
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        return asdict(self._shape)
+    shape_type = LlamaShape
 
     @property
     def parameters(self) -> int:
@@ -219,38 +206,12 @@ class LlamaWorkload(TokenWorkload):
         return s.layers * (s.block_weights + 2 * s.d_model) + s.d_model + embeddings
 
     @property
-    def default_seq(self) -> int:
-        return self._shape.max_seq
-
-    @property
     def block_classes(self) -> tuple[type[nn.Module], ...]:
         return (LlamaBlock,)
 
     def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
         self.resolve_seq(seq)  # any length will do, but not any number
         return Llama(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
-
-    def batches(
-        self,
-        batch: int,
-        seq: int | None,
-        seed: int,
-        rank: int,
-        device: torch.device | str,
-        data: Path | None = None,
-        *,
-        world_size: int | None = None,
-    ) -> Iterator[Batch]:
-        return token_batches(
-            vocab=self._shape.vocab,
-            batch=batch,
-            seq=self.resolve_seq(seq),
-            seed=seed,
-            rank=rank,
-            device=device,
-            data=data,
-            world_size=world_size,
-        )
 
     def flops_per_step(
         self, batch: int, seq: int | None = None, activation_checkpointing: str = "none"

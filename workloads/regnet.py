@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,8 @@ from workloads.base import Flops, ShapeError
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from workloads.images import CHANNELS
 from workloads.layers import Projection
-from workloads.shape import check_positive, make_shape
+from workloads.shape import check_positive
+from workloads.shaped import Shaped
 from workloads.vision import VisionWorkload, class_loss
 
 FAMILY = "regnet"
@@ -245,31 +245,11 @@ class RegNet(nn.Module):
         return logits if labels is None else class_loss(logits, labels)
 
 
-class RegNetWorkload(VisionWorkload):
+class RegNetWorkload(Shaped[RegNetShape], VisionWorkload):
     """A RegNet-Y of one shape, with images as data."""
 
     family = FAMILY
-
-    def __init__(self, name: str, shape: RegNetShape) -> None:
-        self.name = name
-        self._shape = shape
-
-    @classmethod
-    def from_values(cls, name: str, values: Mapping[str, Any]) -> RegNetWorkload:
-        """Raises: ShapeError, a field is unknown, missing or impossible."""
-        return cls(name, make_shape(RegNetShape, values))
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        return asdict(self._shape)
-
-    @property
-    def image_side(self) -> int:
-        return self._shape.image
-
-    @property
-    def classes(self) -> int:
-        return self._shape.classes
+    shape_type = RegNetShape
 
     @property
     def parameters(self) -> int:

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +29,8 @@ from workloads.base import Batch, Flops, ShapeError, TokenWorkload
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from workloads.data import token_rows
 from workloads.layers import Lookup, Projection, token_loss
-from workloads.shape import check_positive, check_share, make_shape
+from workloads.shape import check_positive, check_share
+from workloads.shaped import Shaped
 
 FAMILY = "t5"
 ATTENTIONS = ("fused", "explicit")
@@ -294,26 +294,14 @@ class T5(nn.Module):
         return logits if targets is None else token_loss(logits, targets, self.fp32_loss)
 
 
-class T5Workload(TokenWorkload):
+class T5Workload(Shaped[T5Shape], TokenWorkload):
     """A T5 of one shape: the encoder reads `seq` tokens, the decoder predicts the `seq` tokens after them.
 
     That is prefix language modelling (Raffel et al. 2020, section 3.2.1), which any text serves for.
     """
 
     family = FAMILY
-
-    def __init__(self, name: str, shape: T5Shape) -> None:
-        self.name = name
-        self._shape = shape
-
-    @classmethod
-    def from_values(cls, name: str, values: Mapping[str, Any]) -> T5Workload:
-        """Raises: ShapeError, a field is unknown, missing or impossible."""
-        return cls(name, make_shape(T5Shape, values))
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        return asdict(self._shape)
+    shape_type = T5Shape
 
     @property
     def parameters(self) -> int:

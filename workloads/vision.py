@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,16 +16,6 @@ from workloads.images import image_batches
 class VisionWorkload(SampleWorkload):
     """A model of images; its field counts images, not tokens."""
 
-    @property
-    @abstractmethod
-    def image_side(self) -> int:
-        """Pixels along a side of the square input."""
-
-    @property
-    @abstractmethod
-    def classes(self) -> int:
-        """Number of classes."""
-
     def batches(
         self,
         batch: int,
@@ -40,8 +29,8 @@ class VisionWorkload(SampleWorkload):
     ) -> Iterator[Batch]:
         self.resolve_seq(seq)
         return image_batches(
-            image=self.image_side,
-            classes=self.classes,
+            image=self.shape["image"],
+            classes=self.shape["classes"],
             batch=batch,
             seed=seed,
             rank=rank,
