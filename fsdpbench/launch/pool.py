@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,15 +87,16 @@ class PointPool:
         process = self._context.Process(
             target=run_point, args=(config.to_dict(), str(folder), self._nodes), name=config.name
         )
-        try:
-            with _plain_main():
-                process.start()
-        except EOFError:
-            # Let through, it would pass for an interruption.
-            raise BenchError(
-                "no configuration can be started: the fork server ended, its error is above"
-            ) from None
-        self._running.append(_Running(config, folder, process, time.monotonic(), timestamp()))
+        with _interruptions_held():
+            try:
+                with _plain_main():
+                    process.start()
+            except EOFError:
+                # Let through, it would pass for an interruption.
+                raise BenchError(
+                    "no configuration can be started: the fork server ended, its error is above"
+                ) from None
+            self._running.append(_Running(config, folder, process, time.monotonic(), timestamp()))
 
     def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, dict[str, Any]]]:
         """Points that ended within `wait_s` seconds, each with its folder and result."""
@@ -162,6 +164,29 @@ def _kill(point: _Running) -> None:
         os.killpg(point.process.pid, signal.SIGKILL)
     point.process.kill()
     point.process.join(timeout=10)
+
+
+@contextlib.contextmanager
+def _interruptions_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the point that is being started is known, so that it can be killed.
+
+    Handlers are changed, not masks: a mask holds for one thread, and libraries have threads of their own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: arrived.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in arrived:
+            signal.raise_signal(number)
 
 
 @contextlib.contextmanager

@@ -113,7 +113,16 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         for process in reversed(running):
             process.terminate()
         for process in running:
-            process.wait(timeout=60)
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a daemon that was told to end; slurmd may wait for its steps, then it is killed."""
+    try:
+        process.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout=15)
 
 
 def wait_for(happened: object, folder: Path) -> None:
