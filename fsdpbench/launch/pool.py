@@ -185,8 +185,8 @@ def _interruptions_held() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in arrived:
-            signal.raise_signal(number)
+        for late in arrived:
+            signal.raise_signal(late)
 
 
 @contextlib.contextmanager
