@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -23,11 +24,13 @@ class _FlatParameterSystem(System):
         "reshard_after_forward": "FSDP1 says it by its strategy",
     }
 
+    @abstractmethod
     def _module(self) -> ModuleType:
-        raise NotImplementedError
+        """Where the classes and enums of FSDP1 are found by torch's names."""
 
+    @abstractmethod
     def _extras(self, config: Config) -> dict[str, Any]:
-        raise NotImplementedError
+        """Constructor arguments beyond those that both have."""
 
     def wrap(self, context: BuildContext) -> nn.Module:
         config, settings, fsdp = context.config, context.config.settings, self._module()
@@ -105,7 +108,7 @@ class TorchFsdp1(_FlatParameterSystem):
         if settings.forward_prefetch not in (0, 1, None):
             refused["forward_prefetch"] = "PyTorch's FSDP1 prefetches one unit in forward, or none"
         if settings.cpu_offload and config.device == "sim":
-            refused["cpu_offload"] = "the simulated host link is not built yet"
+            refused["cpu_offload"] = "FSDP1's CPU offload is not simulated"
         return refused
 
     def _module(self) -> ModuleType:

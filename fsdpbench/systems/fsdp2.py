@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -26,11 +27,13 @@ _OFFLOAD_LATER = "cpu_offload is not part of impl's fully_shard yet"
 class _FullyShardSystem(System):
     """What both have in common: units inner first, then the root; gradients synchronised by a switch."""
 
+    @abstractmethod
     def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
-        raise NotImplementedError
+        """The mixed-precision policy; `None` keeps a dtype."""
 
+    @abstractmethod
     def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
-        raise NotImplementedError
+        """Apply `fully_shard` with `arguments` and what only this one has."""
 
     def wrap(self, context: BuildContext) -> nn.Module:
         config, settings = context.config, context.config.settings
@@ -120,7 +123,7 @@ class TorchFsdp2(_FullyShardSystem):
         if config.settings.backward_prefetch != "pre":
             refused["backward_prefetch"] = "PyTorch's fully_shard always prefetches before (`pre`)"
         if config.settings.cpu_offload and config.device == "sim":
-            refused["cpu_offload"] = "the simulated host link is not built yet"
+            refused["cpu_offload"] = "the bench does not materialise simulated shards on the host yet"
         return refused
 
     def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
