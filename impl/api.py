@@ -81,11 +81,12 @@ class MixedPrecision:
         param_dtype: dtype of all-gather and computation; ``None`` keeps the parameters' own.
         reduce_dtype: dtype of gradient reduction; ``None`` takes the dtype of computation.
         buffer_dtype: floating point buffers are held in it; ``None`` leaves them.
-        keep_low_precision_grads: leave reduced gradients in ``reduce_dtype``.
+        keep_low_precision_grads: leave reduced gradients in ``param_dtype`` (replicas: in
+            ``reduce_dtype``), for optimizers that take them so.
         cast_forward_inputs: every wrapped module casts its floating point inputs to ``param_dtype``.
         cast_root_forward_inputs: the outermost one does.
-        _module_classes_to_ignore: modules that stay in full precision: each is wrapped by itself without
-            mixed precision.
+        _module_classes_to_ignore: with an ``auto_wrap_policy``, modules that stay in full precision: each is
+            wrapped by itself without mixed precision.
     """
 
     param_dtype: torch.dtype | None = None
@@ -107,10 +108,25 @@ class OffloadPolicy:
 
 
 @dataclass(frozen=True)
+class CPUOffloadPolicy(OffloadPolicy):
+    """Sharded parameters, gradients and the optimizer step on the CPU.
+
+    Attributes:
+        pin_memory: keep shards in pinned memory and copy gradients into it, so that copies run beside the
+            CPU. Has no meaning where the CPU is what is computed on.
+    """
+
+    pin_memory: bool = True
+
+
+@dataclass(frozen=True)
 class CPUOffload:
     """Whether the FSDP1 front end keeps shards, gradients and the optimizer step on the CPU."""
 
     offload_params: bool = False
+
+
+KeptGradients = Literal["compute", "reduce"] | None
 
 
 @dataclass(frozen=True)
@@ -121,14 +137,14 @@ class UnitPrecision:
         original: dtype of shard, optimizer and delivered gradients.
         compute: dtype that is gathered and computed in, and of the gradients that autograd makes.
         reduce: dtype of gradient reduction.
-        keep_reduced: deliver gradients in ``reduce`` instead of ``original``.
+        keep: deliver gradients in this of the other two dtypes instead of ``original``.
         wanted: the dtypes of parameters and reduction that were asked for.
     """
 
     original: torch.dtype
     compute: torch.dtype
     reduce: torch.dtype
-    keep_reduced: bool = False
+    keep: KeptGradients = None
     wanted: tuple[torch.dtype | None, torch.dtype | None] = (None, None)
 
     @classmethod
@@ -137,23 +153,25 @@ class UnitPrecision:
         original: torch.dtype,
         param_dtype: torch.dtype | None,
         reduce_dtype: torch.dtype | None,
-        keep_reduced: bool = False,
+        keep: KeptGradients = None,
     ) -> UnitPrecision:
         """Fill in what was left open; parameters that are not floating point are never cast."""
         wanted = (param_dtype, reduce_dtype)
         if not original.is_floating_point:
             return cls(original, original, original, wanted=wanted)
         compute = param_dtype or original
-        return cls(original, compute, reduce_dtype or compute, keep_reduced, wanted)
+        return cls(original, compute, reduce_dtype or compute, keep, wanted)
 
     def for_original(self, original: torch.dtype) -> UnitPrecision:
         """The same wishes for parameters that were converted to another dtype."""
-        return self.decide(original, *self.wanted, keep_reduced=self.keep_reduced)
+        return self.decide(original, *self.wanted, keep=self.keep)
 
     @property
     def delivered(self) -> torch.dtype:
         """The dtype of the sharded gradients."""
-        return self.reduce if self.keep_reduced else self.original
+        if self.keep is None:
+            return self.original
+        return self.compute if self.keep == "compute" else self.reduce
 
 
 PrefetchTiming = Literal["pre", "post"]
@@ -171,6 +189,8 @@ class ScheduleSettings:
         limit_all_gathers: how many units may have been gathered and not yet given back as far as the device
             is concerned, before the CPU waits; 0 never waits.
         memory_handover: how buffers pass between streams.
+        check_ranks: in how many iterations ranks compare what they are about to do before each collective
+            (``rank_check.py``); ``True`` for all.
     """
 
     backward_prefetch: PrefetchTiming | None = "pre"
@@ -179,6 +199,7 @@ class ScheduleSettings:
     limit_all_gathers: int = 0
     adapt_limit: bool = False
     memory_handover: MemoryHandover = MemoryHandover.EVENTS
+    check_ranks: bool | int = False
 
     def __post_init__(self) -> None:
         if self.backward_prefetch not in ("pre", "post", None):
@@ -199,6 +220,7 @@ class ScheduleSettings:
         forward_prefetch_depth: int,
         limit_all_gathers: bool | int | str,
         memory_handover: str | MemoryHandover,
+        check_ranks: bool | int = False,
     ) -> ScheduleSettings:
         """Read the front ends' arguments: a limit of ``True`` is 2 as in FSDP1, handover may be a name."""
         adapt = limit_all_gathers == "auto"
@@ -213,4 +235,16 @@ class ScheduleSettings:
         except ValueError:
             names = ", ".join(repr(mode.value) for mode in MemoryHandover)
             raise ValueError(f"memory_handover must be one of {names}, not {memory_handover!r}") from None
-        return cls(backward_prefetch, backward_prefetch_depth, forward_prefetch_depth, limit, adapt, handover)
+        if not isinstance(check_ranks, int) or check_ranks < 0:
+            raise ValueError(
+                f"check_ranks must be True, False or a number of iterations, not {check_ranks!r}"
+            )
+        return cls(
+            backward_prefetch,
+            backward_prefetch_depth,
+            forward_prefetch_depth,
+            limit,
+            adapt,
+            handover,
+            check_ranks,
+        )

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, ReduceOp
+
+if TYPE_CHECKING:
+    from .custom_comm import AllGather, Comm, ReduceScatter
 
 # torch 2.13 renamed these two and warns at the old names; 2.11 and 2.12 know only the old ones.
 _all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -20,6 +23,9 @@ _reduce_scatter_single: Callable[..., Any] = getattr(
     dist, "reduce_scatter_single", dist.reduce_scatter_tensor
 )
 
+
+_WIDE = (torch.float32, torch.float64, torch.bfloat16)
+"""Dtypes whose range holds any sum of gradients."""
 
 _reduce_groups: dict[ProcessGroup, ProcessGroup] = {}
 """Groups made for reduce-scatters alone, one for each shard group."""
@@ -90,6 +96,11 @@ class Averaging:
     after: float
 
 
+def may_overflow(dtype: torch.dtype) -> bool:
+    """Whether a sum of gradients may leave the range of ``dtype``."""
+    return dtype not in _WIDE
+
+
 def averaging(
     ranks: int,
     dtype: torch.dtype,
@@ -110,7 +121,7 @@ def averaging(
         force_sum: never use the backend's average.
     """
     divisor = float(ranks if factor is None else factor)
-    if dtype not in (torch.float32, torch.float64, torch.bfloat16):
+    if may_overflow(dtype):
         before = 1.0
         while divisor % before == 0 and divisor / before > before:
             before *= 2
@@ -120,19 +131,39 @@ def averaging(
     return Averaging(ReduceOp.SUM, 1.0, divisor)
 
 
+def allocate(numel: int, dtype: torch.dtype, device: torch.device, custom: Comm | None) -> torch.Tensor:
+    """1-D memory to communicate from or into, uninitialised, on the current stream."""
+    if custom is not None:
+        return custom.allocate((numel,), dtype=dtype, device=device)
+    return torch.empty(numel, dtype=dtype, device=device)
+
+
 def all_gather(
-    output: torch.Tensor, shard: torch.Tensor, group: ProcessGroup, async_op: bool
+    output: torch.Tensor,
+    shard: torch.Tensor,
+    group: ProcessGroup,
+    async_op: bool,
+    custom: AllGather | None = None,
 ) -> dist.Work | None:
     """Gather equal shards, 1-D, into ``output`` ordered by rank. ``shard`` may be its own slice of
     ``output``.
     """
+    if custom is not None:
+        return custom(output_tensor=output, input_tensor=shard, group=group, async_op=async_op)
     return _all_gather_single(output, shard, group=group, async_op=async_op)
 
 
 def reduce_scatter(
-    output: torch.Tensor, source: torch.Tensor, group: ProcessGroup, operation: Any, async_op: bool
+    output: torch.Tensor,
+    source: torch.Tensor,
+    group: ProcessGroup,
+    operation: Any,
+    async_op: bool,
+    custom: ReduceScatter | None = None,
 ) -> dist.Work | None:
     """Sum or average ``source`` (ranks x shard, 1-D) and leave this rank's shard in ``output``."""
+    if custom is not None:
+        return custom(output_tensor=output, input_tensor=source, group=group, op=operation)
     return _reduce_scatter_single(output, source, op=operation, group=group, async_op=async_op)
 
 

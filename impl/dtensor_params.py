@@ -7,49 +7,42 @@ of their gradients are views of what the reduce-scatter returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
-from .layout import Segment, UnitLayout
-from .unit import UnitParameter
-
-_new_dtensor: Callable[..., DTensor] = partial(DTensor.__new__, DTensor)
-"""Wrap a local tensor by its spec, without ``DTensor.__init__``, which does nothing but ask the compiler."""
-
-
-def shard_placements(mesh: DeviceMesh) -> tuple[Placement, ...]:
-    """Shard on dim 0 over the last dimension of the mesh, replicas over the one before it."""
-    return (Shard(0),) if mesh.ndim == 1 else (Replicate(), Shard(0))
+from .layout import Segment, UnitLayout, chunk_rows
+from .offload import HOST, HostOffload, new_shard
+from .placement import ParameterPlan, local_tensor, new_dtensor
+from .presentation import UnitParameter
 
 
 class DTensorPresentation:
     """Shows ``DTensor`` parameters when sharded and plain ones when not.
 
     Args:
-        originals: the parameters as they were, in the order of the layout; their values are copied into the
-            shard.
+        plans: how each parameter is sharded, in the order of the layout.
+        originals: the parameters as they were; their values are copied into the shard.
     """
 
     def __init__(
         self,
-        mesh: DeviceMesh,
+        plans: Sequence[ParameterPlan],
         layout: UnitLayout,
         parameters: Sequence[UnitParameter],
         originals: Sequence[nn.Parameter],
+        offload: HostOffload | None = None,
     ) -> None:
-        self._mesh = mesh
+        self._offload = offload
         self._layout = layout
         self._parameters = parameters
         self.shard = self._cut(originals)
         self.sharded = [
-            self._make_sharded(segment, original)
-            for segment, original in zip(layout.segments, originals, strict=True)
+            self._make_sharded(plan, segment, original)
+            for plan, segment, original in zip(plans, layout.segments, originals, strict=True)
         ]
         self._specs: list[Any] = [_spec_of(parameter) for parameter in self.sharded]
         self._show_sharded = self._assignments(self.sharded)
@@ -58,14 +51,14 @@ class DTensorPresentation:
         self.show_sharded()
 
     def _cut(self, originals: Sequence[nn.Parameter]) -> torch.Tensor:
-        like = originals[0]
-        shard = torch.zeros(self._layout.shard_numel, dtype=like.dtype, device=like.device)
-        for segment, original in zip(self._layout.segments, originals, strict=True):
-            start, end = segment.shard_range
+        like = local_tensor(originals[0])
+        layout = self._layout
+        shard = new_shard(layout.shard_numel, like.dtype, like.device, self._offload)
+        for segment, original in zip(layout.segments, originals, strict=True):
+            start, end = chunk_rows(segment.shape[segment.dim], layout.world_size, layout.rank)
             if end > start:
-                self._part(shard, segment).copy_(
-                    original.detach().reshape(-1)[start:end].view(segment.shard_shape)
-                )
+                whole = local_tensor(original).detach()
+                self._part(shard, segment).copy_(whole.narrow(segment.dim, start, end - start))
         return shard
 
     @staticmethod
@@ -73,16 +66,8 @@ class DTensorPresentation:
         offset = segment.shard_offset
         return shard[offset : offset + segment.shard_numel].view(segment.shard_shape)
 
-    def _make_sharded(self, segment: Segment, original: nn.Parameter) -> nn.Parameter:
-        local = self._part(self.shard, segment).data
-        tensor = DTensor.from_local(
-            local,
-            self._mesh,
-            shard_placements(self._mesh),
-            run_check=False,
-            shape=torch.Size(segment.shape),
-            stride=_contiguous_strides(segment.shape),
-        )
+    def _make_sharded(self, plan: ParameterPlan, segment: Segment, original: nn.Parameter) -> nn.Parameter:
+        tensor = new_dtensor(_of_its_own(self._part(self.shard, segment)), plan.spec, requires_grad=False)
         return nn.Parameter(tensor, requires_grad=original.requires_grad)
 
     def _assignments(self, values: Sequence[nn.Parameter]) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
@@ -101,6 +86,9 @@ class DTensorPresentation:
     def show_unsharded(self) -> None:
         for registry, name, parameter in self._show_unsharded:
             registry[name] = parameter
+        for sharded, unsharded in zip(self.sharded, self._unsharded, strict=True):
+            if sharded.requires_grad != unsharded.requires_grad:  # frozen or thawed since
+                unsharded.requires_grad_(sharded.requires_grad)
 
     def trained(self) -> Sequence[nn.Parameter]:
         return self.sharded
@@ -118,7 +106,7 @@ class DTensorPresentation:
             part = gradient[offset : offset + segment.shard_numel].view(segment.shard_shape)
             grad: Any = parameter.grad
             if grad is None:
-                parameter.grad = _new_dtensor(part, self._specs[index], requires_grad=False)
+                parameter.grad = new_dtensor(part, self._specs[index], requires_grad=False)
             else:
                 old.append(grad._local_tensor)
                 new.append(part)
@@ -133,7 +121,7 @@ class DTensorPresentation:
             parameter = self.sharded[index]
             grad: Any = parameter.grad
             if grad is None:
-                parameter.grad = _new_dtensor(gradient, self._specs[index], requires_grad=False)
+                parameter.grad = new_dtensor(gradient, self._specs[index], requires_grad=False)
             else:
                 old.append(grad._local_tensor)
                 new.append(gradient)
@@ -162,7 +150,6 @@ class DTensorPresentation:
             ValueError: a parameter was replaced by something that is not a ``DTensor`` of the same layout.
         """
         current = [p.places[0].module._parameters.get(p.places[0].name) for p in self._parameters]
-        changed = False
         for index, (parameter, now) in enumerate(zip(self._parameters, current, strict=True)):
             segment = self._layout.segments[index]
             if not isinstance(now, DTensor) or not isinstance(now, nn.Parameter):
@@ -177,39 +164,54 @@ class DTensorPresentation:
                     f"its unit was laid out for {segment.shard_shape}"
                 )
             self.sharded[index] = now
-            changed |= not self._is_view_of_shard(now._local_tensor, segment)
         self._specs = [_spec_of(parameter) for parameter in self.sharded]
-        if not changed:
-            self._show_sharded = self._assignments(self.sharded)
-            return None
-        with torch.no_grad():
-            like = self.sharded[0]._local_tensor  # type: ignore[attr-defined]
-            self.shard = torch.zeros(self._layout.shard_numel, dtype=like.dtype, device=like.device)
-            for segment, sharded in zip(self._layout.segments, self.sharded, strict=True):
-                part = self._part(self.shard, segment)
-                part.copy_(sharded._local_tensor)  # type: ignore[attr-defined]
-                sharded._local_tensor = part.data  # type: ignore[attr-defined]
+        shard = self._take_up()
         self._show_sharded = self._assignments(self.sharded)
+        return shard
+
+    @torch.no_grad()
+    def _take_up(self) -> torch.Tensor | None:
+        """Move local tensors that are no views of the shard to a new one."""
+        locals_ = [parameter._local_tensor for parameter in self.sharded]  # type: ignore[attr-defined]
+        if all(map(self._is_view_of_shard, locals_, self._layout.segments)):
+            return None
+        like = locals_[0]
+        # What was materialised on the device is left there, for the runtime to refuse it.
+        offload = self._offload if like.device == HOST else None
+        self.shard = new_shard(self._layout.shard_numel, like.dtype, like.device, offload)
+        for segment, sharded, local in zip(self._layout.segments, self.sharded, locals_, strict=True):
+            part = self._part(self.shard, segment)
+            part.copy_(local)
+            sharded._local_tensor = _of_its_own(part)  # type: ignore[attr-defined]
         return self.shard
 
     def _is_view_of_shard(self, local: torch.Tensor, segment: Segment) -> bool:
         if local.numel() == 0:
             return local.dtype == self.shard.dtype and local.device == self.shard.device
-        return (
-            local.untyped_storage()._cdata == self.shard.untyped_storage()._cdata
-            and local.storage_offset() == segment.shard_offset
-            and local.dtype == self.shard.dtype
-        )
+        shard = self.shard
+        if local.dtype != shard.dtype or local.device != shard.device:
+            return False
+        if local.untyped_storage()._cdata == shard.untyped_storage()._cdata:
+            return local.storage_offset() == segment.shard_offset
+        start = shard.data_ptr()
+        return start != 0 and local.data_ptr() == start + segment.shard_offset * shard.itemsize
+
+
+def _of_its_own(part: torch.Tensor) -> torch.Tensor:
+    """The memory of ``part`` as a tensor that starts its own storage, where the device knows how.
+
+    A ``DTensor`` takes over where its local tensor starts in its storage, and torch cannot pickle or copy one
+    that does not start at 0; and what is saved of a tensor is its storage, here that of a whole unit.
+    """
+    if part.numel() == 0:
+        return torch.empty_like(part)
+    if type(part) is not torch.Tensor or part.device.type not in ("cpu", "cuda"):
+        return part.data
+    try:
+        return torch.from_dlpack(part.detach())
+    except (BufferError, RuntimeError):  # a dtype that has no name there
+        return part.data
 
 
 def _spec_of(parameter: Any) -> Any:
     return parameter._spec
-
-
-def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

@@ -19,27 +19,35 @@ import torch
 from torch import nn
 
 from .layout import UnitLayout
-from .unit import UnitParameter
+from .offload import HostOffload, new_shard
+from .presentation import ModulePlace, UnitParameter
 
 
 class FlatParameter(nn.Parameter):
     """All parameters of a unit in one, 1-D: this rank's shard of it.
 
-    ``_fqns``, ``_shapes``, ``_numels`` describe the originals, ``_shard_ranges`` the ``[start, end)`` of each
-    that lies in this shard, ``_unpadded_unsharded_size`` the whole.
+    ``_fqns``, ``_param_infos``, ``_shapes``, ``_numels`` describe the originals, ``_shard_ranges`` the
+    ``[start, end)`` of each that lies in this shard, ``_shared_param_infos`` further places of tied ones.
+    Sizes, in elements: ``_unpadded_unsharded_size``, with padding ``_padded_unsharded_size``, and
+    ``_sharded_size``.
     """
 
     _fqns: tuple[str, ...]
+    _param_infos: tuple[ModulePlace, ...]
+    _shared_param_infos: tuple[tuple[ModulePlace, ...], ...]
     _shapes: tuple[torch.Size, ...]
     _numels: tuple[int, ...]
     _shard_ranges: tuple[tuple[int, int], ...]
     _unpadded_unsharded_size: torch.Size
+    _padded_unsharded_size: torch.Size
     _sharded_size: torch.Size
 
 
-def _flatten(layout: UnitLayout, originals: Sequence[nn.Parameter]) -> torch.Tensor:
+def _flatten(
+    layout: UnitLayout, originals: Sequence[nn.Parameter], offload: HostOffload | None
+) -> torch.Tensor:
     like = originals[0]
-    shard = torch.zeros(layout.shard_numel, dtype=like.dtype, device=like.device)
+    shard = new_shard(layout.shard_numel, like.dtype, like.device, offload)
     for segment, original in zip(layout.segments, originals, strict=True):
         start, end = segment.shard_range
         if end > start:
@@ -52,17 +60,26 @@ class FlatPresentation:
     """Shows one ``FlatParameter``; the modules' parameters become plain attributes of theirs."""
 
     def __init__(
-        self, layout: UnitLayout, parameters: Sequence[UnitParameter], originals: Sequence[nn.Parameter]
+        self,
+        layout: UnitLayout,
+        parameters: Sequence[UnitParameter],
+        originals: Sequence[nn.Parameter],
+        offload: HostOffload | None = None,
     ) -> None:
         self._layout = layout
         self._parameters = parameters
-        self.shard = _flatten(layout, originals)
+        self.shows_full = False
+        """Whether whole parameters are shown, outside of forward and backward."""
+        self.shard = _flatten(layout, originals, offload)
         self.flat_param = FlatParameter(self.shard.data, requires_grad=originals[0].requires_grad)
         self.flat_param._fqns = tuple(p.fqn for p in parameters)
+        self.flat_param._param_infos = tuple(p.places[0] for p in parameters)
+        self.flat_param._shared_param_infos = tuple(p.places[1:] for p in parameters)
         self.flat_param._shapes = tuple(torch.Size(s.shape) for s in layout.segments)
         self.flat_param._numels = tuple(s.numel for s in layout.segments)
         self.flat_param._shard_ranges = tuple(s.shard_range for s in layout.segments)
         self.flat_param._unpadded_unsharded_size = torch.Size((layout.parameter_numel,))
+        self.flat_param._padded_unsharded_size = torch.Size((layout.gathered_numel,))
         self.flat_param._sharded_size = self.shard.size()
         self._attributes = [
             self.shard[s.shard_offset : s.shard_offset + s.shard_numel] for s in layout.segments
@@ -97,6 +114,7 @@ class FlatPresentation:
         self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
     ) -> list[nn.Parameter]:
         """Register whole values as parameters of their modules; returns them."""
+        self.shows_full = True
         shown: list[nn.Parameter] = []
         for index, described in enumerate(self._parameters):
             parameter = nn.Parameter(values[index], requires_grad=described.requires_grad)
@@ -110,6 +128,7 @@ class FlatPresentation:
 
     def hide_full(self) -> None:
         """Undo ``show_full``."""
+        self.shows_full = False
         self._show_attributes()
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
@@ -133,6 +152,9 @@ class FlatPresentation:
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the flat parameter's memory after the module was moved; the new shard if there is one."""
+        for described in self._parameters:
+            for place in described.places:
+                _check_place(described, place, place.module.__dict__.get(place.name))
         data = self.flat_param.data
         if data.untyped_storage()._cdata == self.shard.untyped_storage()._cdata:
             return None
@@ -149,11 +171,17 @@ class OriginalPresentation:
     """Shows the original parameter objects: 1-D parts of the shard when sharded, whole ones when not."""
 
     def __init__(
-        self, layout: UnitLayout, parameters: Sequence[UnitParameter], originals: Sequence[nn.Parameter]
+        self,
+        layout: UnitLayout,
+        parameters: Sequence[UnitParameter],
+        originals: Sequence[nn.Parameter],
+        offload: HostOffload | None = None,
     ) -> None:
         self._layout = layout
         self._parameters = parameters
-        self.shard = _flatten(layout, originals)
+        self.shows_full = False
+        """Whether whole parameters are shown, outside of forward and backward."""
+        self.shard = _flatten(layout, originals, offload)
         # The same objects as before, so that an optimizer made earlier still holds what is trained.
         self.sharded = list(originals)
         self._kept_gradients: list[torch.Tensor | None] = []
@@ -204,6 +232,7 @@ class OriginalPresentation:
         self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
     ) -> list[nn.Parameter]:
         """Let the parameters hold whole values; returns them."""
+        self.shows_full = True
         self._kept_gradients = [parameter.grad for parameter in self.sharded]
         for index, parameter in enumerate(self.sharded):
             parameter.grad = None
@@ -214,6 +243,7 @@ class OriginalPresentation:
 
     def hide_full(self) -> None:
         """Undo ``show_full``."""
+        self.shows_full = False
         for parameter in self.sharded:
             parameter.grad = None
         self._point_at_shard()
@@ -252,9 +282,16 @@ class OriginalPresentation:
     def readopt(self) -> torch.Tensor | None:
         """Take up the parameters' memory after the module was moved; the new shard if there is one."""
         for index, described in enumerate(self._parameters):
+            for place in described.places:
+                _check_place(described, place, place.module._parameters.get(place.name))
             place = described.places[0]
             now = place.module._parameters[place.name]
             assert now is not None
+            if now.shape != self.sharded[index].shape:
+                raise ValueError(
+                    f"parameter '{described.fqn}' was replaced by one of shape {tuple(now.shape)} after "
+                    "wrapping, where it is this rank's part: replace it before"
+                )
             self.sharded[index] = now
         self._show_sharded = self._assignments(self.sharded)
         ours = self.shard.untyped_storage()._cdata
@@ -268,6 +305,14 @@ class OriginalPresentation:
                 self.shard[start : start + segment.shard_numel].copy_(parameter)
         self._point_at_shard()
         return self.shard
+
+
+def _check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:
+    if not isinstance(found, torch.Tensor):
+        raise ValueError(
+            f"parameter '{parameter.fqn}' is no longer '{place.name}' of its {type(place.module).__name__}: "
+            "parameters cannot be renamed or removed after wrapping; do it before"
+        )
 
 
 def _run_hooks(parameter: nn.Parameter) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from . import comm
 from .api import (
     BackwardPrefetch,
+    KeptGradients,
     MemoryHandover,
     MixedPrecision,
     PrefetchTiming,
@@ -18,8 +19,11 @@ from .api import (
     ShardingStrategy,
     UnitPrecision,
 )
+from .flat_checks import check_first_calls, mark_replaced
+from .flat_extension import pre_flatten_transform
 from .flat_param import FlatPresentation, OriginalPresentation
 from .layout import flat_layout
+from .offload import HostOffload
 from .ownership import Ignored, Owned
 from .unit import Unit
 
@@ -35,12 +39,6 @@ _TIMING: dict[BackwardPrefetch | None, PrefetchTiming | None] = {
     BackwardPrefetch.BACKWARD_POST: "post",
     None: None,
 }
-
-
-def refuse(argument: str, value: object) -> NoReturn:
-    raise NotImplementedError(
-        f"FullyShardedDataParallel does not support {argument} yet (got {value!r}); leave it at its default"
-    )
 
 
 def by_name(kind: Any, value: Any) -> Any:
@@ -61,8 +59,6 @@ def own_precision(value: Any) -> MixedPrecision:
         if not hasattr(value, "cast_root_forward_inputs"):
             raise ValueError(f"mixed_precision must be a MixedPrecision, not {value!r}")
         value = MixedPrecision(**{name: getattr(value, name) for name in MixedPrecision.__dataclass_fields__})
-    if value.keep_low_precision_grads:
-        refuse("mixed_precision.keep_low_precision_grads", True)
     return value
 
 
@@ -85,17 +81,6 @@ def schedule_settings(
         limit_all_gathers=limit_all_gathers,
         memory_handover=memory_handover,
     )
-
-
-def refuse_full_precision_modules(module: nn.Module, precision: MixedPrecision) -> None:
-    """Normalisation with running statistics must stay in full precision; keeping it so is not built yet."""
-    kinds = tuple(precision._module_classes_to_ignore)
-    for name, inner in module.named_modules():
-        if kinds and isinstance(inner, kinds):
-            raise NotImplementedError(
-                f"module '{name}' ({type(inner).__name__}) would have to stay out of mixed precision, "
-                "which is not supported yet; pass _module_classes_to_ignore=() to compute it in param_dtype"
-            )
 
 
 def compute_device(module: nn.Module, device_id: int | torch.device | None, ignored: Ignored) -> torch.device:
@@ -130,6 +115,7 @@ def make_units(
     precision: MixedPrecision,
     device: torch.device,
     use_orig_params: bool,
+    offload: HostOffload | None,
 ) -> Sequence[Unit]:
     originals = list(owned.places)
     if not originals:
@@ -140,22 +126,42 @@ def make_units(
         if not use_orig_params:
             _check_uniform(owned, first, parameter, "requires_grad")
     described = [owned.describe(p) for p in originals]
-    layout = flat_layout([p.shape for p in originals], groups.shard_size, groups.shard_rank)
+    flattened: list[nn.Parameter] = []
+    for one, original in zip(described, originals, strict=True):
+        tensor, one.whole = pre_flatten_transform(original)
+        flattened.append(tensor)
+    layout = flat_layout([p.shape for p in flattened], groups.shard_size, groups.shard_rank)
     owned.take()
     kind: Any = OriginalPresentation if use_orig_params else FlatPresentation
-    presentation = kind(layout, described, originals)
+    presentation = kind(layout, described, flattened, offload)
     unit = Unit(
         name=owned.title,
         parameters=described,
         layout=layout,
         shard=presentation.shard,
         groups=groups,
-        precision=UnitPrecision.decide(first.dtype, precision.param_dtype, precision.reduce_dtype),
+        precision=_unit_precision(first.dtype, precision, groups),
         device=device,
         reshard_after_forward=RESHARDS_AFTER_FORWARD[strategy],
         presentation=presentation,
+        offload=offload,
     )
+    kept = set(flattened) if use_orig_params else set()
+    mark_replaced((p for p in originals if p not in kept), owned.title)
+    check_first_calls(unit)
+    if unit.precision.delivered != unit.precision.original:
+        for parameter in presentation.trained():
+            parameter.grad_dtype = None  # autograd then allows gradients of another dtype
     return (unit,)
+
+
+def _unit_precision(
+    original: torch.dtype, precision: MixedPrecision, groups: comm.UnitGroups
+) -> UnitPrecision:
+    keep: KeptGradients = None
+    if precision.keep_low_precision_grads:
+        keep = "reduce" if groups.shard is None else "compute"
+    return UnitPrecision.decide(original, precision.param_dtype, precision.reduce_dtype, keep)
 
 
 def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what: str) -> None:

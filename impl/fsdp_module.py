@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, cast
 
+import torch
 from torch import nn
 
+from .custom_comm import (
+    BUILT_IN,
+    AllGather,
+    GroupAllGather,
+    GroupReduceScatter,
+    ReduceScatter,
+    SymmetricAllGather,
+    SymmetricReduceScatter,
+)
 from .hooks import Stage, stage_of
+from .streams import Lanes, lane_of
 from .unit import Unit
 
 
 class UnshardHandle:
     """What ``unshard`` returns: ``wait`` makes computation wait for the parameters."""
 
-    def __init__(self, stage: Stage | None) -> None:
-        self._stage = stage
-
     def wait(self) -> None:
         """Wait and show the unsharded parameters. Later calls do nothing."""
+
+
+class _PendingUnshard(UnshardHandle):
+    """The handle of one stage's gathers."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage: Stage | None = stage
+
+    def wait(self) -> None:
         if self._stage is not None:
             self._stage.runtime.schedule.await_stage(self._stage)
             self._stage = None
@@ -43,7 +60,7 @@ class FSDPModule:
         """
         stage = self._stage()
         stage.runtime.schedule.gather(stage)
-        handle = UnshardHandle(stage)
+        handle = _PendingUnshard(stage)
         if async_op:
             return handle
         handle.wait()
@@ -115,6 +132,91 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.groups = unit.groups.with_reduce_group(enable)
 
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """How many units' gradients may wait for their reduce-scatter before computation waits for one.
+
+        More of them let backward go on where reduce-scatters take longer than it, at the price of their
+        memory. The copy into the collective's input is not on the compute stream here, so that what is kept
+        are the gradients themselves.
+        """
+        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+            raise TypeError(f"max_input_buffers must be an int, not {max_input_buffers!r}")
+        if max_input_buffers < 1:
+            raise ValueError(f"max_input_buffers must be 1 or more, not {max_input_buffers}")
+        for unit in self._units(recurse):
+            unit.gradients.held = max_input_buffers
+
+    # -- collectives of the user's own -----------------------------------------------------------------------
+
+    def set_custom_all_gather(self, comm: AllGather, *, recurse: bool = False) -> None:
+        """Gather with ``comm``, in memory that it allocates (``custom_comm.py``)."""
+        for unit in self._units_of_one_mesh("set_custom_all_gather", recurse):
+            unit.use_all_gather(comm)
+
+    def set_custom_reduce_scatter(self, comm: ReduceScatter, *, recurse: bool = False) -> None:
+        """Reduce-scatter with ``comm``, in memory that it allocates (``custom_comm.py``)."""
+        for unit in self._units_of_one_mesh("set_custom_reduce_scatter", recurse):
+            unit.gradients.reduce_scatter = comm
+
+    def set_all_reduce_hook(
+        self,
+        hook: Callable[[torch.Tensor], None],
+        *,
+        stream: Any = None,
+        recurse: bool = False,
+    ) -> None:
+        """Call ``hook(shard)`` with each reduced shard (1-D, in the reduce dtype) before it is delivered.
+
+        The hook changes the shard in place. It runs after the all-reduce over replicas where there is one.
+
+        Args:
+            stream: where the hook runs, in place of the stream of all-reduces; not with replicas.
+        """
+        for unit in self._units_of_one_mesh("set_all_reduce_hook", recurse):
+            if stream is not None and unit.groups.replicate is not None:
+                raise ValueError(
+                    "stream cannot be set where replicas are summed: the hook runs on the stream of that"
+                )
+            unit.gradients.all_reduce_hook = hook
+            if stream is not None:
+                unit.gradients.hook_lane = lane_of(stream, unit.device)
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool, *, recurse: bool = False) -> None:
+        """Communicate in memory of the process group's own allocator, where it has one (NCCL: zero-copy).
+
+        Raises:
+            AssertionError: the collectives are the user's own, who allocates for them.
+        """
+        setting = "set_allocate_memory_from_process_group_for_comm"
+        for unit in self._units(recurse):
+            _refuse_custom(unit, setting)
+            gathers, reduces = unit.groups.shard, unit.groups.reduce
+            unit.use_all_gather(GroupAllGather(gathers) if enable and gathers else None)
+            unit.gradients.reduce_scatter = GroupReduceScatter(reduces) if enable and reduces else None
+
+    def set_symm_mem_for_comm(self, backend: Literal["NCCL"] = "NCCL", *, recurse: bool = False) -> None:
+        """Communicate in symmetric memory; collective over the ranks that share a copy. Needs NCCL.
+
+        All-gathers always; reduce-scatters after ``set_force_sum_reduction_for_comms(True)``, since NCCL has
+        them for sums alone.
+
+        Raises:
+            AssertionError: the collectives are the user's own, who allocates for them.
+            RuntimeError: the device is no CUDA device.
+        """
+        for unit in self._units(recurse):
+            _refuse_custom(unit, "set_symm_mem_for_comm")
+            if unit.device.type != "cuda":
+                raise RuntimeError(
+                    f"set_symm_mem_for_comm needs CUDA devices and {backend}, but unit '{unit.name}' is on "
+                    f"{unit.device}"
+                )
+            gathers, reduces = unit.groups.shard, unit.groups.reduce
+            if gathers is not None and reduces is not None:
+                unit.use_all_gather(SymmetricAllGather(gathers, backend))
+                if unit.gradients.force_sum:
+                    unit.gradients.reduce_scatter = SymmetricReduceScatter(reduces, backend)
+
     # -- schedule --------------------------------------------------------------------------------------------
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
@@ -169,6 +271,16 @@ class FSDPModule:
                 seen.add(stage)
                 yield from stage.units
 
+    def _units_of_one_mesh(self, setting: str, recurse: bool) -> Sequence[Unit]:
+        """The units, which have to share one mesh in this module, as ``setting`` is one for all."""
+        own = list(self._stage().units)
+        if len({(unit.groups.shard, unit.groups.replicate) for unit in own}) > 1:
+            raise ValueError(
+                f"{setting} is not supported for a module whose parameters are on several meshes "
+                "(by shard_placement_fn): which of them it is meant for would be unclear"
+            )
+        return list(self._units(True)) if recurse else own
+
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """``.to``, ``to_empty`` and the like act on the sharded parameters; their memory is taken up
         afterwards.
@@ -178,6 +290,39 @@ class FSDPModule:
         for unit in self._stage().units:
             unit.readopt()
         return result
+
+
+def _refuse_custom(unit: Unit, setting: str) -> None:
+    for custom in (unit.custom_gather, unit.gradients.reduce_scatter):
+        if custom is not None and not isinstance(custom, BUILT_IN):
+            raise AssertionError(
+                f"cannot call {setting}() when unit '{unit.name}' has a custom collective "
+                f"({type(custom).__name__}): it allocates its memory itself"
+            )
+
+
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Let several roots, as the chunks of a pipeline, use the same streams, and so the same memory pools.
+
+    Call it before they run.
+
+    Raises:
+        ValueError: one of ``modules`` is not under ``fully_shard``.
+        RuntimeError: two of them ran already, on streams of their own.
+    """
+    lanes: Lanes | None = None
+    for stage in (stages := _stages(modules)):
+        if stage.has_runtime:
+            if lanes is not None and stage.runtime.lanes is not lanes:
+                raise RuntimeError(
+                    "share_comm_ctx: several of the modules ran already, on streams of their own; "
+                    "call it before the first forward"
+                )
+            lanes = stage.runtime.lanes
+    for stage in stages:
+        if lanes is None:
+            lanes = stage.lanes if stage.lanes is not None else Lanes(stage.device)
+        stage.lanes = lanes
 
 
 def _stages(modules: list[FSDPModule]) -> list[Stage]:
@@ -213,4 +358,4 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     object.__setattr__(module, method_name, with_parameters)
 
 
-__all__ = ["FSDPModule", "UnshardHandle", "register_fsdp_forward_method"]
+__all__ = ["FSDPModule", "UnshardHandle", "register_fsdp_forward_method", "share_comm_ctx"]

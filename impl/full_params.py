@@ -23,9 +23,9 @@ def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
     """
     group = unit.groups.shard
     if group is None:
-        return shard
-    gathered = torch.empty(unit.layout.gathered_numel, dtype=shard.dtype, device=shard.device)
-    comm.all_gather(gathered, shard.detach().contiguous(), group, async_op=False)
+        return shard if shard.device == unit.device else shard.to(unit.device)
+    gathered = torch.empty(unit.layout.gathered_numel, dtype=shard.dtype, device=unit.device)
+    comm.all_gather(gathered, shard.detach().to(unit.device).contiguous(), group, async_op=False)
     return gathered
 
 
@@ -42,10 +42,14 @@ def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
             for start, s in zip(starts, layout.segments, strict=True)
         ]
     rows = gathered.view(layout.world_size, -1)
-    return [
-        rows[:, s.shard_offset : s.shard_offset + s.shard_padded_numel].reshape(-1)[: s.numel].view(s.shape)
-        for s in layout.segments
-    ]
+    values: list[torch.Tensor] = []
+    for s in layout.segments:
+        parts = rows[:, s.shard_offset : s.shard_offset + s.shard_padded_numel]
+        if s.dim > 0:
+            pieces, size = s.blocks
+            parts = parts.reshape(layout.world_size, pieces, size).transpose(0, 1)
+        values.append(parts.reshape(-1)[: s.numel].view(s.shape))
+    return values
 
 
 def full_parameters(unit: Unit) -> list[torch.Tensor]:

@@ -5,6 +5,7 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NoReturn, overload
 
 import torch
@@ -12,22 +13,21 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from . import comm
 from .api import (
+    CPUOffloadPolicy,
     MemoryHandover,
     MixedPrecisionPolicy,
     OffloadPolicy,
     PrefetchTiming,
     ScheduleSettings,
-    UnitPrecision,
 )
-from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
 from .hooks import Stage, stage_of
-from .layout import chunked_layout
+from .offload import HostOffload
 from .ownership import Ignored, Owned
-from .post_forward import SmallerGroup, neighbours
-from .unit import Unit
+from .sharded_units import make_units
+from .spmd_mesh import DataParallelMeshDims, SpmdMesh
+from .unit import Unit, UnitState
 
 _wrapped_classes: dict[type, type] = {}
 
@@ -42,12 +42,13 @@ def fully_shard(
     mp_policy: MixedPrecisionPolicy = ...,
     offload_policy: OffloadPolicy = ...,
     ignored_params: set[nn.Parameter] | None = ...,
-    dp_mesh_dims: Any = ...,
+    dp_mesh_dims: DataParallelMeshDims | None = ...,
     backward_prefetch: PrefetchTiming | None = ...,
     backward_prefetch_depth: int = ...,
     forward_prefetch_depth: int = ...,
     limit_all_gathers: bool | int | str = ...,
     memory_handover: str | MemoryHandover = ...,
+    check_ranks: bool | int = ...,
 ) -> FSDPModule: ...
 
 
@@ -61,12 +62,13 @@ def fully_shard(
     mp_policy: MixedPrecisionPolicy = ...,
     offload_policy: OffloadPolicy = ...,
     ignored_params: set[nn.Parameter] | None = ...,
-    dp_mesh_dims: Any = ...,
+    dp_mesh_dims: DataParallelMeshDims | None = ...,
     backward_prefetch: PrefetchTiming | None = ...,
     backward_prefetch_depth: int = ...,
     forward_prefetch_depth: int = ...,
     limit_all_gathers: bool | int | str = ...,
     memory_handover: str | MemoryHandover = ...,
+    check_ranks: bool | int = ...,
 ) -> list[FSDPModule]: ...
 
 
@@ -79,12 +81,13 @@ def fully_shard(
     mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen; torch's signature
     offload_policy: OffloadPolicy = OffloadPolicy(),  # noqa: B008
     ignored_params: set[nn.Parameter] | None = None,
-    dp_mesh_dims: Any = None,
+    dp_mesh_dims: DataParallelMeshDims | None = None,
     backward_prefetch: PrefetchTiming | None = "pre",
     backward_prefetch_depth: int = 1,
     forward_prefetch_depth: int = 0,
     limit_all_gathers: bool | int | str = False,
     memory_handover: str | MemoryHandover = MemoryHandover.EVENTS,
+    check_ranks: bool | int = False,
 ) -> Any:
     """Shard the parameters of ``module`` that no earlier call took, as one unit; call it from the inside out.
 
@@ -97,8 +100,13 @@ def fully_shard(
             plain replication. Default: all ranks.
         reshard_after_forward: free the parameters after forward. ``None``: yes, except for the root. A
             number: keep a larger shard, to be gathered among groups of so many ranks in backward.
+        shard_placement_fn: for each parameter ``None`` (dim 0), ``Shard(dim)`` or a ``ShardPlacementResult``
+            with a mesh of its own.
         mp_policy: dtypes of computation, reduction and outputs.
+        offload_policy: ``CPUOffloadPolicy()``: shards, gradients and the optimizer step on the CPU.
         ignored_params: parameters to leave alone.
+        dp_mesh_dims: ``mesh`` has more dimensions than those of data parallelism, which are named here, and
+            the parameters are ``DTensor`` objects on all of them.
         backward_prefetch: gather the next unit of backward before (``"pre"``) or after (``"post"``) this
             one's gradients are computed, or only when it is needed (``None``).
         backward_prefetch_depth: how many units ahead.
@@ -106,13 +114,16 @@ def fully_shard(
         limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit, ``"auto"``
             follows the allocator's retries.
         memory_handover: ``"events"`` or ``"record_stream"``.
+        check_ranks: for so many iterations (``True``: always) compare what ranks are about to do before each
+            collective, and raise an error that names them where they differ, in place of a hang.
 
     Returns:
         ``module``, changed in place: its class now has ``FSDPModule`` first.
 
     Raises:
         ValueError: a setting, mesh or parameter that cannot be served; the message names it.
-        NotImplementedError: an argument of torch that is not built yet, with a value other than its default.
+        NotImplementedError: a parameter sharded unevenly on another dimension than the first, or a number as
+            ``reshard_after_forward`` with ``dp_mesh_dims``.
     """
     settings = ScheduleSettings.decide(
         backward_prefetch=backward_prefetch,
@@ -120,25 +131,21 @@ def fully_shard(
         forward_prefetch_depth=forward_prefetch_depth,
         limit_all_gathers=limit_all_gathers,
         memory_handover=memory_handover,
+        check_ranks=check_ranks,
     )
-    if shard_placement_fn is not None:
-        _refuse("shard_placement_fn", shard_placement_fn)
-    if type(offload_policy).__name__ != "OffloadPolicy":
-        _refuse("offload_policy", offload_policy)
-    if dp_mesh_dims is not None:
-        _refuse("dp_mesh_dims", dp_mesh_dims)
     modules = module if isinstance(module, list) else [module]
     for each in modules:
         _check_module(each)
     mesh = mesh if mesh is not None else _default_mesh()
-    groups = groups_of_mesh(mesh)
+    spmd = _spmd_mesh(mesh, dp_mesh_dims, reshard_after_forward)
+    mesh = mesh if spmd is None else spmd.data
     device = device_of_mesh(mesh)
-    reshard = _check_reshard(reshard_after_forward, groups.shard_size)
     policy = _own_policy(mp_policy)
     owned = Owned(modules, Ignored(states=ignored_params))
     owned.find_parameters()
-    owned.move(device)
-    units = _make_units(owned, mesh, groups, device, reshard, policy)
+    offload = _offload(offload_policy, device)
+    owned.move(device, parameters=offload is None)
+    units = make_units(owned, mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd)
     stage = Stage(
         modules,
         units,
@@ -157,12 +164,6 @@ def fully_shard(
 # -- checks --------------------------------------------------------------------------------------------------
 
 
-def _refuse(argument: str, value: object) -> NoReturn:
-    raise NotImplementedError(
-        f"fully_shard does not support {argument} yet (got {value!r}); leave it at its default"
-    )
-
-
 def _check_module(module: nn.Module) -> None:
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
         raise ValueError(
@@ -173,19 +174,6 @@ def _check_module(module: nn.Module) -> None:
         raise ValueError(f"this {type(module).__name__} was already given to fully_shard")
 
 
-def _check_reshard(value: bool | int | None, shard_size: int) -> bool | int | None:
-    if value is None or isinstance(value, bool):
-        return value
-    if not isinstance(value, int) or value < 1 or shard_size % value:
-        raise ValueError(
-            f"reshard_after_forward must be True, False, None or a factor of the {shard_size} ranks "
-            f"that share one copy, not {value!r}"
-        )
-    if value == 1:
-        return False
-    return True if value == shard_size else value
-
-
 def _own_policy(policy: Any) -> MixedPrecisionPolicy:
     """Accept torch's policy object too, so that a script need change only one import."""
     if isinstance(policy, MixedPrecisionPolicy):
@@ -194,6 +182,16 @@ def _own_policy(policy: Any) -> MixedPrecisionPolicy:
     if not all(hasattr(policy, name) for name in fields):
         raise ValueError(f"mp_policy must be a MixedPrecisionPolicy, not {policy!r}")
     return MixedPrecisionPolicy(**{name: getattr(policy, name) for name in fields})
+
+
+def _offload(policy: Any, device: torch.device) -> HostOffload | None:
+    """Whether a policy, ours or torch's of the same name, keeps shards on the host."""
+    names = [kind.__name__ for kind in type(policy).__mro__]
+    if CPUOffloadPolicy.__name__ in names:
+        return HostOffload.decide(policy.pin_memory, device)
+    if OffloadPolicy.__name__ in names:
+        return None
+    raise ValueError(f"offload_policy must be an OffloadPolicy or a CPUOffloadPolicy, not {policy!r}")
 
 
 # -- mesh and device -----------------------------------------------------------------------------------------
@@ -209,13 +207,15 @@ def _default_mesh() -> DeviceMesh:
     return init_device_mesh(device.type, (dist.get_world_size(),))
 
 
-def groups_of_mesh(mesh: DeviceMesh) -> comm.UnitGroups:
-    """The groups that a 1-D (shard) or 2-D (replicate, shard) mesh stands for."""
-    if mesh.ndim == 1:
-        return comm.UnitGroups.of(mesh.get_group(0))
-    if mesh.ndim == 2:
-        return comm.UnitGroups.of(mesh.get_group(1), mesh.get_group(0))
-    raise ValueError(f"fully_shard needs a mesh of 1 (shard) or 2 (replicate, shard) dimensions, not {mesh}")
+def _spmd_mesh(mesh: DeviceMesh, dims: Any, reshard_after_forward: bool | int | None) -> SpmdMesh | None:
+    if dims is None:
+        return None
+    if isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool):
+        raise NotImplementedError(
+            "reshard_after_forward as int is not yet supported with SPMD mesh (dp_mesh_dims): "
+            "use True or False"
+        )
+    return SpmdMesh.of(mesh, dims)
 
 
 def device_of_mesh(mesh: DeviceMesh) -> torch.device:
@@ -223,76 +223,6 @@ def device_of_mesh(mesh: DeviceMesh) -> torch.device:
     if mesh.device_type == "cpu":
         return torch.device("cpu")
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
-
-
-# -- units ---------------------------------------------------------------------------------------------------
-
-
-def _make_units(
-    owned: Owned,
-    mesh: DeviceMesh,
-    groups: comm.UnitGroups,
-    device: torch.device,
-    reshard: bool | int | None,
-    policy: MixedPrecisionPolicy,
-) -> list[Unit]:
-    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter, fqn in owned.fqns.items():
-        _check_parameter(parameter, fqn, owned.title)
-        by_dtype.setdefault(parameter.dtype, []).append(parameter)
-    owned.take()
-    return [
-        _make_unit(owned, members, mesh, groups, device, reshard, policy) for members in by_dtype.values()
-    ]
-
-
-def _make_unit(
-    owned: Owned,
-    originals: list[nn.Parameter],
-    mesh: DeviceMesh,
-    groups: comm.UnitGroups,
-    device: torch.device,
-    reshard: bool | int | None,
-    policy: MixedPrecisionPolicy,
-) -> Unit:
-    dtype = originals[0].dtype
-    precision = UnitPrecision.decide(dtype, policy.param_dtype, policy.reduce_dtype)
-    layout = chunked_layout(
-        [parameter.shape for parameter in originals],
-        groups.shard_size,
-        groups.shard_rank,
-        min(precision.compute.itemsize, dtype.itemsize),
-    )
-    described = [owned.describe(parameter) for parameter in originals]
-    presentation = DTensorPresentation(mesh, layout, described, originals)
-    smaller = None
-    if isinstance(reshard, int) and not isinstance(reshard, bool):
-        assert groups.shard is not None
-        smaller = SmallerGroup(layout, neighbours(groups.shard, reshard), precision)
-        reshard = True
-    return Unit(
-        name=owned.title,
-        parameters=described,
-        layout=layout,
-        shard=presentation.shard,
-        groups=groups,
-        precision=precision,
-        device=device,
-        reshard_after_forward=reshard,
-        presentation=presentation,
-        smaller=smaller,
-    )
-
-
-def _check_parameter(parameter: nn.Parameter, fqn: str, title: str) -> None:
-    if parameter.dim() == 0:
-        raise ValueError(
-            f"parameter '{fqn}' of {title} is a scalar and has no rows to shard; give it the shape (1,)"
-        )
-    if hasattr(parameter, "_spec"):
-        raise NotImplementedError(
-            f"parameter '{fqn}' of {title} is a DTensor already; this is not supported yet"
-        )
 
 
 def _register_hooks(modules: list[nn.Module], stage: Stage) -> None:
@@ -327,13 +257,36 @@ def _swap_class(module: nn.Module) -> None:
     kind = type(module)
     wrapped = _wrapped_classes.get(kind)
     if wrapped is None:
-        members = {"__deepcopy__": _no_deepcopy}
+        members = {"__deepcopy__": _no_deepcopy, "forward": _told_if_sharded(kind.forward)}
         wrapped = type(f"FSDP{kind.__name__}", (FSDPModule, kind), members)
         _wrapped_classes[kind] = wrapped
     module.__class__ = wrapped
 
 
+def _told_if_sharded(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A forward that says what is wrong when it is called without the hooks that gather its parameters."""
+
+    @wraps(forward)
+    def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            _require_gathered(self)
+        return forward(self, *args, **kwargs)
+
+    return checked
+
+
+def _require_gathered(module: nn.Module) -> None:
+    stage = stage_of(module)
+    for unit in stage.units if stage is not None else ():
+        if unit.state is UnitState.SHARDED:
+            raise RuntimeError(
+                f"forward of a {type(module).__name__} was called while its parameters are sharded "
+                f"(unit {unit.name!r}): call the module itself, module(...), call unshard() before, or "
+                "register the method that calls it by register_fsdp_forward_method"
+            )
+
+
 def _no_deepcopy(*_: object) -> NoReturn:
-    raise RuntimeError(
-        "a module under FSDP cannot be deep-copied; copy it before wrapping, or copy its state dict"
+    raise AssertionError(
+        "FSDP does not support deepcopy. Copy the module before it is wrapped, or copy its state dict"
     )

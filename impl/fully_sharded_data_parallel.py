@@ -18,6 +18,7 @@ from .api import (
     MixedPrecision,
     ShardingStrategy,
 )
+from .comm_hooks import CommHook, HookFunction
 from .deferred_init import materialise
 from .flat_param import FlatPresentation
 from .flat_units import (
@@ -26,22 +27,23 @@ from .flat_units import (
     compute_device,
     make_units,
     own_precision,
-    refuse,
-    refuse_full_precision_modules,
     schedule_settings,
 )
+from .full_precision import keep_in_full_precision
 from .grad_clip import clip_grad_norm
 from .hooks import Stage
+from .offload import HostOffload
 from .ownership import Ignored, Owned
-from .shard_groups import groups_of_strategy
-from .summon import FLAT_NAME, ShownUnit
+from .parameter_names import FLAT_NAME, WRAPPED
+from .shard_groups import check_broadcast, groups_of_strategy
+from .state_dict import WrapperStates
+from .state_dict_methods import StateDictMethods
+from .summon import ShownUnit
 from .unit import Unit
 from .wrap import ModulePolicy, PolicyFunction, Selection, select_modules
 
-_WRAPPED = "_fsdp_wrapped_module"
 
-
-class FullyShardedDataParallel(nn.Module):
+class FullyShardedDataParallel(StateDictMethods):
     """Wrap ``module`` as one FSDP unit; what inside it is wrapped already (or by policy) are units of their
     own.
 
@@ -52,11 +54,13 @@ class FullyShardedDataParallel(nn.Module):
         module: the module to wrap.
         process_group: one to shard over, or (shard, replicate) for the hybrid strategies.
         sharding_strategy: see ``ShardingStrategy``; ``FULL_SHARD`` by default.
+        cpu_offload: keep shards, gradients and the optimizer step on the CPU.
         auto_wrap_policy: which modules inside become units (``wrap.py``).
         backward_prefetch: when backward gathers the next unit; ``None``: only when it is needed.
         mixed_precision: dtypes of computation, reduction and buffers.
         ignored_modules, ignored_states: modules or parameters to leave alone.
-        param_init_fn: called with each module that holds meta-device parameters, to materialise them.
+        param_init_fn: called with each module that holds meta-device parameters, to materialise them;
+            without it what ``deferred_init()`` recorded is replayed, or ``reset_parameters()`` called.
         device_id: the device to move the module to and to compute on.
         sync_module_states: broadcast parameters and buffers from the first rank before sharding.
         forward_prefetch: gather the next unit when a unit's forward starts.
@@ -98,8 +102,6 @@ class FullyShardedDataParallel(nn.Module):
         super().__init__()
         if isinstance(module, FullyShardedDataParallel):
             raise ValueError("this module is already a FullyShardedDataParallel; wrap it once")
-        if cpu_offload is not None and cpu_offload.offload_params:
-            refuse("cpu_offload", cpu_offload)
         strategy = by_name(ShardingStrategy, sharding_strategy) or ShardingStrategy.FULL_SHARD
         precision = own_precision(mixed_precision)
         settings = schedule_settings(
@@ -116,6 +118,7 @@ class FullyShardedDataParallel(nn.Module):
             inner: dict[str, Any] = {
                 "process_group": process_group if device_mesh is None else None,
                 "sharding_strategy": strategy,
+                "cpu_offload": cpu_offload,
                 "backward_prefetch": backward_prefetch,
                 "mixed_precision": precision,
                 "ignored_states": left_alone.parameters,
@@ -130,29 +133,34 @@ class FullyShardedDataParallel(nn.Module):
                 "backward_prefetch_depth": backward_prefetch_depth,
                 "forward_prefetch_depth": forward_prefetch_depth,
             }
-            _wrap_inside(module, select_modules(module, auto_wrap_policy, left_alone.modules), inner)
-        if precision.param_dtype is not None:
-            refuse_full_precision_modules(module, precision)
+            selection = select_modules(module, auto_wrap_policy, left_alone.modules)
+            if mixed_precision is not None:
+                kinds = precision._module_classes_to_ignore
+                selection = keep_in_full_precision(module, selection, kinds, left_alone.modules)
+            _wrap_inside(module, selection, inner)
         device = compute_device(module, device_id, left_alone)
+        offload = None
+        if cpu_offload is not None and cpu_offload.offload_params:
+            offload = HostOffload.decide(pin_memory=True, device=device)
         owned = Owned([module], left_alone)
-        materialise(owned.modules, device, param_init_fn)
+        materialised = materialise(owned.modules, device, param_init_fn, left_alone.parameters)
         owned.find_parameters()
-        owned.move(device)
+        # Offloaded parameters are cut where they are; a broadcast needs them where the group communicates.
+        owned.move(device, parameters=offload is None or sync_module_states)
         if sync_module_states:
+            check_broadcast(groups, device)
             owned.broadcast(groups)
-        owned.cast_buffers(precision.buffer_dtype)
-        units = make_units(owned, groups, strategy, precision, device, use_orig_params)
+        buffer_dtypes = owned.cast_buffers(precision.buffer_dtype)
+        units = make_units(owned, groups, strategy, precision, device, use_orig_params, offload)
+        for unit in units:
+            materialised.settle(owned.places, unit)
         self.sharding_strategy = strategy
         self.mixed_precision = precision
         self._use_orig_params = use_orig_params
-        self._summoned = False
-        self._loading: list[ShownUnit] = []
         for unit in units:
             if isinstance(unit.presentation, FlatPresentation):
                 self.register_parameter(FLAT_NAME, unit.presentation.flat_param)
-        self.add_module(_WRAPPED, module)
-        self.register_load_state_dict_pre_hook(self._before_load)
-        self.register_load_state_dict_post_hook(self._after_load)
+        self.add_module(WRAPPED, module)
         self._stage = Stage(
             [self],
             units,
@@ -161,13 +169,14 @@ class FullyShardedDataParallel(nn.Module):
             input_dtype=precision.param_dtype if precision.cast_forward_inputs else None,
             root_input_dtype=precision.param_dtype if precision.cast_root_forward_inputs else None,
         )
+        self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
 
     # -- as a module -----------------------------------------------------------------------------------------
 
     @property
     def module(self) -> nn.Module:
         """The wrapped module."""
-        return cast(nn.Module, self._modules[_WRAPPED])
+        return cast(nn.Module, self._modules[WRAPPED])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module with its parameters gathered."""
@@ -180,9 +189,9 @@ class FullyShardedDataParallel(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == _WRAPPED:
+            if name == WRAPPED:
                 raise
-            return getattr(super().__getattr__(_WRAPPED), name)
+            return getattr(super().__getattr__(WRAPPED), name)
 
     def __getitem__(self, key: int) -> Any:
         """Index a wrapped container."""
@@ -193,8 +202,8 @@ class FullyShardedDataParallel(nn.Module):
         model.
         """
         for name, parameter in super().named_parameters(*args, **kwargs):
-            plain = self._use_orig_params or self._summoned
-            yield (name.replace(f"{_WRAPPED}.", "") if plain else name), parameter
+            plain = self._use_orig_params or self._states.summoned
+            yield (name.replace(f"{WRAPPED}.", "") if plain else name), parameter
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """``.to`` and the like act on the sharded parameters; their memory is taken up afterwards."""
@@ -204,34 +213,6 @@ class FullyShardedDataParallel(nn.Module):
         for unit in self._stage.units:
             unit.readopt()
         return result
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Whole parameters and buffers under the names of the plain model, on every rank. A collective."""
-        shown = self._show_own_full()
-        try:
-            return self.module.state_dict(*args, **kwargs)
-        finally:
-            for unit in shown:
-                unit.hide(writeback=False)
-
-    def _show_own_full(self) -> list[ShownUnit]:
-        shown = [ShownUnit(self, unit) for unit in self._stage.units]
-        for unit in shown:
-            unit.show()
-        return shown
-
-    def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Show whole parameters to load into, and put the wrapper's name into the keys below it."""
-        self._loading = self._show_own_full()
-        for key in [k for k in state_dict if k.startswith(prefix)]:
-            state_dict[f"{prefix}{_WRAPPED}.{key[len(prefix) :]}"] = state_dict.pop(key)
-
-    def _after_load(self, module: nn.Module, incompatible: Any) -> None:
-        for unit in self._loading:
-            unit.hide(writeback=True)
-        self._loading = []
-        for keys in incompatible:
-            keys[:] = [key.replace(f"{_WRAPPED}.", "") for key in keys]
 
     # -- FSDP ------------------------------------------------------------------------------------------------
 
@@ -261,7 +242,7 @@ class FullyShardedDataParallel(nn.Module):
             raise ValueError(
                 "writeback=True with rank0_only=True: the other ranks have nothing to write back"
             )
-        wrappers = [w for w in FullyShardedDataParallel.fsdp_modules(module) if not w._summoned]
+        wrappers = [w for w in FullyShardedDataParallel.fsdp_modules(module) if not w._states.summoned]
         if not recurse:
             wrappers = [wrapper for wrapper in wrappers if wrapper is module]
         shown: list[ShownUnit] = []
@@ -273,7 +254,7 @@ class FullyShardedDataParallel(nn.Module):
         started: list[ShownUnit] = []
         try:
             for wrapper in wrappers:
-                wrapper._summoned = True
+                wrapper._states.summoned = True
             for each in shown:
                 each.show(with_grads)
                 started.append(each)
@@ -282,11 +263,11 @@ class FullyShardedDataParallel(nn.Module):
             for each in started:
                 each.hide(writeback)
             for wrapper in wrappers:
-                wrapper._summoned = False
+                wrapper._states.summoned = False
 
     def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
         """Apply ``fn`` to every module inside, with whole parameters, and keep the changes."""
-        if self._summoned:
+        if self._states.summoned:
             return super().apply(fn)
         with self.summon_full_params(self):
             return super().apply(fn)
@@ -314,6 +295,18 @@ class FullyShardedDataParallel(nn.Module):
         """Whether this is the outermost wrapper. Fixes the tree if that was not done yet."""
         _ = self._stage.runtime
         return self._stage.is_root
+
+    def register_comm_hook(self, state: object, hook: HookFunction) -> None:
+        """Let ``hook`` reduce the gradients of every unit: see ``comm_hooks.py``. Root only, once.
+
+        Raises:
+            RuntimeError: not the root, or a hook is there already.
+            ValueError: a hybrid strategy, or a hook that does not take the arguments of a unit.
+        """
+        if not self.check_is_root():
+            raise RuntimeError("register_comm_hook() belongs to the outermost FullyShardedDataParallel")
+        units = [unit for wrapper in self.fsdp_modules(self) for unit in wrapper._stage.units]
+        CommHook.of(hook, state).register(units)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -26,9 +26,11 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     """
     sharded: dict[ProcessGroup | None, list[torch.Tensor]] = {}
     seen: set[int] = set()
+    device = next(model.parameters()).device
     for module in model.modules():
         stage = stage_of(module)
         for unit in stage.units if stage is not None else ():
+            device = unit.device  # the gradients themselves are elsewhere if they are offloaded
             grads = sharded.setdefault(unit.groups.shard, [])
             for parameter in unit.presentation.trained():
                 seen.add(id(parameter))
@@ -38,12 +40,11 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     if rest:
         sharded.setdefault(None, []).extend(rest)
     everything = [gradient for gradients in sharded.values() for gradient in gradients]
-    device = everything[0].device if everything else next(model.parameters()).device
     norms = [_norm_over(group, gradients, norm_type, device) for group, gradients in sharded.items()]
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for gradient in everything:
-        gradient.mul_(scale.to(gradient.dtype))
+        gradient.mul_(scale.to(gradient.device, gradient.dtype))
     return total
 
 
@@ -51,11 +52,14 @@ def _norm_over(
     group: ProcessGroup | None, gradients: list[torch.Tensor], norm_type: float, device: torch.device
 ) -> torch.Tensor:
     """The norm of ``gradients`` and of those of the other ranks of ``group``, in fp32."""
-    if gradients:
-        norms = torch.stack([torch.linalg.vector_norm(g, norm_type, dtype=torch.float32) for g in gradients])
-        local = torch.linalg.vector_norm(norms, norm_type)
-    else:
-        local = torch.zeros((), device=device)
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        norm = torch.linalg.vector_norm(gradient, norm_type, dtype=torch.float32)
+        by_device.setdefault(gradient.device, []).append(norm)
+    local = torch.zeros((), device=device)
+    if by_device:
+        norms = [torch.linalg.vector_norm(torch.stack(n), norm_type).to(device) for n in by_device.values()]
+        local = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     if group is None:
         return local
     if math.isinf(norm_type):

@@ -27,7 +27,10 @@ from torch import nn
 
 from .annotations import span
 from .api import ScheduleSettings
+from .offload import check_on_host
+from .rank_check import RankCheck, without
 from .runtime import Runtime, build_runtime, in_backward
+from .streams import Lanes
 from .tree import caster, collect_grad_tensors, map_tensors, mover
 from .unit import Unit, UnitState
 
@@ -72,6 +75,8 @@ class Stage:
         self.device = device
         self.settings = settings
         self.state = StageState.IDLE
+        self.lanes: Lanes | None = None
+        """Lanes that this stage shares with other roots, if it is one."""
         self.forward_targets: list[Stage] = []
         """Stages that forward gathers ahead after this one, in place of those the recorded order names."""
         self.backward_targets: list[Stage] = []
@@ -123,9 +128,16 @@ class Stage:
             unit.readopt()
             unit.join(runtime, name)
             _check_materialised(unit)
+            check_on_host(unit)
             if unit.reshard_after_forward is None:
                 # The root's parameters are the first that backward needs again.
                 unit.reshard_after_forward = runtime.root is not self
+
+    def leave(self) -> None:
+        """Leave a tree that never ran; see ``Runtime.disband``."""
+        self._runtime = None
+        for unit in self.units:
+            unit.leave()
 
     # -- forward ---------------------------------------------------------------------------------------------
 
@@ -161,6 +173,8 @@ class Stage:
                 runtime.schedule.gather(self)
                 runtime.schedule.await_stage(self)
             else:
+                if runtime.order_check is not None:
+                    runtime.order_check.enter(self)
                 runtime.schedule.enter_forward(self)
             if torch.is_grad_enabled():
                 args, kwargs = self._put_boundary(args, kwargs)
@@ -264,6 +278,8 @@ class Stage:
                     unit.reshard()
             runtime.schedule.after_gradients(self)
             for unit, which, gradients in ready:
+                if runtime.rank_check is not None:
+                    _check_reduction(runtime.rank_check, unit, which)
                 runtime.reducer.reduce(unit, which, gradients)
 
     def finish_backward(self) -> None:
@@ -326,6 +342,13 @@ class _Boundary(torch.autograd.Function):
         return (None, *gradients)
 
 
+def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:
+    """All ranks that reduce this unit are about to, with gradients of the same parameters."""
+    missing = [p.fqn for i, p in enumerate(unit.parameters) if p.requires_grad and i not in which]
+    for group in (unit.groups.shard, unit.groups.replicate):
+        check.agree(group, f"reduction of unit '{unit.name}'" + without(missing))
+
+
 def _check_materialised(unit: Unit) -> None:
     if unit.shard.device.type == "meta":
         names = ", ".join(f"'{parameter.fqn}'" for parameter in unit.parameters[:3])
@@ -359,6 +382,8 @@ def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
         if gradient is not None:
             which.append(index)
             gradients.append(gradient)
+    if not unit.plain:
+        gradients = [unit.local_gradient(i, g) for i, g in zip(which, gradients, strict=True)]
     return tuple(which), gradients
 
 

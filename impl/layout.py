@@ -14,6 +14,9 @@ fused copy is needed to make each parameter contiguous::
 
     gathered   a(rows 0,1) b(0,1) | a(row 2) pad b(2,3)       rank-major
     full       a(rows 0,1,2) pad  ·  b(0..3)                  parameter-major, each start aligned
+
+A parameter that is cut on another dim is cut evenly and has no padding, but its chunks interleave in the full
+parameter: they are copied one parameter at a time, and so come last in a unit (``UnitLayout.fused``).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 ALIGNMENT_BYTES = 16
 """Matrix kernels read 16 bytes at a time; a parameter that starts off this grid takes a slow path on GPUs."""
@@ -32,7 +36,8 @@ class Segment:
     """One parameter's place in the buffers of its unit. All sizes are in elements.
 
     ``shard_shape`` is the shape of this rank's part without padding: rows for a chunked layout, one dimension
-    for a flat one. ``shard_range`` is the part's ``[start, end)`` inside the flattened parameter.
+    for a flat one. ``shard_range`` is the part's ``[start, end)`` inside the flattened parameter, where it is
+    one piece of that (``dim`` 0).
     """
 
     shape: tuple[int, ...]
@@ -44,6 +49,14 @@ class Segment:
     shard_padded_numel: int
     full_offset: int
     full_padded_numel: int
+    dim: int = 0
+    """The dimension that is cut."""
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """How one rank's part lies in the full parameter: so many pieces of so many elements each."""
+        pieces = math.prod(self.shape[: self.dim])
+        return pieces, self.shard_padded_numel // max(pieces, 1)
 
 
 @dataclass(frozen=True)
@@ -79,9 +92,19 @@ class UnitLayout:
         return any(not segment.shape for segment in self.segments)
 
     @cached_property
+    def fused(self) -> int:
+        """How many parameters, the first ones, are cut on dim 0: one copy serves all of them."""
+        return sum(segment.dim == 0 for segment in self.segments)
+
+    @cached_property
+    def interleaved(self) -> bool:
+        """Whether some parameter is cut on another dim than the first."""
+        return self.fused < len(self.segments)
+
+    @cached_property
     def split_sizes(self) -> tuple[int, ...]:
-        """The padded size of each parameter's part in one shard, in order."""
-        return tuple(segment.shard_padded_numel for segment in self.segments)
+        """The padded size of each part in one shard, in order, of the parameters that are cut on dim 0."""
+        return tuple(segment.shard_padded_numel for segment in self.segments[: self.fused])
 
 
 def _align(numel: int, element_size: int) -> int:
@@ -103,40 +126,35 @@ def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
 
 
 def chunked_layout(
-    shapes: Sequence[Sequence[int]], world_size: int, rank: int, element_size: int = 4
+    shapes: Sequence[Sequence[int]],
+    world_size: int,
+    rank: int,
+    element_size: int = 4,
+    dims: Sequence[int] | None = None,
 ) -> UnitLayout:
-    """The fully_shard layout: every parameter chunked on dim 0, each chunk padded to the largest.
+    """The fully_shard layout: every parameter chunked on one dim, each chunk padded to the largest.
 
     Args:
         shapes: shape of each parameter, at least one dimension each.
         element_size: bytes of the widest dtype the full buffer is held in, for alignment.
+        dims: the dim on which each is cut, by default 0; parameters with another dim come last.
+
+    Raises:
+        ValueError: a shape without dimensions, a dim that does not divide, or an order that cannot be served.
     """
     _check(world_size, rank)
+    dims = [0] * len(shapes) if dims is None else list(dims)
+    if any(before > 0 and after == 0 for before, after in pairwise(dims)):
+        raise ValueError(f"parameters that are cut on dim 0 come first, not in the order {dims}")
     segments: list[Segment] = []
     shard_offset = full_offset = 0
-    for shape in shapes:
-        if len(shape) == 0:
-            raise ValueError("a parameter without dimensions has no rows to shard; give it the shape (1,)")
-        row = math.prod(shape[1:])
-        start, end = chunk_rows(shape[0], world_size, rank)
-        padded = -(-shape[0] // world_size) * row
-        full_padded = padded * world_size
-        segments.append(
-            Segment(
-                shape=tuple(shape),
-                numel=math.prod(shape),
-                shard_offset=shard_offset,
-                shard_shape=(end - start, *shape[1:]),
-                shard_range=(start * row, end * row),
-                shard_numel=(end - start) * row,
-                shard_padded_numel=padded,
-                full_offset=full_offset,
-                full_padded_numel=full_padded,
-            )
-        )
+    for shape, dim in zip(shapes, dims, strict=True):
+        segment = _chunked_segment(tuple(shape), dim, world_size, rank, shard_offset, full_offset)
+        segments.append(segment)
         # One rank: the shard is the parameters, so it is the shard that has to be aligned.
+        padded = segment.shard_padded_numel
         shard_offset += _align(padded, element_size) if world_size == 1 else padded
-        full_offset += _align(full_padded, element_size)
+        full_offset += _align(segment.full_padded_numel, element_size)
     return UnitLayout(
         world_size,
         rank,
@@ -145,6 +163,32 @@ def chunked_layout(
         full_offset,
         rank_major=world_size > 1,
         whole=False,
+    )
+
+
+def _chunked_segment(
+    shape: tuple[int, ...], dim: int, world_size: int, rank: int, shard_offset: int, full_offset: int
+) -> Segment:
+    if len(shape) == 0:
+        raise ValueError("a parameter without dimensions has no rows to shard; give it the shape (1,)")
+    if dim > 0 and shape[dim] % world_size:
+        raise ValueError(f"dim {dim} of the shape {shape} does not divide by {world_size} ranks")
+    numel, row = math.prod(shape), math.prod(shape[1:])
+    start, end = chunk_rows(shape[dim], world_size, rank)
+    # Room for rows of any number of ranks that divides this one (``post_forward.py``), whatever dim is cut.
+    rows_padded = -(-shape[0] // world_size) * row
+    part = (*shape[:dim], end - start, *shape[dim + 1 :])
+    return Segment(
+        shape=shape,
+        numel=numel,
+        shard_offset=shard_offset,
+        shard_shape=part,
+        shard_range=(start * row, end * row) if dim == 0 else (0, 0),
+        shard_numel=math.prod(part),
+        shard_padded_numel=rows_padded if dim == 0 else numel // world_size,
+        full_offset=full_offset,
+        full_padded_numel=rows_padded * world_size,
+        dim=dim,
     )
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import comm
 from .hooks import stage_of
-from .unit import ModulePlace, UnitParameter
+from .presentation import ModulePlace, UnitParameter
 
 _OWNER = "_fsdp_unit_of"
 """Attribute left on an original parameter: the unit that took it. A second unit that meets it holds a tied
@@ -92,10 +94,24 @@ class Owned:
         for parameter in self.places:
             setattr(parameter, _OWNER, self.title)
 
-    def move(self, device: torch.device) -> None:
-        """Put parameters and buffers on ``device``; what is on the meta device stays there."""
-        for parameter in self.places:
+    def move(self, device: torch.device, *, parameters: bool = True) -> None:
+        """Put parameters and buffers on ``device``; what is on the meta device stays there.
+
+        Args:
+            parameters: whether to move these too; those that are offloaded are cut where they are.
+        """
+        for parameter, fqn in self.fqns.items() if parameters else ():
             if parameter.device != device and parameter.device.type != "meta":
+                if isinstance(parameter, DTensor):
+                    raise ValueError(
+                        f"parameter '{fqn}' is a DTensor on {parameter.device}; its mesh must be of the type "
+                        f"of FSDP's, which is {device.type}"
+                    )
+                if is_traceable_wrapper_subclass(parameter):
+                    with torch.no_grad():
+                        moved = nn.Parameter(parameter.to(device), requires_grad=parameter.requires_grad)
+                    torch.utils.swap_tensors(parameter, moved)
+                    continue
                 parameter.data = parameter.data.to(device)
         for module in self.modules:
             for name, buffer in module._buffers.items():
@@ -112,11 +128,14 @@ class Owned:
                 for tensor in (*self.places, *buffers):
                     dist.broadcast(tensor.detach(), src=first, group=group)
 
-    def cast_buffers(self, dtype: torch.dtype | None) -> None:
-        """Hold floating point buffers in ``dtype``."""
+    def cast_buffers(self, dtype: torch.dtype | None) -> dict[nn.Module, dict[str, torch.dtype]]:
+        """Hold floating point buffers in ``dtype``; returns the dtypes they had, by module and name."""
+        before: dict[nn.Module, dict[str, torch.dtype]] = {}
         if dtype is None:
-            return
+            return before
         for module in self.modules:
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_floating_point():
+                    before.setdefault(module, {})[name] = buffer.dtype
                     module._buffers[name] = buffer.to(dtype)
+        return before

@@ -7,19 +7,32 @@ memory::
 
     shard of 8 --all-gather 8--> full --keep--> shard of 2 --all-gather 2--> full --> backward
 
-The kept shard is in the dtype of computation and lives from forward to backward only.
+The kept shard is in the dtype of computation and lives from forward to backward only. Meanwhile the modules
+show its parameters: ``DTensor``s on a mesh of (groups, ranks of a group), for reading; ``reshard`` shows
+those that an optimizer changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from .api import UnitPrecision
 from .buffer import FlatBuffer
+from .custom_comm import AllGather, make_buffer
 from .layout import UnitLayout, chunked_layout
+from .placement import contiguous_strides, new_dtensor
 from .streams import Lane, Mark
+
+if TYPE_CHECKING:
+    from .presentation import UnitParameter
 
 
 class SmallerGroup:
@@ -27,11 +40,21 @@ class SmallerGroup:
 
     Args:
         layout: the unit's own layout, whose full buffer the parameters live in.
-        group: the ranks that gather in backward; their number divides the unit's.
+        parameters: those of the unit, in the order of the layout.
+        mesh: (groups, ranks that gather in backward); the latter's number divides the unit's.
     """
 
-    def __init__(self, layout: UnitLayout, group: ProcessGroup, precision: UnitPrecision) -> None:
-        self.group = group
+    def __init__(
+        self,
+        layout: UnitLayout,
+        parameters: Sequence[UnitParameter],
+        mesh: DeviceMesh,
+        precision: UnitPrecision,
+    ) -> None:
+        self._parameters = parameters
+        self._mesh = mesh
+        self.group = group = mesh.get_group(1)
+        self.custom: AllGather | None = None
         shapes = [segment.shape for segment in layout.segments]
         self.layout = chunked_layout(shapes, group.size(), group.rank(), precision.compute.itemsize)
         self._starts = [segment.full_offset for segment in layout.segments]
@@ -43,6 +66,7 @@ class SmallerGroup:
         self._gathered: FlatBuffer | None = None
         self._parts: list[torch.Tensor] = []
         self._copy_out: list[torch.Tensor] = []
+        self._show: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         self.holds = False
         """Whether the larger shard is there, so that the next gather is the smaller one."""
         self.mark: Mark | None = None
@@ -64,6 +88,28 @@ class SmallerGroup:
         self.mark = compute.record()
         self.holds = True
 
+    def show(self) -> None:
+        """Let the modules show the kept parameters. Those that were ``DTensor``s before stay as they are."""
+        if not self._show:
+            self._make_parameters()
+        for registry, name, parameter in self._show:
+            registry[name] = parameter
+
+    @torch.inference_mode(False)
+    def _make_parameters(self) -> None:
+        for segment, parameter in zip(self.layout.segments, self._parameters, strict=True):
+            if parameter.whole is not None:
+                continue
+            start = segment.shard_offset
+            local = self.shard[start : start + segment.shard_numel].view(segment.shard_shape).data
+            shape = torch.Size(segment.shape)
+            meta = TensorMeta(shape, contiguous_strides(shape), local.dtype)
+            spec = DTensorSpec(self._mesh, (Replicate(), Shard(0)), tensor_meta=meta)
+            shown = nn.Parameter(
+                new_dtensor(local, spec, requires_grad=False), requires_grad=parameter.requires_grad
+            )
+            self._show += [(place.module._parameters, place.name, shown) for place in parameter.places]
+
     @property
     def shard(self) -> torch.Tensor:
         """1-D, what this rank gives to the gather."""
@@ -74,7 +120,8 @@ class SmallerGroup:
         """The buffer to gather into; the caller is on ``owner``."""
         if self._gathered is None:
             numel = self.layout.gathered_numel
-            self._gathered = FlatBuffer(numel, self.shard.dtype, self.shard.device, owner)
+            dtype, device = self.shard.dtype, self.shard.device
+            self._gathered = make_buffer(numel, dtype, device, owner, self.custom)
         else:
             self._gathered.take()
         return self._gathered
@@ -91,16 +138,21 @@ class SmallerGroup:
         self.holds = False
 
 
-_groups: dict[tuple[ProcessGroup, int], ProcessGroup] = {}
-"""Groups made here, so that all units of one process group share them."""
+_meshes: dict[tuple[DeviceMesh, int], DeviceMesh] = {}
+"""Meshes made here, so that all units of one mesh share them and their groups."""
 
 
-def neighbours(group: ProcessGroup, size: int) -> ProcessGroup:
-    """This rank's group of ``size`` neighbours in ``group``. The first call for a size is collective."""
-    key = (group, size)
-    if key not in _groups:
-        ranks = dist.get_process_group_ranks(group)
-        own = dist.get_rank(group) // size
-        members = ranks[own * size : (own + 1) * size]
-        _groups[key] = dist.new_group(members, use_local_synchronization=True)
-    return _groups[key]
+def smaller_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh:
+    """The ranks of ``mesh`` in rows of ``size`` neighbours. The first call for a size is collective."""
+    key = (mesh, size)
+    if key not in _meshes:
+        rows = mesh.mesh.view(-1, size)
+        row, column = (int(index) for index in (rows == dist.get_rank()).nonzero()[0])
+        groups = [
+            dist.new_group(ranks.tolist(), use_local_synchronization=True)
+            for ranks in (rows[:, column], rows[row])
+        ]
+        _meshes[key] = DeviceMesh.from_group(
+            groups, mesh.device_type, mesh=rows, mesh_dim_names=("group", "shard")
+        )
+    return _meshes[key]

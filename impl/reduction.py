@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,9 +27,11 @@ import torch
 from . import comm
 from .annotations import span
 from .api import MemoryHandover
+from .offload import GradientReturns
 from .streams import Lane, Lanes, Mark
 
 if TYPE_CHECKING:
+    from .comm_hooks import CommHook
     from .unit import Unit
 
 _MOST_IN_FLIGHT = 2
@@ -60,6 +63,7 @@ class Reducer:
         self._lanes = lanes
         self._mode = mode
         self._in_flight: deque[_Reduction] = deque()
+        self._returns = GradientReturns(lanes, mode)
         # EVENTS: memory of one lane that another one still reads, with that one's mark.
         self._gradients: deque[tuple[list[torch.Tensor], Mark | None]] = deque()
         self._sums: deque[tuple[torch.Tensor, Mark | None]] = deque()
@@ -73,12 +77,14 @@ class Reducer:
 
         The list is emptied: nobody else may hold on to gradients that are kept only until they are copied.
         """
-        if unit.groups.ranks == 1:
+        state = unit.gradients
+        local = unit.groups.ranks == 1 and unit.offload is None
+        if local and state.comm_hook is None and state.all_reduce_hook is None:
             _deliver_local(unit, which, gradients)
             return
         lane = self._lanes.reduce if unit.gathers else self._lanes.all_reduce
         with span(unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce):
-            self._drop_gradients()
+            self._drop_gradients(state.held - 1)
             lane.follow(self._lanes.compute)
             with lane:
                 reduction = self._copy_in(unit, which, gradients)
@@ -99,6 +105,7 @@ class Reducer:
         for mark in self._last.values():
             self._lanes.compute.wait(mark)
         self._last.clear()
+        self._returns.finish()
         self._drop_gradients()
         self._sums.clear()
 
@@ -108,6 +115,7 @@ class Reducer:
             if reduction.work is not None:
                 reduction.work.wait()
         self._in_flight.clear()
+        self._returns.discard()
         self.finish()
 
     # -- the steps of one reduction --------------------------------------------------------------------------
@@ -117,10 +125,14 @@ class Reducer:
         layout = unit.layout
         if layout.whole and len(which) < len(layout.segments):
             gradients = _fill_missing(unit, which, gradients)
-        source = torch.empty(numel, dtype=unit.precision.reduce, device=unit.device)
+        hook = unit.gradients.comm_hook
+        dtype = unit.precision.compute if hook is not None and hook.compresses else unit.precision.reduce
+        source = comm.allocate(numel, dtype, unit.device, unit.gradients.reduce_scatter)
         if used < numel:
             source[used:].zero_()
         rows = layout.world_size if layout.rank_major else 1
+        if layout.interleaved:
+            gradients = _rank_major(unit, which, gradients)
         if layout.has_scalars:
             gradients = [gradient.view(-1) for gradient in gradients]
         torch._chunk_cat(gradients, 0, rows, out=source[:used].view(rows, -1))
@@ -147,6 +159,9 @@ class Reducer:
     def _start(self, reduction: _Reduction) -> None:
         unit, lanes = reduction.unit, self._lanes
         groups, state = unit.groups, unit.gradients
+        if state.comm_hook is not None:
+            _run_hook(reduction, state.comm_hook)
+            return
         dtype = unit.precision.reduce
         reduction.average = comm.averaging(
             groups.ranks,
@@ -159,8 +174,7 @@ class Reducer:
             reduction.source.div_(reduction.average.before)
         if groups.shard is not None:
             self._start_reduce_scatter(reduction)
-        else:
-            assert groups.replicate is not None
+        elif groups.replicate is not None:
             reduction.work = comm.all_reduce(
                 reduction.source, groups.replicate, reduction.average.operation, not lanes.has_streams
             )
@@ -170,16 +184,16 @@ class Reducer:
         group = unit.groups.reduce
         assert group is not None
         numel = source.numel() // unit.groups.shard_size
-        reduction.output = torch.empty(numel, dtype=source.dtype, device=source.device)
-        if self._lanes.has_streams:
-            comm.reduce_scatter(reduction.output, source, group, reduction.average.operation, async_op=False)
+        custom = unit.gradients.reduce_scatter
+        operation = reduction.average.operation
+        reduction.output = comm.allocate(numel, source.dtype, source.device, custom)
+        if self._lanes.has_streams or custom is not None:
+            reduction.work = comm.reduce_scatter(reduction.output, source, group, operation, False, custom)
         elif comm.backend_name(group, unit.device) == "gloo":
             reduction.received = torch.empty_like(source)
             reduction.work = comm.exchange_shards(reduction.received, source, group)
         else:
-            reduction.work = comm.reduce_scatter(
-                reduction.output, source, group, reduction.average.operation, async_op=True
-            )
+            reduction.work = comm.reduce_scatter(reduction.output, source, group, operation, async_op=True)
 
     def _complete(self, reduction: _Reduction) -> None:
         unit, lanes = reduction.unit, self._lanes
@@ -197,8 +211,10 @@ class Reducer:
                     self._last[lane] = lane.record()
                     return
             lane = self._all_reduce_shard(reduction)
+        if unit.gradients.all_reduce_hook is not None:
+            lane = self._call_all_reduce_hook(reduction, lane)
         with lane:
-            self._deliver(reduction)
+            self._deliver(reduction, lane)
             self._last[lane] = lane.record()
 
     def _add_partial(self, reduction: _Reduction) -> bool:
@@ -221,6 +237,25 @@ class Reducer:
         lanes.all_reduce.follow(lanes.reduce)
         with span(unit.labels.all_reduce), lanes.all_reduce:
             comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
+        self._keep_sum(reduction, lanes.all_reduce)
+        return lanes.all_reduce
+
+    def _call_all_reduce_hook(self, reduction: _Reduction, lane: Lane) -> Lane:
+        """Give the user's hook what was reduced: the average, unless it is divided outside of collectives."""
+        state = reduction.unit.gradients
+        assert state.all_reduce_hook is not None
+        hook_lane = state.hook_lane if state.hook_lane is not None else self._lanes.all_reduce
+        hook_lane.follow(lane)
+        with hook_lane:
+            if not (state.force_sum or comm.may_overflow(reduction.output.dtype)):
+                _divide(reduction)
+            state.all_reduce_hook(reduction.output)
+        self._keep_sum(reduction, hook_lane)
+        return hook_lane
+
+    def _keep_sum(self, reduction: _Reduction, lane: Lane) -> None:
+        """``lane`` works on memory of another one, and drops it if it casts it."""
+        unit, lanes = reduction.unit, self._lanes
         if unit.precision.delivered != unit.precision.reduce:
             # A cast follows and this memory, which the reduce lane allocated, is dropped: not before the sum
             # is done.
@@ -228,16 +263,18 @@ class Reducer:
                 _, mark = self._sums.popleft()
                 lanes.reduce.wait(mark)
             if self._mode is MemoryHandover.RECORD_STREAM:
-                lanes.all_reduce.keep(reduction.output)
+                lane.keep(reduction.output)
             else:
-                self._sums.append((reduction.output, lanes.all_reduce.record()))
-        return lanes.all_reduce
+                self._sums.append((reduction.output, lane.record()))
 
-    def _deliver(self, reduction: _Reduction) -> None:
+    def _deliver(self, reduction: _Reduction, lane: Lane) -> None:
         unit, output = reduction.unit, reduction.output
-        if reduction.average.after != 1:
-            output.div_(reduction.average.after)
-        unit.presentation.deliver(output.to(unit.precision.delivered), reduction.which, reduction.offsets)
+        _divide(reduction)
+        gradient = output.to(unit.precision.delivered)
+        if unit.offload is None:
+            unit.presentation.deliver(gradient, reduction.which, reduction.offsets)
+        else:
+            self._returns.start(unit, gradient, reduction.which, reduction.offsets, lane)
 
     # -- memory ----------------------------------------------------------------------------------------------
 
@@ -253,11 +290,41 @@ class Reducer:
                 self._gradients.append((list(gradients), lane.record()))
         gradients.clear()
 
-    def _drop_gradients(self) -> None:
-        """Let computation have the memory of gradients that were copied."""
-        while self._gradients:
+    def _drop_gradients(self, held: int = 0) -> None:
+        """Let computation have the memory of gradients that were copied, but for those of the last ``held``
+        units.
+        """
+        while len(self._gradients) > held:
             _, mark = self._gradients.popleft()
             self._lanes.compute.wait(mark)
+
+
+def _run_hook(reduction: _Reduction, hook: CommHook) -> None:
+    """Let the hook reduce; what it leaves is the result."""
+    source, layout = reduction.source, reduction.unit.layout
+    reduction.average = comm.Averaging(None, 1.0, 1.0)
+    if reduction.unit.groups.shard is None:
+        hook.reduce(source, None)
+    else:
+        reduction.output = torch.empty(layout.shard_numel, dtype=source.dtype, device=source.device)
+        hook.reduce(source, reduction.output)
+
+
+def _rank_major(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same, one rank's part after the other where a parameter is cut on another dim than the first."""
+    layout = unit.layout
+    dims = [layout.segments[index].dim for index in which]
+    return [
+        torch.cat(gradient.chunk(layout.world_size, dim)) if dim and layout.rank_major else gradient
+        for gradient, dim in zip(gradients, dims, strict=True)
+    ]
+
+
+def _divide(reduction: _Reduction) -> None:
+    """What is left of the division, once."""
+    if reduction.average.after != 1:
+        reduction.output.div_(reduction.average.after)
+        reduction.average = replace(reduction.average, after=1.0)
 
 
 def _fill_missing(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> list[torch.Tensor]:

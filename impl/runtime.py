@@ -15,6 +15,8 @@ from torch.autograd import Variable
 
 from .api import ScheduleSettings
 from .buffer import Handover
+from .order_check import order_check
+from .rank_check import RankCheck
 from .reduction import Reducer
 from .schedule import RateLimiter, Schedule
 from .streams import Lanes
@@ -43,13 +45,14 @@ class Runtime:
         self.root = root
         self.stages = stages
         self.settings = settings
-        self.lanes = Lanes(root.device)
+        self.lanes = root.lanes if root.lanes is not None else Lanes(root.device)
         self.handover = Handover(settings.memory_handover)
         self.limiter = RateLimiter(
             settings.limit_all_gathers, self.lanes.count_retries if settings.adapt_limit else None
         )
         self.schedule = Schedule(settings, self.limiter, self.lanes.has_streams)
         self.reducer = Reducer(self.lanes, settings.memory_handover)
+        self.order_check = order_check(stages)
         self.forward_root: Stage | None = None
         """The stage whose forward is the outermost one running now; not the root where a part runs alone."""
         self.is_last_backward = True
@@ -57,6 +60,13 @@ class Runtime:
         """An event that the user recorded after the optimizer, for gathers to wait on instead of
         everything.
         """
+        self.host_read: Mark | None = None
+        """With CPU offload: when the last copy out of a shard on the host is done."""
+        self.rank_check: RankCheck | None = None
+        if settings.check_ranks:
+            self.rank_check = RankCheck(None if settings.check_ranks is True else settings.check_ranks)
+        self.ran = False
+        """Whether a forward ran; before that the tree may become part of a larger one."""
         self._callback_queued = False
 
     # -- forward ---------------------------------------------------------------------------------------------
@@ -64,6 +74,7 @@ class Runtime:
     def begin_forward(self, stage: Stage) -> None:
         """The outermost forward starts: gathers must see what the optimizer wrote."""
         self.forward_root = stage
+        self.ran = True
         lanes = self.lanes
         mark = self.optimizer_mark if self.optimizer_mark is not None else lanes.compute.record()
         self.optimizer_mark = None
@@ -72,9 +83,19 @@ class Runtime:
 
     def end_forward(self) -> None:
         """The outermost forward is done."""
+        if self.order_check is not None:
+            self.order_check.leave()
         self.forward_root = None
         self.handover.trim()
         self.schedule.end_forward()
+        if not torch.is_grad_enabled():
+            self._await_host_read()
+
+    def _await_host_read(self) -> None:
+        """The user may write to shards on the host now: copies out of them have to be done."""
+        if self.host_read is not None:
+            self.host_read.synchronize()
+            self.host_read = None
 
     # -- backward --------------------------------------------------------------------------------------------
 
@@ -90,10 +111,15 @@ class Runtime:
         for stage in self.stages:
             stage.finish_backward()
         self.reducer.finish()
+        self._await_host_read()
         if self.is_last_backward:
             self.handover.trim()
             self.schedule.end_backward()
             self.limiter.end_iteration()
+            if self.order_check is not None:
+                self.order_check.end_iteration()
+            if self.rank_check is not None:
+                self.rank_check.end_iteration()
             for stage in self.stages:
                 stage.forward_positions.clear()
                 stage.drop_unused_gather()
@@ -111,6 +137,12 @@ class Runtime:
             _log.warning("the iteration before did not finish (was there an exception?): FSDP drops it")
             self.reset()
 
+    def disband(self) -> None:
+        """Set all stages free: one was unsharded by hand before the first forward told what the tree is."""
+        self.reset()
+        for stage in self.stages:
+            stage.leave()
+
     def reset(self) -> None:
         """After an exception inside an iteration: wait for what runs, forget it, show sharded parameters
         again.
@@ -120,6 +152,7 @@ class Runtime:
         self.reducer.discard()
         for stage in self.stages:
             stage.reset()
+        self._await_host_read()
         self.handover.trim()
         self.schedule.reset()
 
@@ -141,6 +174,8 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
             continue
         name = clean_name(module_name) or "root"
         if stage not in names:
+            if stage.has_runtime and not stage.runtime.ran:
+                stage.runtime.disband()
             if stage.has_runtime:
                 raise RuntimeError(
                     f"module '{name}' already ran forward as a root of its own; run the outermost module's "

@@ -95,7 +95,7 @@ class Schedule:
         self.settings = settings
         self._limiter = limiter
         # With streams, waiting queues a wait on the device: do it first, as the next gather's memory may
-        # depend on it. # Without them waiting blocks the program: issue the next gathers first.
+        # depend on it. Without them waiting blocks the program: issue the next gathers first.
         self._prefetch_before_wait = not has_streams
         self._forward_order: list[Stage] = []
         self._forward_so_far: list[Stage] = []
@@ -111,7 +111,7 @@ class Schedule:
         """Issue the gathers of a stage that is sharded."""
         for unit in stage.units:
             if unit.state is UnitState.SHARDED:
-                if unit.gathers:
+                if unit.fetches:
                     self._limiter.wait(unit)
                 unit.all_gather()
 
@@ -177,7 +177,7 @@ class Schedule:
         """Issue a stage's gathers unless it was told that backward does not need its parameters."""
         for unit in stage.units:
             if unit.state is UnitState.SHARDED and unit.unshard_in_backward:
-                if unit.gathers:
+                if unit.fetches:
                     self._limiter.wait(unit)
                 unit.all_gather()
 

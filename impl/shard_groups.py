@@ -48,6 +48,17 @@ def groups_of_strategy(
     return comm.UnitGroups.of(group)
 
 
+def check_broadcast(groups: comm.UnitGroups, device: torch.device) -> None:
+    """Raise ``ValueError`` unless the groups can send the tensors of a module on ``device``."""
+    for group in (groups.shard, groups.replicate):
+        types = [each.type for each in group._device_types] if group is not None else [device.type]
+        if device.type not in types:
+            raise ValueError(
+                f"sync_module_states=True broadcasts the module's tensors, which are on {device}, but the "
+                f"process group communicates from {', '.join(types)}: pass device_id"
+            )
+
+
 def _hybrid(
     strategy: ShardingStrategy,
     process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,

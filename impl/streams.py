@@ -23,6 +23,9 @@ class Mark(Protocol):
     def synchronize(self) -> None:
         """Block the CPU until the point is reached."""
 
+    def query(self) -> bool:
+        """Whether the point is reached."""
+
 
 class Lane:
     """A queue of device work. This base class is the CPU's: everything already happened."""
@@ -53,9 +56,9 @@ class Lane:
 class _StreamLane(Lane):
     """A stream of our own."""
 
-    def __init__(self, module: Any, priority: int) -> None:
+    def __init__(self, module: Any, priority: int = 0, stream: Any = None) -> None:
         self._module = module
-        self.stream = module.Stream(priority=priority)
+        self.stream = module.Stream(priority=priority) if stream is None else stream
         self._entered: list[AbstractContextManager[Any]] = []
 
     def __enter__(self) -> None:
@@ -96,17 +99,26 @@ class _CurrentLane(Lane):
         tensor.record_stream(self._module.current_stream())
 
 
+def lane_of(stream: Any, device: torch.device) -> Lane:
+    """The lane of a stream that the user made; the CPU's, which has none, where ``device`` is one."""
+    if device.type == "cpu":
+        return Lane()
+    return _StreamLane(torch.get_device_module(device), stream=stream)
+
+
 class Lanes:
     """The lanes of one device that a tree of FSDP units shares.
 
     ``cast`` prepares what is gathered, ``gather`` all-gathers, ``reduce`` reduce-scatters, ``all_reduce``
     sums over replicas. The first three have high priority so that their small copies are not kept behind
-    large kernels; those that overlap between nodes (``all_reduce``) have not.
+    large kernels; those that overlap between nodes (``all_reduce``) have not. ``give_back`` copies to the
+    host.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.has_streams = device.type not in ("cpu", "meta")
+        self._give_back: Lane | None = None
         if not self.has_streams:
             lane = Lane()
             self.compute = self.cast = self.gather = self.reduce = self.all_reduce = lane
@@ -117,6 +129,14 @@ class Lanes:
         self.gather = _StreamLane(module, priority=-1)
         self.reduce = _StreamLane(module, priority=-1)
         self.all_reduce = _StreamLane(module, priority=0)
+
+    @property
+    def give_back(self) -> Lane:
+        """The lane that copies to the host; made at its first use, since only CPU offload has one."""
+        if self._give_back is None:
+            module = torch.get_device_module(self.device) if self.has_streams else None
+            self._give_back = Lane() if module is None else _StreamLane(module, priority=0)
+        return self._give_back
 
     def count_retries(self) -> int:
         """How often this device's allocator had to free its cache and try again, since the start."""

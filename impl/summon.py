@@ -15,9 +15,8 @@ from torch import nn
 
 from .flat_param import FlatPresentation, OriginalPresentation
 from .full_params import gather_flat, split_full, write_back
+from .parameter_names import FLAT_NAME
 from .unit import Unit
-
-FLAT_NAME = "_flat_param"
 
 
 class ShownUnit:
@@ -50,8 +49,14 @@ class ShownUnit:
         if with_grads:
             flat = self._presentation.flat_gradient()
             gradients = self._gather(flat) if flat is not None else [None] * len(values)
-        if not self._keep:
-            return
+        if self._keep:
+            self.show_values(values, gradients)
+
+    def show_values(
+        self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None = None
+    ) -> None:
+        """Show tensors of the whole parameters' shapes, wherever they come from; no communication."""
+        self._unit.reshard()
         self._wrapper._parameters.pop(FLAT_NAME, None)
         self._shown = self._presentation.show_full(values, gradients)
 
@@ -70,7 +75,7 @@ class ShownUnit:
         """Show the sharded parameters again, after storing this rank's part of the values if
         ``writeback``.
         """
-        if not self._keep:
+        if not self._shown:
             return
         values: Any = self._shown
         if writeback:

@@ -15,7 +15,8 @@ goes. Both sets exist once; showing one or the other in the modules is a few dic
 Three ways to get from the shard to the parameters, by layout (``layout.py``):
 
 * one rank, no cast: the parameters are views of the shard; nothing ever happens;
-* one rank and a cast, or a flat layout: the parameters are views of what is cast or gathered;
+* one rank and a cast or CPU offload, or a flat layout: the parameters are views of what is cast, copied or
+  gathered;
 * a chunked layout: the gather buffer is temporary and one fused copy fills the parameters.
 
 Why views stay valid for autograd: everything that writes parameter memory goes through the buffer's own
@@ -26,9 +27,8 @@ of saved tensors therefore sees no change, and there is none: each gather writes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -37,8 +37,12 @@ from . import comm
 from .annotations import UnitLabels, span
 from .api import MemoryHandover, UnitPrecision
 from .buffer import FlatBuffer
+from .custom_comm import AllGather, make_buffer
+from .gradient_state import GradientState
 from .layout import UnitLayout
+from .offload import HostOffload, ShardCopy
 from .post_forward import SmallerGroup
+from .presentation import Presentation, UnitParameter
 from .streams import Lane, Mark
 
 if TYPE_CHECKING:
@@ -53,85 +57,16 @@ class UnitState(Enum):
     UNSHARDED = auto()
 
 
-@dataclass(frozen=True)
-class ModulePlace:
-    """Where a parameter is registered; a parameter tied inside its unit has several places."""
-
-    module: nn.Module
-    name: str
-
-
-@dataclass
-class UnitParameter:
-    """A parameter of a unit: its name in the root, its places and whether it is trained."""
-
-    fqn: str
-    places: tuple[ModulePlace, ...]
-    requires_grad: bool
-
-
-class Presentation(Protocol):
-    """What a front end decides: how a unit's parameters and gradients look from outside."""
-
-    def show_sharded(self) -> None:
-        """Let the modules show the sharded parameters."""
-
-    def show_unsharded(self) -> None:
-        """Let the modules show the unsharded parameters."""
-
-    def trained(self) -> Sequence[nn.Parameter]:
-        """The parameters that an optimizer sees: those that hold this rank's part."""
-
-    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Learn the unsharded parameters; called once, when they first exist."""
-
-    def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
-        """Add the parts of a reduced flat gradient to the sharded parameters' ``grad``.
-
-        Args:
-            gradient: 1-D, the reduced local shard in the delivered dtype.
-            which: indices of the parameters that take part, in order.
-            offsets: start of each one's part in ``gradient``.
-        """
-
-    def readopt(self) -> torch.Tensor | None:
-        """Take up what the modules show now, after they were moved, materialised or loaded into.
-
-        Returns a new flat shard if the parameters left the old one, else ``None``.
-        """
-
-    def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
-        """World size 1: the unsharded gradients of parameters ``which`` are the result."""
-
-
-@dataclass
-class GradientState:
-    """What a unit keeps of its gradients between backward passes, and how it is told to reduce them."""
-
-    synchronize: bool = True
-    """Reduce at all; off while accumulating without communication."""
-    all_reduce: bool = True
-    """Sum over replicas; off while accumulating with reduce-scatter only."""
-    unused_as_zero: bool = False
-    """Reduce zeros for parameters without a gradient, so that ranks may use different ones."""
-    divide_factor: float | None = None
-    force_sum: bool = False
-    accumulated: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Unsharded gradients in the reduce dtype, kept where autograd's own accumulation would be in a lower
-    one.
-    """
-    partial: torch.Tensor | None = None
-    """A reduce-scattered gradient that awaits its all-reduce."""
-
-
 class Unit:
     """See the head of this file.
 
     Args:
         layout: where everything lies.
         shard: 1-D local shard of ``layout.shard_numel`` elements in the original dtype.
+        device: what is computed on; the shard is there too unless it is offloaded.
         reshard_after_forward: whether forward frees the parameters; ``None`` means yes, unless it is the
             root.
+        offload: how the shard is kept on the host, ``None`` if it is not.
     """
 
     def __init__(
@@ -147,14 +82,21 @@ class Unit:
         reshard_after_forward: bool | None,
         presentation: Presentation,
         smaller: SmallerGroup | None = None,
+        offload: HostOffload | None = None,
     ) -> None:
         self.parameters = list(parameters)
+        self.plain = all(parameter.whole is None for parameter in parameters)
+        """Whether all parameters are plain tensors while they are gathered."""
         self.layout = layout
         self.shard = shard
         self.groups = groups
         self.device = device
+        self.offload = offload
         self.gathers = groups.shard is not None
         """Whether unsharding needs a collective."""
+        self.fetches = self.gathers or offload is not None
+        """Whether unsharding is work of other lanes that computation waits for."""
+        self._custom_gather: AllGather | None = None
         self._use_precision(precision)
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = True
@@ -172,16 +114,26 @@ class Unit:
         self._work: Any = None
         self._mark: Mark | None = None
         self._copy_out: list[torch.Tensor] = []
-        self._cast_target: torch.Tensor | None = None
-        self._low: FlatBuffer | None = None
+        self._own_part: torch.Tensor | None = None
         self._from_smaller: FlatBuffer | None = None
 
     def _use_precision(self, precision: UnitPrecision) -> None:
         self.precision = precision
         self.casts = precision.compute != precision.original
         """Whether the parameters are computed with in another dtype than they are stored in."""
-        self.owns_memory = self.gathers or self.casts
+        self.owns_memory = self.fetches or self.casts
         """Whether the unsharded parameters have memory besides the shard's."""
+        self._choose_copy()
+
+    def _choose_copy(self) -> None:
+        """Whether the shard is copied before it is gathered, and by what."""
+        precision = self.precision
+        self._shard_copy: ShardCopy | None = None
+        custom = self._custom_gather is not None
+        if self.fetches and (self.casts or custom or self.offload is not None):
+            dtypes = (precision.original, precision.compute)
+            from_host = self.offload is not None
+            self._shard_copy = ShardCopy(self.layout.shard_numel, dtypes, self.device, from_host)
 
     # -- set up ----------------------------------------------------------------------------------------------
 
@@ -210,19 +162,50 @@ class Unit:
         shard = self.presentation.readopt()
         if shard is None:
             return
-        if self.state is not UnitState.SHARDED:
-            raise RuntimeError(
-                f"unit '{self.name}' is {self.state.name}: reshard it before its parameters are replaced"
-            )
+        self._check_sharded("its parameters are replaced")
         self.shard = shard
-        self.device = shard.device
-        if shard.dtype != self.precision.original:
-            self._use_precision(self.precision.for_original(shard.dtype))
+        if self.offload is None:
+            self.device = shard.device
+        self._use_precision(self.precision.for_original(shard.dtype))
+        self._forget_buffers()
+
+    def leave(self) -> None:
+        """Leave a tree that never ran, to be part of another one; buffers belong to a tree's lanes."""
+        self.reshard()
+        self._choose_copy()
+        self._forget_buffers()
+        self._runtime = None
+
+    def _forget_buffers(self) -> None:
         if self.smaller is not None:
             self.smaller.forget()
         self.unsharded = []
-        self._gathered = self._full = self._low = self._cast_target = None
+        self._gathered = self._full = self._own_part = None
         self._copy_out = []
+
+    def local_gradient(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """What is reduced for the gradient of one unsharded parameter."""
+        whole = self.parameters[index].whole
+        return gradient if whole is None else whole.local_gradient(gradient)
+
+    @property
+    def custom_gather(self) -> AllGather | None:
+        """What gathers in place of the backend, in memory of its own."""
+        return self._custom_gather
+
+    def use_all_gather(self, custom: AllGather | None) -> None:
+        """Gather with ``custom`` from now on, or as usual again. Raises RuntimeError while unsharded."""
+        self._check_sharded("the all-gather is replaced")
+        self._custom_gather = custom
+        self._gathered = self._own_part = None
+        self._choose_copy()
+        if self.smaller is not None:
+            self.smaller.custom = custom
+            self.smaller.forget()
+
+    def _check_sharded(self, before: str) -> None:
+        if self.state is not UnitState.SHARDED:
+            raise RuntimeError(f"unit '{self.name}' is {self.state.name}: reshard it before {before}")
 
     def _move(self, state: UnitState) -> None:
         """Change state; identity comparisons, as this runs six times a step and hashing an enum is slow."""
@@ -242,75 +225,73 @@ class Unit:
         """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet."""
         if self.state is not UnitState.SHARDED:
             return
-        if self.gathers:
+        if self.fetches:
+            if self._runtime is not None and self._runtime.rank_check is not None:
+                self._runtime.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
             with span(self.labels.all_gather):
                 if self.smaller is not None and self.smaller.holds:
                     self._issue_smaller(self.smaller)
-                else:
+                elif self.gathers:
                     self._issue_all_gather()
+                else:
+                    self._mark = self._copy_shard(in_place=True)
         self._move(UnitState.GATHERING)
 
     def _issue_all_gather(self) -> None:
-        lanes = self.runtime.lanes
-        group = self.groups.shard
+        lanes, group = self.runtime.lanes, self.groups.shard
         assert group is not None
-        source = self._cast_shard() if self.casts else self.shard
-        owner = lanes.cast if self._cast_in_place else lanes.gather
+        # With events this rank's part is written to where the all-gather wants it, and needs no memory of its
+        # own: the gather buffer belongs to the cast lane then. With record_stream a buffer that two lanes use
+        # comes back later than one that only computation uses, so there the part has a small buffer instead.
+        copy = self._shard_copy
+        custom = self._custom_gather
+        events = self.runtime.handover.mode is MemoryHandover.EVENTS
+        in_place = copy is not None and (events or custom is not None)
+        if copy is not None:
+            lanes.gather.wait(self._copy_shard(in_place))
         with lanes.gather:
-            if owner is lanes.gather:
-                self._take_gathered(owner)
+            if not in_place:
+                self._take_gathered(lanes.gather)
             assert self._gathered is not None
-            self._work = comm.all_gather(self._gathered.tensor, source, group, not lanes.has_streams)
+            source = self.shard if self._own_part is None else self._own_part
+            self._work = comm.all_gather(self._gathered.tensor, source, group, not lanes.has_streams, custom)
             self._mark = lanes.gather.record()
-        if self._low is not None and lanes.has_streams:
+        if copy is not None and not in_place and lanes.has_streams:
             lanes.gather.keep(source)
-            self._low.free()
+            copy.free()
+
+    def _copy_shard(self, in_place: bool) -> Mark | None:
+        """Write the shard into the gather buffer or a buffer of its own, on the cast lane; returns its
+        mark.
+        """
+        copy, cast = self._shard_copy, self.runtime.lanes.cast
+        assert copy is not None
+        with cast:
+            buffer = self._take_gathered(cast) if in_place else copy.take(cast)
+            if self._own_part is None or self._custom_gather is not None:
+                start = self.layout.rank * self.layout.shard_numel if in_place else 0
+                self._own_part = buffer.tensor[start : start + self.layout.shard_numel]
+            copy.write(self._own_part, self.shard, cast)
+            mark = cast.record()
+        if self.offload is not None:
+            self.runtime.host_read = mark
+        return mark
 
     def _issue_smaller(self, smaller: SmallerGroup) -> None:
         lanes = self.runtime.lanes
         lanes.gather.wait(smaller.mark)
         with lanes.gather:
             gathered = smaller.take_gathered(lanes.gather)
-            self._work = comm.all_gather(gathered.tensor, smaller.shard, smaller.group, not lanes.has_streams)
+            self._work = comm.all_gather(
+                gathered.tensor, smaller.shard, smaller.group, not lanes.has_streams, smaller.custom
+            )
             self._mark = lanes.gather.record()
         self._from_smaller = gathered
 
-    @property
-    def _cast_in_place(self) -> bool:
-        """Whether this rank's part is cast to where the all-gather wants it, so that it needs no memory of
-        its own.
-
-        The gather buffer is then allocated on the cast lane. With ``record_stream`` a buffer that two lanes
-        use comes back later than one that only computation uses, so there the cast has a small buffer
-        instead.
-        """
-        return self.casts and self.runtime.handover.mode is MemoryHandover.EVENTS
-
-    def _cast_shard(self) -> torch.Tensor:
-        lanes = self.runtime.lanes
-        with lanes.cast:
-            if self._cast_in_place:
-                gathered = self._take_gathered(lanes.cast)
-                if self._cast_target is None:
-                    start = self.layout.rank * self.layout.shard_numel
-                    self._cast_target = gathered.tensor[start : start + self.layout.shard_numel]
-            elif self._low is None:
-                self._low = FlatBuffer(
-                    self.layout.shard_numel, self.precision.compute, self.device, lanes.cast
-                )
-                self._cast_target = self._low.tensor
-            else:
-                self._low.take()
-            assert self._cast_target is not None
-            self._cast_target.copy_(self.shard)
-        lanes.gather.follow(lanes.cast)
-        return self._cast_target
-
     def _take_gathered(self, owner: Lane) -> FlatBuffer:
         if self._gathered is None:
-            self._gathered = FlatBuffer(
-                self.layout.gathered_numel, self.precision.compute, self.device, owner
-            )
+            numel, dtype = self.layout.gathered_numel, self.precision.compute
+            self._gathered = make_buffer(numel, dtype, self.device, owner, self._custom_gather)
         else:
             self.runtime.handover.reclaim(self._gathered)
             self._gathered.take()
@@ -326,25 +307,25 @@ class Unit:
         if self.state is not UnitState.GATHERING:
             return
         with span(self.labels.wait_all_gather):
-            if self.gathers:
-                self._finish_collective()
+            if self.fetches:
+                self._finish_gather()
             if self._from_smaller is not None:
                 self._copy_out_smaller(self._from_smaller)
             elif self.layout.rank_major:
                 self._copy_out_parameters(hold)
-            elif self.casts and not self.gathers:
+            elif self.casts and not self.fetches:
                 self._take_full().tensor.copy_(self.shard)
             if not self.unsharded:
                 self._make_parameters()
             self.presentation.show_unsharded()
         self._move(UnitState.UNSHARDED)
 
-    def _finish_collective(self) -> None:
+    def _finish_gather(self) -> None:
         if self._work is not None:
             self._work.wait()
             self._work = None
-            if self._low is not None:
-                self._low.free()
+            if self._shard_copy is not None:
+                self._shard_copy.free()
         self.runtime.lanes.compute.wait(self._mark)
         self._mark = None
 
@@ -366,12 +347,28 @@ class Unit:
         if not self._copy_out:
             self._copy_out = [
                 full.tensor[s.full_offset : s.full_offset + s.full_padded_numel].view(layout.world_size, -1)
-                for s in layout.segments
+                for s in layout.segments[: layout.fused]
             ]
-        torch.split_with_sizes_copy(
-            gathered.tensor.view(layout.world_size, -1), layout.split_sizes, dim=1, out=self._copy_out
-        )
+        rows = gathered.tensor.view(layout.world_size, -1)
+        if layout.interleaved:
+            rows = self._copy_out_interleaved(rows, full.tensor)
+        if self._copy_out:
+            torch.split_with_sizes_copy(rows, layout.split_sizes, dim=1, out=self._copy_out)
         runtime.handover.release(gathered, runtime.lanes.compute, hold)
+
+    def _copy_out_interleaved(self, rows: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+        """Copy out parameters that are cut on another dim than the first; returns what is left to copy."""
+        layout = self.layout
+        to: list[torch.Tensor] = []
+        parts: list[torch.Tensor] = []
+        for s in layout.segments[layout.fused :]:
+            pieces, size = s.blocks
+            whole = full[s.full_offset : s.full_offset + s.numel].view(pieces, layout.world_size, size)
+            part = rows[:, s.shard_offset : s.shard_offset + s.shard_padded_numel]
+            to.append(whole.transpose(0, 1))
+            parts.append(part.view(layout.world_size, pieces, size))
+        torch._foreach_copy_(to, parts)
+        return rows[:, : sum(layout.split_sizes)]
 
     def _copy_out_smaller(self, gathered: FlatBuffer) -> None:
         assert self.smaller is not None
@@ -393,6 +390,8 @@ class Unit:
             start = segment.shard_offset if at_shard else segment.full_offset
             # `.data` of each slice: a version counter for each parameter (see the head of this file).
             view = storage[start : start + segment.numel].view(segment.shape).data
+            if parameter.whole is not None:
+                view = parameter.whole.unsharded(view)
             self.unsharded.append(nn.Parameter(view, requires_grad=parameter.requires_grad))
         self.presentation.adopt_unsharded(self.unsharded)
 
@@ -412,8 +411,9 @@ class Unit:
             hold: how many freed buffers may stay allocated for one more turn (``buffer.py``).
         """
         if self.state is UnitState.SHARDED:
-            if self.smaller is not None:
+            if self.smaller is not None and self.smaller.holds:
                 self.smaller.drop()
+                self.presentation.show_sharded()
             return
         with span(self.labels.reshard):
             if self.state is UnitState.GATHERING:
@@ -427,17 +427,21 @@ class Unit:
         """Free the parameters between forward and backward, if this unit does so."""
         if not self.reshard_after_forward:
             return
-        if self.smaller is not None and self.state is UnitState.UNSHARDED:
-            assert self._full is not None
-            self.smaller.keep(self._full.tensor, self.runtime.lanes.compute)
+        if self.smaller is None or self.state is not UnitState.UNSHARDED:
+            self.reshard(hold)
+            return
+        assert self._full is not None
+        self.smaller.keep(self._full.tensor, self.runtime.lanes.compute)
         self.reshard(hold)
+        self.smaller.show()
 
     def _abandon(self) -> None:
         """A gather that nobody waited for: let it finish, keep nothing."""
-        if self.gathers:
-            self._finish_collective()
+        if self.fetches:
+            self._finish_gather()
             if self._from_smaller is not None:
                 self._release_smaller(self._from_smaller)
+                self.presentation.show_sharded()
                 return
             assert self._gathered is not None
             self.runtime.handover.release(self._gathered, self.runtime.lanes.compute)
@@ -451,5 +455,5 @@ class Unit:
         else:
             assert self._gathered is not None
             runtime.handover.release(self._gathered, runtime.lanes.compute, hold)
-        if self.gathers:
+        if self.fetches:
             runtime.limiter.freed(runtime.lanes.compute)

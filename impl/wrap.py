@@ -161,6 +161,24 @@ def select_modules(
     return selection
 
 
+def add_classes(
+    selection: Selection,
+    root: nn.Module,
+    classes: Iterable[type[nn.Module]],
+    ignored: set[nn.Module],
+    arguments: dict[str, Any],
+) -> Selection:
+    """``selection`` with all modules of ``classes`` inside ``root``; their wrappers get ``arguments``."""
+    kinds = tuple(classes)
+    merged: Selection = {}
+    for module in _post_order(root, ignored):
+        if isinstance(module, kinds) and module is not root:
+            merged[module] = {**selection.get(module, {}), **arguments}
+        elif module in selection:
+            merged[module] = selection[module]
+    return merged
+
+
 def _ask(
     module: nn.Module,
     policy: PolicyFunction,

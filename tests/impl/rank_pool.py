@@ -5,6 +5,12 @@ A test passes a function of its own file; each rank loads that file by path and 
 rank and the given arguments. What rank 0 returns comes back; an exception on any rank fails the test with
 that rank's traceback. A rank that does not answer in time is killed with its whole pool, so nothing hangs and
 nothing is left behind.
+
+    parent: imports once ──fork──> one keeper a rank ──fork──> the rank: gloo, functions
+                                        └── forks a fresh rank when the old one has retired
+
+Every process group has threads that wake up a hundred times a second, for as long as the process lives. So
+ranks retire when they have gathered many.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import importlib.util
+import itertools
 import os
 import pickle
 import select
@@ -30,6 +37,10 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 STARTUP_SECONDS = 120
+_MOST_THREADS = 40
+_RETIRE = "retire"
+_RETIRED = 17
+"""Exit code of a rank that wants a successor."""
 
 
 class RankPool:
@@ -45,11 +56,14 @@ class RankPool:
         self._parent: subprocess.Popen[bytes] | None = None
         self._orders: list[int] = []
         self._answers: list[int] = []
+        self._tired = False
 
     def run(self, function: Callable[..., Any], timeout: float = 60, **arguments: Any) -> Any:
         """Call ``function(rank, **arguments)`` on every rank; returns what rank 0 returned."""
         if self._parent is None:
             self._start()
+        elif self._tired:
+            self._renew()
         frame = (function.__code__.co_filename, function.__name__, arguments)
         for descriptor in self._orders:
             _write(descriptor, frame)
@@ -62,7 +76,18 @@ class RankPool:
         if failures:
             self.stop()
             raise AssertionError("\n".join(failures))
+        self._tired = any(answer[2] > _MOST_THREADS for answer in answers)
         return answers[0][1]
+
+    def _renew(self) -> None:
+        """Let fresh ranks take the place of those that have gathered too many threads."""
+        for descriptor in self._orders:
+            _write(descriptor, _RETIRE)
+        try:
+            self._collect(STARTUP_SECONDS)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """End all ranks."""
@@ -72,6 +97,7 @@ class RankPool:
         for descriptor in (*self._orders, *self._answers):
             os.close(descriptor)
         self._parent, self._orders, self._answers = None, [], []
+        self._tired = False
 
     def _start(self) -> None:
         rendezvous = tempfile.mktemp(prefix="ranks-") if self._join else ""
@@ -88,9 +114,9 @@ class RankPool:
             os.close(descriptor)
         self._collect(STARTUP_SECONDS)
 
-    def _collect(self, timeout: float) -> list[tuple[bool, Any]]:
+    def _collect(self, timeout: float) -> list[tuple[bool, Any, int]]:
         deadline = time.monotonic() + timeout
-        answers: list[tuple[bool, Any]] = [(False, "no answer")] * self.world_size
+        answers: list[tuple[bool, Any, int]] = [(False, "no answer", 0)] * self.world_size
         waiting = set(range(self.world_size))
         while waiting:
             left = max(0, deadline - time.monotonic())
@@ -98,7 +124,7 @@ class RankPool:
             if not ready:
                 raise AssertionError(f"ranks {sorted(waiting)} did not answer in {timeout} s: {answers}")
             for index in [i for i in waiting if self._answers[i] in ready]:
-                answers[index] = _read(self._answers[index]) or (False, "the process ended")
+                answers[index] = _read(self._answers[index]) or (False, "the process ended", 0)
                 waiting.discard(index)
                 if not answers[index][0]:
                     deadline = min(deadline, time.monotonic() + 5)  # the others may wait for it in vain
@@ -141,7 +167,20 @@ def _load(path: str, loaded: dict[str, ModuleType]) -> ModuleType:
     return loaded[path]
 
 
-def _serve(rank: int, world_size: int, rendezvous: str, orders: int, answers: int) -> None:
+def _keep(rank: int, world_size: int, rendezvous: str, orders: int, answers: int) -> None:
+    """Fork ranks one after another, until there are no more orders."""
+    for generation in itertools.count():
+        place = f"{rendezvous}.{generation}" if rendezvous else ""
+        child = os.fork()
+        if child == 0:
+            os._exit(_RETIRED if _serve(rank, world_size, place, orders, answers) else 0)
+        _, status = os.waitpid(child, 0)
+        if os.waitstatus_to_exitcode(status) != _RETIRED:
+            return
+
+
+def _serve(rank: int, world_size: int, rendezvous: str, orders: int, answers: int) -> bool:
+    """Carry out orders; whether the last of them was to retire."""
     import torch
     import torch.distributed as dist
 
@@ -154,14 +193,18 @@ def _serve(rank: int, world_size: int, rendezvous: str, orders: int, answers: in
             world_size=world_size,
             timeout=timedelta(seconds=30),
         )
-    _write(answers, (True, None))
+    _write(answers, (True, None, 0))
     loaded: dict[str, ModuleType] = {}
     while order := _read(orders):
+        if order == _RETIRE:
+            return True
         path, name, arguments = order
         try:
-            _write(answers, (True, getattr(_load(path, loaded), name)(rank, **arguments)))
+            value = getattr(_load(path, loaded), name)(rank, **arguments)
+            _write(answers, (True, value, len(os.listdir("/proc/self/task"))))
         except Exception:
-            _write(answers, (False, traceback.format_exc()))
+            _write(answers, (False, traceback.format_exc(), 0))
+    return False
 
 
 def _main(rendezvous: str, descriptors: list[int]) -> None:
@@ -176,7 +219,7 @@ def _main(rendezvous: str, descriptors: list[int]) -> None:
             orders, answers = descriptors[2 * rank : 2 * rank + 2]
             for other in set(descriptors) - {orders, answers}:
                 os.close(other)
-            _serve(rank, world_size, rendezvous, orders, answers)
+            _keep(rank, world_size, rendezvous, orders, answers)
             os._exit(0)
     for descriptor in descriptors:
         os.close(descriptor)

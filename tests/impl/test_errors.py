@@ -25,13 +25,9 @@ def case_fully_shard_refuses(rank: int) -> None:
         impl.fully_shard(impl.fully_shard(nn.Linear(2, 2), mesh=mesh), mesh=mesh)
     with pytest.raises(ValueError, match=r"factor of the 2 ranks.*not 3"):
         impl.fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=3)
-    for argument, value in {
-        "shard_placement_fn": lambda parameter: None,
-        "offload_policy": torch.distributed.fsdp.CPUOffloadPolicy(),
-        "dp_mesh_dims": object(),
-    }.items():
-        arguments: dict[str, Any] = {argument: value}
-        with pytest.raises(NotImplementedError, match=argument):
+    for argument in ("offload_policy", "dp_mesh_dims"):
+        arguments: dict[str, Any] = {argument: "yes"}
+        with pytest.raises(ValueError, match=f"{argument} must be .*'yes'"):
             impl.fully_shard(nn.Linear(2, 2), mesh=mesh, **arguments)
     with pytest.raises(ValueError, match="'events'"):
         impl.fully_shard(nn.Linear(2, 2), mesh=mesh, memory_handover="hope")
@@ -60,8 +56,6 @@ def case_flat_refuses(rank: int) -> None:
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.float64))
     with pytest.raises(ValueError, match="agree in dtype"):
         impl.FullyShardedDataParallel(mixed, device_id=cpu)
-    with pytest.raises(NotImplementedError, match="cpu_offload"):
-        impl.FullyShardedDataParallel(nn.Linear(2, 2), cpu_offload=impl.CPUOffload(True))
     with pytest.raises(ValueError, match="not both"):
         impl.FullyShardedDataParallel(
             nn.Linear(2, 2),
@@ -78,9 +72,6 @@ def case_flat_refuses(rank: int) -> None:
         impl.FullyShardedDataParallel(nn.Linear(2, 2), sharding_strategy="FULL")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="already"):
         impl.FullyShardedDataParallel(impl.FullyShardedDataParallel(nn.Linear(2, 2)))
-    normalised = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    with pytest.raises(NotImplementedError, match=r"'1' \(BatchNorm1d\)"):
-        impl.FullyShardedDataParallel(normalised, mixed_precision=impl.MixedPrecision(torch.bfloat16))
 
 
 def case_meta_parameters_must_be_materialised(rank: int) -> None:
@@ -168,7 +159,19 @@ def case_parts_cannot_run_before_the_root(rank: int) -> None:
         model(tokens_of(rank, 0))
 
 
+def case_forward_without_its_hooks_is_told(rank: int) -> None:
+    model: Any = shard_model("impl", Model(blocks=1), mesh=init_device_mesh("cpu", (2,)))
+    with pytest.raises(RuntimeError, match=r"module\(\.\.\.\).*unshard\(\).*register_fsdp_forward_method"):
+        model.forward(tokens_of(rank, 0))
+    expected = model(tokens_of(rank, 0))
+    model.reshard()
+    for part in (model, *model.blocks):
+        part.unshard()
+    assert torch.equal(model.forward(tokens_of(rank, 0)), expected)
+
+
 CASES = [
+    case_forward_without_its_hooks_is_told,
     case_fully_shard_refuses,
     case_tied_across_units_is_refused,
     case_flat_refuses,

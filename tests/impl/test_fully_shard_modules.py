@@ -191,6 +191,22 @@ def case_backward_twice(rank: int) -> None:
     assert_close(found[0], found[1])
 
 
+def case_unshard_before_the_first_forward(rank: int) -> None:
+    """A part that is unsharded by hand is no root yet, and its handle may be waited for later."""
+    found = []
+    for kind in ("impl", "torch"):
+        torch.manual_seed(0)
+        model: Any = shard_model(kind, Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
+        model.blocks[0].unshard()
+        assert not isinstance(model.blocks[0].up.weight, DTensor)
+        handle = model.blocks[1].unshard(async_op=True)
+        found.append(train(model, rank, *read_fully_shard, steps=2))
+        handle.wait()
+        model.blocks[1].reshard()
+        assert isinstance(model.blocks[1].up.weight, DTensor)
+    assert_same_outcome(*found)
+
+
 class Regions(nn.Module):
     """Checkpointing over several units at once, so that a unit is recomputed before its own backward."""
 
@@ -344,7 +360,7 @@ def case_class_and_names_stay(rank: int) -> None:
     assert type(model).__mro__[1] is impl.FSDPModule
     assert [name for name, _ in model.named_parameters()] == names
     assert isinstance(model.blocks[:1], nn.ModuleList)
-    with pytest.raises(RuntimeError, match="deep-copied"):
+    with pytest.raises(AssertionError, match="FSDP does not support deepcopy"):
         copy.deepcopy(model)
 
 
@@ -378,6 +394,7 @@ CASES = [
     case_modules_as_one_unit,
     case_forward_without_gradients,
     case_unshard_by_hand,
+    case_unshard_before_the_first_forward,
     case_another_method_as_forward,
     case_several_dtypes_in_one_unit,
     case_ignored_parameters,

@@ -122,3 +122,31 @@ def test_a_scalar_has_no_rows() -> None:
 def test_impossible_ranks_are_refused(world: int, rank: int) -> None:
     with pytest.raises(ValueError, match="is not a rank of"):
         flat_layout([(2,)], world, rank)
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(1, 5), min_size=2, max_size=3).map(tuple), min_size=1, max_size=3),
+    world=WORLDS,
+    data=st.data(),
+)
+def test_parts_of_other_dims(shapes: list[tuple[int, ...]], world: int, data: st.DataObject) -> None:
+    """Each rank's part is that of ``torch.chunk``, and lies in the whole as ``blocks`` says."""
+    dims = [data.draw(st.integers(1, len(shape) - 1)) for shape in shapes]
+    shapes = [(*s[:dim], s[dim] * world, *s[dim + 1 :]) for s, dim in zip(shapes, dims, strict=True)]
+    layouts = [chunked_layout([(7, 2), *shapes], world, rank, dims=[0, *dims]) for rank in range(world)]
+    assert layouts[0].fused == 1
+    for index, (tensor, dim) in enumerate(zip(values_of(shapes), dims, strict=True), start=1):
+        pieces, size = layouts[0].segments[index].blocks
+        whole = tensor.reshape(pieces, world, size)
+        for rank, (layout, part) in enumerate(zip(layouts, tensor.chunk(world, dim), strict=True)):
+            segment = layout.segments[index]
+            assert segment.shard_shape == part.shape
+            assert segment.shard_padded_numel == segment.shard_numel == part.numel()
+            assert torch.equal(whole[:, rank].reshape(-1), part.reshape(-1))
+
+
+def test_other_dims_refused() -> None:
+    with pytest.raises(ValueError, match=r"dim 1 of the shape \(4, 3\) does not divide by 2 ranks"):
+        chunked_layout([(4, 3)], 2, 0, dims=[1])
+    with pytest.raises(ValueError, match="dim 0 come first"):
+        chunked_layout([(4, 4), (4, 4)], 2, 0, dims=[1, 0])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch.distributed.fsdp as torch_fsdp
+import torch.distributed.fsdp._fully_shard as torch_fsdp_2
 import torch.distributed.fsdp.wrap as torch_wrap
 
 import impl
@@ -37,33 +38,82 @@ def test_wrapper() -> None:
         "fsdp_modules",
         "apply",
         "check_is_root",
+        "set_state_dict_type",
+        "get_state_dict_type",
+        "state_dict_type",
+        "optim_state_dict",
+        "optim_state_dict_to_load",
+        "full_optim_state_dict",
+        "sharded_optim_state_dict",
+        "shard_full_optim_state_dict",
+        "flatten_sharded_optim_state_dict",
+        "scatter_full_optim_state_dict",
+        "rekey_optim_state_dict",
     ):
         assert_extends(getattr(ours, method), getattr(theirs, method))
 
 
+def public(owner: Any) -> set[str]:
+    return {name for name in vars(owner) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("method", sorted(public(torch_fsdp.FSDPModule)))
+def test_methods_of_a_sharded_module(method: str) -> None:
+    assert_extends(getattr(impl.FSDPModule, method), getattr(torch_fsdp.FSDPModule, method))
+
+
 NEWER_THAN_THE_OLDEST_TORCH = {
     "reset_iter_state",
+    "set_reduce_scatter_max_input_buffers",
     "set_reduce_scatter_unused_params",
     "set_separate_reduce_scatter_group",
+    "set_symm_mem_for_comm",
 }
-OURS = [name for name in vars(impl.FSDPModule) if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("method", OURS)
-def test_methods_of_a_sharded_module(method: str) -> None:
-    theirs = getattr(torch_fsdp.FSDPModule, method, None)
-    if theirs is None:
-        assert method in NEWER_THAN_THE_OLDEST_TORCH
-        return
-    assert_extends(getattr(impl.FSDPModule, method), theirs)
+def test_a_sharded_module_has_no_other_methods() -> None:
+    assert public(impl.FSDPModule) - public(torch_fsdp.FSDPModule) <= NEWER_THAN_THE_OLDEST_TORCH
 
 
-@pytest.mark.parametrize("name", ["ShardingStrategy", "BackwardPrefetch"])
+FSDP2 = sorted(set(torch_fsdp_2.__all__) - {"FSDPModule"})
+
+
+@pytest.mark.parametrize("name", FSDP2)
+def test_everything_of_fsdp2(name: str) -> None:
+    """Functions, classes with their constructors and public methods, under the names of torch's module."""
+    assert name in impl.__all__
+    ours, theirs = getattr(impl, name), getattr(torch_fsdp_2, name)
+    assert_extends(ours, theirs)
+    for method in public(theirs) if isinstance(theirs, type) else ():
+        assert hasattr(ours, method)
+        if callable(getattr(theirs, method)):
+            assert_extends(getattr(ours, method), getattr(theirs, method))
+
+
+@pytest.mark.parametrize(
+    "name", ["ShardingStrategy", "BackwardPrefetch", "StateDictType", "OptimStateKeyType"]
+)
 def test_enums(name: str) -> None:
     assert list(getattr(impl, name).__members__) == list(getattr(torch_fsdp, name).__members__)
 
 
-@pytest.mark.parametrize("name", ["MixedPrecision", "MixedPrecisionPolicy", "CPUOffload"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MixedPrecision",
+        "MixedPrecisionPolicy",
+        "CPUOffload",
+        "CPUOffloadPolicy",
+        "StateDictConfig",
+        "FullStateDictConfig",
+        "LocalStateDictConfig",
+        "ShardedStateDictConfig",
+        "OptimStateDictConfig",
+        "FullOptimStateDictConfig",
+        "LocalOptimStateDictConfig",
+        "ShardedOptimStateDictConfig",
+    ],
+)
 def test_settings(name: str) -> None:
     ours, theirs = getattr(impl, name), getattr(torch_fsdp, name)
     assert [f.name for f in fields(ours)] == [f.name for f in fields(theirs)]

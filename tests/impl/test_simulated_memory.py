@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -82,21 +83,51 @@ def test_events_need_no_limit(lone_process, limit: int | bool) -> None:
 # -- beside torch --------------------------------------------------------------------------------------------
 
 
-def measure(system: str, **settings: Any) -> dict[str, float]:
-    """Three steps of a small GPT on 8 simulated GPUs; peaks and time of the last one."""
-    from fsdpbench.sim import Simulation, load_profile
+class Small(nn.Module):
+    """One of many layers whose collectives are far below what fills a link."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(512, 512)
+        self.norm = nn.LayerNorm(512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.norm(torch.relu(self.linear(x)))
+
+
+class ManySmall(nn.Module):
+    def __init__(self, count: int = 200) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*[Small() for _ in range(count)])
+        self.head = nn.Linear(512, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x)).sum()
+
+
+def make_model(name: str, device: torch.device) -> tuple[nn.Module, set[type[nn.Module]], Any]:
+    """A model on the device, the classes to wrap and its batches."""
     from workloads import get_workload
+
+    with torch.device("sim"):
+        if name == "many small layers":
+            return ManySmall(), {Small}, repeat((torch.empty(4096, 512, device=device),))
+        workload = get_workload(name)
+        model = workload.build(activation_checkpointing="none", seq=1024)
+    return model, set(workload.block_classes), workload.batches(2, 1024, seed=0, rank=0, device=device)
+
+
+def measure(system: str, model_name: str = "gpt-350m", **settings: Any) -> dict[str, float]:
+    """Three steps of a model on 8 simulated GPUs; peaks and time of the last one."""
+    from fsdpbench.sim import Simulation, load_profile
 
     simulation = Simulation.start(load_profile("a100-80gb"), world_size=8, gpus_per_node=8)
     simulation.init_process_group()
     try:
         device = torch.device("sim", 0)
-        workload = get_workload("gpt-350m")
-        with torch.device("sim"):
-            model = workload.build(activation_checkpointing="none", seq=1024)
-        model = build(system, model, set(workload.block_classes), device, settings)
+        model, blocks, batches = make_model(model_name, device)
+        model = build(system, model, blocks, device, settings)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        batches = workload.batches(2, 1024, seed=0, rank=0, device=device)
         found: dict[str, float] = {}
         for _ in range(3):
             simulation.synchronize()
@@ -147,9 +178,11 @@ unit).
 """
 
 
-def case_no_more_than_torch(rank: int, *, generation: str, settings: dict[str, Any]) -> None:
-    ours = measure(f"impl-{generation}", **dict(settings))
-    theirs = measure(f"torch-{generation}", **dict(settings))
+def case_no_more_than_torch(
+    rank: int, *, generation: str, settings: dict[str, Any], model: str = "gpt-350m"
+) -> None:
+    ours = measure(f"impl-{generation}", model, **dict(settings))
+    theirs = measure(f"torch-{generation}", model, **dict(settings))
     for what in ("forward", "backward", "after"):
         assert ours[what] <= theirs[what] + BLOCK_ROUNDING, (what, ours, theirs)
     assert ours["retries"] <= theirs["retries"]
@@ -161,6 +194,12 @@ def case_no_more_than_torch(rank: int, *, generation: str, settings: dict[str, A
 )
 def test_fully_shard_takes_no_more_than_torch(lone_process, settings: dict[str, Any]) -> None:
     lone_process.run(case_no_more_than_torch, generation="fsdp2", settings=settings, timeout=120)
+
+
+@pytest.mark.parametrize("settings", [{}, {"bf16": True}], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["gpt-2.8b", "many small layers"])
+def test_fully_shard_on_large_and_on_many_units(lone_process, model: str, settings: dict[str, Any]) -> None:
+    lone_process.run(case_no_more_than_torch, generation="fsdp2", settings=settings, model=model, timeout=120)
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,6 @@ def run(rows: int, wrap: str, **settings: Any) -> dict[str, Any]:
     from torch.distributed.device_mesh import init_device_mesh
 
     with simulated() as device:
-        from fsdpbench.sim import Simulation, load_profile
-
-        simulation = Simulation(load_profile("a100-80gb"), 8, 8, 0)
         settings["mesh"] = init_device_mesh("sim", (8,))
         model: Any = Four()
         if wrap == "m2 and m3":
@@ -83,16 +80,24 @@ def run(rows: int, wrap: str, **settings: Any) -> dict[str, Any]:
             impl.fully_shard(model.m3, **settings)
         impl.fully_shard(model, **settings)
         batch = torch.empty(rows, WIDTH, device=device, requires_grad=True)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "rank0_trace.json.gz"
-            for _ in range(2):
-                model(batch).sum().backward()
-                model.zero_grad()
-            with simulation.trace(path) as trace:
-                model(batch).sum().backward()
-                simulation.synchronize()
-                trace.step()
-            events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        return kernels_of_third_step(model, batch)
+
+
+def kernels_of_third_step(model: Any, batch: torch.Tensor) -> dict[str, Any]:
+    """Kernels by label, inside a simulation of 8 GPUs."""
+    from fsdpbench.sim import Simulation, load_profile
+
+    simulation = Simulation(load_profile("a100-80gb"), 8, 8, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rank0_trace.json.gz"
+        for _ in range(2):
+            model(batch).sum().backward()
+            model.zero_grad()
+        with simulation.trace(path) as trace:
+            model(batch).sum().backward()
+            simulation.synchronize()
+            trace.step()
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return kernels_by_label(events)
 
 

@@ -1,0 +1,43 @@
+"""How a unit is told to reduce its gradients, and what it keeps of them between backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from .comm_hooks import CommHook
+    from .custom_comm import ReduceScatter
+    from .streams import Lane
+
+
+@dataclass
+class GradientState:
+    """What a unit keeps of its gradients between backward passes, and how it is told to reduce them."""
+
+    synchronize: bool = True
+    """Reduce at all; off while accumulating without communication."""
+    all_reduce: bool = True
+    """Sum over replicas; off while accumulating with reduce-scatter only."""
+    unused_as_zero: bool = False
+    """Reduce zeros for parameters without a gradient, so that ranks may use different ones."""
+    divide_factor: float | None = None
+    force_sum: bool = False
+    comm_hook: CommHook | None = None
+    """Reduces in place of the reducer."""
+    reduce_scatter: ReduceScatter | None = None
+    """Reduce-scatters in place of the backend, in memory of its own."""
+    all_reduce_hook: Callable[[torch.Tensor], None] | None = None
+    """Called with the reduced shard before it is delivered, on ``hook_lane`` or the lane of all-reduces."""
+    hook_lane: Lane | None = None
+    held: int = 1
+    """How many units' gradients may be kept until they are copied, before computation waits for one."""
+    accumulated: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Unsharded gradients in the reduce dtype, kept where autograd's own accumulation would be in a lower
+    one.
+    """
+    partial: torch.Tensor | None = None
+    """A reduce-scattered gradient that awaits its all-reduce."""

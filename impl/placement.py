@@ -1,0 +1,237 @@
+"""How ``fully_shard`` shards one parameter: on which dimension, over which mesh, and what it looks like then.
+
+::
+
+    parameter                 this rank cuts            sharded parameter (and its gradient)
+    plain tensor              the tensor, on ``dim``    DTensor on the mesh: Shard(dim), replicas before it
+    DTensor on a mesh of      its local tensor          DTensor on both meshes, ours first: Shard(dim), then
+    its own (tensor                                     the parameter's own placements. _StridedShard(dim)
+    parallelism)                                        where those shard ``dim`` too
+
+A strided shard says that the other mesh cut first: with two ranks of tensor parallelism t and two of data
+parallelism d, rows 0 to 7 of a parameter lie like this, and plain ``Shard(0), Shard(0)`` would put d first::
+
+    t0: 0 1 2 3   t1: 4 5 6 7    ->    d0 t0: 0 1   d0 t1: 4 5   d1 t0: 2 3   d1 t1: 6 7
+
+During forward and backward a parameter has its first form again: plain, or a ``DTensor`` on its own mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor.placement_types import _StridedShard
+
+new_dtensor: Callable[..., DTensor] = partial(DTensor.__new__, DTensor)
+"""Wrap a local tensor by its spec, without ``DTensor.__init__``, which does nothing but ask the compiler."""
+
+
+@dataclass(frozen=True)
+class FSDPMeshInfo:
+    """A mesh and which of its dimensions shards; ``replicate_mesh_dim`` is the one over replicas, if any."""
+
+    mesh: DeviceMesh
+    shard_mesh_dim: int = 0
+    replicate_mesh_dim: int | None = None
+
+
+@dataclass(frozen=True)
+class HSDPMeshInfo(FSDPMeshInfo):
+    """The same for a 2-D mesh: replicas, then shards."""
+
+    shard_mesh_dim: int = 1
+    replicate_mesh_dim: int | None = 0
+
+
+@dataclass(frozen=True)
+class ShardPlacementResult:
+    """What ``shard_placement_fn`` may return: the dimension, and a mesh of the parameter's own."""
+
+    placement: Shard | None
+    mesh_info: FSDPMeshInfo
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """How a parameter that was a ``DTensor`` before looks while it is whole.
+
+    ``spec`` is that of the original parameter.
+    """
+
+    spec: DTensorSpec
+
+    def unsharded(self, local: torch.Tensor) -> torch.Tensor:
+        """The ``DTensor`` over the gathered ``local``, in the dtype of that."""
+        spec, meta = self.spec, self.spec.tensor_meta
+        if meta is not None and meta.dtype != local.dtype:
+            spec = replace(spec, tensor_meta=TensorMeta(meta.shape, meta.stride, local.dtype))
+        return new_dtensor(local, spec, requires_grad=False)
+
+    def wanted(self, gradient: DTensor) -> tuple[Placement, ...]:
+        """How ``gradient`` has to be placed for its local part to be what FSDP reduces."""
+        return self.spec.placements
+
+    def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """This rank's part of ``gradient``, placed as the parameter is (a partial sum is reduced here)."""
+        if isinstance(gradient, AsyncCollectiveTensor):
+            gradient = gradient.wait()
+        if not isinstance(gradient, DTensor):
+            raise TypeError(f"the gradient of a DTensor parameter is a {type(gradient).__name__}")
+        wanted = self.wanted(gradient)
+        if gradient.placements != wanted:
+            gradient = gradient.redistribute(placements=wanted)
+        local = gradient._local_tensor
+        return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """How one parameter is sharded.
+
+    Attributes:
+        mesh: 1-D (shard) or 2-D (replicate, shard), over which it is gathered and reduced.
+        dim: the dimension of the local tensor that is cut.
+        spec: of the sharded parameter and its gradient.
+        whole: how it looks while gathered, where that is not a plain tensor.
+        shards: false where the mesh, of one dimension, holds replicas.
+    """
+
+    mesh: DeviceMesh
+    dim: int
+    spec: DTensorSpec
+    whole: TensorParallel | None = None
+    shards: bool = True
+
+
+PlacementFunction = Callable[[nn.Parameter], Any]
+
+
+def plan_parameter(
+    parameter: nn.Parameter, fqn: str, mesh: DeviceMesh, choose: PlacementFunction | None
+) -> ParameterPlan:
+    """Decide how ``parameter`` is sharded.
+
+    Args:
+        mesh: where it goes unless ``choose`` names a mesh for it.
+        choose: the ``shard_placement_fn`` of ``fully_shard``: returns ``None``, a ``Shard`` or a
+            ``ShardPlacementResult`` (ours or torch's).
+
+    Raises:
+        ValueError: a placement that is none, or a dimension that the parameter does not have.
+        NotImplementedError: a dimension other than the first that does not divide by the ranks.
+    """
+    placement: Any = None
+    if choose is not None:
+        placement, mesh = _resolve(choose(parameter), fqn, mesh)
+    dim = 0 if placement is None else placement.dim
+    if not -parameter.ndim <= dim < parameter.ndim:
+        raise ValueError(
+            f"shard_placement_fn returned {placement} for parameter '{fqn}' of shape "
+            f"{tuple(parameter.shape)}: it has no such dimension"
+        )
+    dim %= parameter.ndim
+    local = local_tensor(parameter)
+    ranks = mesh.size(mesh.ndim - 1)
+    check_even(local, fqn, dim, ranks)
+    if isinstance(parameter, DTensor):
+        return _plan_dtensor(parameter, fqn, mesh, dim)
+    meta = TensorMeta(parameter.shape, contiguous_strides(parameter.shape), parameter.dtype)
+    return ParameterPlan(mesh, dim, DTensorSpec(mesh, _with_replicas(mesh, Shard(dim)), tensor_meta=meta))
+
+
+def check_even(local: torch.Tensor, fqn: str, dim: int, ranks: int) -> None:
+    """Raise NotImplementedError for a dimension other than the first that ``ranks`` does not divide."""
+    if dim > 0 and local.shape[dim] % ranks:
+        raise NotImplementedError(
+            f"FSDP does not support uneven sharding on dim {dim}: parameter '{fqn}' has "
+            f"{local.shape[dim]} elements there (local shape {tuple(local.shape)}), which {ranks} ranks "
+            "cannot share evenly. Shard it on dim 0"
+        )
+
+
+def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a parameter before it is sharded: all of it, or a ``DTensor``'s local part."""
+    return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+
+
+def shard_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The 1-D mesh over which one copy is sharded, of a mesh of one or two dimensions."""
+    if mesh.ndim == 1:
+        return mesh
+    if mesh.mesh_dim_names is None:
+        raise ValueError(f"name the dimensions of {mesh} (mesh_dim_names), so that its parts can be taken")
+    return mesh[mesh.mesh_dim_names[-1]]
+
+
+def _resolve(result: Any, fqn: str, mesh: DeviceMesh) -> tuple[Any, DeviceMesh]:
+    if result is None or isinstance(result, Shard):
+        return result, mesh
+    info: Any = getattr(result, "mesh_info", None)
+    placement = getattr(result, "placement", None)
+    own = getattr(info, "mesh", None)
+    if not isinstance(own, DeviceMesh) or not isinstance(placement, Shard | None):
+        raise ValueError(
+            f"Invalid shard_placement_fn result: {result!r} for parameter '{fqn}'; "
+            "return None, Shard(dim) or ShardPlacementResult(Shard(dim), mesh_info)"
+        )
+    if info.shard_mesh_dim != own.ndim - 1:
+        raise ValueError(
+            f"shard_placement_fn returned a mesh that shards over dimension {info.shard_mesh_dim} of "
+            f"{own.ndim} for parameter '{fqn}'; it has to be the last one"
+        )
+    return placement, own
+
+
+def _with_replicas(mesh: DeviceMesh, *placements: Placement) -> tuple[Placement, ...]:
+    return placements if mesh.ndim == 1 else (Replicate(), *placements)
+
+
+def _plan_dtensor(parameter: DTensor, fqn: str, mesh: DeviceMesh, dim: int) -> ParameterPlan:
+    spec = parameter._spec
+    if spec.mesh.device_type != mesh.device_type:
+        raise ValueError(
+            f"parameter '{fqn}' is a DTensor on a mesh of type {spec.mesh.device_type}, "
+            f"but it is to be sharded over one of type {mesh.device_type}"
+        )
+    if len(spec.placements) > 2:
+        raise NotImplementedError(
+            f"parameter '{fqn}' is a DTensor on a mesh of {len(spec.placements)} dimensions; "
+            "FSDP takes those of one or two (tensor and expert parallelism)"
+        )
+    both = _join(mesh, spec.mesh, fqn)
+    splits = spec.num_shards_map[dim]
+    shard: Placement = _StridedShard(dim, split_factor=splits) if splits > 1 else Shard(dim)
+    placements = (*_with_replicas(mesh, shard), *spec.placements)
+    sharded = DTensorSpec(both, placements, tensor_meta=spec.tensor_meta)
+    return ParameterPlan(mesh, dim, sharded, TensorParallel(spec))
+
+
+def _join(mesh: DeviceMesh, own: DeviceMesh, fqn: str) -> DeviceMesh:
+    try:
+        if mesh.mesh_dim_names is None or own.mesh_dim_names is None:
+            raise RuntimeError("a mesh without names")
+        return DeviceMesh._concatenate([mesh, own])
+    except RuntimeError as error:
+        raise ValueError(
+            f"parameter '{fqn}' is a DTensor on {own}, which does not belong to the same mesh as {mesh}: "
+            "make one mesh of several named dimensions and take both from it by name"
+        ) from error
+
+
+def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
+    """The strides of a contiguous tensor of this shape."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

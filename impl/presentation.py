@@ -1,0 +1,72 @@
+"""What a front end decides: how the parameters and gradients of a unit look from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class ModulePlace:
+    """Where a parameter is registered; a parameter tied inside its unit has several places."""
+
+    module: nn.Module
+    name: str
+
+
+class WholeForm(Protocol):
+    """How a parameter looks while it is gathered, where that is not a plain tensor (``placement.py``)."""
+
+    def unsharded(self, local: torch.Tensor) -> torch.Tensor:
+        """What the modules see for the gathered ``local``."""
+
+    def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The plain tensor of this rank that is reduced for ``gradient``."""
+
+
+@dataclass
+class UnitParameter:
+    """A parameter of a unit: its name in the root, its places and whether it is trained."""
+
+    fqn: str
+    places: tuple[ModulePlace, ...]
+    requires_grad: bool
+    whole: WholeForm | None = None
+
+
+class Presentation(Protocol):
+    """What a front end decides: how a unit's parameters and gradients look from outside."""
+
+    def show_sharded(self) -> None:
+        """Let the modules show the sharded parameters."""
+
+    def show_unsharded(self) -> None:
+        """Let the modules show the unsharded parameters."""
+
+    def trained(self) -> Sequence[nn.Parameter]:
+        """The parameters that an optimizer sees: those that hold this rank's part."""
+
+    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Learn the unsharded parameters; called once, when they first exist."""
+
+    def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
+        """Add the parts of a reduced flat gradient to the sharded parameters' ``grad``.
+
+        Args:
+            gradient: 1-D, the reduced local shard in the delivered dtype.
+            which: indices of the parameters that take part, in order.
+            offsets: start of each one's part in ``gradient``.
+        """
+
+    def readopt(self) -> torch.Tensor | None:
+        """Take up what the modules show now, after they were moved, materialised or loaded into.
+
+        Returns a new flat shard if the parameters left the old one, else ``None``.
+        """
+
+    def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
+        """World size 1: the unsharded gradients of parameters ``which`` are the result."""

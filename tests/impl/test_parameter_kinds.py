@@ -1,0 +1,133 @@
+"""Parameters that change after wrapping, and optimizers that step inside backward, as with torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fsdp_cases import Model, assert_close, full_dtensors, loss_of, shard_model, tokens_of
+from torch import nn
+from torch.distributed import fsdp as torch_fsdp
+from torch.distributed.device_mesh import init_device_mesh
+
+import impl
+
+SIDES = (("impl", impl), ("torch", torch_fsdp))
+
+
+def case_frozen_after_wrapping(rank: int) -> None:
+    """What is frozen or thawed between steps gets no gradient, or one again."""
+    found = []
+    for kind, _ in SIDES:
+        torch.manual_seed(0)
+        model: Any = shard_model(kind, Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
+        seen = []
+        for step, trains in enumerate((True, False, True)):
+            model.blocks[0].up.weight.requires_grad_(trains)
+            model.head.weight.requires_grad_(trains)
+            loss_of(model, tokens_of(rank, step)).backward()
+            assert (model.blocks[0].up.weight.grad is not None) == trains
+            seen.append(full_dtensors(model, True))
+            model.zero_grad()
+        found.append(seen)
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs)
+
+
+def case_optimizer_in_backward(rank: int) -> None:
+    """An optimizer a parameter, stepped by its hook while backward goes on: three steps like torch's."""
+    found = []
+    for kind, _ in SIDES:
+        torch.manual_seed(0)
+        model = shard_model(kind, Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
+        optimizers = {p: torch.optim.AdamW([p], lr=1e-2) for p in model.parameters()}
+
+        def step(parameter: torch.Tensor, optimizers: Any = optimizers) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(step)
+        for index in range(3):
+            loss_of(model, tokens_of(rank, index)).backward()
+            assert all(parameter.grad is None for parameter in model.parameters())
+        found.append(full_dtensors(model, False))
+    assert_close(*found)
+
+
+class Mixed(nn.Module):
+    """Weights of three dtypes, one of them integers and one of them used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6, dtype=torch.float64)
+        self.third = nn.Linear(6, 6, dtype=torch.float64, bias=False)
+        self.third.weight = self.second.weight
+        self.steps = nn.Parameter(torch.arange(7), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(self.second(torch.tanh(self.first(x)).double())) * self.steps.sum()
+
+
+def case_mixed_dtypes_and_tied(rank: int) -> None:
+    """Ours in one unit, torch's with one unit a dtype, since it refuses more; and tied inside a unit."""
+    found = []
+    for kind, api in SIDES:
+        torch.manual_seed(0)
+        model = Mixed()
+        mesh = init_device_mesh("cpu", (2,))
+        if kind == "torch":
+            ignored = {model.steps}
+            api.fully_shard(model.first, mesh=mesh)
+            api.fully_shard(model, mesh=mesh, ignored_params=ignored)
+        else:
+            api.fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        x = torch.arange(12.0).view(2, 6) / (10 + rank)
+        for _ in range(3):
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert model.third.weight is model.second.weight
+        values = full_dtensors(model, False) if kind == "impl" else None
+        if values is None:
+            values = {name: p.full_tensor() for name, p in model.named_parameters() if name != "steps"}
+        assert torch.equal(values.pop("steps", torch.arange(7)), torch.arange(7))
+        found.append(values)
+    assert_close(*found)
+
+
+def case_gradient_scaler(rank: int) -> None:
+    """fp16 gradients, scaled; a step whose gradients overflow on one rank is left out on all."""
+    found = []
+    for kind, _ in SIDES:
+        torch.manual_seed(0)
+        model = shard_model(
+            kind, Model(blocks=1), mesh=init_device_mesh("cpu", (2,)), policy=(None, torch.float32)
+        )
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        for step in range(3):
+            loss = loss_of(model, tokens_of(rank, step))
+            scaler.scale(loss * (float("inf") if step == 1 and rank == 0 else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        found.append({**full_dtensors(model, False), "scale": torch.tensor(scaler.get_scale())})
+    assert_close(*found)
+    assert found[0]["scale"].item() == 128.0
+
+
+CASES = [
+    case_frozen_after_wrapping,
+    case_optimizer_in_backward,
+    case_mixed_dtypes_and_tied,
+    case_gradient_scaler,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("case_"))
+def test_kinds(two_ranks, case: Any) -> None:
+    two_ranks.run(case)
