@@ -1,4 +1,4 @@
-"""The three devices: real GPUs, real CPUs, simulated GPUs."""
+"""The three devices: real GPUs, real CPUs, simulated GPUs; and one real device that stands for many."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ def make_device(config: Config, placement: Placement) -> Device:
         from fsdpbench.devices.sim import SimDevice
 
         return SimDevice(config, placement)
+    if config.emulate:
+        from fsdpbench.devices.emulated import EmulatedCpu, EmulatedCuda
+
+        return EmulatedCpu(config, placement) if config.device == "cpu" else EmulatedCuda(config, placement)
     if config.device == "cpu":
         from fsdpbench.devices.cpu import CpuDevice
 

@@ -44,13 +44,7 @@ class CpuDevice:
         """Raises: `torch.distributed.DistError`, the other ranks cannot be reached."""
         # One thread a rank: ranks share the cores, and one thread's sums come out the same every time.
         torch.set_num_threads(1)
-        _prefer_loopback()
-        dist.init_process_group(
-            "gloo",
-            rank=self._placement.rank,
-            world_size=self._placement.world_size,
-            timeout=timedelta(seconds=self._config.measurement.timeout_s + COLLECTIVE_GRACE_S),
-        )
+        self._join()
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -103,6 +97,15 @@ class CpuDevice:
             "source": "measured on this machine",
             "cores": found["cores"],
         }
+
+    def _join(self) -> None:
+        _prefer_loopback()
+        dist.init_process_group(
+            "gloo",
+            rank=self._placement.rank,
+            world_size=self._placement.world_size,
+            timeout=timedelta(seconds=self._config.measurement.timeout_s + COLLECTIVE_GRACE_S),
+        )
 
 
 def _duration(step: Callable[[], object]) -> float:

@@ -49,13 +49,7 @@ class CudaDevice:
             )
         torch.cuda.set_device(self.torch_device)
         self._observe_allocator()
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl",
-            rank=self._placement.rank,
-            world_size=self._placement.world_size,
-            timeout=timedelta(seconds=self._config.measurement.timeout_s + COLLECTIVE_GRACE_S),
-            device_id=self.torch_device,
-        )
+        self._join()
         self._slowest = torch.zeros(1, dtype=torch.float64, device=self.torch_device)
 
     def close(self) -> None:
@@ -126,6 +120,15 @@ class CudaDevice:
             "cuda": torch.version.cuda,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }
+
+    def _join(self) -> None:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl",
+            rank=self._placement.rank,
+            world_size=self._placement.world_size,
+            timeout=timedelta(seconds=self._config.measurement.timeout_s + COLLECTIVE_GRACE_S),
+            device_id=self.torch_device,
+        )
 
     def _observe_allocator(self) -> None:
         """The allocator tells its observers before it raises; without them only the error is seen."""

@@ -24,11 +24,16 @@ def visible_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def choose_device(asked: str, gpus: int, hardware: str | None, *, elsewhere: bool = False) -> Choice:
-    """Resolve `asked` (`auto` included) for `gpus` ranks; they may lie on other machines (`elsewhere`).
+def choose_device(
+    asked: str, gpus: int, hardware: str | None, *, elsewhere: bool = False, emulate: bool = False
+) -> Choice:
+    """Resolve `asked` (`auto` included) for `gpus` ranks; they may lie on other machines (`elsewhere`), or
+    one device stands for all of them (`emulate`).
 
     Raises `UsageError` where it cannot be had.
     """
+    if emulate:
+        return _emulated(asked)
     if asked == "sim":
         return Choice("sim", "as asked")
     if asked == "cpu":
@@ -47,3 +52,13 @@ def choose_device(asked: str, gpus: int, hardware: str | None, *, elsewhere: boo
     if enough:
         return Choice("cuda", f"found {found} GPUs")
     return Choice("sim", f"found {found} of {gpus} GPUs")
+
+
+def _emulated(asked: str) -> Choice:
+    if asked == "sim":
+        raise UsageError("--emulate is for real devices: a simulated one needs no other ranks")
+    if asked == "cpu":
+        return Choice("cpu", "as asked")
+    if not visible_gpus():
+        raise UsageError("--emulate needs one GPU, and none is found; --device cpu tries it out on a CPU")
+    return Choice("cuda", "one GPU stands for all")

@@ -34,11 +34,19 @@ class SimDevice:
         self._ooms = 0
 
     def open(self) -> None:
+        self.start().init_process_group()
+
+    def start(self) -> Simulation:
+        """Start the device; the process group is left to others."""
         self._simulation = Simulation.start(
-            self._profile, self._config.gpus, self._config.gpus_per_node, rank=self._placement.rank
+            self._profile,
+            self._config.gpus,
+            self._config.gpus_per_node,
+            rank=self._placement.rank,
+            jitter=self._config.jitter,
         )
         self._simulation.on_out_of_memory = self._report_out_of_memory
-        self._simulation.init_process_group()
+        return self._simulation
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -89,13 +97,17 @@ class SimDevice:
         return self._profile.peak_flops[dtype]
 
     def describe(self) -> dict[str, Any]:
-        return {
+        described = {
             "name": self._profile.name,
             "title": self._profile.title,
             "simulated": True,
             "source": self._profile.source,
             "memory_bytes": self._profile.memory_bytes,
         }
+        if self._config.jitter is not None:
+            told = self._config.jitter.to_text()
+            described |= {"jitter": told, "title": f"{self._profile.title} with jitter ({told})"}
+        return described
 
     @property
     def unknown_operators(self) -> dict[str, int]:

@@ -16,7 +16,10 @@ from fsdpbench.sim.trace_records import MemcpyRecord, trace_stream
 
 if TYPE_CHECKING:
     from fsdpbench.sim.allocator import CachingAllocator
+    from fsdpbench.sim.allocator.types import AllocatorEvent, AllocatorListener
     from fsdpbench.sim.costs import CpuCosts, KernelCosts
+    from fsdpbench.sim.flops import FlopCount
+    from fsdpbench.sim.jitter import Jitter
     from fsdpbench.sim.network import Network
     from fsdpbench.sim.trace import TraceRecorder
 
@@ -36,7 +39,8 @@ class Accelerator:
     """State of the simulated device. Plain attributes, because every operator reads some of them.
 
     ``stream`` is the number of the current stream. ``unknown_operators`` counts launches of operators that no
-    cost model knows (they were costed by their bytes).
+    cost model knows (they were costed by their bytes). ``flops`` counts matrix products and ``jitter`` delays
+    collectives; both are None unless asked for. ``collectives_on_own_streams``: as before torch 2.8.
     """
 
     def __init__(self) -> None:
@@ -53,14 +57,42 @@ class Accelerator:
         self.device_count = 1
         self.streams: dict[int, Any] = {}
         self.process_groups: list[Any] = []
+        self.collectives_on_own_streams = False
         self.operators_launched = 0
         self.events_traced = 0
         self.unknown_operators: dict[str, int] = {}
+        self.flops: FlopCount | None = None
+        self.jitter: Jitter | None = None
+        self._listeners: list[AllocatorListener] = []
 
     def require_started(self) -> None:
         """Raise `SimulationNotStartedError` before `Simulation.start`."""
         if not self.started:
             raise SimulationNotStartedError
+
+    def listen(self, listener: AllocatorListener) -> None:
+        """Report to ``listener`` what the allocator does, beside those who listen already."""
+        self._listeners.append(listener)
+        self._inform_listeners()
+
+    def stop_listening(self, listener: AllocatorListener | None = None) -> None:
+        """Report to ``listener`` no more (None: to nobody)."""
+        if listener is None:
+            self._listeners.clear()
+        elif listener in self._listeners:
+            self._listeners.remove(listener)
+        self._inform_listeners()
+
+    def _inform_listeners(self) -> None:
+        """The allocator knows one listener; it has none where nobody listens, which costs nothing."""
+        listeners = tuple(self._listeners)
+
+        def tell_all(event: AllocatorEvent) -> None:
+            for listener in listeners:
+                listener(event)
+
+        if self.allocator is not None:
+            self.allocator.listener = tell_all if len(listeners) > 1 else next(iter(listeners), None)
 
     def copy_over_host_link(self, kind: str, nbytes: int, *, blocking: bool) -> None:
         """Copy between host and device (``kind``: ``HtoD`` or ``DtoH``) on the current stream.

@@ -95,7 +95,7 @@ def price(
     shaped = _SHAPED.get(name)
     if shaped is not None:
         return shaped((args, kwargs, outs), costs)
-    kind = _kind(func, name)
+    kind = "memcpy" if _is_plain_copy(name, args, outs) else _kind(func, name)
     sized = _SIZED.get(name)
     nbytes = sized((args, kwargs, outs)) if sized is not None else _moved(func, args, kwargs, outs)
     if sized is not None and kind is None:
@@ -138,6 +138,19 @@ def _kind(func: Any, name: str) -> str | None:
     if name.endswith("_backward") and name.removesuffix("_backward") in _ACTIVATIONS:
         return "pointwise"
     return None
+
+
+def _is_plain_copy(name: str, args: Sequence[Any], outs: Sequence[torch.Tensor]) -> bool:
+    """Whether torch leaves a copy to the driver: one dtype, both sides contiguous."""
+    if name not in ("clone", "copy_", "_copy_from"):
+        return False
+    sides = [*tensors_in(args, {}), *outs][:2] if name == "clone" else tensors_in(args, {})[:2]
+    return (
+        len(sides) == 2
+        and sides[0].dtype is sides[1].dtype
+        and sides[0].shape == sides[1].shape
+        and all(side.is_contiguous() for side in sides)
+    )
 
 
 _ACTIVATIONS = {
@@ -250,27 +263,37 @@ def _attention_shape(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int, 
     return query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.shape[3]
 
 
-def _attention_forward(causal_at: int) -> Callable[[Call, KernelCosts], OperatorCost]:
+def _bias_ns(args: Sequence[Any], bias_at: int | None, costs: KernelCosts) -> int:
+    """Reading what is added to the scores, where the kernel takes such a thing."""
+    bias = args[bias_at] if bias_at is not None and bias_at < len(args) else None
+    return costs.memory_bound_ns(tensor_bytes(bias)) if isinstance(bias, torch.Tensor) else 0
+
+
+def _attention_forward(
+    causal_at: int, bias_at: int | None = None
+) -> Callable[[Call, KernelCosts], OperatorCost]:
     def cost(call: Call, costs: KernelCosts) -> OperatorCost:
         args, kwargs, _ = call
         causal = bool(_argument(args, kwargs, causal_at, "is_causal", False))
         dtype = compute_type(args[0].dtype)
-        return OperatorCost(
-            f"flash_fwd_kernel_{dtype}",
-            costs.attention_forward_ns(*_attention_shape(args[0], args[1]), causal, dtype),
-        )
+        shape, kv_heads = _attention_shape(args[0], args[1]), args[1].shape[1]
+        duration = costs.attention_forward_ns(*shape, causal, dtype, kv_heads)
+        return OperatorCost(f"flash_fwd_kernel_{dtype}", duration + _bias_ns(args, bias_at, costs))
 
     return cost
 
 
-def _attention_backward(causal_at: int) -> Callable[[Call, KernelCosts], OperatorCost]:
+def _attention_backward(
+    causal_at: int, bias_at: int | None = None
+) -> Callable[[Call, KernelCosts], OperatorCost]:
     def cost(call: Call, costs: KernelCosts) -> OperatorCost:
         args, kwargs, _ = call
         query, key = args[1], args[2]
         causal = bool(_argument(args, kwargs, causal_at, "is_causal", False))
         dtype = compute_type(query.dtype)
         shape = _attention_shape(query, key)
-        duration = costs.attention_backward_ns(*shape, causal, dtype)
+        duration = costs.attention_backward_ns(*shape, causal, dtype, key.shape[1])
+        duration += _bias_ns(args, bias_at, costs)
         return OperatorCost(f"flash_bwd_kernel_{dtype}", duration, _backward_workspace(query, key))
 
     return cost
@@ -311,9 +334,9 @@ _SHAPED: dict[str, Callable[[Call, KernelCosts], OperatorCost]] = {
     "convolution_backward_overrideable": _convolution_backward,
     "_scaled_dot_product_flash_attention": _attention_forward(4),
     "_scaled_dot_product_flash_attention_backward": _attention_backward(11),
-    "_scaled_dot_product_efficient_attention": _attention_forward(6),
-    "_scaled_dot_product_efficient_attention_backward": _attention_backward(11),
-    "_scaled_dot_product_cudnn_attention": _attention_forward(6),
+    "_scaled_dot_product_efficient_attention": _attention_forward(6, bias_at=3),
+    "_scaled_dot_product_efficient_attention_backward": _attention_backward(11, bias_at=4),
+    "_scaled_dot_product_cudnn_attention": _attention_forward(6, bias_at=3),
 }
 
 

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import types
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.memory_history import MemoryModule
 from fsdpbench.sim.streams import Event, Stream, StreamContext, switch_to
 from fsdpbench.sim.timeline import DEFAULT_STREAM
 
+# Compute capability by a word of the profile's title; other titles are taken for an A100.
+_CAPABILITIES = {"B200": (10, 0), "H100": (9, 0), "H200": (9, 0), "L40S": (8, 9), "A100": (8, 0)}
+_WARP_SIZE = 32
 
+
+@dataclass(frozen=True)
 class DeviceProperties:
-    """What `torch.sim.get_device_properties` returns."""
+    """What `torch.sim.get_device_properties` returns: the fields of `torch.cuda`'s that are known."""
 
-    def __init__(self, name: str, total_memory: int, multi_processor_count: int) -> None:
-        self.name = name
-        self.total_memory = total_memory
-        self.multi_processor_count = multi_processor_count
+    name: str
+    total_memory: int
+    multi_processor_count: int
+    major: int
+    minor: int
+    warp_size: int = _WARP_SIZE
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
 
 
 class DeviceModule(types.ModuleType):
@@ -30,6 +41,7 @@ class DeviceModule(types.ModuleType):
         self.Event = Event
         self.StreamContext = StreamContext
         self.OutOfMemoryError = torch.OutOfMemoryError
+        self.memory = MemoryModule()
         self._seed = 0
 
     # ------------------------------------------------------------------------------------- devices
@@ -74,13 +86,15 @@ class DeviceModule(types.ModuleType):
         return ACCELERATOR.kernel_costs.profile.title
 
     def get_device_properties(self, device: Any = None) -> DeviceProperties:
-        """Name, memory and multiprocessors of the hardware profile."""
+        """Name, memory, multiprocessors and capability of the hardware profile."""
         profile = ACCELERATOR.kernel_costs.profile
-        return DeviceProperties(profile.title, profile.memory_bytes, profile.sm_count)
+        capability = self.get_device_capability()
+        return DeviceProperties(profile.title, profile.memory_bytes, profile.sm_count, *capability)
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
-        """Of an accelerator with bf16."""
-        return (8, 0)
+        """(major, minor) of the hardware profile's GPU."""
+        title = ACCELERATOR.kernel_costs.profile.title
+        return next((version for name, version in _CAPABILITIES.items() if name in title), (8, 0))
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """Types that autocast may choose."""
@@ -146,6 +160,13 @@ class DeviceModule(types.ModuleType):
     def max_memory_reserved(self, device: Any = None) -> int:
         """Peak of `memory_reserved`."""
         return self.memory_stats()["reserved_bytes.all.peak"]
+
+    def reset_accumulated_memory_stats(self, device: Any = None) -> None:
+        """Totals since the start stay as they are: the bench counts retries by them."""
+
+    def memory_snapshot(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        """Segments and blocks of the allocator."""
+        return self.memory.memory_snapshot()
 
     def empty_cache(self) -> None:
         """Give cached blocks back to the device."""

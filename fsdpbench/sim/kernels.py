@@ -169,6 +169,8 @@ def _launch(plan: Plan) -> None:
         payload = KernelRecord(plan.cost.kernel, launch_start, timeline.cpu)
     timeline.launch(accelerator.stream, _COMPUTE, plan.duration_ns, payload)
     accelerator.operators_launched += 1
+    if plan.flops is not None and accelerator.flops is not None:
+        accelerator.flops.add(*plan.flops)
     for block in blocks:
         accelerator.allocator.free(block)
     if plan.cost.unknown:

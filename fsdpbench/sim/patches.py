@@ -8,9 +8,10 @@ are.
 `data_ptr`, `__len__`                           simulated storages keep their size in a `StorageRecord`
 `UntypedStorage(n, device=)`, `to`, `cpu`       loading and saving checkpoints makes storages directly
 `Tensor.data_ptr`                               the simulated address
-`Tensor.data` (assignment)                      torch refuses data of another device for devices it does not
-                                                know; FSDP1 moves parameters in that way
+`Tensor.data` (assignment), `Parameter.grad`     torch refuses data of another device for devices it does not
+                                                know; FSDP1 moves parameters in that way (`two_sided.py`)
 `Tensor.__repr__`, `Tensor.tolist`              printing must not read data
+`isfinite`, `all`                               what they answer of placeholders (`placeholders.py`)
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
 `Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks
 `nn.Module.__call__`                            a module call and its hooks cost CPU time
@@ -19,11 +20,13 @@ are.
 `torch.accelerator`'s streams and memory        its C++ has no hooks for a device written in Python
 `torch.autocast.__exit__`                       ends the life of the casts that autocast keeps
 DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that are not there
+DDP's constructor                               refuses by name what its C++ cannot do here
 DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
                                                 one-dimensional meshes, where it is skipped
 DTensor's `propagate_op_sharding`               see `sharding_shortcut.py`
 `all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
 `gather_object`, `scatter_object_list`          to hold what this one holds
+DCP's `_validate_global_plan`                   every rank's plan is this one's, so that shards of others miss
 ==============================================  ==========================================================
 """
 
@@ -35,15 +38,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp._flat_param import FlatParameter
 
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.annotations import FastSpan, make_span_methods
 from fsdpbench.sim.autocast import CAST_CACHE
+from fsdpbench.sim.placeholders import install_placeholders
 from fsdpbench.sim.process_group import SimProcessGroup
 from fsdpbench.sim.sharding_shortcut import install_sharding_shortcut
 from fsdpbench.sim.storage import address, record_of, resize
-from fsdpbench.sim.tensors import new_tensor
+from fsdpbench.sim.tensors import is_on_device, is_simulated, new_tensor
+from fsdpbench.sim.two_sided import install_two_sided_parameters
 
 
 @functools.cache
@@ -51,7 +55,8 @@ def apply_patches() -> None:
     """Apply all of them. The first call of a process does it, others nothing."""
     _patch_storages()
     _patch_tensors()
-    _patch_data_assignment()
+    install_placeholders()
+    install_two_sided_parameters()
     _patch_module_calls()
     _patch_profiler()
     _patch_accelerator()
@@ -89,13 +94,13 @@ def _patch_storages() -> None:
     def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         if device is None:
             return original_new(cls, *args, **kwargs)
-        if torch.device(device).type != DEVICE_TYPE:
+        if not is_simulated(torch.device(device)):
             return original_new(cls, *args, device=device, **kwargs)
         size = int(args[0]) if args else 0
         return new_tensor((size,), None, torch.uint8, size).untyped_storage()
 
     def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
-        if torch.device(device).type != DEVICE_TYPE or self.device.type == DEVICE_TYPE:
+        if not is_simulated(torch.device(device)) or is_simulated(self.device):
             return original_to(self, device=torch.device(device), non_blocking=non_blocking)
         ACCELERATOR.copy_over_host_link("HtoD", self.nbytes(), blocking=not non_blocking)
         return new(storage_type, self.nbytes(), device=device)
@@ -123,13 +128,13 @@ def _patch_tensors() -> None:
     original_pin, original_is_pinned = tensor_type.pin_memory, tensor_type.is_pinned
 
     def data_ptr(self: torch.Tensor) -> int:
-        if self.device.type != DEVICE_TYPE:
+        if not is_on_device(self):
             return original_pointer(self)
         base = address(self.untyped_storage())
         return base + int(self.storage_offset()) * self.element_size() if base else 0
 
     def represent(self: torch.Tensor, *, tensor_contents: Any = None) -> str:
-        if self.device.type != DEVICE_TYPE or type(self) not in (torch.Tensor, torch.nn.Parameter):
+        if not is_on_device(self) or type(self) not in (torch.Tensor, torch.nn.Parameter):
             return original_repr(self, tensor_contents=tensor_contents)
         label = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
         gradient = ", requires_grad=True" if self.requires_grad else ""
@@ -137,7 +142,7 @@ def _patch_tensors() -> None:
         return f"{label}tensor(..., device='{self.device}', size={shape}, dtype={self.dtype}{gradient})"
 
     def deepcopy(self: torch.Tensor, memo: dict[int, Any]) -> Any:
-        if type(self) not in (torch.Tensor, torch.nn.Parameter) or self.device.type != DEVICE_TYPE:
+        if type(self) not in (torch.Tensor, torch.nn.Parameter) or not is_on_device(self):
             return original_deepcopy(self, memo)
         if id(self) in memo:
             return memo[id(self)]
@@ -152,7 +157,7 @@ def _patch_tensors() -> None:
         return copy
 
     def tolist(self: torch.Tensor) -> Any:
-        return original_tolist(self.cpu() if self.device.type == DEVICE_TYPE else self)
+        return original_tolist(self.cpu() if is_on_device(self) else self)
 
     def pin_memory(self: torch.Tensor, *args: Any) -> torch.Tensor:
         if self.device.type == "cpu" and ACCELERATOR.started:
@@ -171,24 +176,6 @@ def _patch_tensors() -> None:
         pin_memory=pin_memory,
         is_pinned=is_pinned,
     )
-
-
-def _patch_data_assignment() -> None:
-    descriptor: Any = torch._C.TensorBase.data
-
-    def assign(self: torch.Tensor, value: torch.Tensor) -> None:
-        kinds = {self.device.type, value.device.type}
-        if len(kinds) == 1 or DEVICE_TYPE not in kinds:
-            descriptor.__set__(self, value)
-            return
-        if isinstance(self, FlatParameter) and value.device.type == "cpu":
-            raise NotImplementedError(
-                "CPU offload of torch's FSDP1 is not simulated: it points a parameter at two devices, "
-                "which torch allows its own devices only. FSDP2's CPU offload is simulated"
-            )
-        torch._C._swap_tensor_impl(self, value.detach().requires_grad_(self.requires_grad))
-
-    _replace(torch.Tensor, data=property(descriptor.__get__, assign))
 
 
 def _patch_module_calls() -> None:
@@ -245,9 +232,27 @@ def _patch_distributed() -> None:
         return None if isinstance(group, SimProcessGroup) else original_verify(group, *args, **kwargs)
 
     _replace(ddp, _verify_param_shape_across_processes=verify)
+    _replace(ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__))
     _patch_object_collectives()
+    _patch_checkpoint_plans()
     _patch_sharding_propagation()
     install_sharding_shortcut()
+
+
+def _refusing(init: Callable[..., None]) -> Callable[..., None]:
+    """DDP's constructor without what it cannot do here: its C++ asks for pinned memory of the device."""
+
+    @functools.wraps(init)
+    def construct(self: Any, module: Any, *args: Any, **options: Any) -> None:
+        for name in ("find_unused_parameters", "static_graph"):
+            if options.get(name) and any(map(is_on_device, module.parameters())):
+                raise NotImplementedError(
+                    f"DistributedDataParallel({name}=True) is not simulated; leave it out (parameters that "
+                    "get no gradient: set requires_grad=False, or let the loss use them)"
+                )
+        init(self, module, *args, **options)
+
+    return construct
 
 
 def _patch_object_collectives() -> None:
@@ -303,6 +308,19 @@ def _patch_object_collectives() -> None:
             broadcast_object_list=broadcast_object_list,
             scatter_object_list=scatter_object_list,
         )
+
+
+def _patch_checkpoint_plans() -> None:
+    import torch.distributed.checkpoint.default_planner as planner
+
+    original: Any = planner._validate_global_plan
+    fine: Any = True if original.__annotations__.get("return") in (bool, "bool") else []
+
+    def validate(global_plan: Any, metadata: Any) -> Any:
+        simulated = isinstance(dist.group.WORLD, SimProcessGroup) and dist.group.WORLD.size() > 1
+        return fine if simulated else original(global_plan, metadata)
+
+    _replace(planner, _validate_global_plan=validate)
 
 
 def _patch_sharding_propagation() -> None:

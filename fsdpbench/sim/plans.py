@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.classify import FREE, OperatorCost, price
+from fsdpbench.sim.classify import FREE, OperatorCost, compute_type, price
 from fsdpbench.sim.tensors import contiguous_strides, meta_twin, tensors_in
 
 NEW, ARGUMENT, VIEW, CONSTANT = range(4)
@@ -26,10 +26,11 @@ class Plan:
     ``outputs``: ``(NEW, shape, strides or None, dtype, bytes)``, ``(ARGUMENT, index)``,
     ``(VIEW, index, shape, strides, offset, dtype)`` or ``(CONSTANT, value)``; indices of the call's tensors.
     ``container``: None (returns nothing), False (a single value), list or tuple.
+    ``flops``: compute type and FLOPs of a matrix product, where they are counted.
     ``reshaped``: ``(index, shape, strides, bytes)`` of arguments whose geometry the operator changes.
     """
 
-    __slots__ = ("container", "cost", "cpu_ns", "duration_ns", "name", "outputs", "reshaped")
+    __slots__ = ("container", "cost", "cpu_ns", "duration_ns", "flops", "name", "outputs", "reshaped")
 
     def __init__(self, name: str, outputs: list[tuple[Any, ...]], container: Any, cost: OperatorCost) -> None:
         self.name = name
@@ -38,6 +39,7 @@ class Plan:
         self.cost = cost
         self.duration_ns = cost.duration_ns
         self.cpu_ns = 0
+        self.flops: tuple[str, int] | None = None
         self.reshaped: list[tuple[int, tuple[int, ...], tuple[int, ...], int]] = []
 
 
@@ -65,6 +67,10 @@ def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     plan = Plan(func._schema.name, outputs, container, cost)
     costs = ACCELERATOR.cpu_costs
     plan.cpu_ns = costs.view_ns if cost is FREE else costs.operator_ns
+    if ACCELERATOR.flops is not None and meta_tensors:
+        plan.flops = ACCELERATOR.flops.of_call(
+            func, meta_args, meta_kwargs, out, compute_type(meta_tensors[0].dtype)
+        )
     for index, (tensor, before) in enumerate(zip(meta_tensors, shapes, strict=True)):
         if (tensor.shape, tensor.stride()) != before:
             nbytes = tensor.untyped_storage().nbytes()

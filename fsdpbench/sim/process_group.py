@@ -8,245 +8,61 @@ What NCCL's process group does, with its stream semantics since torch 2.8:
   memory is not reused.
 * Kernels of one communicator run one after another, whatever streams they are on.
 
+Before 2.8 all ran on the group's own stream, and kept their tensors by `record_stream`. For published runs of
+that time `ACCELERATOR.collectives_on_own_streams` says so.
+
 Only the own rank is simulated; the others are taken to arrive at the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Work
 
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.collective_calls import CollectiveCalls, collective_ranks, total_bytes
 from fsdpbench.sim.collective_work import CollectiveRecord, CollectiveWork
+from fsdpbench.sim.storage import use_on_stream
 from fsdpbench.sim.tensors import is_on_device, new_tensor
-from fsdpbench.sim.timeline import Marker, Work
+from fsdpbench.sim.timeline import Marker
+from fsdpbench.sim.timeline import Work as WorkKind
 from fsdpbench.sim.trace_records import KernelRecord
 
 BACKEND = "sim"
 
 
-if TYPE_CHECKING:
-    # torch's stubs overload the collectives in ways that no Python class can repeat.
-    class _ProcessGroup:
-        def __init__(self, rank: int, size: int) -> None: ...
+class SimProcessGroup(CollectiveCalls):
+    """One communicator of the simulated device."""
 
-else:
-    _ProcessGroup = dist.ProcessGroup
-
-
-class SimProcessGroup(_ProcessGroup):
-    """One communicator. ``ranks`` are the global ranks of its members."""
-
-    supports_splitting = False
-    supports_coalescing = True
+    backend_name = BACKEND
 
     def __init__(self, rank: int, size: int, ranks: Sequence[int], name: str) -> None:
-        super().__init__(rank, size)
-        self._rank_in_group = rank
-        self._group_size = size
-        self._ranks = _as_range(ranks)
-        self._name = name
-        self._description = "default_pg" if name == "0" else "undefined"
+        super().__init__(rank, size, ranks, name)
         self._own_stream: int | None = None
         self._last: Marker | None = None
-        self._coalesced: list[tuple[str, int, list[torch.Tensor], list[torch.Tensor]]] | None = None
         ACCELERATOR.process_groups.append(self)
 
-    # ------------------------------------------------------------- what torch asks of a process group
-
-    def rank(self) -> int:
-        """Rank in this group."""
-        return self._rank_in_group
-
-    def size(self) -> int:
-        """Number of members."""
-        return self._group_size
-
-    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
-        """Name of the backend."""
-        return BACKEND
-
-    def name(self) -> str:
-        """Name of the backend."""
-        return BACKEND
-
-    @property
-    def pg_name(self) -> str:
-        """The name that torch gave the group."""
-        return self._name
-
-    @property
-    def group_name(self) -> str:
-        """The name that torch gave the group."""
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        """What the group is for."""
-        return self._description
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        """Global ranks of the members."""
-        return self._ranks
-
-    def _get_backend(self, device: Any) -> SimProcessGroup:
-        return self
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
-    def _get_sequence_number_for_group(self) -> int:
-        return 0
-
-    def shutdown(self) -> None:
-        """Nothing to end."""
-
-    def abort(self) -> None:
-        """Nothing to end."""
-
-    # -------------------------------------------------------------------------------------- collectives
-
-    def all_gather_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
-    ) -> CollectiveWork:
-        """Gather equal shards into one tensor."""
-        return self._run("all_gather", _bytes(output), [input], [output], opts)
-
-    def reduce_scatter_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
-    ) -> CollectiveWork:
-        """Reduce a tensor and keep one shard."""
-        return self._run("reduce_scatter", _bytes(input), [input], [output], opts)
-
-    # Names of torch before 2.13.
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> CollectiveWork:
-        """Reduce tensors in place."""
-        return self._run("all_reduce", _bytes(*tensors), tensors, tensors, opts)
-
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> CollectiveWork:
-        """Copy tensors from one rank to all."""
-        return self._run("broadcast", _bytes(*tensors), tensors, tensors, opts)
-
-    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> CollectiveWork:
-        """Reduce to one rank: half of an all-reduce."""
-        return self._run("reduce_scatter", _bytes(*tensors), tensors, tensors, opts)
-
-    def allgather(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
-    ) -> CollectiveWork:
-        """Gather into a list: through one flat buffer where sizes are equal, and a copy out of it."""
-        flat = [tensor for tensor_list in outputs for tensor in tensor_list]
-        return self._run_list("all_gather", inputs, flat, flat, opts)
-
-    def reduce_scatter(
-        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
-    ) -> CollectiveWork:
-        """Reduce a list and keep one of it: a copy into one flat buffer first where sizes are equal."""
-        flat = [tensor for tensor_list in inputs for tensor in tensor_list]
-        return self._run_list("reduce_scatter", flat, outputs, flat, opts)
-
-    def alltoall_base(
-        self,
-        output: torch.Tensor,
-        input: torch.Tensor,
-        output_split_sizes: list[int],
-        input_split_sizes: list[int],
-        opts: Any = None,
-    ) -> CollectiveWork:
-        """Every rank sends a part to every rank."""
-        return self._run("all_to_all", _bytes(input), [input], [output], opts)
-
-    all_to_all_single = alltoall_base
-
-    def alltoall(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> CollectiveWork:
-        """Every rank sends a tensor to every rank."""
-        return self._run("all_to_all", _bytes(*inputs), inputs, outputs, opts)
-
-    def gather(
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
-    ) -> CollectiveWork:
-        """Gather to one rank: it receives as much as in an all-gather."""
-        return self._run("all_gather", _bytes(*inputs) * self._group_size, inputs, inputs, opts)
-
-    def scatter(
-        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
-    ) -> CollectiveWork:
-        """Scatter from one rank: it sends as much as in a broadcast."""
-        return self._run("broadcast", _bytes(*outputs) * self._group_size, outputs, outputs, opts)
-
-    def barrier(self, opts: Any = None) -> CollectiveWork:
-        """Wait for all ranks; the CPU waits too."""
-        work = self._run("barrier", 0, [], [], opts)
-        return CollectiveWork(work.marker, (), blocks_cpu=True)
-
-    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> CollectiveWork:
-        """Reduce tensors in place, in one group of kernels."""
-        return self._run("all_reduce", _bytes(*tensors), tensors, tensors, opts)
-
-    def all_gather_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> CollectiveWork:
-        """Several all-gathers in one group of kernels."""
-        return self._run("all_gather", _bytes(*outputs), inputs, outputs, opts)
-
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
-    ) -> CollectiveWork:
-        """Several reduce-scatters in one group of kernels."""
-        return self._run("reduce_scatter", _bytes(*inputs), inputs, outputs, opts)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> CollectiveWork:
-        """Not simulated: the other rank is not there."""
-        raise NotImplementedError(
-            "send and recv are not simulated: only one rank runs, and point-to-point needs its partner"
-        )
-
-    recv = send
-
-    def _start_coalescing(self, device: Any) -> None:
-        self._coalesced = []
-
-    def _end_coalescing(self, device: Any) -> CollectiveWork | None:
-        calls, self._coalesced = self._coalesced or [], None
-        if not calls:
-            return None
-        ins = [tensor for call in calls for tensor in call[2]]
-        outs = [tensor for call in calls for tensor in call[3]]
-        return self._run(calls[0][0], sum(call[1] for call in calls), ins, outs, None)
-
-    # ------------------------------------------------------------------------------------ how they run
-
-    def _run(
+    def run(
         self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any
     ) -> CollectiveWork:
-        """Queue one collective; ``nbytes`` as `Network.collective_ns` counts them."""
-        if self._coalesced is not None:
-            self._coalesced.append((kind, nbytes, inputs, outputs))
-            return CollectiveWork(None, outputs)
+        """Queue one collective (a barrier holds the CPU too)."""
         timeline = ACCELERATOR.timeline
         start = timeline.cpu
         timeline.cpu += ACCELERATOR.cpu_costs.collective_ns
         if any(not is_on_device(tensor) for tensor in outputs):
             return CollectiveWork(None, outputs)  # of the host's memory, as through gloo: no device time
-        asynchronous = opts is None or getattr(opts, "asyncOp", True)
-        stream = self._stream_behind_current() if asynchronous else ACCELERATOR.stream
+        own, asynchronous = ACCELERATOR.collectives_on_own_streams, _is_asynchronous(opts)
+        stream = self._stream_behind_current() if own or asynchronous else ACCELERATOR.stream
         self._queue(stream, kind, nbytes, inputs, outputs, opts, start)
-        return CollectiveWork(self._last, [*outputs, *inputs] if asynchronous else outputs)
+        if own:
+            for tensor in (*inputs, *outputs):
+                use_on_stream(tensor, stream)
+        held = [*outputs, *inputs] if asynchronous and not own else outputs
+        return CollectiveWork(self._last, held, blocks_cpu=kind == "barrier")
 
     def _stream_behind_current(self) -> int:
         """The group's own stream, made to wait for what the current stream holds."""
@@ -270,7 +86,10 @@ class SimProcessGroup(_ProcessGroup):
         timeline = accelerator.timeline
         if self._last is not None:
             timeline.make_wait(stream, self._last)
-        duration = accelerator.network.collective_ns(kind, nbytes, self._ranks)
+        uneven = _is_uneven(inputs, outputs)
+        duration = accelerator.network.collective_ns(kind, nbytes, self._ranks, uneven=uneven)
+        if accelerator.jitter is not None:
+            duration += accelerator.jitter.lateness_ns(self._group_size)
         payload = None
         if accelerator.trace is not None:
             launched = timeline.cpu
@@ -278,33 +97,47 @@ class SimProcessGroup(_ProcessGroup):
                 self, kind, inputs, outputs, launched - accelerator.cpu_costs.launch_ns, launched
             )
             accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched)
-        timeline.launch(stream, Work.COLLECTIVE, duration, payload)
+        timeline.launch(stream, WorkKind.COLLECTIVE, duration, payload)
         self._last = timeline.record(stream)
 
-    def _run_list(
+    def run_list(
         self,
         kind: str,
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
         listed: list[torch.Tensor],
         opts: Any,
-    ) -> CollectiveWork:
-        """List forms: equal sizes go through a flat buffer with a copy, others as they are."""
-        nbytes = _bytes(*listed)
+    ) -> Work:
+        """List forms: equal sizes go through a flat buffer with a copy, others as they are, rank by rank."""
+        nbytes = total_bytes(*listed)
         if len({tensor.numel() for tensor in listed}) > 1 or not all(map(is_on_device, listed)):
-            return self._run(kind, nbytes, inputs, outputs, opts)
+            return self.call(kind, nbytes, inputs, outputs, opts)
         accelerator = ACCELERATOR
         flat = new_tensor((sum(tensor.numel() for tensor in listed),), None, listed[0].dtype, nbytes)
         if kind == "reduce_scatter":
             _launch_copy(accelerator.stream, nbytes)
-        work = self._run(kind, nbytes, inputs, outputs, opts)
-        if kind == "all_gather" and self._coalesced is None:
-            asynchronous = opts is None or getattr(opts, "asyncOp", True)
-            stream = self._own_stream if asynchronous and self._own_stream is not None else accelerator.stream
+        work = self.call(kind, nbytes, inputs, outputs, opts)
+        if not isinstance(work, CollectiveWork):
+            return work
+        if kind == "all_gather":
+            own = accelerator.collectives_on_own_streams or _is_asynchronous(opts)
+            stream = self._own_stream if own and self._own_stream is not None else accelerator.stream
             _launch_copy(stream, nbytes)
             work.marker = self._last = accelerator.timeline.record(stream)
         work.tensors = [*work.tensors, flat]
         return work
+
+
+def _is_asynchronous(opts: Any) -> bool:
+    """Whether a collective was called with `async_op=True` (torch's default for one without options)."""
+    return opts is None or bool(getattr(opts, "asyncOp", True))
+
+
+def _is_uneven(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether one tensor is gathered into, or reduced from, a list of different sizes."""
+    listed = max(inputs, outputs, key=len)
+    one_sided = min(len(inputs), len(outputs)) == 1 < len(listed)
+    return one_sided and len({tensor.numel() for tensor in listed}) > 1
 
 
 def _launch_copy(stream: int, nbytes: int) -> None:
@@ -315,7 +148,7 @@ def _launch_copy(stream: int, nbytes: int) -> None:
     timeline.cpu += accelerator.cpu_costs.launch_ns
     payload = None if accelerator.trace is None else KernelRecord("copy_kernel", start, timeline.cpu)
     duration = accelerator.kernel_costs.memory_bound_ns(2 * nbytes, "copy")
-    timeline.launch(stream, Work.COMPUTE, duration, payload)
+    timeline.launch(stream, WorkKind.COMPUTE, duration, payload)
 
 
 _CPU_OPS = {
@@ -335,18 +168,5 @@ def register_backend() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> SimProcessGroup:
-    ranks = list(options.global_ranks_in_group) or range(options.group_size)
+    ranks = collective_ranks(options)
     return SimProcessGroup(options.group_rank, options.group_size, ranks, options.group_id)
-
-
-def _bytes(*tensors: torch.Tensor) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _as_range(ranks: Sequence[int]) -> Sequence[int]:
-    """Evenly spaced ranks as a range, so that nothing walks through them again."""
-    if len(ranks) < 2:
-        return range(ranks[0], ranks[0] + 1) if ranks else range(0)
-    step = ranks[1] - ranks[0]
-    candidate = range(ranks[0], ranks[-1] + (1 if step > 0 else -1), step or 1)
-    return candidate if list(candidate) == list(ranks) else tuple(ranks)

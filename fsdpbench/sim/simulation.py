@@ -23,6 +23,7 @@ from fsdpbench.sim.clock import TimelineClock
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
 from fsdpbench.sim.device_module import DeviceModule
 from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.jitter import Jitter, JitteredTimeline, JitterSettings
 from fsdpbench.sim.kernels import forget_plans, register_kernels
 from fsdpbench.sim.network import Network
 from fsdpbench.sim.patches import apply_patches
@@ -78,11 +79,13 @@ class Simulation:
         rank: int = 0,
         *,
         allocator_conf: AllocatorConf | None = None,
+        jitter: JitterSettings | None = None,
     ) -> Simulation:
         """Start (or start anew) the simulated device of this process.
 
         Autograd runs on the calling thread from now on. ``allocator_conf`` defaults to what
-        ``PYTORCH_CUDA_ALLOC_CONF`` says. Raises ValueError for an impossible world.
+        ``PYTORCH_CUDA_ALLOC_CONF`` says; without ``jitter`` kernels are exact and ranks punctual. Raises
+        ValueError for an impossible world.
         """
         if world_size < 1 or gpus_per_node < 1:
             raise ValueError(
@@ -100,9 +103,16 @@ class Simulation:
             round(profile.contention.compute_slowdown * 1000),
             round(profile.contention.communication_slowdown * 1000),
         )
-        accelerator.timeline = Timeline(contention, accelerator.report_finished)
+        accelerator.jitter = None if jitter is None else Jitter(jitter)
+        if accelerator.jitter is None:
+            accelerator.timeline = Timeline(contention, accelerator.report_finished)
+        else:
+            accelerator.timeline = JitteredTimeline(
+                contention, accelerator.report_finished, accelerator.jitter
+            )
         accelerator.streams = {}
         accelerator.process_groups = []
+        accelerator.collectives_on_own_streams = False
         accelerator.timeline.add_stream()
         accelerator.stream = DEFAULT_STREAM
         accelerator.device_count = gpus_per_node
@@ -113,6 +123,8 @@ class Simulation:
         accelerator.trace = None
         accelerator.host_link_ns = _host_link(profile)
         accelerator.on_out_of_memory = None
+        accelerator.stop_listening()
+        accelerator.flops = None
         accelerator.operators_launched = 0
         accelerator.unknown_operators = {}
         forget_plans()
@@ -180,9 +192,14 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
         self._simulation.synchronize()
         simulation = self._simulation
         ACCELERATOR.trace = TraceRecorder(
-            simulation.rank, simulation.world_size, simulation.profile, _describe_process_groups()
+            simulation.rank,
+            simulation.world_size,
+            simulation.profile,
+            _describe_process_groups(),
+            simulation.gpus_per_node,
         )
-        ACCELERATOR.allocator.listener = _report_memory
+        ACCELERATOR.listen(_report_memory)
+        ACCELERATOR.allocator.device.call_listener = ACCELERATOR.trace.runtime
         torch.autograd.profiler._set_is_profiler_enabled(True)
         self._step_start = ACCELERATOR.timeline.cpu
         return self
@@ -205,7 +222,8 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
         if exc_type is None:
             ACCELERATOR.timeline.wait_for_all()
         ACCELERATOR.trace = None
-        ACCELERATOR.allocator.listener = None
+        ACCELERATOR.stop_listening(_report_memory)
+        ACCELERATOR.allocator.device.call_listener = None
         torch.autograd.profiler._set_is_profiler_enabled(False)
         if exc_type is None and recorder is not None:
             recorder.write(self._path)
@@ -229,10 +247,10 @@ def _report_memory(event: AllocatorEvent) -> None:
     trace = ACCELERATOR.trace
     if trace is None:
         return
-    if event.action is AllocatorAction.ALLOC:
-        trace.memory(event.address, event.size, event.allocated, event.reserved, event.time_ns)
-    elif event.action is AllocatorAction.FREE:
-        trace.memory(event.address, -event.size, event.allocated, event.reserved, event.time_ns)
+    if event.action in (AllocatorAction.ALLOC, AllocatorAction.FREE):
+        nbytes = event.size if event.action is AllocatorAction.ALLOC else -event.size
+        active = ACCELERATOR.allocator.stats.active_bytes
+        trace.memory(event.address, nbytes, event.allocated, event.reserved, event.time_ns, active)
     elif event.action is AllocatorAction.RETRY:
         trace.alloc_retry(event.size, event.freed, event.time_ns)
 

@@ -15,20 +15,21 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.placeholders import placeholder
 from fsdpbench.sim.plans import data_dependent
 from fsdpbench.sim.storage import attach, record_of, resize, use_on_stream
-from fsdpbench.sim.tensors import contiguous_strides, is_on_device, set_geometry
+from fsdpbench.sim.tensors import contiguous_strides, is_on_device, is_simulated, set_geometry
 
 Kernel = Callable[..., Any]
 
 
 def _item(operator: Any, by_shape: Kernel) -> Kernel:
-    """`_local_scalar_dense`: wait for the device and answer 0."""
+    """`_local_scalar_dense`: wait for the device and answer with a placeholder."""
 
     def kernel(tensor: torch.Tensor) -> float | int | bool | complex:
         ACCELERATOR.copy_over_host_link("DtoH", tensor.element_size(), blocking=True)
-        return torch.zeros((), dtype=tensor.dtype).item()
+        return placeholder(tensor)
 
     return kernel
 
@@ -53,7 +54,7 @@ def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
             result = torch.empty_like(tensor, device=device, dtype=dtype)
             source = tensor if dtype is None else tensor.to(dtype)  # torch converts on the side of the source
             return result.copy_(source, non_blocking=bool(kwargs.get("non_blocking")))
-        if device is None or torch.device(device).type == DEVICE_TYPE:
+        if device is None or is_simulated(torch.device(device)):
             return by_shape(tensor, **kwargs)
         dtype = kwargs.get("dtype") or tensor.dtype
         if dtype is not tensor.dtype:

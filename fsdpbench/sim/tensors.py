@@ -27,6 +27,8 @@ _ABOVE = (_Key.ADInplaceOrView, _Key.AutogradPrivateUse1, _Key.AutogradMeta, _Ke
 _ONLY_META = (_Keys(_META), functools.reduce(operator.or_, map(_Keys, _ABOVE)))
 _force_keys = torch._C._ForceDispatchKeyGuard
 _as_strided = torch.as_strided
+# torch's own getter: where a user's script runs, `device.type` reads "cuda" (`fsdpbench/script`).
+_type_of: Any = torch.device.type.__get__  # type: ignore[attr-defined]
 _set_storage = torch.ops.aten.set_.source_Storage_storage_offset._op_dk
 
 
@@ -74,7 +76,12 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 def is_on_device(tensor: torch.Tensor) -> bool:
     """Whether a tensor lives on the simulated device."""
-    return tensor.device.type == DEVICE_TYPE
+    return _type_of(tensor.device) == DEVICE_TYPE
+
+
+def is_simulated(device: torch.device) -> bool:
+    """Whether a device is the simulated one, whatever it calls itself."""
+    return _type_of(device) == DEVICE_TYPE
 
 
 def extent(tensor: torch.Tensor) -> int:
@@ -96,7 +103,7 @@ def meta_twin(value: Any) -> Any:
         return base.as_strided(value.shape, value.stride(), offset)
     if isinstance(value, (list, tuple)):
         return [meta_twin(item) for item in value]
-    if isinstance(value, torch.device) and value.type == DEVICE_TYPE:
+    if isinstance(value, torch.device) and is_simulated(value):
         return torch.device("meta")
     return value
 

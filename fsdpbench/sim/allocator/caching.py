@@ -282,7 +282,7 @@ class CachingAllocator:
         pending, self._pending = self._pending, {}
         for stream in sorted(pending):
             for ready_ns, block in pending[stream]:
-                self._clock.wait_cpu_until(ready_ns)
+                self.device.wait_until(ready_ns)
                 self._event_passed(block)
         freed = 0
         for pool in (self.large_pool, self.small_pool):

@@ -27,8 +27,8 @@ DeviceEvent = tuple[str, str, int, int, int, int, Mapping[str, Any] | None]
 # record)
 CudaSync = tuple[str, int, int, int, int, int | None, int | None, int | None]
 
-# (time ns, address, signed bytes, total allocated, total reserved)
-MemoryEvent = tuple[int, int, int, int, int]
+# (time ns, address, signed bytes, total allocated, total active or -1, total reserved)
+MemoryEvent = tuple[int, int, int, int, int, int]
 
 # (name, time ns, arguments)
 InstantEvent = tuple[str, int, Mapping[str, Any]]

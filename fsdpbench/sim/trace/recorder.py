@@ -41,8 +41,10 @@ class TraceRecorder:
         world_size: int,
         profile: HardwareProfile,
         process_groups: Sequence[Mapping[str, Any]] = (),
+        gpus_per_node: int | None = None,
     ) -> None:
-        self._header = TraceHeader(rank, world_size, profile, tuple(process_groups))
+        per_node = gpus_per_node or profile.gpus_per_node
+        self._header = TraceHeader(rank, world_size, profile, tuple(process_groups), per_node)
         self._host: list[HostEvent] = []
         self._device: list[DeviceEvent] = []
         self._syncs: list[CudaSync] = []
@@ -215,9 +217,14 @@ class TraceRecorder:
         correlation = self.runtime("cudaDeviceSynchronize", start_ns, end_ns)
         self._syncs.append(("Context Sync", -1, start_ns, end_ns, correlation, None, None, None))
 
-    def memory(self, address: int, nbytes: int, allocated: int, reserved: int, time_ns: int) -> None:
-        """Memory given out (``nbytes`` positive) or given back (negative), with the totals after it."""
-        self._memory.append((time_ns, address, nbytes, allocated, reserved))
+    def memory(
+        self, address: int, nbytes: int, allocated: int, reserved: int, time_ns: int, active: int = -1
+    ) -> None:
+        """Memory given out (``nbytes`` positive) or given back (negative), with the totals after it.
+
+        ``active`` (with what other streams still use) is ours: torch.profiler does not write it. -1: unknown.
+        """
+        self._memory.append((time_ns, address, nbytes, allocated, active, reserved))
 
     def alloc_retry(self, nbytes: int, freed: int, time_ns: int) -> None:
         """The allocator gave its cache back (``freed`` bytes) and tried again for ``nbytes``."""

@@ -59,6 +59,7 @@ class TraceHeader:
     world_size: int
     profile: HardwareProfile
     process_groups: tuple[Mapping[str, Any], ...]
+    gpus_per_node: int
 
 
 def write_trace(
@@ -116,7 +117,7 @@ def _head(header: TraceHeader, name: str) -> str:
     label = {
         "device": "sim",
         "simulated": True,
-        "hardware": {"name": profile.name, "source": profile.source},
+        "hardware": {"name": profile.name, "source": profile.source, "links": _links(header)},
     }
     # HTA finds the rank by a pattern that wants a space after the colon.
     distributed = (
@@ -128,6 +129,17 @@ def _head(header: TraceHeader, name: str) -> str:
         f'"distributedInfo": {distributed},\n"profile_memory": 1,\n"displayTimeUnit": "ms",\n'
         f'"baseTimeNanoseconds": 0,\n"traceName": {_json(name)},\n"traceEvents": [\n'
     )
+
+
+def _links(header: TraceHeader) -> dict[str, float]:
+    """What collectives can reach at most, for those who read the trace."""
+    profile, per_node = header.profile, header.gpus_per_node
+    rails = min(per_node, profile.gpus_per_node) / profile.gpus_per_node
+    return {
+        "gpus_per_node": per_node,
+        "inside_node_bytes_per_s": profile.nvlink.peak_gb_s * 1e9,
+        "between_nodes_bytes_per_s": profile.nic.gb_s_per_node * 1e9 * rails,
+    }
 
 
 def _metadata(
@@ -285,9 +297,14 @@ def _memory_events(memory: Sequence[MemoryEvent]) -> list[str]:
     return [
         f'{{"ph":"i","cat":"cpu_instant_event","s":"t","name":"[memory]","pid":{HOST_PID},"tid":{HOST_PID},'
         f'"ts":{_us(time_ns)},"args":{{"Total Reserved":{reserved},"Total Allocated":{allocated},'
-        f'"Bytes":{nbytes},"Addr":{address},"Device Id":0,"Device Type":{_DEVICE_TYPE_CUDA}}}}}'
-        for time_ns, address, nbytes, allocated, reserved in memory
+        f'{_active(active)}"Bytes":{nbytes},"Addr":{address},'
+        f'"Device Id":0,"Device Type":{_DEVICE_TYPE_CUDA}}}}}'
+        for time_ns, address, nbytes, allocated, active, reserved in memory
     ]
+
+
+def _active(active: int) -> str:
+    return f'"Total Active":{active},' if active >= 0 else ""
 
 
 def _instant(name: str, time_ns: int, args: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from fsdpbench.planning import make_config, make_target, without_absent
 from fsdpbench.settings import Settings
 from fsdpbench.sim import preload
 from fsdpbench.systems import BuildContext, get_system
-from fsdpbench.training import TrainingLoop, make_optimizer
+from fsdpbench.training import TrainingLoop
 
 
 def training_loop(system: str, layers: int, gpus: int) -> TrainingLoop:
@@ -40,7 +40,7 @@ def training_loop(system: str, layers: int, gpus: int) -> TrainingLoop:
     device.open()
     model = get_system(system).wrap(BuildContext(config, workload, device.torch_device, True))
     batches = workload.batches(1, config.settings.seq, 0, 0, device.torch_device)
-    optimizer = make_optimizer(config.settings.optimizer, model)
+    optimizer = get_system(system).make_optimizer(model, config)
     loop = TrainingLoop(
         config, get_system(system), model, optimizer, batches, device.torch_device, lambda loss: None
     )

@@ -102,6 +102,34 @@ def test_works_hold_their_tensors_until_waited_for() -> None:
     assert torch.sim.memory_allocated() == before
 
 
+def test_before_2_8_collectives_leave_the_current_stream_and_record_their_tensors() -> None:
+    from device_training import start
+
+    from fsdpbench.sim.accelerator import ACCELERATOR
+
+    sim = start()
+    ACCELERATOR.collectives_on_own_streams = True
+    # The caller's copy is let go of at once: its memory is taken until the reduction has read it.
+    dist.reduce_scatter_tensor(empty(64), empty(512).clone())
+    held = torch.sim.memory_stats()
+    assert held["allocated_bytes.all.current"] == 0
+    assert held["active_bytes.all.current"] == (512 + 64) * MIB
+    assert [group._own_stream is None for group in ACCELERATOR.process_groups] == [False]
+    sim.synchronize()
+    empty(1)
+    assert torch.sim.memory_stats()["active_bytes.all.current"] == 0
+
+
+def test_uneven_lists_cost_more_than_one_tensor() -> None:
+    """Fig 2a of the FSDP paper: one broadcast a rank instead of a ring."""
+    from device_training import start
+
+    start(64)
+    uneven = [empty(7 + 2 * (i % 2)) for i in range(64)]
+    into_one = device_time(dist.all_gather_into_tensor, empty(512), empty(8))
+    assert 1.08 < device_time(dist.all_gather, uneven, uneven[0]) / into_one < 1.15
+
+
 def test_costs_are_the_network_s() -> None:
     from device_training import start
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import gzip
+import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -187,3 +190,35 @@ def test_out_of_memory_in_backward_is_heard_before_the_process_may_end(tmp_path:
         os._exit(0)
     os.waitpid(child, 0)
     assert "out of memory. Tried to allocate" in heard.read_text()
+
+
+def test_a_history_is_kept_beside_a_running_trace(tmp_path: Path) -> None:
+    """Both hear of every allocation; ended, the history is gone and the trace goes on."""
+    from device_training import start
+
+    from fsdpbench.sim.accelerator import ACCELERATOR
+
+    sim = start()
+    memory = torch.sim.memory
+    memory._record_memory_history()
+    with sim.trace(tmp_path / "trace.json.gz") as trace:
+        kept = torch.zeros(1 << 20, device="sim")
+        del kept
+        snapshot = memory._snapshot()
+        memory._record_memory_history(enabled=None)
+        torch.zeros(1 << 21, device="sim")
+        trace.step()
+    entries = snapshot["device_traces"][0]
+    assert [entry["action"] for entry in entries if entry["size"] == 4 << 20] == [
+        "alloc", "free_requested", "free_completed",
+    ]  # fmt: skip
+    (allocation,) = [entry for entry in entries if entry["action"] == "alloc"]
+    assert allocation["frames"][0]["name"] == "test_a_history_is_kept_beside_a_running_trace"
+    assert memory._snapshot()["device_traces"] == [[]]
+    assert ACCELERATOR.allocator.listener is None
+    memory._dump_snapshot(tmp_path / "memory.pickle")
+    assert pickle.loads((tmp_path / "memory.pickle").read_bytes())["segments"] == memory.memory_snapshot()
+    with gzip.open(tmp_path / "trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
+    assert {4 << 20, 8 << 20} <= set(sizes)

@@ -179,3 +179,28 @@ def test_retries_are_marked(tmp_path: Path) -> None:
         retries = [event for event in json.load(file)["traceEvents"] if event.get("name") == "[alloc_retry]"]
     assert len(retries) == torch.sim.memory_stats()["num_alloc_retries"] == 1
     assert retries[0]["args"]["Freed"] == 48 << 30
+
+
+def test_a_retry_s_driver_calls_are_in_the_trace(tmp_path: Path) -> None:
+    """The refused cudaMalloc, the cudaFree that waits for the device, and the cudaMalloc that succeeds."""
+    from device_training import start
+
+    sim = start()
+    gib = 1 << 30
+    with sim.trace(tmp_path / "rank0_trace.json.gz") as trace:
+        first = torch.empty(40 * gib, device="sim", dtype=torch.int8)
+        for _ in range(16):
+            first.zero_()
+        del first
+        second = torch.empty(60 * gib, device="sim", dtype=torch.int8)
+        trace.step()
+    assert second.numel() == 60 * gib
+    with gzip.open(tmp_path / "rank0_trace.json.gz") as file:
+        written = json.load(file)
+    calls = [e for e in spans(written, "cuda_runtime") if e["name"] in ("cudaMalloc", "cudaFree")]
+    assert [call["name"] for call in calls] == ["cudaMalloc", "cudaMalloc", "cudaFree", "cudaMalloc"]
+    kernel = spans(written, "kernel")[-1]
+    freeing, (retry,) = calls[2], [e for e in written["traceEvents"] if e["name"] == "[alloc_retry]"]
+    assert freeing["ts"] < nanoseconds(kernel)[1] / 1000 < freeing["ts"] + freeing["dur"]
+    assert retry["ts"] == pytest.approx(freeing["ts"] + freeing["dur"])
+    assert retry["ts"] == pytest.approx(calls[3]["ts"])

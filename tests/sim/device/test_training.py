@@ -202,9 +202,9 @@ def test_a_model_on_the_host_is_moved_by_fsdp1() -> None:
     model(torch.randint(0, VOCABULARY, (2, 128), device="sim")).backward()
 
 
-def test_cpu_offload_of_fsdp1_is_refused_and_fsdp2_s_runs() -> None:
+def test_cpu_offload_of_fsdp2_runs() -> None:
     from device_training import VOCABULARY, TinyGPT, start, wrap
-    from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy
+    from torch.distributed.fsdp import CPUOffloadPolicy
 
     sim = start()
     with torch.device("sim"):
@@ -217,8 +217,49 @@ def test_cpu_offload_of_fsdp1_is_refused_and_fsdp2_s_runs() -> None:
     sim.synchronize()
     gc.collect()
     assert torch.sim.memory_allocated() == 0, "everything is on the host between steps"
-    with pytest.raises(NotImplementedError, match="CPU offload of torch's FSDP1"):
-        wrap("fsdp1", TinyGPT(), 8, cpu_offload=CPUOffload(offload_params=True))
+
+
+@pytest.mark.parametrize("use_orig_params", [False, True])
+def test_cpu_offload_of_fsdp1_keeps_hooks_and_gradients_on_both_sides(use_orig_params: bool) -> None:
+    """Parameters go up for computing and down again; every step reduces every unit's gradient."""
+    from device_training import VOCABULARY, TinyGPT, start, wrap
+    from torch.distributed.fsdp import CPUOffload
+
+    sim = start()
+    model = wrap(
+        "fsdp1",
+        TinyGPT(),
+        8,
+        cpu_offload=CPUOffload(offload_params=True),
+        use_orig_params=use_orig_params,
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    launched = []
+    for _ in range(4):
+        before = sim.operators_launched
+        model(torch.randint(0, VOCABULARY, (2, 128), device="sim")).backward()
+        held = [parameter for parameter in model.parameters() if parameter.numel()]
+        assert held
+        for parameter in held:
+            assert parameter.device.type == "cpu"
+            assert parameter.grad is not None
+            assert parameter.grad.device.type == "cpu"
+        optimizer.step()
+        optimizer.zero_grad()
+        launched.append(sim.operators_launched - before)
+    sim.synchronize()
+    gc.collect()
+    assert launched[2] == launched[3] > 100
+    assert torch.sim.memory_allocated() == 0, "everything is on the host between steps"
+
+
+@pytest.mark.parametrize("option", ["find_unused_parameters", "static_graph"])
+def test_what_ddp_cannot_do_is_refused_by_name(option: str) -> None:
+    from device_training import TinyGPT, start
+
+    start()
+    with pytest.raises(NotImplementedError, match=option):
+        torch.nn.parallel.DistributedDataParallel(TinyGPT().to("sim"), **{option: True})
 
 
 @pytest.mark.parametrize("options", [{"reshard_after_forward": False}, {"reshard_after_forward": 4}], ids=str)

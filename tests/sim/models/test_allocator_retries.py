@@ -116,3 +116,34 @@ def test_refused_driver_calls_do_not_wait_for_the_device(clock):
     with pytest.raises(SimOutOfMemoryError):
         allocator.malloc(200 * MIB, 0)
     assert clock.device_synchronisations == 0
+
+
+def test_driver_calls_are_told_with_their_times(clock):
+    calls: list[tuple[str, int, int]] = []
+    allocator = CachingAllocator(100 * MIB, clock)
+    allocator.device.call_listener = lambda *call: calls.append(call)
+    block = allocator.malloc(60 * MIB, 0)
+    clock.queue(1, 30_000_000)
+    allocator.record_stream(block, 1)
+    allocator.free(block)
+    allocator.malloc(80 * MIB, 0)
+    assert [name for name, _, _ in calls] == [
+        "cudaMalloc",
+        "cudaMalloc",
+        "cudaEventSynchronize",
+        "cudaFree",
+        "cudaMalloc",
+    ]
+    assert calls[2][2] >= 30_000_000
+    assert all(start <= end for _, start, end in calls)
+    assert [start for _, start, _ in calls[2:]] == [end for _, _, end in calls[1:-1]]
+
+
+def test_pages_are_mapped_and_unmapped_by_calls_of_their_own(clock):
+    calls: list[str] = []
+    conf = AllocatorConf(expandable_segments=True)
+    allocator = CachingAllocator(100 * MIB, clock, conf)
+    allocator.device.call_listener = lambda name, start, end: calls.append(name)
+    allocator.free(allocator.malloc(60 * MIB, 0))
+    allocator.empty_cache()
+    assert calls == ["cuMemCreate", "cuMemUnmap"]

@@ -1,0 +1,211 @@
+"""The whole calibration: which figures are measured, in which order, and what the others are taken from.
+
+    base profile ─> compute, memory ─> products ─> attention ─> bandwidth ─> host, link ─> collectives ─> file
+                                  (each step sees what the ones before have measured)
+
+What this machine cannot tell (the network of one GPU, say) stays as the base profile has it and is listed
+under ``estimated`` in the file, so that every report says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fsdpbench.calibrate.attention_rates import measure_attention
+from fsdpbench.calibrate.host_costs import NOT_MEASURED, measure_host, measure_host_link
+from fsdpbench.calibrate.links import measure_contention, measure_nic, measure_nvlink
+from fsdpbench.calibrate.machine import Machine
+from fsdpbench.calibrate.matrix_products import measure_gemm
+from fsdpbench.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
+from fsdpbench.devices.peaks import peak_flops_of
+from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.hardware_sections import DTYPES, GIB, MIB
+
+_LOAD_SECONDS = 10.0
+_QUICK_LOAD_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A measured profile.
+
+    ``measured`` and ``assumed`` are dotted keys; ``errors`` are the fits' mean relative errors.
+    """
+
+    profile: HardwareProfile
+    base: str
+    measured: tuple[str, ...]
+    assumed: tuple[str, ...]
+    errors: dict[str, float]
+
+    def to_toml_tables(self) -> dict[str, Any]:
+        """The file's content: the base, and above it all sections with a measured figure."""
+        profile = self.profile
+        sections = sorted({key.split(".")[0] for key in self.measured})
+        tables: dict[str, Any] = {
+            "base": self.base,
+            "name": profile.name,
+            "title": profile.title,
+            "source": profile.source,
+            "gpus_per_node": profile.gpus_per_node,
+            "estimated": list(self.assumed),
+        }
+        tables |= {name: _table(getattr(profile, name)) for name in sections}
+        tables["sources"] = dict.fromkeys(sections, profile.source)
+        return tables
+
+
+class _Run:
+    """The profile as far as it is measured, and the keys that were."""
+
+    def __init__(self, machine: Machine, profile: HardwareProfile) -> None:
+        self.machine = machine
+        self.profile = profile
+        self.measured: list[str] = []
+        self.errors: dict[str, float] = {}
+
+    def take(self, section: str, value: Any, *kept: str) -> None:
+        """Put a measured section in; ``kept`` are fields of it that still are the base's."""
+        self.profile = dataclasses.replace(self.profile, **{section: value})
+        names = [field.name for field in dataclasses.fields(value) if field.name not in kept]
+        self.measured += [f"{section}.{name}" for name in names]
+
+
+def calibrate(
+    machine: Machine,
+    base: HardwareProfile,
+    name: str,
+    *,
+    quick: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> Calibration:
+    """Measure ``machine`` and return its profile, called ``name``. Takes one to three minutes on a GPU.
+
+    ``base`` is the profile of the nearest known hardware. With several ranks all of them have to call this,
+    in a process group. ``report`` is told each step as it begins.
+    """
+    run = _Run(machine, base)
+    for title, step in _steps(run, _QUICK_LOAD_SECONDS if quick else _LOAD_SECONDS):
+        report(title)
+        step()
+    profile = dataclasses.replace(
+        run.profile,
+        name=name,
+        title=machine.name,
+        source=_source(machine),
+        gpus_per_node=machine.ranks_per_node if machine.world_size > 1 else base.gpus_per_node,
+        sources=MappingProxyType({}),
+        estimated=(),
+    )
+    assumed = tuple(key for key in _all_keys(base) if key not in run.measured)
+    return Calibration(profile, base.name, tuple(run.measured), assumed, run.errors)
+
+
+def _steps(run: _Run, load_seconds: float) -> Iterator[tuple[str, Callable[[], None]]]:
+    yield "memory and multiprocessors", lambda: _chip(run)
+    yield "matrix products", lambda: _gemm(run, load_seconds)
+    yield "attention", lambda: _attention(run)
+    yield (
+        "memory-bound operators",
+        lambda: run.take("bandwidth", measure_bandwidth(run.machine, run.profile)),
+    )
+    yield (
+        "host",
+        lambda: run.take("cpu", measure_host(run.machine, run.profile), NOT_MEASURED),
+    )
+    yield "host link", lambda: run.take("host_link", measure_host_link(run.machine))
+    if run.machine.world_size > 1:
+        yield "collectives", lambda: _collectives(run)
+
+
+def _chip(run: _Run) -> None:
+    machine, profile = run.machine, run.profile
+    properties = machine.module.get_device_properties(machine.device)
+    free, total = machine.module.mem_get_info()
+    outside = total - free - machine.module.memory_reserved()
+    kept = ["nccl_mib_per_communicator"]
+    context, peak = profile.memory.context_mib, peak_bandwidth(machine, profile)
+    if peak == profile.memory.bandwidth_gb_s:
+        kept.append("bandwidth_gb_s")
+    if dist.is_initialized():
+        kept.append("context_mib")  # what communicators hold cannot be told from the context any more
+    else:
+        context = outside / MIB
+    memory = dataclasses.replace(
+        profile.memory, capacity_gib=total / GIB, context_mib=context, bandwidth_gb_s=peak
+    )
+    run.take("memory", memory, *kept)
+    peaks = {dtype: peak_flops_of(machine.name, dtype) for dtype in DTYPES}
+    known = {dtype: peak / 1e12 for dtype, peak in peaks.items() if peak is not None}
+    compute = dataclasses.replace(
+        profile.compute,
+        sm_count=properties.multi_processor_count,
+        peak_tflops=MappingProxyType(dict(profile.compute.peak_tflops) | known),
+    )
+    run.take("compute", compute, *(() if len(known) == len(DTYPES) else ("peak_tflops",)))
+
+
+def _gemm(run: _Run, load_seconds: float) -> None:
+    found = measure_gemm(run.machine, run.profile, load_seconds)
+    run.errors["gemm"] = found.mean_error
+    run.take("gemm", found.section, "tiles")
+
+
+def _attention(run: _Run) -> None:
+    found = measure_attention(run.machine, run.profile)
+    run.errors["attention"] = found.mean_error
+    run.take("attention", found.section, "wave_quantisation")
+
+
+def _collectives(run: _Run) -> None:
+    machine = run.machine
+    node = machine.rank // machine.ranks_per_node
+    nodes = machine.world_size // machine.ranks_per_node
+    if machine.ranks_per_node > 1:
+        groups = [
+            dist.new_group(list(range(n * machine.ranks_per_node, (n + 1) * machine.ranks_per_node)))
+            for n in range(nodes)
+        ]
+        nvlink = measure_nvlink(machine, run.profile, groups[node])
+        run.take("nvlink", nvlink, "peak_gb_s", "ranks_exponent")
+        contention = measure_contention(machine, run.profile)
+        run.take("contention", contention, "communication_slowdown")
+    if nodes > 1:
+        nic = measure_nic(machine, run.profile)
+        run.take("nic", nic, "efficiency", "base_us", "tree_share", "protocols")
+
+
+def _source(machine: Machine) -> str:
+    today = datetime.date.today().isoformat()
+    ranks = "" if machine.world_size == 1 else f", {machine.world_size} ranks"
+    kind = "a simulated " if machine.simulated else ""
+    return (
+        f"measured on {kind}{machine.name} by fsdpbench calibrate, {today}, torch {torch.__version__}{ranks}"
+    )
+
+
+def _all_keys(profile: HardwareProfile) -> Iterator[str]:
+    """The dotted keys of all figures."""
+    for field in dataclasses.fields(profile):
+        section = getattr(profile, field.name)
+        if dataclasses.is_dataclass(section):
+            yield from (f"{field.name}.{inner.name}" for inner in dataclasses.fields(section))
+
+
+def _table(value: Any) -> Any:
+    """A section as plain tables, lists and rounded numbers."""
+    if dataclasses.is_dataclass(value):
+        return {field.name: _table(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "items"):
+        return {key: _table(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_table(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value

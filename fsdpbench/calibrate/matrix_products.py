@@ -1,0 +1,109 @@
+"""Matrix products: the efficiency figures of `GemmProfile` from measured shapes.
+
+The forward shapes are fitted by least squares on the logarithm, so that a small product counts as much as a
+large one. Weight gradients (first factor stored transposed) then give one factor, and a product repeated for
+seconds, until the chip is warm and its power limit holds, gives ``under_load``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import least_squares
+
+from fsdpbench.calibrate.machine import Machine
+from fsdpbench.sim.costs.gemm import GemmCost
+from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.hardware_sections import GemmProfile
+
+Shape = tuple[int, int, int]
+
+_ROWS = (64, 512, 2048, 4096, 16384)
+_SIDES = ((1024, 4096), (4096, 1024), (4096, 4096), (5120, 13824), (8192, 2048), (2560, 10240))
+FORWARD_SHAPES: tuple[Shape, ...] = tuple((m, n, k) for m in _ROWS for n, k in _SIDES)
+WEIGHT_SHAPES: tuple[Shape, ...] = ((2560, 10240, 8192), (4096, 4096, 16384), (8192, 2048, 4096))
+_LOAD_SHAPE: Shape = (8192, 8192, 8192)
+# sustained, memory_efficiency, prologue_k, wave_quantisation, floor_us
+_FITTED = ("sustained", "memory_efficiency", "prologue_k", "wave_quantisation", "floor_us")
+_LOWEST = (0.05, 0.05, 0.0, 0.0, 0.1)
+_HIGHEST = (1.0, 1.0, 1000.0, 1.0, 50.0)
+
+
+@dataclass(frozen=True)
+class MeasuredGemm:
+    """The fitted section, and how far it is from the measured shapes (mean share)."""
+
+    section: GemmProfile
+    mean_error: float
+
+
+def measure_gemm(machine: Machine, profile: HardwareProfile, load_seconds: float) -> MeasuredGemm:
+    """Measure and fit bf16 products; what is not measured (the tiles) comes from ``profile``."""
+    forward = {shape: _forward_seconds(machine, shape) for shape in FORWARD_SHAPES}
+    section, error = fit_gemm(profile, forward)
+    with_forward = dataclasses.replace(profile, gemm=section)
+    ratios = [
+        GemmCost(with_forward).seconds(*shape, 1, "bf16", "forward") / _weight_seconds(machine, shape)
+        for shape in WEIGHT_SHAPES
+    ]
+    section = dataclasses.replace(
+        section,
+        weight_grad=min(1.0, statistics.median(ratios)),
+        under_load=_under_load(machine, load_seconds),
+    )
+    return MeasuredGemm(section, error)
+
+
+def fit_gemm(profile: HardwareProfile, seconds: dict[Shape, float]) -> tuple[GemmProfile, float]:
+    """The section of a profile that explains measured products best, and its mean relative error."""
+    start = dataclasses.replace(profile.gemm, under_load=1.0, weight_grad=1.0)
+
+    def section(values: object) -> GemmProfile:
+        return dataclasses.replace(start, **dict(zip(_FITTED, map(float, values), strict=True)))  # type: ignore[call-overload]
+
+    def errors(values: object) -> list[float]:
+        cost = GemmCost(dataclasses.replace(profile, gemm=section(values)))
+        return [
+            math.log(cost.seconds(*shape, 1, "bf16", "forward") / measured)
+            for shape, measured in seconds.items()
+        ]
+
+    guess = [
+        min(max(getattr(start, name), low * 1.01 + 1e-6), high * 0.99)
+        for name, low, high in zip(_FITTED, _LOWEST, _HIGHEST, strict=True)
+    ]
+    found = least_squares(errors, guess, bounds=(_LOWEST, _HIGHEST), x_scale=[0.1, 0.1, 20.0, 0.1, 1.0])
+    share = statistics.fmean(abs(math.expm1(error)) for error in errors(found.x))
+    return section(found.x), share
+
+
+def _forward_seconds(machine: Machine, shape: Shape) -> float:
+    m, n, k = shape
+    a, b = machine.empty(m, k), machine.empty(n, k)
+    return machine.device_seconds(lambda: torch.nn.functional.linear(a, b))
+
+
+def _weight_seconds(machine: Machine, shape: Shape) -> float:
+    """The gradient of a weight ``(m, n)`` over ``k`` tokens."""
+    m, n, k = shape
+    gradient, inputs = machine.empty(k, m), machine.empty(k, n)
+    return machine.device_seconds(lambda: gradient.t() @ inputs)
+
+
+def _under_load(machine: Machine, load_seconds: float) -> float:
+    """Speed of a product after running it for a while, against a cool start; at most 1."""
+    m, n, k = _LOAD_SHAPE
+    a, b = machine.empty(m, k), machine.empty(n, k)
+
+    def product() -> object:
+        return torch.nn.functional.linear(a, b)
+
+    cool = machine.device_seconds(product)
+    started = machine.host_ns()
+    while (machine.host_ns() - started) / 1e9 < load_seconds:
+        machine.device_seconds(product, repeats=50)
+    return min(1.0, cool / machine.device_seconds(product))

@@ -1,0 +1,26 @@
+"""The packaged hardware profile that looks most like a GPU that is here."""
+
+from __future__ import annotations
+
+from fsdpbench.devices.detection import visible_gpus
+
+
+def profile_like(device_name: str, memory_bytes: int) -> str | None:
+    """By the driver's name of the device and, among those, the size of its memory; None if none is alike."""
+    from fsdpbench.sim.hardware import profile_names
+
+    words = device_name.lower().replace("-", " ").split()
+    alike = [name for name in profile_names() if name.split("-")[0] in words]
+    gib = memory_bytes / 2**30
+    sized = [name for name in alike if f"{round(gib / 40) * 40}gb" in name]
+    return next(iter(sized or alike), None)
+
+
+def profile_of_this_machine() -> str | None:
+    """The profile of this machine's first GPU; None if there is none or it is not known."""
+    if not visible_gpus():
+        return None
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return profile_like(properties.name, properties.total_memory)

@@ -1,0 +1,262 @@
+"""What torch asks of a process group, brought down to two questions: run a collective, run a list form.
+
+torch knows a dozen forms of each collective (single tensors, lists, coalesced, older names). A group that
+stands for ranks which are not there treats them all alike: so many bytes of this kind, from these tensors
+into those. `SimProcessGroup` and `EmulatedProcessGroup` say what running one means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Work
+
+if TYPE_CHECKING:
+    # torch's stubs overload the collectives in ways that no Python class can repeat.
+    class _ProcessGroup:
+        def __init__(self, rank: int, size: int) -> None: ...
+
+else:
+    _ProcessGroup = dist.ProcessGroup
+
+
+class CollectiveCalls(_ProcessGroup):
+    """One communicator. ``ranks`` are the global ranks of its members."""
+
+    supports_splitting = False
+    supports_coalescing = True
+    backend_name: str
+
+    def __init__(self, rank: int, size: int, ranks: Sequence[int], name: str) -> None:
+        super().__init__(rank, size)
+        self._rank_in_group = rank
+        self._group_size = size
+        self._ranks = as_range(ranks)
+        self._name = name
+        self._description = "default_pg" if name == "0" else "undefined"
+        self._coalesced: list[tuple[str, int, list[torch.Tensor], list[torch.Tensor]]] | None = None
+
+    @property
+    def is_coalescing(self) -> bool:
+        """Whether calls are being gathered into one group of kernels."""
+        return self._coalesced is not None
+
+    def run(
+        self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any
+    ) -> Work:
+        """Run one collective; ``nbytes`` as `Network.collective_ns` counts them."""
+        raise NotImplementedError
+
+    def run_list(
+        self,
+        kind: str,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        listed: list[torch.Tensor],
+        opts: Any,
+    ) -> Work:
+        """Run a list form of a collective over ``listed``, the tensors that together are the full buffer."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------- what torch asks of a process group
+
+    def rank(self) -> int:
+        """Rank in this group."""
+        return self._rank_in_group
+
+    def size(self) -> int:
+        """Number of members."""
+        return self._group_size
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        """Name of the backend."""
+        return self.backend_name
+
+    def name(self) -> str:
+        """Name of the backend."""
+        return self.backend_name
+
+    @property
+    def pg_name(self) -> str:
+        """The name that torch gave the group."""
+        return self._name
+
+    @property
+    def group_name(self) -> str:
+        """The name that torch gave the group."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What the group is for."""
+        return self._description
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """Global ranks of the members."""
+        return self._ranks
+
+    def _get_backend(self, device: Any) -> CollectiveCalls:
+        return self
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def _get_sequence_number_for_group(self) -> int:
+        return 0
+
+    def shutdown(self) -> None:
+        """Nothing to end."""
+
+    def abort(self) -> None:
+        """Nothing to end."""
+
+    # -------------------------------------------------------------------------------------- collectives
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Gather equal shards into one tensor."""
+        return self.call("all_gather", total_bytes(output), [input], [output], opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+        """Reduce a tensor and keep one shard."""
+        return self.call("reduce_scatter", total_bytes(input), [input], [output], opts)
+
+    # Names of torch before 2.13.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce tensors in place."""
+        return self.call("all_reduce", total_bytes(*tensors), tensors, tensors, opts)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Copy tensors from one rank to all."""
+        return self.call("broadcast", total_bytes(*tensors), tensors, tensors, opts)
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce to one rank: half of an all-reduce."""
+        return self.call("reduce_scatter", total_bytes(*tensors), tensors, tensors, opts)
+
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Gather into a list: through one flat buffer where sizes are equal, and a copy out of it."""
+        flat = [tensor for tensor_list in outputs for tensor in tensor_list]
+        return self.run_list("all_gather", inputs, flat, flat, opts)
+
+    def reduce_scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> Work:
+        """Reduce a list and keep one of it: a copy into one flat buffer first where sizes are equal."""
+        flat = [tensor for tensor_list in inputs for tensor in tensor_list]
+        return self.run_list("reduce_scatter", flat, outputs, flat, opts)
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Any = None,
+    ) -> Work:
+        """Every rank sends a part to every rank."""
+        return self.call("all_to_all", total_bytes(input), [input], [output], opts)
+
+    all_to_all_single = alltoall_base
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+        """Every rank sends a tensor to every rank."""
+        return self.call("all_to_all", total_bytes(*inputs), inputs, outputs, opts)
+
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+        """Gather to one rank: it receives as much as in an all-gather."""
+        return self.call("all_gather", total_bytes(*inputs) * self._group_size, inputs, inputs, opts)
+
+    def scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> Work:
+        """Scatter from one rank: it sends as much as in a broadcast."""
+        return self.call("broadcast", total_bytes(*outputs) * self._group_size, outputs, outputs, opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        """Wait for all ranks; the CPU waits too."""
+        return self.call("barrier", 0, [], [], opts)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        """Reduce tensors in place, in one group of kernels."""
+        return self.call("all_reduce", total_bytes(*tensors), tensors, tensors, opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Several all-gathers in one group of kernels."""
+        return self.call("all_gather", total_bytes(*outputs), inputs, outputs, opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """Several reduce-scatters in one group of kernels."""
+        return self.call("reduce_scatter", total_bytes(*inputs), inputs, outputs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int = 0) -> Work:
+        """Not simulated: the other rank is not there."""
+        raise NotImplementedError(
+            "send and recv are not simulated: only one rank runs, and point-to-point needs its partner"
+        )
+
+    recv = send
+
+    def _start_coalescing(self, device: Any) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: Any) -> Work | None:
+        calls, self._coalesced = self._coalesced or [], None
+        if not calls:
+            return None
+        ins = [tensor for call in calls for tensor in call[2]]
+        outs = [tensor for call in calls for tensor in call[3]]
+        return self.call(calls[0][0], sum(call[1] for call in calls), ins, outs, None)
+
+    def call(
+        self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any
+    ) -> Work:
+        """Run one collective, or remember it while several are being coalesced."""
+        if self._coalesced is not None:
+            self._coalesced.append((kind, nbytes, inputs, outputs))
+            return _Queued()
+        return self.run(kind, nbytes, inputs, outputs, opts)
+
+
+class _Queued(Work):
+    """A part of a coalesced collective: its time comes with the whole."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+
+def collective_ranks(options: Any) -> Sequence[int]:
+    """Global ranks of a group that torch is creating."""
+    return list(options.global_ranks_in_group) or range(options.group_size)
+
+
+def total_bytes(*tensors: torch.Tensor) -> int:
+    """Bytes of all elements."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def as_range(ranks: Sequence[int]) -> Sequence[int]:
+    """Evenly spaced ranks as a range, so that nothing walks through them again."""
+    if len(ranks) < 2:
+        return range(ranks[0], ranks[0] + 1) if ranks else range(0)
+    step = ranks[1] - ranks[0]
+    candidate = range(ranks[0], ranks[-1] + (1 if step > 0 else -1), step or 1)
+    return candidate if list(candidate) == list(ranks) else tuple(ranks)

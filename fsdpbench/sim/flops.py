@@ -1,0 +1,67 @@
+"""FLOPs of matrix products, attention and convolutions, counted as they are launched.
+
+For programs whose model nobody described: the formulas are those of `torch.utils.flop_counter`, by shape
+(attention counted in full, causal or not). A product that runs in backward with gradients enabled is a
+forward that activation checkpointing runs again; it is counted apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+_graph_task = torch._C._current_graph_task_id
+_MAIN_SHARE = 0.99
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of some span: ``model`` without recomputation, by compute type (``bf16``, ``tf32``, ...)."""
+
+    model: int
+    recomputed: int
+    by_type: Mapping[str, int]
+
+    @property
+    def main_type(self) -> str | None:
+        """The compute type of nearly all products; None where they are mixed, or none."""
+        total = sum(self.by_type.values())
+        return next((kind for kind, count in self.by_type.items() if count >= _MAIN_SHARE * total > 0), None)
+
+
+class FlopCount:
+    """Running totals. `take` returns what was counted since it was called last."""
+
+    def __init__(self) -> None:
+        self._model = 0
+        self._recomputed = 0
+        self._by_type: Counter[str] = Counter()
+
+    def of_call(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, compute_type: str
+    ) -> tuple[str, int] | None:
+        """Compute type and FLOPs of an operator's call on meta tensors; None if it is no product."""
+        formula: Any = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if formula is None:
+            return None
+        return compute_type, int(formula(*args, **kwargs, out_val=out))
+
+    def add(self, compute_type: str, flops: int) -> None:
+        """One launch."""
+        if _graph_task() != -1 and torch.is_grad_enabled():
+            self._recomputed += flops
+        else:
+            self._model += flops
+        self._by_type[compute_type] += flops
+
+    def take(self) -> Flops:
+        """Totals since the last call."""
+        taken = Flops(self._model, self._recomputed, dict(self._by_type))
+        self._model = self._recomputed = 0
+        self._by_type.clear()
+        return taken

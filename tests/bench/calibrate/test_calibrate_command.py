@@ -1,0 +1,85 @@
+"""`fsdpbench calibrate` on a simulated machine finds its own profile, and says what it did not see."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fsdpbench.sim.costs import KernelCosts
+from fsdpbench.sim.hardware import HardwareProfile, load_profile
+from fsdpbench.sim.network import Network
+
+TRUTH = load_profile("h100-80gb")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fsdpbench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[HardwareProfile, dict[str, list[str]]]:
+    """Eight simulated H100s, measured by somebody who knows no better base than the H200."""
+    file = tmp_path_factory.mktemp("calibrate") / "mine.toml"
+    simulated = ["--device", "sim", "--hardware", "h100-80gb", "--gpus", "8"]
+    done = run("calibrate", *simulated, "--base", "h200", "--quick", "-o", str(file), "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "warning" not in done.stderr.lower()
+    return load_profile(file), json.loads(done.stdout)
+
+
+def test_the_host_is_found_again(calibrated: tuple[HardwareProfile, dict[str, list[str]]]) -> None:
+    cpu = calibrated[0].cpu
+    for name in ("operator_us", "view_us", "autograd_node_us", "module_call_us", "hook_us", "event_us"):
+        assert getattr(cpu, name) == pytest.approx(getattr(TRUTH.cpu, name), rel=0.02), name
+    for name in ("cuda_malloc_us_per_gib", "cuda_free_us_per_gib", "collective_us"):
+        assert getattr(cpu, name) == pytest.approx(getattr(TRUTH.cpu, name), rel=0.05), name
+
+
+def test_kernels_cost_what_they_do(calibrated: tuple[HardwareProfile, dict[str, list[str]]]) -> None:
+    found, truth = KernelCosts(calibrated[0]), KernelCosts(TRUTH)
+    for kind in ("forward", "weight_grad"):
+        for shape in ((4096, 11008, 4096), (8192, 5120, 5120)):
+            expected = truth.gemm_ns(*shape, kind=kind)
+            assert found.gemm_ns(*shape, kind=kind) == pytest.approx(expected, rel=0.08), (kind, shape)
+    attention = (2, 32, 4096, 4096, 128, True)
+    for name in ("attention_forward_ns", "attention_backward_ns"):
+        assert getattr(found, name)(*attention) == pytest.approx(getattr(truth, name)(*attention), rel=0.05)
+    for kind in TRUTH.bandwidth.efficiency:
+        expected = truth.memory_bound_ns(1 << 30, kind)
+        assert found.memory_bound_ns(1 << 30, kind) == pytest.approx(expected, rel=0.02), kind
+
+
+def test_collectives_cost_what_they_do(calibrated: tuple[HardwareProfile, dict[str, list[str]]]) -> None:
+    found, truth = Network(calibrated[0], 8, 8), Network(TRUTH, 8, 8)
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        for nbytes in (1 << 24, 1 << 28):
+            expected = truth.collective_ns(kind, nbytes, range(8))
+            assert found.collective_ns(kind, nbytes, range(8)) == pytest.approx(expected, rel=0.05), kind
+
+
+def test_what_was_not_measured_is_marked(calibrated: tuple[HardwareProfile, dict[str, list[str]]]) -> None:
+    profile, record = calibrated
+    assert set(profile.estimated) == set(record["assumed"])
+    assert {"gemm.tiles", "nic.gb_s_per_node", "cpu.launch_us"} <= set(profile.estimated)
+    assert not set(record["assumed"]) & set(record["measured"])
+    assert "a simulated NVIDIA H100" in profile.sources["gemm"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["-o", "mine.json"], "mine.json"),
+        (["-o", "nowhere/mine.toml"], "nowhere"),
+        (["--device", "sim", "-o", "mine.toml"], "--hardware"),
+        (["--device", "sim", "--hardware", "h1000", "-o", "mine.toml"], "h1000"),
+    ],
+)
+def test_bad_input(arguments: list[str], words: str, tmp_path: Path) -> None:
+    done = run("calibrate", *arguments)
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,65 @@
+"""Prices of calls that depend on more than their shapes' product: shared heads, biases, plain copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fsdpbench.sim.classify import price
+from fsdpbench.sim.costs import KernelCosts
+from fsdpbench.sim.hardware import load_profile
+
+ATEN = torch.ops.aten
+PROFILE = load_profile("a100-80gb")
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def priced(func: Any, *args: Any, out: Any) -> int:
+    return price(func, args, {}, out, KernelCosts(PROFILE)).duration_ns
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_shared_keys_and_values_move_fewer_bytes(forward: bool) -> None:
+    query = meta(2, 32, 2048, 128)
+
+    def duration(kv_heads: int) -> int:
+        key = meta(2, kv_heads, 2048, 128)
+        if forward:
+            return priced(
+                ATEN._scaled_dot_product_flash_attention.default, query, key, key, 0.0, True, out=[query]
+            )
+        arguments = (query, query, key, key, query, None, None, None, 2048, 2048, 0.0, True, None, None)
+        func = ATEN._scaled_dot_product_flash_attention_backward.default
+        return priced(func, *arguments, out=[query, key, key])
+
+    moved = 2 * 2 * 24 * 2048 * 128 * 2  # keys and values of 2 samples: 24 heads less, 2 bytes an element
+    rate = PROFILE.memory_bandwidth * PROFILE.attention.memory_efficiency
+    expected = moved / rate * 1e9 * (1.0 if forward else 2.5)
+    assert duration(32) - duration(8) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_bias_is_read() -> None:
+    query, bias = meta(2, 16, 1024, 64), meta(2, 16, 1024, 1024)
+    func = ATEN._scaled_dot_product_efficient_attention.default
+    plain = priced(func, query, query, query, None, True, 0.0, False, out=[query])
+    whole = priced(func, query, query, query, bias, True, 0.0, False, out=[query])
+    shared = priced(
+        func, query, query, query, bias[:1, :1].expand(2, 16, -1, -1), True, 0.0, False, out=[query]
+    )
+    assert plain < shared < whole
+    read = bias.nbytes / (PROFILE.bandwidth.efficiency["pointwise"] * PROFILE.memory_bandwidth)
+    assert whole - plain == pytest.approx(read * 1e9 + PROFILE.bandwidth.floor_us * 1e3, rel=0.01)
+
+
+def test_whole_copies_are_the_driver_s() -> None:
+    x = meta(4096, 4096)
+    plain = priced(ATEN.clone.default, x, out=meta(4096, 4096))
+    assert priced(ATEN.clone.default, x.t(), out=meta(4096, 4096)) > 1.3 * plain
+    assert priced(ATEN.copy_.default, meta(4096, 4096), x, out=x) == plain
+    cast = priced(ATEN.copy_.default, meta(4096, 4096, dtype=torch.float32), x, out=x)
+    assert cast > 1.5 * plain
