@@ -1,0 +1,46 @@
+"""In this process, "cuda" and "nccl" mean the simulated device and its backend.
+
+Scripts name their device in many ways; each way has a file here:
+
+==================  ===================================================================================
+`device_names.py`   `torch.device("cuda")`, `"cuda:0"`, `.cuda()`, `.to("cuda")`, `tensor.is_cuda`
+`cuda_module.py`    `torch.cuda.*` and its submodules
+`amp.py`            `torch.autocast("cuda")`
+`distributed.py`    `init_process_group("nccl")`, `get_backend()`, `mp.spawn`
+`profiling.py`      `torch.profiler.profile`: the bench's own trace is what it exports
+`refusals.py`       what cannot be simulated, refused by name with the way out
+==================  ===================================================================================
+
+Nothing of it is undone: the process belongs to the script.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fsdpbench.script.cuda.amp import map_amp
+from fsdpbench.script.cuda.cuda_module import map_cuda_module
+from fsdpbench.script.cuda.device_names import map_device_names
+from fsdpbench.script.cuda.distributed import map_distributed
+from fsdpbench.script.cuda.profiling import ProfilerRequests, map_profiler
+from fsdpbench.script.cuda.refusals import refuse_what_cannot_be_simulated
+from fsdpbench.script.cuda.replacement import Replacements
+
+if TYPE_CHECKING:
+    from fsdpbench.sim import Simulation
+
+
+def map_cuda(simulation: Simulation) -> ProfilerRequests:
+    """Let "cuda" and "nccl" mean the started simulation. Returns what the script asks of the profiler."""
+    replacements = Replacements()
+    map_device_names(replacements)
+    map_cuda_module()
+    map_amp(replacements)
+    map_distributed(replacements, simulation)
+    requests = map_profiler(replacements)
+    refuse_what_cannot_be_simulated(replacements)
+    replacements.apply()
+    return requests
+
+
+__all__ = ["ProfilerRequests", "map_cuda"]

@@ -1,0 +1,127 @@
+"""`torch.cuda` becomes the simulated device's module, function by function, in place.
+
+In place, because torch and libraries hold the module already. What has no meaning without a GPU is left as
+torch has it, and answers that CUDA is not there.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.cuda.amp.common
+import torch.cuda.memory
+import torch.cuda.nccl
+import torch.cuda.nvtx
+import torch.cuda.profiler
+import torch.cuda.random
+import torch.cuda.streams
+
+from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+
+_SUBMODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
+_PRIVATE = ("_lazy_init", "_is_in_bad_fork")
+_CUDA_VERSION = "12.8"
+_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def map_cuda_module() -> None:
+    """Give `torch.cuda` the functions of `torch.sim`, and a few that only CUDA has."""
+    os.environ[_VISIBLE_DEVICES] = ""  # where there are GPUs, they stay out of it
+    module = torch.get_device_module(DEVICE_TYPE)
+    functions = {name: getattr(module, name) for name in _public_names(module)}
+    functions |= {name: getattr(module, name) for name in _PRIVATE} | _ONLY_CUDA
+    for name in ("memory", "device"):  # a module and a class: they stay, what they use is replaced
+        functions.pop(name)
+    originals = {name: getattr(torch.cuda, name, None) for name in functions}
+    for name, function in functions.items():
+        setattr(torch.cuda, name, function)
+        for submodule in _SUBMODULES:
+            if originals[name] is not None and getattr(submodule, name, None) is originals[name]:
+                setattr(submodule, name, function)
+    for name in ("_record_memory_history", "_snapshot", "_dump_snapshot", "memory_snapshot"):
+        setattr(torch.cuda.memory, name, getattr(module.memory, name))
+    _map_submodules()
+
+
+def _public_names(module: Any) -> list[str]:
+    return [name for name in {*vars(type(module)), *vars(module)} if not name.startswith("_")]
+
+
+def _map_submodules() -> None:
+    cuda: Any = torch.cuda
+    cuda.nvtx._nvtx = _Ranges()
+    cuda.profiler.start = cuda.profiler.stop = _nothing
+    torch.version.cuda = _CUDA_VERSION
+    accelerator: Any = torch.accelerator
+    accelerator.is_available = lambda: True
+    accelerator.device_count = cuda.device_count
+    accelerator.current_device_index = cuda.current_device
+    accelerator.set_device_index = cuda.set_device
+
+
+class _Ranges:
+    """NVTX ranges, as annotations of the trace."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str, int]] = []
+
+    def rangePushA(self, name: str) -> int:  # noqa: N802 (torch's names)
+        self._open.append((name, ACCELERATOR.timeline.cpu))
+        return len(self._open) - 1
+
+    def rangePop(self) -> int:  # noqa: N802
+        name, start = self._open.pop()
+        if ACCELERATOR.trace is not None:
+            ACCELERATOR.trace.annotation(name, start, ACCELERATOR.timeline.cpu)
+        return len(self._open)
+
+    def rangeStartA(self, name: str) -> int:  # noqa: N802
+        return self.rangePushA(name)
+
+    def rangeEnd(self, handle: int) -> None:  # noqa: N802
+        if self._open:
+            self.rangePop()
+
+    def markA(self, name: str) -> None:  # noqa: N802
+        if ACCELERATOR.trace is not None:
+            now = ACCELERATOR.timeline.cpu
+            ACCELERATOR.trace.annotation(name, now, now)
+
+
+class _Runtime:
+    """`torch.cuda.cudart()`: scripts start and stop outside profilers by it."""
+
+    def cudaProfilerStart(self) -> int:  # noqa: N802
+        return 0
+
+    def cudaProfilerStop(self) -> int:  # noqa: N802
+        return 0
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _lazy_call(callable: Any, **kwargs: Any) -> None:
+    callable()
+
+
+def _architectures() -> list[str]:
+    major, minor = torch.cuda.get_device_capability()
+    return [f"sm_{major}{minor}"]
+
+
+_ONLY_CUDA: dict[str, Any] = {
+    "_is_compiled": lambda: True,
+    "_lazy_call": _lazy_call,
+    "_exchange_device": lambda index: 0,
+    "_maybe_exchange_device": lambda index: 0,
+    "cudart": _Runtime,
+    "ipc_collect": _nothing,
+    "is_tf32_supported": lambda: True,
+    "is_current_stream_capturing": lambda: False,
+    "can_device_access_peer": lambda device, peer: True,
+    "get_arch_list": _architectures,
+}

@@ -1,0 +1,196 @@
+"""`torch.device("cuda")` is the simulated device, and calls itself "cuda".
+
+The device is torch's PrivateUse1, whose name torch lets nobody choose to be "cuda". So the names are changed
+where Python meets them:
+
+    torch.device("cuda", 0) ──> the simulated device <── torch.zeros(.., device="cuda"), x.cuda()
+                                      │
+                 .type, str(), repr() └──> "cuda", "cuda:0"
+
+* `torch.device` itself gets another constructor, `type`, `str` and `repr`. It is a type of C, closed to
+  changes; `_opened` lifts that for a moment, and checks first that the type looks as expected.
+* Functions that take a device parse strings in C, past that constructor: they get wrappers.
+
+Rank 0 has one device. Others may be named (`torch.device("cuda", 3)`), but nothing can be put there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._device import _device_constructors
+
+from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.sim.accelerator import DEVICE_TYPE
+from fsdpbench.sim.tensors import is_on_device, is_simulated
+
+CUDA = "cuda"
+_LIKE = ("empty_like", "full_like", "ones_like", "zeros_like", "rand_like", "randn_like", "randint_like")
+_METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor")
+_LEGACY_DTYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32,
+    "ShortTensor": torch.int16, "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+}  # fmt: skip
+# Makes devices of strings in C, whatever the constructor of `torch.device` is.
+_parse_to: Callable[..., Any] = torch._C._nn._parse_to
+
+
+def map_device_names(replacements: Replacements) -> None:
+    """Give the simulated device the name "cuda" everywhere."""
+    constructors = set(_device_constructors())  # asked now, while they are torch's own
+    _change_device_type()
+    for function in constructors:
+        replacements.add(function, _taking_device(function))
+    for name in _LIKE:
+        replacements.wrap(torch, name, _taking_device)
+    replacements.wrap(torch._C._nn, "_parse_to", _taking_device_first)
+    replacements.add(torch.Generator, _Generator)
+    _change_tensor_methods()
+
+
+def own_device(device: Any) -> torch.device:
+    """The device that a script means. Raises `RuntimeError` for one that this rank does not have."""
+    found = device if isinstance(device, torch.device) else torch.device(device)
+    if is_simulated(found) and found.index:
+        raise RuntimeError(
+            f"device cuda:{found.index}: only rank 0 runs here, and its device is cuda:0; "
+            "use the index that LOCAL_RANK says"
+        )
+    return found
+
+
+def _change_device_type() -> None:
+    device_type = torch.device
+    original: Any = device_type
+    type_of, as_text, represent = original.type.__get__, original.__str__, original.__repr__
+
+    def new(cls: type, type: Any = 0, index: int | None = None) -> torch.device:
+        if isinstance(type, device_type):
+            return type
+        if isinstance(type, int):
+            text = f"{DEVICE_TYPE}:{type}"
+        else:
+            text = str(type) if index is None else f"{type}:{index}"
+            if text == CUDA or text.startswith(CUDA + ":"):
+                text = DEVICE_TYPE + text[len(CUDA) :]
+        return _parse_to(text)[0]
+
+    def read_type(self: torch.device) -> str:
+        name: str = type_of(self)
+        return CUDA if name == DEVICE_TYPE else name
+
+    def renamed(read: Callable[[torch.device], str]) -> Callable[[torch.device], str]:
+        return lambda self: read(self).replace(DEVICE_TYPE, CUDA, 1) if is_simulated(self) else read(self)
+
+    with _opened(device_type):
+        original.__new__ = staticmethod(new)
+        original.type = property(read_type)
+        original.__str__, original.__repr__ = renamed(as_text), renamed(represent)
+
+
+@contextlib.contextmanager
+def _opened(kind: type) -> Iterator[None]:
+    """Attributes of a type of C can be set inside. Raises `RuntimeError` if the type looks unexpected."""
+    immutable = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
+    # A type begins with the head of objects of variable size, and 18 words later come its flags.
+    word = ctypes.sizeof(ctypes.c_void_p)
+    flags = ctypes.c_ulong.from_address(id(kind) + object.__basicsize__ + word + 18 * word)
+    if flags.value != kind.__flags__:
+        raise RuntimeError(
+            f"the name of {kind.__qualname__} cannot be changed in this build of Python: "
+            "run scripts with CPython 3.11 to 3.13"
+        )
+    flags.value &= ~immutable
+    try:
+        yield
+    finally:
+        flags.value |= immutable
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(kind))
+
+
+def _taking_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with its keyword `device` resolved."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") is not None:
+            kwargs["device"] = own_device(kwargs["device"])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _taking_device_first(function: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
+    """`function` with its keyword `device` and its positional argument resolved, if that is a device."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > position and isinstance(args[position], (str, int, torch.device)):
+            args = (*args[:position], own_device(args[position]), *args[position + 1 :])
+        if kwargs.get("device") is not None:
+            kwargs["device"] = own_device(kwargs["device"])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _change_tensor_methods() -> None:
+    tensor_type: Any = torch.Tensor
+    for name in _METHODS:
+        setattr(tensor_type, name, _taking_device(getattr(tensor_type, name)))
+    tensor_type.to = _taking_device_first(tensor_type.to, position=1)
+    tensor_type.cuda = _cuda
+    tensor_type.type = _type_method(tensor_type.type)
+    tensor_type.is_cuda = property(is_on_device)
+    storage_type: Any
+    for storage_type in (torch.UntypedStorage, torch.storage.TypedStorage):
+        storage_type.is_cuda = property(lambda self: is_simulated(self.device))
+        storage_type.cuda = _storage_to_device
+
+
+def _cuda(
+    self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+) -> torch.Tensor:
+    """`Tensor.cuda`."""
+    target = own_device(CUDA if device is None else device)
+    if memory_format is None:
+        return self.to(target, non_blocking=non_blocking)
+    return self.to(target, non_blocking=non_blocking, memory_format=memory_format)
+
+
+def _storage_to_device(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    """`UntypedStorage.cuda` and `TypedStorage.cuda`."""
+    return self.to(device=own_device(CUDA if device is None else device), non_blocking=non_blocking)
+
+
+def _type_method(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Tensor.type`, which speaks of types like "torch.cuda.FloatTensor"."""
+    prefix = "torch.cuda."
+
+    def call(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        if isinstance(dtype, str) and dtype.startswith(prefix):
+            named = _LEGACY_DTYPES.get(dtype.removeprefix(prefix))
+            if named is None:
+                raise ValueError(f"{dtype} is no type of tensors; use tensor.to(device, dtype)")
+            return self.to(own_device(CUDA), named, non_blocking=non_blocking)
+        found = original(self, dtype, non_blocking, **kwargs) if dtype is not None else original(self)
+        return found.replace(f"torch.{DEVICE_TYPE}.", prefix) if isinstance(found, str) else found
+
+    return call
+
+
+class _Generator(torch.Generator):
+    """Generators of the device are the host's here: there are no numbers to make."""
+
+    def __new__(cls, device: Any = "cpu") -> _Generator:
+        new: Any = super().__new__
+        return new(cls, device="cpu")
+
+
+__all__ = ["CUDA", "map_device_names", "own_device"]

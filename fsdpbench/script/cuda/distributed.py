@@ -1,0 +1,95 @@
+"""`init_process_group("nccl")` makes the simulated process group, of which this is rank 0."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.sim.process_group import BACKEND
+
+if TYPE_CHECKING:
+    from fsdpbench.sim import Simulation
+
+_NCCL = "nccl"
+_NCCL_VERSION = (2, 27, 3)
+
+
+def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
+    """Map backends by name, and what starts processes."""
+    replacements.add(dist.init_process_group, _init_process_group(dist.init_process_group, simulation))
+    replacements.wrap(dist, "new_group", _without_backend)
+    replacements.wrap(dist, "new_subgroups", _without_backend)
+    replacements.wrap(dist, "new_subgroups_by_enumeration", _without_backend)
+    replacements.wrap(dist, "get_backend", _called_nccl)
+    replacements.add(torch.multiprocessing.spawn, _spawn)
+    # In torch.distributed alone: where torch itself asks, it goes on to use the C++ class.
+    dist.is_nccl_available = lambda: True
+    torch.cuda.nccl.version = lambda: _NCCL_VERSION
+    torch.cuda.nccl.is_available = lambda tensors: True
+
+
+def _init_process_group(original: Callable[..., None], simulation: Simulation) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if backend == BACKEND:  # the simulation itself, with a store of its own
+            return original(BACKEND, store=store, rank=rank, world_size=world_size)
+        for name, asked, is_so in (
+            ("world_size", world_size, simulation.world_size),
+            ("rank", rank, simulation.rank),
+        ):
+            if asked not in (-1, is_so):
+                raise ValueError(
+                    f"init_process_group({name}={asked}): {is_so} is simulated; leave it out, so that it is "
+                    "taken from the environment, or call with --gpus of that many"
+                )
+        return simulation.init_process_group()
+
+    return init_process_group
+
+
+def _without_backend(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Groups of any backend are simulated ones; those for the host's tensors take no device time."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in ("backend", "pg_options", "device_id"):
+            kwargs.pop(name, None)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _called_nccl(function: Callable[..., str]) -> Callable[..., str]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> str:
+        name = function(*args, **kwargs)
+        return _NCCL if name == BACKEND else name
+
+    return call
+
+
+def _spawn(
+    fn: Callable[..., None],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> None:
+    """`torch.multiprocessing.spawn`: rank 0 is the only process, and this is it."""
+    fn(0, *args)

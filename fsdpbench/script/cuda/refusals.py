@@ -1,0 +1,93 @@
+"""What of torch cannot be simulated in a script: refused by name, with the way out.
+
+Operators whose shapes depend on data, and send and recv, are refused by the simulated device itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.cuda.comm
+import torch.cuda.graphs
+import torch.cuda.memory
+
+from fsdpbench.script.cuda.replacement import Replacements
+
+_DISABLED = "TORCHDYNAMO_DISABLE"
+
+
+class NotSimulatedError(NotImplementedError):
+    """A script asked for what has no counterpart on the simulated device."""
+
+    def __init__(self, name: str, way_out: str) -> None:
+        super().__init__(f"{name} is not simulated: {way_out}")
+
+
+_EAGER = "leave the graph out; launches of the eager program are what is simulated"
+_ONE_DEVICE = "a process has one device here; use DistributedDataParallel or FSDP, one process a GPU"
+_CUDA_CODE = "code compiled for CUDA has no simulated kernel; use torch's operators"
+_ALLOCATOR = "the caching allocator is simulated as it is; leave other allocators and pools out"
+_REFUSED: tuple[tuple[str, str], ...] = (
+    ("torch.cuda.CUDAGraph", _EAGER),
+    ("torch.cuda.graph", _EAGER),
+    ("torch.cuda.make_graphed_callables", _EAGER),
+    ("torch.nn.DataParallel", _ONE_DEVICE),
+    ("torch.cuda.comm.broadcast", _ONE_DEVICE),
+    ("torch.cuda.comm.scatter", _ONE_DEVICE),
+    ("torch.cuda.comm.gather", _ONE_DEVICE),
+    ("torch.cuda.comm.reduce_add", _ONE_DEVICE),
+    ("torch.utils.cpp_extension.load", _CUDA_CODE),
+    ("torch.utils.cpp_extension.load_inline", _CUDA_CODE),
+    ("torch.cuda.MemPool", _ALLOCATOR),
+    ("torch.cuda.use_mem_pool", _ALLOCATOR),
+    ("torch.cuda.memory.CUDAPluggableAllocator", _ALLOCATOR),
+    ("torch.cuda.set_per_process_memory_fraction", "use a hardware profile with less memory (--hardware)"),
+    ("torch.cuda.caching_allocator_alloc", _ALLOCATOR),
+)
+_COMPILED = (
+    f"compiled kernels have no cost model; set {_DISABLED}=1 to simulate the eager program, "
+    "as torch itself would run it then"
+)
+
+
+def refuse_what_cannot_be_simulated(replacements: Replacements) -> None:
+    """Replace what is listed above by something that says so when it is called."""
+    for name, way_out in _REFUSED:
+        found = _find(name)
+        if found is not None:
+            replacements.add(found, _refusal(name, way_out))
+    replacements.add(torch.compile, _compile)
+
+
+def _find(name: str) -> Any:
+    """The object of a dotted name of torch; None in versions that do not have it."""
+    import torch.utils.cpp_extension
+
+    found: Any = torch
+    for part in name.split(".")[1:]:
+        found = getattr(found, part, None)
+    return found
+
+
+def _refusal(name: str, way_out: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise NotSimulatedError(name, way_out)
+
+    return refuse
+
+
+def _compile(model: Any = None, **options: Any) -> Any:
+    """`torch.compile`: refused for modules at once, for functions when they are called."""
+    if model is None:
+        return lambda decorated: _compile(decorated, **options)
+    if os.environ.get(_DISABLED) == "1" or options.get("disable"):
+        return model
+    if isinstance(model, torch.nn.Module):
+        raise NotSimulatedError("torch.compile", _COMPILED)
+    return _refusal("torch.compile", _COMPILED)
+
+
+__all__ = ["NotSimulatedError", "refuse_what_cannot_be_simulated"]

@@ -1,0 +1,38 @@
+"""Functions of torch replaced wherever torch holds them.
+
+`from x import f` copies a name: replacing `x.f` alone would leave the copy. All that is to be replaced is
+collected first, then one walk through torch's modules replaces every name for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class Replacements:
+    """What is to be replaced by what."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, tuple[Any, Any]] = {}
+
+    def add(self, original: Any, replacement: Any) -> None:
+        """`replacement` instead of `original`, in every module of torch."""
+        self._by_id[id(original)] = (original, replacement)
+
+    def wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        """`wrapper(f)` instead of the function f that `owner` has under `name`; nothing if it has none."""
+        original = getattr(owner, name, None)
+        if original is not None:
+            self.add(original, wrapper(original))
+
+    def apply(self) -> None:
+        """Replace all that was added."""
+        for name, module in list(sys.modules.items()):
+            if module is None or name.partition(".")[0] != "torch":
+                continue
+            for attribute, value in list(vars(module).items()):
+                found = self._by_id.get(id(value))
+                if found is not None:
+                    setattr(module, attribute, found[1])

@@ -1,0 +1,45 @@
+"""Errors that a script meets only because it is simulated, with the way out."""
+
+from __future__ import annotations
+
+_PLACEHOLDER = (
+    "a simulated tensor answers item() and float() with 0; guard the division, or take the number "
+    "from what the script knows itself"
+)
+_HINTS: tuple[tuple[type[BaseException], str, str], ...] = (
+    (ZeroDivisionError, "", _PLACEHOLDER),
+    (ValueError, "math domain error", _PLACEHOLDER),
+    (
+        AssertionError,
+        "not compiled with CUDA",
+        "the script uses a part of torch.cuda that is not mapped to the simulated device; "
+        "the traceback in stderr.log names it",
+    ),
+    (
+        RuntimeError,
+        "CUDA",
+        "the script uses a part of CUDA that is not mapped to the simulated device; "
+        "the traceback in stderr.log names it",
+    ),
+)
+_CUDA_PACKAGES = ("triton", "flash_attn", "apex", "transformer_engine", "xformers", "bitsandbytes", "cupy")
+
+
+def explained(error: BaseException) -> str:
+    """One line: the error, and what to do if its reason is the simulation."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    hint = _hint(error)
+    return f"{told} ({hint})" if hint else told
+
+
+def _hint(error: BaseException) -> str | None:
+    if isinstance(error, ImportError):
+        package = (error.name or "").partition(".")[0]
+        if package in _CUDA_PACKAGES:
+            return f"{package} runs code compiled for CUDA, which is not simulated; use torch's operators"
+        return None
+    for kind, words, hint in _HINTS:
+        if type(error) is kind and words in str(error):
+            return hint
+    return None

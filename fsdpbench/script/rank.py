@@ -1,0 +1,154 @@
+"""Rank 0 of a script's run: the environment that torchrun would make, the simulation, and the script.
+
+The other ranks exist as costs alone. The script runs as `__main__` of this process, unchanged.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+from fsdpbench.config import Config
+from fsdpbench.devices.base import Placement
+from fsdpbench.devices.sim import SimDevice
+from fsdpbench.records import RankRecord, Status, trace_path
+from fsdpbench.script.cuda import ProfilerRequests, map_cuda
+from fsdpbench.script.explain import explained
+from fsdpbench.script.peaks import Peaks
+from fsdpbench.script.source import ScriptSource, StepsBy
+from fsdpbench.script.steps import MeasuredAllError, Steps
+from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.flops import FlopCount
+
+_MASTER = ("127.0.0.1", "29500")
+
+
+def run_script(config: Config, placement: Placement, folder: Path) -> Status:
+    """Run the script of `config` as this rank; leaves record and trace in `folder`. Never raises what the
+    script raised: the record says it, and the traceback is on stderr."""
+    source = config.script
+    assert source is not None
+    _set_environment(config, placement)
+    device = SimDevice(config, placement)
+    record = RankRecord(placement.rank, placement.world_size, config.device)
+    simulation = device.start()
+    ACCELERATOR.flops = FlopCount()
+    peaks = Peaks()
+    requests = map_cuda(simulation)
+    steps = Steps(
+        simulation,
+        config.measurement,
+        trace_path(folder, placement.rank),
+        peaks.take,
+        to_the_end=source.to_the_end,
+    )
+
+    def out_of_memory(message: str) -> None:
+        record.status, record.cause = Status.OOM, message.splitlines()[0]
+        record.write(folder)
+
+    device.on_out_of_memory(out_of_memory)
+    if source.steps_by is StepsBy.OPTIMIZER:
+        steps.follow_optimizers()
+    else:
+        requests.on_step = steps.ended
+    status, cause = _execute(source)
+    for child in multiprocessing.active_children():  # data loaders of a script that was ended
+        child.terminate()
+    record.status, record.cause = status, cause
+    steps.finish()
+    record.hardware = device.describe()
+    record.unknown_operators = device.unknown_operators
+    if status is Status.OK:
+        _fill_figures(record, steps, device, source)
+        _export(requests, steps, record)
+    record.write(folder)
+    return record.status
+
+
+def _set_environment(config: Config, placement: Placement) -> None:
+    """What torchrun sets."""
+    nodes = -(-config.gpus // config.gpus_per_node)
+    os.environ |= {
+        "RANK": str(placement.rank),
+        "LOCAL_RANK": str(placement.local_rank),
+        "WORLD_SIZE": str(config.gpus),
+        "LOCAL_WORLD_SIZE": str(config.gpus_per_node),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": str(nodes),
+        "ROLE_RANK": str(placement.rank),
+        "ROLE_WORLD_SIZE": str(config.gpus),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": _MASTER[0],
+        "MASTER_PORT": _MASTER[1],
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": "fsdpbench",
+    }
+
+
+def _execute(source: ScriptSource) -> tuple[Status, str | None]:
+    """Run the script as `__main__`; how it ended."""
+    path = Path(source.path)
+    multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
+    sys.argv = [source.path, *source.arguments]
+    sys.path.insert(0, str(path.parent.absolute()))
+    try:
+        runpy.run_path(source.path, run_name="__main__")
+    except MeasuredAllError:
+        pass
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            return Status.ERROR, f"the script ended itself with exit code {stop.code}"
+    except torch.OutOfMemoryError as error:
+        traceback.print_exc()
+        return Status.OOM, str(error).splitlines()[0]
+    except BaseException as error:
+        traceback.print_exc()
+        return Status.ERROR, explained(error)
+    return Status.OK, None
+
+
+def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice, source: ScriptSource) -> None:
+    record.step_times_s = steps.step_times_s
+    if not record.step_times_s:
+        record.status = Status.ERROR
+        record.cause = (
+            f"the script ended after {steps.count} steps (counted by its {source.steps_by.value}); "
+            "at least 2 are needed, better 7. --steps-by names another way to count them"
+        )
+        return
+    record.warmup_times_s = steps.warmup_times_s
+    record.warmup_stable = bool(steps.memory)
+    record.profiler_step_times_s = steps.traced_times_s
+    record.memory_per_step = [asdict(memory) for memory in steps.memory] or None
+    record.samples_per_step = None
+    if steps.flops:
+        model = mean(flops.model for flops in steps.flops)
+        record.flops_per_step = {
+            "model": model,
+            "hardware": model + mean(flops.recomputed for flops in steps.flops),
+        }
+        kind = steps.flops[-1].main_type
+        record.peak_flops = None if kind is None else device.peak_flops(kind)
+    record.script = {
+        "steps": steps.count,
+        "flops": "matrix products, attention and convolutions, counted as they were launched",
+        "notes": steps.notes,
+    }
+
+
+def _export(requests: ProfilerRequests, steps: Steps, record: RankRecord) -> None:
+    """Copy the trace to where the script's profilers export."""
+    if not steps.traced_times_s:
+        return
+    record.trace = f"{steps.trace_path.parent.name}/{steps.trace_path.name}"
+    requests.copy(steps.trace_path)

@@ -1,0 +1,175 @@
+"""Where a script's steps end, and which of them are warm-up, timed and traced.
+
+A step ends when the first optimizer that the script made has stepped (or when its profiler steps). At the end
+of a timed step a mark goes into the current stream's queue, as a CUDA event would; a step took the time
+between two marks. Marks cost nothing and wait for nothing: the CPU runs ahead as it would without them.
+
+    step      1         2         3        4        5           6          7
+           |........|.........|<-- a -->|<-- b -->|<-- c -->|=sync= traced =sync= traced =sync=|  end
+             build,   warm-up      timed: median(a, b, c)        times by kind, overlap
+             warm-up
+
+Traced steps begin and end with an idle device, so that each of them holds its own work.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fsdpbench.config import Measurement
+from fsdpbench.devices.base import StepMemory
+from fsdpbench.sim import SimulatedTrace, Simulation
+from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.flops import Flops
+from fsdpbench.sim.timeline import Marker
+
+
+class MeasuredAllError(BaseException):
+    """Ends a script of which everything is known. Not an `Exception`: scripts shall not catch it."""
+
+
+class Steps:
+    """What was seen of a script's steps. Times in seconds."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        measurement: Measurement,
+        trace_path: Path,
+        take_memory: Callable[[], StepMemory],
+        *,
+        to_the_end: bool,
+    ) -> None:
+        self.count = 0
+        self.memory: list[StepMemory] = []
+        self.flops: list[Flops] = []
+        self.traced_times_s: list[float] = []
+        self.trace_path = trace_path
+        self._simulation = simulation
+        self._warmup = measurement.warmup_steps
+        self._timed = measurement.timed_steps
+        self._to_trace = measurement.traced_steps
+        self._take_memory = take_memory
+        self._to_the_end = to_the_end
+        self._marks: list[Marker] = []
+        self._trace: SimulatedTrace | None = None
+        self._traced_until = 0
+        self._done = False
+
+    # --------------------------------------------------------------------------------------- the script runs
+
+    def follow_optimizers(self) -> None:
+        """Let the steps of the script's first optimizer end its steps."""
+        leading: list[torch.optim.Optimizer] = []
+
+        def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if not leading:
+                leading.append(optimizer)
+            if leading[0] is optimizer:
+                self.ended()
+
+        register_optimizer_step_post_hook(stepped)
+
+    def ended(self) -> None:
+        """A step ends here. Raises `MeasuredAllError` when all is measured and the script need not go on."""
+        self.count += 1
+        if self._done:
+            return
+        self._collect_garbage()
+        if self._trace is not None:
+            self._end_traced_step()
+        else:
+            self._end_timed_step()
+        if self.count >= self._warmup + self._timed + self._to_trace:
+            self._done = True
+            if not self._to_the_end:
+                raise MeasuredAllError
+
+    def _collect_garbage(self) -> None:
+        """At the ends of steps and at no other time: when memory is freed must not be chance."""
+        gc.collect()
+        if self.count == 1:
+            gc.freeze()
+            gc.disable()
+
+    def _end_timed_step(self) -> None:
+        self._marks.append(ACCELERATOR.timeline.record(ACCELERATOR.stream))
+        memory, flops = self._take_memory(), self._take_flops()
+        if self.count > self._warmup:
+            self.memory.append(memory)
+            self.flops.append(flops)
+        if self.count == self._warmup + self._timed and self._to_trace:
+            self.trace_path.parent.mkdir(parents=True, exist_ok=True)
+            self._trace = self._simulation.trace(self.trace_path)
+            self._trace.__enter__()
+            self._traced_until = ACCELERATOR.timeline.cpu
+
+    def _take_flops(self) -> Flops:
+        assert ACCELERATOR.flops is not None
+        return ACCELERATOR.flops.take()
+
+    def _end_traced_step(self) -> None:
+        assert self._trace is not None
+        self._simulation.synchronize()
+        now = ACCELERATOR.timeline.cpu
+        self.traced_times_s.append((now - self._traced_until) / 1e9)
+        self._traced_until = now
+        self._trace.step()
+        if len(self.traced_times_s) == self._to_trace:
+            self._close_trace()
+
+    # ----------------------------------------------------------------------------------- the script has ended
+
+    def finish(self) -> None:
+        """Settle what is open: the script has ended, perhaps before all was measured."""
+        if self._trace is not None:
+            self._close_trace()
+        ACCELERATOR.timeline.wait_for_all()
+
+    def _close_trace(self) -> None:
+        """Write the trace if it holds a whole step, else drop it."""
+        trace, self._trace = self._trace, None
+        if trace is not None:
+            _leave(trace, whole=bool(self.traced_times_s))
+
+    @property
+    def times_s(self) -> list[float]:
+        """All untraced steps but the first, which builds the model too."""
+        times = [mark.time for mark in self._marks]
+        return [(end - start) / 1e9 for start, end in pairwise(times)]
+
+    @property
+    def warmup_times_s(self) -> list[float]:
+        """Steps that are not counted; all but the last one where the script made no more than these."""
+        times = self.times_s
+        return times[: min(self._warmup - 1, len(times) - 1)] if times else []
+
+    @property
+    def step_times_s(self) -> list[float]:
+        """The timed steps."""
+        return self.times_s[len(self.warmup_times_s) :]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know of this measurement."""
+        wanted = self._warmup + self._timed + self._to_trace
+        if self.count >= wanted:
+            return []
+        missing = [] if self.traced_times_s else ["times by kind, communication and overlap"]
+        if self.count <= self._warmup:
+            missing.append("a step after the warm-up")
+        told = f"the script ended after {self.count} steps; {wanted} are measured"
+        return [f"{told}: without {' and '.join(missing)}" if missing else told]
+
+
+def _leave(context: AbstractContextManager[object], *, whole: bool) -> None:
+    error = None if whole else MeasuredAllError()
+    context.__exit__(None if error is None else type(error), error, None)

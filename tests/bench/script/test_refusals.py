@@ -1,0 +1,91 @@
+"""What cannot be simulated is refused by name, and errors that only placeholders cause say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from fsdpbench.cli.script_request import script_config
+from fsdpbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from conftest import RunScript
+
+REFUSED = """
+import torch.distributed as dist
+from torch.utils.cpp_extension import load_inline
+dist.init_process_group("nccl")
+x = torch.randn(4, 4, device="cuda")
+def exported():
+    torch.utils.checkpoint  # loaded by then
+for name, call in {
+    "torch.compile": lambda: torch.compile(torch.nn.Linear(2, 2)),
+    "torch.compile ": lambda: torch.compile(lambda value: value)(x),
+    "torch.cuda.CUDAGraph": lambda: torch.cuda.CUDAGraph(),
+    "torch.cuda.make_graphed_callables": lambda: torch.cuda.make_graphed_callables(None, ()),
+    "torch.nn.DataParallel": lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)),
+    "torch.utils.cpp_extension.load_inline": lambda: load_inline("name", "source"),
+    "send and recv": lambda: dist.send(x, 1),
+    "aten::nonzero": lambda: x.nonzero(),
+    "aten::_unique2": lambda: x.unique(),
+    "aten::masked_select": lambda: torch.masked_select(x, x > 0),
+}.items():
+    try:
+        call()
+    except NotImplementedError as error:
+        assert name.strip() in str(error), (name, error)
+        print("refused", name)
+    else:
+        raise AssertionError(name)
+"""
+
+
+def test_each_of_them_by_its_name(run_probe: RunScript) -> None:
+    run = run_probe(REFUSED + "train(2)")
+    assert run.result["status"] == "ok", run.cause
+    assert run.output.count("refused") == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1 / torch.ones((), device='cuda').item()", "answers item() and float() with 0"),
+        ("import flash_attn", "compiled for CUDA"),
+        ("torch.distributed.init_process_group('nccl', world_size=4)", "world_size=4"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("train(1)", "1 steps"),
+    ],
+)
+def test_a_failed_script_says_why(text: str, words: str, run_probe: RunScript) -> None:
+    run = run_probe(text)
+    assert run.result["status"] == "error"
+    assert words in run.cause
+    assert run.result["step_time_s"] is None
+
+
+def test_out_of_memory_is_an_answer(run_probe: RunScript) -> None:
+    run = run_probe("train(2); torch.zeros(1 << 38, device='cuda')")
+    assert run.result["status"] == "oom"
+    assert "1024.00 GiB" in run.cause
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"script": Path("nowhere.py")}, "nowhere.py: cannot be read"),
+        ({"script": Path(__file__), "model": "gpt-125m"}, "--model"),
+        ({"script": Path(__file__), "batch": "4"}, "--batch"),
+        ({"script": Path(__file__), "device": "cuda"}, "torchrun"),
+        ({"script": Path(__file__), "hardware": "a101"}, "a101"),
+        ({"script": Path(__file__), "gpus": "12"}, "does not fill nodes"),
+        ({"script_arguments": ("--fast",)}, "belongs to --script"),
+        ({"steps_by": "profiler"}, "belongs to --script"),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_belong_together(options: dict[str, object], words: str) -> None:
+    with pytest.raises((UsageError, click.UsageError), match=words):
+        script_config({"gpus": None, **options}, ())

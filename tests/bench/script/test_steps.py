@@ -1,0 +1,84 @@
+"""Where steps end, how many are measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import RunScript
+
+
+def test_times_are_those_of_marks_in_the_stream(run_probe: RunScript) -> None:
+    """A step of known kernels takes what events around it say, and the script's own peaks stay its own."""
+    run = run_probe(
+        """
+        x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+        weight = torch.nn.Parameter(torch.zeros(1, device="cuda"))
+        optimizer = torch.optim.SGD([weight])
+        other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+        weight.grad = torch.zeros_like(weight)
+        events = []
+        high = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda"); del high
+        for step in range(8):
+            for _ in range(10):
+                y = x @ x
+            other.step()
+            optimizer.step()
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            events.append(event)
+            if step == 3:
+                assert torch.cuda.max_memory_allocated() >= 1 << 30
+                torch.cuda.reset_peak_memory_stats()
+                assert torch.cuda.max_memory_allocated() < 1 << 30
+        torch.cuda.synchronize()
+        print("measured", events[2].elapsed_time(events[3]))
+        """,
+        to_the_end=True,
+    )
+    result = run.result
+    assert result["status"] == "ok", run.cause
+    assert result["script"]["steps"] == 8
+    own = float(run.output.split()[-1]) / 1e3
+    assert result["step_time_s"] == pytest.approx(own, rel=1e-3)
+    assert result["tflops_per_gpu"] == pytest.approx(10 * 2 * 8192**3 / own / 1e12, rel=1e-3)
+    assert 0.5 < result["mfu"] < 1
+    assert result["peak_memory_bytes"]["allocated"] == pytest.approx(3 * 2 * 8192**2, rel=0.01)
+    assert run.record()["peak_flops"] == 312e12
+
+
+@pytest.mark.parametrize(("steps", "missing"), [(2, "after the warm-up"), (5, "overlap"), (6, None)])
+def test_short_scripts_tell_what_is_missing(steps: int, missing: str | None, run_probe: RunScript) -> None:
+    run = run_probe(f"train({steps})")
+    assert run.result["status"] == "ok", run.cause
+    assert run.result["step_time_s"] > 0
+    (note,) = run.result["script"]["notes"]
+    assert f"ended after {steps} steps" in note
+    assert (run.result["time_s"] is None) == (missing is not None)
+    if missing is not None:
+        assert missing in note
+
+
+def test_a_profiler_s_steps(run_probe: RunScript) -> None:
+    """Counted by the profiler: the optimizer steps twice in each."""
+    run = run_probe(
+        """
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            for _ in range(10):
+                train(2)
+                profiler.step()
+        print(profiler.key_averages().table())
+        """,
+        steps_by="profiler",
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert run.result["script"]["steps"] == 7
+
+
+def test_two_runs_are_equal_to_the_byte(run_probe: RunScript) -> None:
+    runs = [run_probe("train(7)") for _ in range(2)]
+    traces = [(run.folder / "trace" / "rank0_trace.json.gz").read_bytes() for run in runs]
+    assert traces[0] == traces[1]
+    assert runs[0].record() == runs[1].record()
