@@ -1,5 +1,5 @@
 """HolisticTraceAnalysis (package `traceinsight`, `import hta`; extra `hta`): a second opinion on overlap, and
-what it does well besides, the critical path and the queues of launched kernels.
+what it does well besides: the critical path, idle causes, the queues of launched kernels, trace diff.
 
 HTA is loaded only here, and only when called: it pulls in all of JupyterLab.  Its known traps are avoided:
 times are not rounded to microseconds, the last step is kept, and synchronisation records, which it would
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+_SIDES = ("before", "after")
 _NO_ROUNDING = "HTA_DISABLE_NS_ROUNDING"
 
 
@@ -80,6 +81,51 @@ def hta_queue_length(trace: Path | str) -> dict[int, float]:
         table = analysis.get_queue_length_summary(ranks=[0])
     means = table["queue_length"]["mean"]
     return {int(stream): float(mean) for (_, stream), mean in means.items()}
+
+
+def hta_idle_causes(trace: Path | str) -> dict[int, dict[str, float]]:
+    """Seconds of idle time by stream and HTA's categories ("host_wait", "kernel_wait", "other"). A stream is
+    idle, in its sense, also while another one works.
+
+    Raises:
+        HtaMissingError: the extra `hta` is not installed.
+    """
+    analysis = _load({0: trace})
+    with _quiet():
+        table, _ = analysis.get_idle_time_breakdown(ranks=[0], visualize=False)
+    found: dict[int, dict[str, float]] = {}
+    for _, row in table.iterrows():
+        found.setdefault(int(row["stream"]), {})[str(row["idle_category"])] = float(row["idle_time"]) / 1e6
+    return found
+
+
+def hta_trace_diff(before: Path | str, after: Path | str) -> dict[str, tuple[float, ...]]:
+    """By kernel name what changed: count before and after, seconds before and after, over all steps.
+
+    Raises:
+        HtaMissingError: the extra `hta` is not installed.
+        ValueError: a trace has no steps.
+    """
+    sides = [_load({0: trace}) for trace in (before, after)]
+    with _quiet():
+        from hta.trace_diff import DeviceType, LabeledTrace, TraceDiff
+
+        labeled = [LabeledTrace(label=name, t=side.t) for name, side in zip(_SIDES, sides, strict=True)]
+        first, second = labeled
+        table = TraceDiff.compare_traces(
+            first,
+            second,
+            control_iteration=first.iterations(),
+            test_iteration=second.iterations(),
+            device_type=DeviceType.GPU,
+        )
+    return {
+        str(name): (
+            *(float(row[f"{side}_counts"]) for side in _SIDES),
+            *(float(row[f"{side}_total_duration"]) / 1e6 for side in _SIDES),
+        )
+        for name, row in table.iterrows()
+    }
 
 
 def _load(traces: Mapping[int, Path | str]) -> Any:

@@ -1,4 +1,4 @@
-"""Allocated and reserved memory over time, from a trace's memory events."""
+"""Allocated, active and reserved memory over time, from a trace's memory events."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ MAX_POINTS = 2000
 
 @dataclass(frozen=True, eq=False)
 class MemoryCurve:
-    """int64 columns: time (ns after the trace's first event), allocated and reserved (bytes); and the
-    retries' times, the bytes asked for and the bytes that the retry freed."""
+    """int64 columns: time (ns after the trace's first event), allocated, active (empty where the trace does
+    not tell it) and reserved (bytes); and the retries' times, the bytes asked for and the bytes that the
+    retry freed."""
 
     time: Int64
     allocated: Int64
@@ -25,6 +26,7 @@ class MemoryCurve:
     retry_time: Int64
     retry_bytes: Int64
     retry_freed: Int64
+    active: Int64
 
     def __len__(self) -> int:
         return len(self.time)
@@ -34,6 +36,7 @@ class MemoryCurve:
             "time_ns": self.time.tolist(),
             "allocated_bytes": self.allocated.tolist(),
             "reserved_bytes": self.reserved.tolist(),
+            "active_bytes": self.active.tolist() or None,
             "retries": [
                 {"time_ns": time, "bytes": size, "freed_bytes": freed}
                 for time, size, freed in zip(
@@ -57,6 +60,8 @@ def memory_curve(trace: Trace, *, max_points: int = MAX_POINTS, origin: int | No
     mask = device_events(trace)
     time, allocated, reserved = memory.time[mask], memory.allocated[mask], memory.reserved[mask]
     kept = _keep(allocated, reserved, max_points)
+    active = memory.active[mask]
+    told = len(active) > 0 and int(active.min()) >= 0
     start = int(trace.events.start.min()) if origin is None else origin
     return MemoryCurve(
         time[kept] - start,
@@ -65,6 +70,7 @@ def memory_curve(trace: Trace, *, max_points: int = MAX_POINTS, origin: int | No
         trace.retries.time - start,
         trace.retries.bytes,
         trace.retries.freed,
+        active[kept] if told else active[:0],
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reports import intervals
+from reports.analysis.groups import group_ranks
 from reports.analysis.naming import (
     COLLECTIVE_TYPES,
     CollectiveType,
@@ -25,11 +26,12 @@ from reports.analysis.naming import (
     issue_names,
 )
 from reports.analysis.nesting import NOTHING
+from reports.analysis.roof import Links
 from reports.analysis.sizes import message_bytes, wire_bytes
 from reports.analysis.units import FsdpSpans
 from reports.intervals import Intervals
 from reports.trace import MISSING, Category, Trace
-from reports.trace.model import Bool, Int8, Int32, Int64
+from reports.trace.model import Bool, Float64, Int8, Int32, Int64
 
 UNKNOWN_TIME = np.iinfo(np.int64).min
 """Stands for "no launch recorded"."""
@@ -89,12 +91,13 @@ class Work:
 @dataclass(frozen=True, eq=False)
 class Collectives:
     """The collectives among the work, one row each. kind: index into `COLLECTIVE_TYPES`; message and wire:
-    bytes, MISSING where unknown."""
+    bytes, MISSING where unknown; roof: bytes per second that their links could carry, 0 where unknown."""
 
     work: Work
     kind: Int8
     message: Int64
     wire: Int64
+    roof: Float64
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -115,8 +118,9 @@ class Activity:
     copies: Intervals
 
 
-def find_activity(trace: Trace, spans: FsdpSpans) -> Activity:
-    """Device events where the trace has any, operators otherwise; `spans`: its FSDP annotations."""
+def find_activity(trace: Trace, spans: FsdpSpans, links: Links | None = None) -> Activity:
+    """Device events where the trace has any, operators otherwise; `spans`: its FSDP annotations, `links`:
+    what its collectives run over, where it is known."""
     device_rows = trace.rows(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
     if len(device_rows):
         work = _device_work(trace, device_rows)
@@ -133,7 +137,7 @@ def find_activity(trace: Trace, spans: FsdpSpans) -> Activity:
     return Activity(
         kind=kind,
         work=work,
-        collectives=_collectives(trace, work.select(work.is_communication), spans),
+        collectives=_collectives(trace, work.select(work.is_communication), spans, links),
         computation=computation,
         communication=communication,
         overlapped=intervals.intersect(communication, computation),
@@ -248,7 +252,7 @@ def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
     return launch, lane
 
 
-def _collectives(trace: Trace, work: Work, spans: FsdpSpans) -> Collectives:
+def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None) -> Collectives:
     """Types and sizes.
 
     The metadata's name decides before the kernel's: RCCL calls all kernels alike. What carries out one of
@@ -260,6 +264,7 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans) -> Collectives:
     kind = np.zeros(len(work.row), np.int8)
     message = np.full(len(work.row), MISSING, np.int64)
     wire = np.full(len(work.row), MISSING, np.int64)
+    roof = np.zeros(len(work.row), np.float64)
     other = number[CollectiveType.OTHER]
     stand_ins = {number[each] for each in _STAND_INS}
     annotated = spans.index.innermost(work.launch_lane, work.launch).tolist()
@@ -281,8 +286,10 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans) -> Collectives:
                 message[i] = size
                 sent = wire_bytes(COLLECTIVE_TYPES[found], size, info.group_size or trace.world_size)
                 wire[i] = MISSING if sent is None else sent
+            if links is not None:
+                roof[i] = links.roof(group_ranks(info), info.group_size or trace.world_size) or 0.0
         kind[i] = found
-    return Collectives(work, kind, message, wire)
+    return Collectives(work, kind, message, wire, roof)
 
 
 def _issued_types(trace: Trace, work: Work) -> list[int]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -24,19 +25,23 @@ from reports.analysis.model import (
     TimeParts,
     merge,
 )
+from reports.analysis.name_totals import name_totals
 from reports.analysis.ranks import summarize
+from reports.analysis.roof import Links, links_of
 from reports.analysis.sanity import check
 from reports.analysis.snapshot import SnapshotAnalysis, read_snapshot
 from reports.analysis.stragglers import collective_durations
 from reports.analysis.unit_figures import analyze_units
-from reports.analysis.units import fsdp_spans
+from reports.analysis.units import NUMBERED_UNITS, fsdp_spans
 from reports.analysis.verdict import judge_rank
 from reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
 from reports.analysis.work_counts import count_work
 from reports.trace import Trace, TraceError, read_trace
 
 
-def analyze(paths: Sequence[Path | str], *, processes: int = 1) -> Analysis:
+def analyze(
+    paths: Sequence[Path | str], *, processes: int = 1, links: Mapping[str, Links] | None = None
+) -> Analysis:
     """Analyses every trace and memory snapshot behind the paths (files, or folders searched for them).
 
     A broken file among a folder's others is a `Problem` of the result; a broken file that was named, and a
@@ -45,6 +50,7 @@ def analyze(paths: Sequence[Path | str], *, processes: int = 1) -> Analysis:
     Args:
         processes: how many traces to read at a time, each in a process of its own (started afresh, so the
             calling program must be importable, as `multiprocessing` demands); 1 reads here, one by one.
+        links: by the devices' names in traces, what they are connected by; simulated traces say it.
 
     Raises:
         TraceError: see above, or a path that does not exist.
@@ -53,7 +59,7 @@ def analyze(paths: Sequence[Path | str], *, processes: int = 1) -> Analysis:
     ranks: list[RankAnalysis] = []
     snapshots: list[SnapshotAnalysis] = []
     problems: list[Problem] = []
-    for file, outcome in zip(files, _outcomes(files, min(processes, len(files))), strict=True):
+    for file, outcome in zip(files, _outcomes(files, min(processes, len(files)), links or {}), strict=True):
         if isinstance(outcome, RankAnalysis):
             ranks.append(outcome)
         elif isinstance(outcome, list):
@@ -71,31 +77,34 @@ def analyze(paths: Sequence[Path | str], *, processes: int = 1) -> Analysis:
 _Outcome = RankAnalysis | list[SnapshotAnalysis] | TraceError
 
 
-def _outcomes(files: Sequence[TraceFile], processes: int) -> Iterator[_Outcome]:
+def _outcomes(files: Sequence[TraceFile], processes: int, links: Mapping[str, Links]) -> Iterator[_Outcome]:
     """What came of each file, in their order."""
     if processes <= 1:
-        yield from map(_outcome, files)
+        yield from (_outcome(file, links) for file in files)
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(_outcome, files)
+        yield from pool.map(partial(_outcome, links=links), files)
 
 
-def _outcome(file: TraceFile) -> _Outcome:
+def _outcome(file: TraceFile, links: Mapping[str, Links]) -> _Outcome:
     try:
-        return read_snapshot(file.path) if file.is_snapshot else analyze_file(file)
+        return read_snapshot(file.path) if file.is_snapshot else analyze_file(file, links)
     except TraceError as error:
         return error
 
 
-def analyze_file(file: TraceFile) -> RankAnalysis:
-    """Reads and analyses one file."""
-    return analyze_trace(read_trace(file.path), configuration=file.configuration)
+def analyze_file(file: TraceFile, links: Mapping[str, Links] | None = None) -> RankAnalysis:
+    """Reads and analyses one file; `links` as for `analyze`."""
+    return analyze_trace(read_trace(file.path), configuration=file.configuration, links=links)
 
 
-def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnalysis:
-    """All figures of one rank's trace."""
+def analyze_trace(
+    trace: Trace, *, configuration: str | None = None, links: Mapping[str, Links] | None = None
+) -> RankAnalysis:
+    """All figures of one rank's trace; `links` as for `analyze`."""
     spans = fsdp_spans(trace)
-    activity = find_activity(trace, spans)
+    connected = links_of(trace, links or {})
+    activity = find_activity(trace, spans, connected)
     windows = step_windows(trace, activity)
     gate = check(trace, activity, windows)
     marks = phase_marks(trace)
@@ -116,17 +125,19 @@ def analyze_trace(trace: Trace, *, configuration: str | None = None) -> RankAnal
         simulated=trace.simulated,
         world_size=trace.world_size,
         trusted=gate.trusted,
-        warnings=(*gate.doubts, *gate.remarks),
+        warnings=(*gate.doubts, *gate.remarks, *([NUMBERED_UNITS] if spans.numbered else [])),
         steps=steps,
         time=sum((step.time for step in steps), TimeParts()),
         communication=_over_steps(steps),
         phases=phases,
         units=analyze_units(activity, spans, gathers),
-        idle_causes=find_idle_causes(activity, windows[0].start, windows[-1].end),
+        idle_causes=find_idle_causes(trace, activity, spans, windows[0].start, windows[-1].end),
         memory=analyze_memory(trace, activity, windows, marks, spans),
         overlap_known=gate.overlap_known,
-        durations=collective_durations(activity),
+        links=connected,
+        durations=collective_durations(trace, activity),
         work=count_work(trace, activity, spans, windows),
+        names=name_totals(trace, activity, windows),
     )
     return replace(rank, verdict=judge_rank(rank))
 

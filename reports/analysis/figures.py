@@ -84,6 +84,8 @@ def _sized(collectives: Collectives, rows: Bool, time: int, exposed: int) -> Col
     timed = on_wire & (duration > 0)
     # Bytes per ns.
     fastest = float((collectives.wire[timed] / duration[timed]).max(initial=0))
+    bound = timed & (collectives.roof > 0)
+    ideal = collectives.wire[bound] / collectives.roof[bound]
     return CollectiveFigures(
         count=count,
         bytes=int(collectives.message[sized].sum()) if complete else None,
@@ -94,4 +96,5 @@ def _sized(collectives: Collectives, rows: Bool, time: int, exposed: int) -> Col
         exposed=exposed,
         sized_time=int(duration[on_wire].sum()),
         best_bandwidth=fastest * 1e9 or None,
+        ideal_time=round(float(ideal.sum()) * 1e9) if count and bool((bound == timed).all()) else None,
     )

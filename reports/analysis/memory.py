@@ -15,27 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from reports.analysis.activity import Activity
+from reports.analysis.activity import UNKNOWN_TIME, Activity
 from reports.analysis.nesting import NOTHING
+from reports.analysis.runtime_calls import allocator_rows
 from reports.analysis.time_units import seconds
 from reports.analysis.unit_spans import running_index
 from reports.analysis.units import FsdpSpans
 from reports.analysis.windows import Mark, Window, containing
-from reports.trace import Category, MemoryEvents, Trace
+from reports.trace import MemoryEvents, Trace
 from reports.trace.model import Bool, Int64
 
 CPU_DEVICE = 0
 """torch's DeviceType of the host."""
 
-_ALLOCATOR_CALLS = (
-    "cudaMalloc",
-    "cudaFree",
-    "hipMalloc",
-    "hipFree",
-    "cuMemCreate",
-    "cuMemUnmap",
-    "cuMemRelease",
-)
 COMPUTATION = "computation"
 
 
@@ -58,7 +50,8 @@ class Retry:
     """An allocator retry: when (ns on the trace's clock), where, for how many bytes, how many were freed.
 
     cost: ns that computation stood still around it (the CPU waits for the device, frees and allocates, and
-    only then launches on); None on a CPU trace.
+    only then launches on); None on a CPU trace.  driver: ns that the CPU spent around it, from the first to
+    the last of the driver's allocation calls between two launches, `calls` of them.
     """
 
     time: int
@@ -68,6 +61,8 @@ class Retry:
     bytes: int
     freed: int
     cost: int | None
+    calls: int = 0
+    driver: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -77,12 +72,14 @@ class Retry:
             "bytes": self.bytes,
             "freed_bytes": self.freed,
             "cost_s": None if self.cost is None else seconds(self.cost),
+            "driver_calls": self.calls,
+            "driver_s": seconds(self.driver),
         }
 
 
 @dataclass(frozen=True)
 class MemoryAnalysis:
-    """Peaks in bytes; None where the trace has no memory events.
+    """Peaks in bytes; None where the trace has no memory events, or (`peak_active`) does not tell it.
 
     peak_phase: where the allocation peak was reached.  at_peak: what was alive then, largest first;
     before_trace: bytes alive then that were allocated before the trace.  unused_at_peak: reserved but not
@@ -92,6 +89,7 @@ class MemoryAnalysis:
 
     peak_allocated: int | None = None
     peak_reserved: int | None = None
+    peak_active: int | None = None
     peak_phase: str | None = None
     unused_at_peak: int | None = None
     at_peak: tuple[Holding, ...] = ()
@@ -108,7 +106,11 @@ class MemoryAnalysis:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "peak_bytes": {"allocated": self.peak_allocated, "reserved": self.peak_reserved},
+            "peak_bytes": {
+                "allocated": self.peak_allocated,
+                "active": self.peak_active,
+                "reserved": self.peak_reserved,
+            },
             "peak_phase": self.peak_phase,
             "unused_at_peak_bytes": self.unused_at_peak,
             "at_peak": [holding.to_dict() for holding in self.at_peak],
@@ -148,6 +150,7 @@ def analyze_memory(
         peak_allocated=allocated,
         # The host's allocator reserves nothing and says 0.
         peak_reserved=int(memory.reserved[rows].max()) or None,
+        peak_active=int(memory.active[rows].max()) if int(memory.active[rows].min()) >= 0 else None,
         peak_phase=places.phase(memory.time[[peak]])[0],
         unused_at_peak=max(reserved - allocated, 0) if reserved else None,
         at_peak=at_peak,
@@ -219,11 +222,12 @@ def _retries(trace: Trace, activity: Activity, places: _Places) -> tuple[Retry, 
         retries.bytes.tolist(),
         retries.freed.tolist(),
         _costs(activity, retries.time),
+        _driver_calls(trace, activity, retries.time),
         strict=True,
     )
     return tuple(
-        Retry(time, step, phase, unit, size, freed, cost)
-        for time, step, phase, (unit, _), size, freed, cost in columns
+        Retry(time, step, phase, unit, size, freed, cost, *driver)
+        for time, step, phase, (unit, _), size, freed, cost, driver in columns
     )
 
 
@@ -244,11 +248,30 @@ def _costs(activity: Activity, times: Int64) -> list[int | None]:
     return [int(cost) for cost in np.where(there, gap, 0)]
 
 
+def _driver_calls(trace: Trace, activity: Activity, times: Int64) -> list[tuple[int, int]]:
+    """For each retry: how many of the driver's allocation calls lie between the launches around it, and ns
+    from the begin of the first to the end of the last. Retries between the same launches: the first has all.
+    """
+    rows = allocator_rows(trace)
+    start, end = trace.events.start[rows], trace.events.end[rows]
+    launches = np.sort(activity.work.launch[activity.work.launch != UNKNOWN_TIME])
+    found: list[tuple[int, int]] = []
+    seen: set[int] = set()
+    for place, time in zip(np.searchsorted(launches, times).tolist(), times.tolist(), strict=True):
+        since = int(launches[place - 1]) if place else time
+        until = int(launches[place]) if place < len(launches) else time + 1
+        low, high = np.searchsorted(start, [since, until])
+        if low == high or place in seen:
+            found.append((0, 0))
+            continue
+        seen.add(place)
+        found.append((int(high - low), int(end[high - 1] - start[low])))
+    return found
+
+
 def _allocator_calls(trace: Trace, steps: Sequence[Window]) -> tuple[int, int]:
     """How often the driver was asked for memory within the steps, and for how long, ns."""
-    named = np.fromiter((name in _ALLOCATOR_CALLS for name in trace.names), np.bool_, len(trace.names))
-    rows = trace.rows(Category.RUNTIME)
-    rows = rows[named[trace.events.name[rows]]]
+    rows = allocator_rows(trace)
     start = trace.events.start[rows]
     inside = np.zeros(len(rows), np.bool_)
     for step in steps:

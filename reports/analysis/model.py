@@ -15,6 +15,8 @@ from reports.analysis.findings import Verdict
 from reports.analysis.idle import IdleCauses
 from reports.analysis.lateness import GatherTiming
 from reports.analysis.memory import MemoryAnalysis
+from reports.analysis.name_totals import NameTotal
+from reports.analysis.roof import Links
 from reports.analysis.snapshot import SnapshotAnalysis
 from reports.analysis.stragglers import CollectiveDurations, Waiting
 from reports.analysis.time_units import seconds
@@ -77,6 +79,8 @@ class CollectiveFigures:
     None where the trace has no sizes.  time: union of their intervals; exposed: the part of it without
     computation.  sized_time: summed durations of those with sizes, what the bandwidth is taken over.
     best_bandwidth: bytes per second of the fastest single one, what the link has shown it can do.
+    ideal_time: ns that those with sizes would have taken at the roof of their links; None where that is
+    not known.
     """
 
     count: int = 0
@@ -86,6 +90,7 @@ class CollectiveFigures:
     exposed: int = 0
     sized_time: int = 0
     best_bandwidth: float | None = None
+    ideal_time: int | None = None
 
     @property
     def bus_bandwidth(self) -> float | None:
@@ -93,6 +98,17 @@ class CollectiveFigures:
         if not self.wire_bytes or not self.sized_time:
             return None
         return self.wire_bytes / seconds(self.sized_time)
+
+    @property
+    def roof_bandwidth(self) -> float | None:
+        """Bytes per second at the links' roof, by the hardware's profile."""
+        return self.wire_bytes / seconds(self.ideal_time) if self.wire_bytes and self.ideal_time else None
+
+    @property
+    def roof_share(self) -> float | None:
+        """Achieved bus bandwidth as a part of the roof, or of the best seen where the roof is not known."""
+        roof = self.roof_bandwidth or self.best_bandwidth
+        return self.bus_bandwidth / roof if self.bus_bandwidth and roof else None
 
     def to_dict(self) -> dict[str, float | int | None]:
         return {
@@ -103,6 +119,8 @@ class CollectiveFigures:
             "exposed_s": seconds(self.exposed),
             "bus_bandwidth_bytes_per_s": self.bus_bandwidth,
             "best_bus_bandwidth_bytes_per_s": self.best_bandwidth,
+            "roof_bus_bandwidth_bytes_per_s": self.roof_bandwidth,
+            "roof_share": self.roof_share,
         }
 
 
@@ -110,6 +128,7 @@ def merge(figures: list[CollectiveFigures]) -> CollectiveFigures:
     """Figures of disjoint windows together."""
     sizes = [each.bytes for each in figures if each.count]
     wires = [each.wire_bytes for each in figures if each.count]
+    ideals = [each.ideal_time for each in figures if each.count]
     return CollectiveFigures(
         count=sum(each.count for each in figures),
         bytes=None if not sizes or None in sizes else sum(size or 0 for size in sizes),
@@ -118,6 +137,7 @@ def merge(figures: list[CollectiveFigures]) -> CollectiveFigures:
         exposed=sum(each.exposed for each in figures),
         sized_time=sum(each.sized_time for each in figures),
         best_bandwidth=max((each.best_bandwidth for each in figures if each.best_bandwidth), default=None),
+        ideal_time=None if not ideals or None in ideals else sum(ideal or 0 for ideal in ideals),
     )
 
 
@@ -203,7 +223,11 @@ class StepAnalysis:
 
 @dataclass(frozen=True)
 class RankAnalysis:
-    """One trace: figures over all its steps. `kind`: "gpu" (kernels on streams) or "cpu" (operators)."""
+    """One trace: figures over all its steps. `kind`: "gpu" (kernels on streams) or "cpu" (operators).
+
+    links: whose roof the bandwidths are held against; None: the best one that the trace itself shows.
+    names: what ran within the steps, by name.
+    """
 
     rank: int
     path: Path
@@ -221,9 +245,11 @@ class RankAnalysis:
     memory: MemoryAnalysis
     idle_causes: IdleCauses
     overlap_known: bool = True
+    links: Links | None = None
     verdict: Verdict | None = None
     durations: CollectiveDurations | None = field(default=None, repr=False, compare=False)
     work: WorkCounts = field(default_factory=WorkCounts)
+    names: tuple[NameTotal, ...] = field(default=(), repr=False)
 
     @property
     def gathers(self) -> list[GatherTiming]:
@@ -256,6 +282,7 @@ class RankAnalysis:
             "time_s": self.time.to_dict(),
             "memory_copy_s": seconds(self.time.memory_copy),
             "communication": communication_dict(self.communication),
+            "bandwidth_roof": self.links.name if self.links else None,
             "phases": {name: parts.to_dict() for name, parts in self.phases.items()},
             "steps": [step.to_dict() for step in self.steps],
             "units": [unit.to_dict(self.steps[-1]) for unit in self.units],
@@ -314,6 +341,15 @@ def _waiting_dict(waiting: Waiting | None) -> dict[str, Any] | None:
         return None
     return {
         "matched_collectives": waiting.matched,
+        "communicators": [
+            {
+                "group": group.group,
+                "matched_collectives": group.matched,
+                "waited_s": {str(rank): seconds(ns) for rank, ns in group.waited.items()},
+            }
+            for group in waiting.groups
+        ],
+        "unmatched_communicators": list(waiting.unmatched),
         "waited_s": {str(rank): seconds(ns) for rank, ns in waiting.waited.items()},
         "caused_share": {str(rank): share for rank, share in waiting.caused.items()},
     }

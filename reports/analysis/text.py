@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from reports.analysis.model import Analysis, RankAnalysis, TimeParts
+import re
+
+from reports.analysis.memory import MemoryAnalysis
+from reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis, TimeParts
 from reports.analysis.snapshot import SnapshotAnalysis
+from reports.analysis.stragglers import Waiting
 
 _MS = 1e6
+_MIB = 2**20
 _MAX_UNITS = 12
+_MAX_HELD = 6
+_MAX_RETRIES = 8
+_WORTH_NS = 1000
+_IDLE_WORDS = {
+    "allocator": "allocator calls",
+    "rate_limiter": "the rate limiter",
+    "synchronization": "synchronisation",
+    "cpu": "the CPU (next work not launched yet)",
+    "launch_latency": "launch latency",
+    "event": "waits for events (launched, not started)",
+}
 
 
 def describe(analysis: Analysis) -> str:
@@ -25,6 +41,8 @@ def describe(analysis: Analysis) -> str:
             straggler = summary.waiting.straggler
             caused = 100 * summary.waiting.caused[straggler]
             lines.append(f"rank {straggler} is the last to join and causes {caused:.0f} % of the waiting")
+        if summary.waiting is not None:
+            lines += _communicators(summary.waiting)
         lines += [f"note: {warning}" for warning in summary.warnings]
     for snapshot in analysis.snapshots:
         lines += [*_snapshot(snapshot), ""]
@@ -49,29 +67,96 @@ def _rank(rank: RankAnalysis) -> list[str]:
     lines += [
         f"  {name:<16}{_parts(parts.per(max(len(rank.steps), 1)))}" for name, parts in rank.phases.items()
     ]
+    lines += _idle(rank)
     for name, figures in sorted(rank.communication.items()):
         size = "" if figures.bytes is None else f", {figures.bytes / 1e6:.1f} MB"
-        speed = ""
-        if figures.bus_bandwidth is not None and figures.best_bandwidth is not None:
-            best = figures.best_bandwidth / 1e9
-            speed = f", {figures.bus_bandwidth / 1e9:.2f} GB/s bus bandwidth (best {best:.2f})"
         lines.append(
             f"  {name:<16}{figures.count} x, {figures.time / _MS:.3f} ms, "
-            f"{figures.exposed / _MS:.3f} ms exposed{size}{speed}"
+            f"{figures.exposed / _MS:.3f} ms exposed{size}{_bandwidth(figures, rank)}"
         )
     lines += _units(rank)
-    if rank.memory.peak_allocated is not None:
-        reserved = rank.memory.peak_reserved
-        lines.append(
-            f"  peak memory     {rank.memory.peak_allocated / 2**20:.1f} MiB allocated"
-            + (f", {reserved / 2**20:.1f} MiB reserved" if reserved else "")
-            + (
-                f", {_count(len(rank.memory.retries), 'allocator retry', 'allocator retries')}"
-                if reserved
-                else ""
-            )
-        )
+    lines += _memory(rank.memory)
+    lines += _retries(rank)
     return lines
+
+
+def _bandwidth(figures: CollectiveFigures, rank: RankAnalysis) -> str:
+    """The achieved bus bandwidth against its roof."""
+    if figures.bus_bandwidth is None or figures.best_bandwidth is None:
+        return ""
+    told = f", {figures.bus_bandwidth / 1e9:.2f} GB/s bus bandwidth, best {figures.best_bandwidth / 1e9:.2f}"
+    share = f"{100 * (figures.roof_share or 0):.0f} %"
+    if figures.roof_bandwidth is not None and rank.links is not None:
+        return f"{told}, {share} of {rank.links.name}'s {figures.roof_bandwidth / 1e9:.0f}"
+    return f"{told}, {share} of it (the hardware's roof is not known)"
+
+
+def _memory(memory: MemoryAnalysis) -> list[str]:
+    """Peaks, and what is alive at the peak, units of one phase together."""
+    if memory.peak_allocated is None:
+        return []
+    peaks = f"{memory.peak_allocated / _MIB:.1f} MiB allocated"
+    peaks += f", {memory.peak_active / _MIB:.1f} MiB active" if memory.peak_active else ""
+    if memory.peak_reserved:
+        peaks += f", {memory.peak_reserved / _MIB:.1f} MiB reserved"
+        peaks += f", {_count(len(memory.retries), 'allocator retry', 'allocator retries')}"
+    held: dict[str, list[int]] = {}
+    for each in memory.at_peak:
+        unit = re.sub(r"[0-9]+", "*", each.unit or "no unit")
+        words = f"{each.phase or 'outside phases'}, {unit}, {each.event}"
+        held.setdefault(words, []).append(each.bytes)
+    if memory.before_trace:
+        held["before the trace"] = [memory.before_trace]
+    largest = sorted(held, key=lambda words: -sum(held[words]))[:_MAX_HELD]
+    return [f"  peak memory     {peaks}"] + [
+        f"  at the peak     {sum(held[words]) / _MIB:10.1f} MiB  {words}" for words in largest
+    ]
+
+
+def _communicators(waiting: Waiting) -> list[str]:
+    """Where the ranks are in several communicators: who waited how long in which."""
+    lines = [
+        f"  among {group.group or 'all ranks'}: {group.matched} collectives, waited "
+        + ", ".join(f"rank {rank} {ns / _MS:.3f} ms" for rank, ns in group.waited.items())
+        for group in waiting.groups[:_MAX_UNITS]
+        if len(waiting.groups) > 1
+    ]
+    return lines + [
+        f"  among {name or 'all ranks'}: the ranks' collectives differ, so waiting cannot be told"
+        for name in waiting.unmatched
+    ]
+
+
+def _retries(rank: RankAnalysis) -> list[str]:
+    """Each allocator retry with its place and its cost."""
+    lines = []
+    for retry in rank.memory.retries[:_MAX_RETRIES]:
+        where = ", ".join(
+            str(each)
+            for each in (f"step {retry.step}" if retry.step is not None else None, retry.phase, retry.unit)
+            if each is not None
+        )
+        cost = "" if retry.cost is None else f", computation stood still for {retry.cost / _MS:.3f} ms"
+        driver = f", {retry.calls} allocator calls in {retry.driver / _MS:.3f} ms" if retry.calls else ""
+        lines.append(
+            f"  retry           {where or 'outside the steps'}: {retry.bytes / 2**20:.1f} MiB asked for, "
+            f"{retry.freed / 2**20:.1f} MiB freed{cost}{driver}"
+        )
+    if len(rank.memory.retries) > _MAX_RETRIES:
+        lines.append(f"  and {len(rank.memory.retries) - _MAX_RETRIES} retries more")
+    return lines
+
+
+def _idle(rank: RankAnalysis) -> list[str]:
+    """Why the device was idle in the mean step."""
+    steps = max(len(rank.steps), 1)
+    parts = {
+        name: ns / steps / _MS for name, ns in rank.idle_causes.parts().items() if ns >= _WORTH_NS * steps
+    }
+    if not parts:
+        return []
+    told = ", ".join(f"{time:.3f} ms {_IDLE_WORDS[name]}" for name, time in parts.items())
+    return [f"  {'idle because of':<16}{told}"]
 
 
 def _snapshot(snapshot: SnapshotAnalysis) -> list[str]:

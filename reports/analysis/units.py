@@ -1,7 +1,8 @@
 """FSDP units: which unit a collective belongs to, by the annotation around the call that launched it.
 
 `impl` writes `FSDP::<event> (<unit>)`, torch's FSDP2 `FSDP::all_gather (layers.0)` and the like, its prefetch
-`FSDP::backward_prefetch for layers.0`; the innermost annotation around the launch decides.
+`FSDP::backward_prefetch for layers.0`; the innermost annotation around the launch decides. torch's FSDP1
+names no unit: its units are numbered by their order (`fsdp1_units`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from reports.analysis.fsdp1_units import Annotation, number_units
 from reports.analysis.nesting import NOTHING, SpanIndex, index_spans
 from reports.trace import MISSING, Category, Trace
 from reports.trace.model import Int32, Int64
@@ -22,12 +24,15 @@ _OF_NO_UNIT = ("inputs_to_device", "cast_forward_inputs", "cast_forward_outputs"
 
 ROOT_UNIT = "root"
 
+NUMBERED_UNITS = "FSDP1 of torch names no units: they are numbered in the order of their forward"
+
 
 @dataclass(frozen=True, eq=False)
 class FsdpSpans:
     """All FSDP annotations of a trace, by start.
 
     event, unit: index into `events` and `units`.  parent_of: row of the annotation around each, or NOTHING.
+    numbered: the trace names no units, so they are numbered in the order of their forward.
     """
 
     start: Int64
@@ -39,6 +44,7 @@ class FsdpSpans:
     units: tuple[str, ...]
     index: SpanIndex
     parent_of: Int64
+    numbered: bool = False
 
     def __len__(self) -> int:
         return len(self.start)
@@ -53,35 +59,57 @@ def parse_annotation(name: str) -> tuple[str, str] | None:
 
 
 def fsdp_spans(trace: Trace) -> FsdpSpans:
-    """The annotations, parsed once a name; units are in the order in which they first appear."""
-    parsed = {
-        number: found
-        for number, name in enumerate(trace.names)
-        if name.startswith("FSDP::") and (found := parse_annotation(name))
-    }
-    rows = trace.rows(Category.USER_ANNOTATION)
-    rows = rows[np.isin(trace.events.name[rows], np.fromiter(parsed, np.int64, len(parsed)))]
-    rows = rows[np.argsort(trace.events.start[rows], kind="stable")]
+    """The annotations; units are in the order in which they first appear."""
+    named = _named_annotations(trace)
+    annotations = named or number_units(trace, ROOT_UNIT)
     events: dict[str, int] = {}
     units: dict[str, int] = {}
-    event_column, unit_column = [], []
-    for name in trace.events.name[rows].tolist():
-        event, unit = parsed[name]
-        event_column.append(events.setdefault(event, len(events)))
-        unit_column.append(units.setdefault(unit, len(units)))
-    start, end, lane = trace.events.start[rows], trace.events.end[rows], trace.events.lane[rows]
+    columns = np.array(
+        [
+            (
+                each.start,
+                each.end,
+                each.lane,
+                events.setdefault(each.event, len(events)),
+                units.setdefault(each.unit, len(units)),
+            )
+            for each in annotations
+        ],
+        np.int64,
+    ).reshape(-1, 5)
+    start, end = columns[:, 0], columns[:, 1]
+    lane, event, unit = (columns[:, place].astype(np.int32) for place in (2, 3, 4))
     index = index_spans(lane, start, end)
     return FsdpSpans(
         start,
         end,
         lane,
-        np.array(event_column, np.int32),
-        np.array(unit_column, np.int32),
+        event,
+        unit,
         tuple(events),
         tuple(units),
         index,
         index.parents_by_row(),
+        numbered=bool(annotations) and not named,
     )
+
+
+def _named_annotations(trace: Trace) -> list[Annotation]:
+    """Those that name their unit, by start; each name is parsed once."""
+    parsed = {
+        number: found
+        for number, name in enumerate(trace.names)
+        if name.startswith("FSDP::") and (found := parse_annotation(name))
+    }
+    events = trace.events
+    rows = trace.rows(Category.USER_ANNOTATION)
+    rows = rows[np.isin(events.name[rows], np.fromiter(parsed, np.int64, len(parsed)))]
+    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    columns = (events.start[rows], events.end[rows], events.lane[rows], events.name[rows])
+    return [
+        Annotation(start, end, lane, *parsed[name])
+        for start, end, lane, name in zip(*(column.tolist() for column in columns), strict=True)
+    ]
 
 
 def unit_of(spans: FsdpSpans, lane: Int32, time: Int64) -> Int32:

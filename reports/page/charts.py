@@ -15,7 +15,7 @@ from typing import Any
 
 from reports.page.display import GIB, NOTHING, count, gib, milliseconds, number, percent, signed_percent
 from reports.page.effects import Effect
-from reports.page.ranking import TOKENS, Metric, Ranked, label, pareto_front, reserved, short_label
+from reports.page.ranking import Metric, Ranked, label, pareto_front, reserved, short_label
 
 # Bars beyond this many say nothing that the table does not say better, and slow the page down.
 MOST_BARS = 30
@@ -123,8 +123,8 @@ def _scales(shown: Sequence[Ranked], metric: Metric) -> tuple[list[float], str]:
     work = [(entry.throughput or 0.0) * (entry.row.result.step_time_s or 0.0) for entry in shown]
     if not min(work) > 0 or max(work) / min(work) < 1.001:
         return [1.0] * len(shown), "ms"
-    amount = 1000 if metric is TOKENS else 1
-    unit = "ms for 1,000 tokens" if metric is TOKENS else "ms for a sample"
+    amount = 1000 if metric.counts_tokens else 1
+    unit = "ms for 1,000 tokens" if metric.counts_tokens else "ms for a sample"
     return [amount / each for each in work], unit
 
 
@@ -265,7 +265,7 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
     if not shown:
         return None
     positions = list(range(len(shown)))
-    names = [chart_text(f"{effect.name}: {effect.value}", 46) + _out_of_memory(effect) for effect in shown]
+    names = [chart_text(f"{effect.name}: {effect.value}", 46) + _aside(effect) for effect in shown]
     changes = [_points_of(effect.ratio) for effect in shown]
     data: list[dict[str, Any]] = [
         {
@@ -318,8 +318,11 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
     return Chart("effects", summary, data, layout, _effect_table(found), narrow)
 
 
-def _out_of_memory(effect: Effect) -> str:
-    return f" ({effect.out_of_memory} out of memory)" if effect.out_of_memory else ""
+def _aside(effect: Effect) -> str:
+    """What the reader of the chart should know beside the effect."""
+    told = ["with retries"] if effect.with_retries else []
+    told += [f"{effect.out_of_memory} out of memory"] if effect.out_of_memory else []
+    return f" ({', '.join(told)})" if told else ""
 
 
 def _range(ratios: Sequence[float | None]) -> list[float]:
@@ -362,13 +365,14 @@ def _effect_table(found: Sequence[Effect]) -> Table:
             interval(effect.low, effect.high),
             interval(effect.smallest, effect.largest),
             signed_percent(effect.memory - 1) if effect.memory else NOTHING,
-            str(effect.pairs),
+            f"{effect.pairs} with retries" if effect.with_retries else str(effect.pairs),
+            f"{signed_percent(effect.other_ratio - 1)} ({effect.other_pairs})" if effect.other_ratio else "",
             str(effect.out_of_memory) if effect.out_of_memory else "",
         )
         for effect in found
     )
     columns = (
         *("setting", "value", "instead of", "throughput", "95 % interval", "single pairs"),
-        *("reserved memory", "pairs", "out of memory instead"),
+        *("reserved memory", "pairs", "pairs with retries apart", "out of memory instead"),
     )
     return Table(columns, rows)

@@ -69,6 +69,7 @@ const Detail = (() => {
       built.push(chart("memory", "Lines of allocated and reserved memory over the traced time, with allocator retries marked."));
       built.push(behind(content.memory_table, "Memory as a table"));
       if (content.held) built.push(behind(content.held, "What is held at the peak"));
+      if (content.held_by_unit) built.push(behind(content.held_by_unit, "What each unit holds at the peak"));
     } else if (content.memory_note) {
       built.push(make("h3", { text: "Memory over time" }), make("p", { class: "muted", text: content.memory_note }));
     }
@@ -76,7 +77,8 @@ const Detail = (() => {
       built.push(make("h3", { text: "Ranks" }), make("p", { class: "muted small", text: content.ranks.lead }), table(content.ranks.table, "Ranks"));
     }
     built.push(make("div", { class: "two" },
-      block("Where each phase goes, ms", content.phases), block("Communication by type, a step", content.communication)));
+      block("Where each phase goes, ms", content.phases), block("Communication by type, a step", content.communication),
+      block("Why the device idles", content.idle)));
     built.push(make("div", { class: "two" }, make("div", {}, make("h3", { text: "Every setting" }), pairs(content.settings)),
       make("div", {}, make("h3", { text: "Results" }), pairs(content.results), ...links(content.links))));
     return built;

@@ -15,7 +15,8 @@ from reports.analysis.findings import Verdict
 from reports.page import display
 from reports.page.charts import Table
 from reports.page.files import ResultFile
-from reports.page.held_table import held_table
+from reports.page.held_table import held_by_unit, held_table
+from reports.page.idle_table import idle_table
 from reports.page.memory_chart import memory_chart
 from reports.page.ranking import Ranked, short_label
 from reports.page.ranks_table import ranks_table
@@ -65,9 +66,11 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> D
         "memory": None,
         "memory_note": None,
         "held": None,
+        "held_by_unit": None,
         "ranks": None,
         "units": None,
         "phases": None,
+        "idle": None,
         "communication": None,
         "settings": [[name, display.setting(value)[:2000]] for name, value in row.settings.items()],
         "results": _results(entry),
@@ -90,7 +93,8 @@ def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: 
     step = analysis.steps[-1] if analysis.steps else None
     packed = pack_timeline(trace, step, most) if step else None
     memory = memory_chart(trace, analysis, row.capacity_bytes, min(600, 60 + most // 6))
-    held = held_table(analysis.memory)
+    held, by_unit = held_table(analysis.memory), held_by_unit(analysis.memory)
+    idle = idle_table(analysis)
     ranks = ranks_table(analysis, row.traces[1:])
     return {
         "warnings": _warnings(analysis),
@@ -102,6 +106,8 @@ def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: 
         "units": _units(analysis),
         "verdict": _verdict(analysis),
         "held": _island_table(held) if held else None,
+        "held_by_unit": _island_table(by_unit) if by_unit else None,
+        "idle": _island_table(idle) if idle else None,
         "ranks": {"lead": ranks.lead, "table": _island_table(ranks.table)} if ranks else None,
         "phases": _phases(analysis),
         "communication": _communication(analysis),
@@ -155,10 +161,12 @@ def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
             _ms(figures.time / steps),
             _ms(figures.exposed / steps),
             display.number(figures.bus_bandwidth / 1e9) if figures.bus_bandwidth else display.NOTHING,
+            display.percent(figures.roof_share, 0),
         )
         for name, figures in analysis.communication.items()
     )
-    columns = ("collective", "calls", "size", "time, ms", "exposed, ms", "bus, GB/s")
+    roof = f"of {analysis.links.name}'s roof" if analysis.links else "of the best one seen"
+    columns = ("collective", "calls", "size", "time, ms", "exposed, ms", "bus, GB/s", roof)
     return _island_table(Table(columns, rows))
 
 
@@ -181,14 +189,15 @@ def _results(entry: Ranked) -> list[list[str]]:
     """Every figure of the result, in words."""
     result = entry.row.result
     peaks = result.peak_memory_bytes
+    each = "rank" if entry.row.device == "cpu" else "GPU"
     pairs = [
         ("status", entry.row.status.words),
-        ("tokens/s/GPU", display.number(result.tokens_per_s_per_gpu, 5)),
-        ("samples/s/GPU", display.number(result.samples_per_s_per_gpu, 4)),
+        (f"tokens/s/{each}", display.number(result.tokens_per_s_per_gpu, 5)),
+        (f"samples/s/{each}", display.number(result.samples_per_s_per_gpu, 4)),
         ("step time", _with_unit(display.milliseconds(result.step_time_s), "ms")),
         ("traced step time", _with_unit(display.milliseconds(result.traced_step_time_s), "ms")),
-        ("model TFLOPS/GPU", display.number(result.tflops_per_gpu, 4)),
-        ("hardware TFLOPS/GPU", display.number(result.hardware_tflops_per_gpu, 4)),
+        (f"model TFLOPS/{each}", display.number(result.tflops_per_gpu, 4)),
+        (f"hardware TFLOPS/{each}", display.number(result.hardware_tflops_per_gpu, 4)),
         ("MFU / HFU", f"{display.percent(result.mfu)} / {display.percent(result.hfu)}"),
         ("overlap", display.percent(result.overlap_fraction)),
         ("peak allocated", display.size(peaks.allocated if peaks else None)),

@@ -9,6 +9,9 @@ logarithms) says how far the effect depends on the other settings, or, on measur
     wrap=root   prefetch=pre   limit=2    60  \\  ratio 0.89  /
     wrap=root   prefetch=none  limit=2    53  /
 
+Allocator retries cost so much, and so unevenly, that they would hide everything else: where some pairs have
+none on either side, the effect is that of these pairs, and the others are told apart.
+
 The value that the best configuration uses is what the others are compared with, so an effect reads as "what
 leaving the best value costs". Where two systems are compared, a setting that one of them does not have stays
 at its best value in the other.
@@ -38,6 +41,8 @@ class Effect:
 
     `low` and `high` bound the mean with 95 % (None below three pairs), `smallest` and `largest` are the
     extremes of the single pairs. `memory` is the ratio of reserved memory over the same pairs.
+    `with_retries`: every pair has allocator retries on one side or both. `other_pairs` and `other_ratio`:
+    what was left out for its retries.
     `out_of_memory` counts the pairs whose configuration with `value` ran out of memory where the one with
     `reference` did not.
     """
@@ -53,11 +58,22 @@ class Effect:
     largest: float | None
     memory: float | None
     out_of_memory: int
+    with_retries: bool = False
+    other_pairs: int = 0
+    other_ratio: float | None = None
 
     @property
     def strength(self) -> float:
         """How much the setting matters, whichever way: |log ratio|."""
         return abs(math.log(self.ratio)) if self.ratio else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Ratios of throughput and of reserved memory."""
+
+    ratio: float
+    memory: float | None
 
 
 def effects(ranked: Sequence[Ranked]) -> list[Effect]:
@@ -85,16 +101,20 @@ def effects(ranked: Sequence[Ranked]) -> list[Effect]:
 def _effect(
     rows: Sequence[Configuration], throughput: dict[int, float | None], name: str, value: str, reference: str
 ) -> Effect:
-    ratios, memories, out_of_memory = [], [], 0
+    calm: list[_Pair] = []
+    retrying: list[_Pair] = []
+    out_of_memory = 0
     for without, with_value in _pairs(rows, name, reference, value):
         before, after = throughput[id(without)], throughput[id(with_value)]
         if before and after:
-            ratios.append(after / before)
             memory_before, memory_after = reserved(without), reserved(with_value)
-            if memory_before and memory_after:
-                memories.append(memory_after / memory_before)
+            memory = memory_after / memory_before if memory_before and memory_after else None
+            group = retrying if _retries(without) or _retries(with_value) else calm
+            group.append(_Pair(after / before, memory))
         elif before and with_value.status is Status.OOM:
             out_of_memory += 1
+    counted, others = (calm, retrying) if calm else (retrying, [])
+    ratios = [pair.ratio for pair in counted]
     mean, low, high = _geometric_mean(ratios)
     return Effect(
         name=name,
@@ -106,9 +126,16 @@ def _effect(
         high=high,
         smallest=min(ratios, default=None),
         largest=max(ratios, default=None),
-        memory=_geometric_mean(memories)[0],
+        memory=_geometric_mean([pair.memory for pair in counted if pair.memory is not None])[0],
         out_of_memory=out_of_memory,
+        with_retries=bool(retrying) and not calm,
+        other_pairs=len(others),
+        other_ratio=_geometric_mean([pair.ratio for pair in others])[0],
     )
+
+
+def _retries(row: Configuration) -> bool:
+    return bool(row.result.alloc_retries_per_step)
 
 
 def _pairs(

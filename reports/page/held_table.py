@@ -8,6 +8,9 @@ from reports.page.charts import Table
 
 # The largest rows; the rest is one more.
 _MOST_ROWS = 12
+_MOST_UNITS = 40
+
+_PHASES = ("forward", "backward", "optimizer")
 
 
 def held_table(memory: MemoryAnalysis) -> Table | None:
@@ -33,6 +36,34 @@ def held_table(memory: MemoryAnalysis) -> Table | None:
     if memory.unused_at_peak is not None:
         rows.append(("", "reserved, not allocated", "", display.gib(memory.unused_at_peak), ""))
     return Table(("allocated in", "by", "FSDP unit", "GiB", "of the peak"), tuple(rows))
+
+
+def held_by_unit(memory: MemoryAnalysis) -> Table | None:
+    """What each unit holds at the peak, by the phase that allocated it; None where no unit is named."""
+    by_unit: dict[str, dict[str, int]] = {}
+    for holding in memory.at_peak:
+        held = by_unit.setdefault(holding.unit or "", {})
+        phase = holding.phase or "outside phases"
+        held[phase] = held.get(phase, 0) + holding.bytes
+    if not memory.peak_allocated or not by_unit.keys() - {""}:
+        return None
+    seen = dict.fromkeys(phase for held in by_unit.values() for phase in held)
+    phases = sorted(seen, key=lambda phase: _PHASES.index(phase) if phase in _PHASES else len(_PHASES))
+    ordered = sorted(by_unit, key=lambda unit: -sum(by_unit[unit].values()))
+    rows = [
+        (
+            unit[:80] or "no unit",
+            *(display.gib(by_unit[unit].get(phase, 0)) for phase in phases),
+            display.gib(sum(by_unit[unit].values())),
+            display.percent(sum(by_unit[unit].values()) / memory.peak_allocated),
+        )
+        for unit in ordered[:_MOST_UNITS]
+    ]
+    if rest := sum(sum(by_unit[unit].values()) for unit in ordered[_MOST_UNITS:]):
+        words = f"{len(ordered) - _MOST_UNITS} units more"
+        share = display.percent(rest / memory.peak_allocated)
+        rows.append((words, *("" for _ in phases), display.gib(rest), share))
+    return Table(("FSDP unit", *(f"{phase}, GiB" for phase in phases), "GiB", "of the peak"), tuple(rows))
 
 
 def _units(units: dict[str, int]) -> str:

@@ -20,7 +20,15 @@ from plotly.offline import get_plotlyjs
 from reports.page import display
 from reports.page.details import Detail, build_details
 from reports.page.effects import effects
-from reports.page.ranking import Ranked, constant_settings, metric_of, rank, reserved, varying_settings
+from reports.page.ranking import (
+    Metric,
+    Ranked,
+    constant_settings,
+    metric_of,
+    rank,
+    reserved,
+    varying_settings,
+)
 from reports.page.ranking_table import RankingTable, ranking_table
 from reports.page.recommendation import advice, best_sentence, findings
 from reports.page.sections import sections
@@ -102,7 +110,7 @@ def render(view: RunView, target: Path, *, title: str | None = None) -> str:
         facts=_facts(view, ranked),
         simulated=simulated_words(rows),
         sentence=best_sentence(view),
-        tiles=_tiles(ranked),
+        tiles=_tiles(ranked, metric_of(view)),
         findings=findings(view),
         advice=advice(details[0].verdict if details and ranked[0].place else None, effects(ranked)),
         constants=list(constant_settings(rows).items()),
@@ -218,21 +226,20 @@ def _torch_version(row: Configuration) -> Any:
     return (versions if isinstance(versions, Mapping) else environment).get("torch")
 
 
-def _tiles(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
+def _tiles(ranked: Sequence[Ranked], metric: Metric) -> list[dict[str, str]]:
     """The best configuration's figures in large type."""
     if not ranked or not ranked[0].throughput:
         return []
     best = ranked[0].row.result
     capacity = ranked[0].row.capacity_bytes
-    metric = "tokens/s/GPU" if best.tokens_per_s_per_gpu else "samples/s/GPU"
     tiles = [
         (
             "Best throughput",
-            display.number(best.tokens_per_s_per_gpu or best.samples_per_s_per_gpu, 4),
-            metric,
+            display.number(ranked[0].throughput, 4),
+            metric.words,
         ),
         ("Step time", display.milliseconds(best.step_time_s), "ms"),
-        ("Model TFLOPS", display.number(best.tflops_per_gpu), "per GPU"),
+        ("Model TFLOPS", display.number(best.tflops_per_gpu), f"per {metric.each}"),
         ("MFU", display.percent(best.mfu), ""),
         ("Overlap", display.percent(best.overlap_fraction), "of communication"),
         (

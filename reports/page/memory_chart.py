@@ -4,10 +4,12 @@ retried.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from reports.analysis import RankAnalysis
+from reports.analysis.memory import Retry
 from reports.memory_curve import MemoryCurve, memory_curve
 from reports.page import display
 from reports.page.charts import Table
@@ -37,6 +39,7 @@ def memory_chart(
         return None
     lines = [
         _line(curve, "allocated", "var(--compute)", {"fill": "tozeroy", "fillcolor": "var(--fill)"}),
+        *([_line(curve, "active", "var(--gather)", {})] if len(curve.active) else []),
         _line(curve, "reserved", "var(--muted)", {}),
     ]
     if len(curve.retry_time):
@@ -52,11 +55,12 @@ def memory_chart(
     }
     if capacity:
         layout["shapes"].append(_capacity_line(capacity))
-    return MemoryChart({"data": lines, "layout": layout, "narrow": {}}, _table(curve, capacity))
+    table = _table(curve, capacity, analysis.memory.retries)
+    return MemoryChart({"data": lines, "layout": layout, "narrow": {}}, table)
 
 
 def _line(curve: MemoryCurve, kind: str, colour: str, fill: dict[str, Any]) -> dict[str, Any]:
-    values = curve.reserved if kind == "reserved" else curve.allocated
+    values = {"reserved": curve.reserved, "active": curve.active}.get(kind, curve.allocated)
     return {
         "type": "scatter",
         "mode": "lines",
@@ -113,7 +117,7 @@ def _capacity_line(capacity: float) -> dict[str, Any]:
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "line": line, **height}
 
 
-def _table(curve: MemoryCurve, capacity: float | None) -> Table:
+def _table(curve: MemoryCurve, capacity: float | None, retries: Sequence[Retry]) -> Table:
     peak = int(curve.allocated.argmax())
     rows = [
         ("peak allocated", display.gib(int(curve.allocated[peak])), _at(int(curve.time[peak]))),
@@ -128,14 +132,31 @@ def _table(curve: MemoryCurve, capacity: float | None) -> Table:
             _at(int(curve.time[curve.reserved.argmax()])),
         ),
     ]
+    if len(curve.active):
+        highest = int(curve.active.argmax())
+        rows.insert(
+            1, ("peak active", display.gib(int(curve.active[highest])), _at(int(curve.time[highest])))
+        )
     if capacity:
         rows.append(("device memory", display.gib(capacity), ""))
-    asked = zip(curve.retry_time.tolist(), curve.retry_bytes.tolist(), strict=True)
-    rows += [
-        (f"retry {number}", display.gib(size), _at(time))
-        for number, (time, size) in enumerate(asked, start=1)
+    if not retries:
+        return Table(("what", "GiB", "at, ms"), tuple(rows))
+    told = [(*row, "", "") for row in rows]
+    asked = zip(curve.retry_time.tolist(), retries, strict=True)
+    told += [
+        (f"retry {number}", display.gib(retry.bytes), _at(time), _where(retry), _cost(retry))
+        for number, (time, retry) in enumerate(asked, start=1)
     ]
-    return Table(("what", "GiB", "at, ms"), tuple(rows))
+    return Table(("what", "GiB", "at, ms", "where", "computation stood still, ms"), tuple(told))
+
+
+def _where(retry: Retry) -> str:
+    step = None if retry.step is None else f"step {retry.step}"
+    return ", ".join(each[:60] for each in (step, retry.phase, retry.unit) if each) or "outside the steps"
+
+
+def _cost(retry: Retry) -> str:
+    return display.NOTHING if retry.cost is None else display.ms(retry.cost / _MS)
 
 
 def _at(ns: int) -> str:

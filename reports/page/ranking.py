@@ -1,8 +1,9 @@
 """Which configuration is better: the metric, the order of the rows, near ties, and the Pareto front.
 
 The order is by throughput per GPU. Tokens count where every finished configuration has them (they stay
-comparable when the sequence length varies), samples otherwise. Configurations that did not finish stand below
-in a fixed order of their status, so that the table never hides one.
+comparable when the sequence length varies), samples otherwise, and steps where nobody counted samples.
+Configurations that did not finish stand below in a fixed order of their status, so that the table never hides
+one.
 """
 
 from __future__ import annotations
@@ -26,14 +27,29 @@ class Metric:
     field: str
     words: str
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether it is tokens a second, and not samples."""
+        return self.field == TOKENS.field
+
+    @property
+    def each(self) -> str:
+        """What the throughput is of: a GPU, or a rank on the CPU."""
+        return "rank" if self.words.endswith("/rank") else "GPU"
+
     def of(self, row: Configuration) -> float | None:
         """The row's throughput; None where it has none."""
         value = getattr(row.result, self.field) if row.status is Status.OK else None
-        return value if value is not None and value > 0 else None
+        if value is None or value <= 0:
+            return None
+        return 1 / value if self is STEPS else value
 
 
 TOKENS = Metric("tokens_per_s_per_gpu", "tokens/s/GPU")
 SAMPLES = Metric("samples_per_s_per_gpu", "samples/s/GPU")
+STEPS = Metric("step_time_s", "steps/s")
+TOKENS_OF_RANKS = Metric("tokens_per_s_per_gpu", "tokens/s/rank")
+SAMPLES_OF_RANKS = Metric("samples_per_s_per_gpu", "samples/s/rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +65,15 @@ class Ranked:
 
 
 def metric_of(view: RunView) -> Metric:
-    """Tokens where every finished configuration counts them, samples otherwise."""
+    """Tokens where every finished configuration counts them, samples otherwise, of a rank where all ran on
+    CPUs; steps where none counts either."""
     finished = view.with_status(Status.OK)
-    return TOKENS if finished and all(row.result.tokens_per_s_per_gpu for row in finished) else SAMPLES
+    if finished and not any(TOKENS.of(row) or SAMPLES.of(row) for row in finished):
+        return STEPS
+    on_cpu = bool(finished) and all(row.device == "cpu" for row in finished)
+    if finished and all(row.result.tokens_per_s_per_gpu for row in finished):
+        return TOKENS_OF_RANKS if on_cpu else TOKENS
+    return SAMPLES_OF_RANKS if on_cpu else SAMPLES
 
 
 def rank(view: RunView) -> list[Ranked]:

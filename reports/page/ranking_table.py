@@ -94,7 +94,7 @@ def figures(metric: Metric) -> tuple[Figure, ...]:
     return (
         Figure(metric.words, metric.of, lambda value: display.number(value, 4)),
         Figure("step, ms", plain("step_time_s"), display.milliseconds),
-        Figure("TFLOPS/GPU", plain("tflops_per_gpu"), display.number),
+        Figure(f"TFLOPS/{metric.each}", plain("tflops_per_gpu"), display.number),
         Figure("MFU", plain("mfu"), display.percent),
         Figure("HFU", plain("hfu"), display.percent),
         Figure("overlap", plain("overlap_fraction"), display.percent),

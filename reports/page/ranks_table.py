@@ -71,6 +71,8 @@ def _lead(summary: RanksSummary, unread: int, left_out: int) -> str:
     else:
         share = display.percent(summary.waiting.caused[summary.waiting.straggler], 0)
         told.append(f"Rank {summary.waiting.straggler} causes {share} of all waiting for ranks.")
+    if summary.waiting is not None and len(summary.waiting.groups) > 1:
+        told.append(f"They wait in {len(summary.waiting.groups)} communicators.")
     if unread:
         told.append(f"{unread} traces could not be read.")
     if left_out:

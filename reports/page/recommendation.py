@@ -21,6 +21,7 @@ from reports.page.ranking import (
     values_of,
     varying_settings,
 )
+from reports.page.side_by_side import differences
 from reports.page.view import Configuration, RunView, Status
 
 
@@ -41,7 +42,7 @@ def best_sentence(view: RunView) -> str:
     finished = [entry for entry in ranked if entry.throughput]
     hardware = best.row.hardware.get("name")
     simulated = f"Simulated{f' on {hardware}' if hardware else ''}: run " if best.row.simulated else "Run "
-    reached = f"{number(best.throughput)} {metric.words}{_reached(best)}"
+    reached = f"{number(best.throughput)} {metric.words}{_reached(best, metric.each)}"
     sentence = f"{simulated}{label(best.row, varying)}: {reached}"
     if len(finished) > 1:
         against = _against(best, finished, len(ranked), view.first_point)
@@ -54,7 +55,8 @@ def findings(view: RunView) -> list[str]:
     each.
     """
     ranked = rank(view)
-    found = [*_ties(ranked), *_exposure(ranked), *_retries(ranked), *_out_of_memory(view)]
+    found = [difference.sentence for difference in differences(view)]
+    found += [*_ties(ranked), *_exposure(ranked), *_retries(ranked), *_out_of_memory(view)]
     broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
     if broken:
         found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")
@@ -99,12 +101,12 @@ def endings(rows: Sequence[Configuration]) -> str:
     return ", ".join(f"{counted[status]} {status.words}" for status in Status if counted[status])
 
 
-def _reached(best: Ranked) -> str:
+def _reached(best: Ranked, each: str) -> str:
     """The figures in parentheses behind the best throughput."""
     result = best.row.result
     told = []
     if result.tflops_per_gpu is not None:
-        told.append(f"{number(result.tflops_per_gpu)} TFLOPS/GPU")
+        told.append(f"{number(result.tflops_per_gpu)} TFLOPS/{each}")
     if result.mfu is not None:
         told.append(f"MFU {percent(result.mfu)}")
     if (memory := reserved(best.row)) is not None:
@@ -156,7 +158,15 @@ def _effect_words(effect: Effect) -> str:
     if effect.low is not None and effect.high is not None:
         low, high = signed_percent(effect.low - 1), signed_percent(effect.high - 1)
         interval = f", between {low} and {high}" if low != high else ""
-    return f"{effect.name} ({effect.value} instead of {effect.reference}: {change}{interval}, {pairs})"
+    retries = ""
+    if effect.with_retries:
+        retries = " with allocator retries"
+    elif effect.other_pairs and effect.other_ratio:
+        rest = signed_percent(effect.other_ratio - 1)
+        retries = f" without allocator retries; {rest} over {effect.other_pairs} with them"
+    return (
+        f"{effect.name} ({effect.value} instead of {effect.reference}: {change}{interval}, {pairs}{retries})"
+    )
 
 
 def _rows(amount: int) -> str:

@@ -35,6 +35,7 @@ class DeviceArguments(Struct, frozen=True, gc=False):
     out_elements: Number | None = field(name="Out msg nelems", default=None)
     group_size: Number | None = field(name="Group size", default=None)
     group_name: str | None = field(name="Process Group Name", default=None)
+    group_ranks: str | None = field(name="Process Group Ranks", default=None)
     dtype: str | None = None
 
 
@@ -54,6 +55,7 @@ class MemoryArguments(Struct, frozen=True, gc=False):
     bytes: Number = field(name="Bytes", default=0)
     allocated: Number = field(name="Total Allocated", default=0)
     reserved: Number = field(name="Total Reserved", default=0)
+    active: Number = field(name="Total Active", default=-1)
     freed: Number = field(name="Freed", default=0)
 
 

@@ -55,8 +55,8 @@ CATEGORIES = {
 }
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
-SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:")
-"""Annotations that torch's process groups write around a collective."""
+SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:", "emulated:")
+"""Annotations that process groups, torch's and ours, write around a collective."""
 
 AnyEvent = FloatEvent | ExactEvent
 
@@ -255,6 +255,7 @@ def _described(name: str, arguments: DeviceArguments) -> CollectiveInfo:
         dtype=arguments.dtype,
         group_size=_whole(arguments.group_size) or None,
         group_name=arguments.group_name,
+        group_ranks=arguments.group_ranks,
     )
 
 
@@ -300,6 +301,7 @@ def _memory(instants: _Instants) -> MemoryEvents:
         address=_integers((each.address for each in arguments), count),
         device_type=np.fromiter((each.device_type for each in arguments), np.int32, count),
         device_id=np.fromiter((each.device_id for each in arguments), np.int32, count),
+        active=_integers((each.active for each in arguments), count),
     )
 
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
+Float64 = npt.NDArray[np.float64]
 Bool = npt.NDArray[np.bool_]
 
 MISSING = -1
@@ -97,7 +98,10 @@ class Events:
 
 @dataclass(frozen=True)
 class CollectiveInfo:
-    """What the profiler wrote about one collective (elements as counted by NCCL's metadata, a rank)."""
+    """What the profiler wrote about one collective (elements as counted by NCCL's metadata, a rank).
+
+    group_ranks: the list of the group's ranks as text, shortened for large groups.
+    """
 
     name: str
     in_elements: int | None
@@ -105,12 +109,14 @@ class CollectiveInfo:
     dtype: str | None
     group_size: int | None
     group_name: str | None
+    group_ranks: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryEvents:
     """Allocations and frees: int64 columns time (ns), bytes (signed), allocated and reserved (totals after
-    the event), address; int32 device_type (0 CPU, 1 CUDA, 20 PrivateUse1) and device_id."""
+    the event), address; int32 device_type (0 CPU, 1 CUDA, 20 PrivateUse1) and device_id; int64 active (the
+    total with what other streams still use, MISSING as a rule: only simulated traces tell it)."""
 
     time: Int64
     bytes: Int64
@@ -119,6 +125,7 @@ class MemoryEvents:
     address: Int64
     device_type: Int32
     device_id: Int32
+    active: Int64
 
     def __len__(self) -> int:
         return len(self.time)

@@ -80,6 +80,7 @@ class TraceBuilder:
         stream: int = 20,
         ranks: int = 8,
         lane: tuple[int, int] = main,
+        **more: Any,
     ) -> None:
         """An NCCL kernel; `elements`: of the full buffer, bf16, as metadata (None: no metadata)."""
         names = {
@@ -112,6 +113,7 @@ class TraceBuilder:
                 "Group size": ranks,
                 "dtype": "BFloat16",
                 "Process Group Name": "0",
+                **more,
             }
         self.kernel(name, start, end, launch=launch, stream=stream, lane=lane, **described)
 

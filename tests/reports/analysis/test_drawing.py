@@ -96,3 +96,18 @@ def test_peaks_and_retries_by_step(tmp_path: Path, trace_builder: Any) -> None:
     memory = analyze([built.write(tmp_path / "t.json")]).ranks[0].memory
     assert (memory.peak_allocated, memory.peak_reserved) == (700, 1000)
     assert ([retry.step for retry in memory.retries], memory.retries_per_step) == ([1], (0, 1))
+
+
+def test_active_memory_is_drawn_where_the_trace_tells_it(tmp_path: Path, fsdp_trace: Any) -> None:
+    """Simulated traces write it; those of torch.profiler do not."""
+    fsdp_trace.memory(1_050_000, 700, 700, 2000)
+    fsdp_trace.memory(1_060_000, -700, 0, 2000)
+    silent = memory_curve(read_trace(fsdp_trace.write(tmp_path / "silent" / "rank0_trace.json")))
+    assert len(silent.active) == 0
+    instants = [event for event in fsdp_trace.events if event["name"] == "[memory]"]
+    for event, active in zip(instants, (700, 500), strict=True):
+        event["args"]["Total Active"] = active
+    path = fsdp_trace.write(tmp_path / "told" / "rank0_trace.json")
+    assert memory_curve(read_trace(path)).active.tolist() == [700, 500]
+    memory = analyze([path]).ranks[0].memory
+    assert (memory.peak_allocated, memory.peak_active, memory.peak_reserved) == (700, 700, 2000)

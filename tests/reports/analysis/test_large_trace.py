@@ -1,4 +1,4 @@
-"""A trace of a million events: fast, in little memory, the overlap that HTA finds (`pytest -m campaign`)."""
+"""A trace of a million events: fast, in little memory, the overlap that HTA finds (campaign)."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_a_cpu_bound_step(tmp_path: Path, trace_builder: Any) -> None:
     for number in range(10):
         built.kernel("k", at(100 * number + 55), at(100 * number + 99), launch=at(100 * number + 50))
     rank = analyze([built.write(tmp_path / "rank0_trace.json")]).ranks[0]
-    assert (rank.idle_causes.cpu, rank.idle_causes.other) == (510_000, 50_000)
+    assert (rank.idle_causes.cpu, rank.idle_causes.launch_latency) == (510_000, 50_000)
     assert rank.verdict is not None
     assert [finding.cause for finding in rank.verdict.findings] == ["cpu_bound"]
     assert "51 % of the step" in rank.verdict.sentence

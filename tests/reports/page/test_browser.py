@@ -104,8 +104,8 @@ def test_the_page_does_not_scroll_sideways_at_any_width(open_page: OpenPage, rep
     page = open_page(report)
     for width in (1280, 768, 420, 320):
         page.set_viewport_size({"width": width, "height": 900})
-        page.wait_for_timeout(300)  # Plotly answers to a new size a moment later.
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        # Plotly answers to a new size a moment later.
+        wait_until(lambda limit=width: page.evaluate("document.documentElement.scrollWidth") <= limit)
 
 
 def test_charts_fit_a_narrow_window(open_page: OpenPage, report: Path) -> None:

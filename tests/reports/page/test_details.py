@@ -17,7 +17,7 @@ from reports.analysis.lateness import LateCause
 from reports.page import load_run
 from reports.page.details import Detail, build_details
 from reports.page.effects import effects
-from reports.page.held_table import held_table
+from reports.page.held_table import held_by_unit, held_table
 from reports.page.memory_chart import memory_chart
 from reports.page.ranking import rank, varying_settings
 from reports.page.ranks_table import ranks_table
@@ -100,9 +100,8 @@ def test_advice_adds_what_this_run_knows_of_the_suggested_settings(sweep: Path) 
     suggestions = (Suggestion("backward_prefetch", "none"), Suggestion("batch", "more"))
     finding = Finding("no_prefetch", 0.2, 0.2, "A fifth of the step waits.", suggestions)
     (line,) = advice(Verdict(Outcome.FOUND, finding.text, (finding,)), found)
-    assert re.fullmatch(
-        r"A fifth of the step waits\. In this run backward_prefetch=none changes throughput by −\d+ %\.", line
-    )
+    told = r"In this run backward_prefetch=none changes throughput by −[\d.]+ %\."
+    assert re.fullmatch(rf"A fifth of the step waits\. {told}", line)
     assert advice(Verdict(Outcome.FINE, "Nothing to gain."), found) == ["Nothing to gain."]
     assert advice(None, found) == []
 
@@ -135,3 +134,26 @@ def test_one_rank_has_no_table_of_ranks(sweep: Path) -> None:
 
 def test_every_cause_of_lateness_has_words() -> None:
     assert set(CAUSES) == set(LateCause)
+
+
+def test_what_each_unit_holds_sums_to_the_peak(sweep: Path) -> None:
+    _, analysis = traced(sweep, "impl-fsdp1-block-pre-bf16-2")
+    table = held_by_unit(analysis.memory)
+    assert table is not None
+    total = sum(holding.bytes for holding in analysis.memory.at_peak) / 2**30
+    assert sum(float(row[-2]) for row in table.rows) == pytest.approx(total, abs=0.06 * len(table.rows))
+    for row in table.rows:
+        assert sum(map(float, row[1:-2])) == pytest.approx(float(row[-2]), abs=0.2)
+
+
+def test_idle_causes_and_retries_are_told(details: list[Detail]) -> None:
+    contents = [detail.content for detail in details if detail.content["idle"]]
+    assert contents
+    for content in contents:
+        assert content["idle"]["columns"][0] == "idle because of"
+    retried = [d.content["memory_table"] for d in details if d.content["retries"]]
+    assert retried
+    for table in retried:
+        rows = [row for row in table["rows"] if row[0].startswith("retry")]
+        assert rows
+        assert all("backward" in row[3] for row in rows)

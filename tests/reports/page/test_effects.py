@@ -13,13 +13,19 @@ from scipy import stats
 from reports.page.effects import Effect, effects
 from reports.page.files import ConfigFile, PeakMemory, ResultFile
 from reports.page.ranking import rank
+from reports.page.recommendation import best_sentence
 from reports.page.view import Configuration, RunView, Status
 
 
-def row(throughput: float | None, memory: float = 10.0, **settings: object) -> Configuration:
+def row(
+    throughput: float | None, memory: float = 10.0, retries: float = 0, **settings: object
+) -> Configuration:
     status = Status.OK if throughput else Status.OOM
     result = ResultFile(
-        status=status.value, tokens_per_s_per_gpu=throughput, peak_memory_bytes=PeakMemory(reserved=memory)
+        status=status.value,
+        tokens_per_s_per_gpu=throughput,
+        peak_memory_bytes=PeakMemory(reserved=memory),
+        alloc_retries_per_step=retries,
     )
     name = ",".join(f"{key}={value}" for key, value in settings.items())
     return Configuration(Path(name), ConfigFile(settings={}, name=name), result, status, settings=settings)
@@ -109,3 +115,19 @@ def test_what_only_one_system_has_stays_at_its_best_value_when_systems_are_compa
     (effect,) = (each for each in effects_of(*rows) if each.name == "system")
     assert effect.pairs == 2
     assert effect.ratio == pytest.approx(math.sqrt(95 / 100 * 60 / 70))
+
+
+def test_pairs_with_allocator_retries_are_told_apart() -> None:
+    """Without retries y costs nothing; the dearer retries of y=1 would look like a loss."""
+    rows = [row(100, x="a", y=0), row(100, x="a", y=1)]
+    rows += [row(50, retries=1, x="b", y=0), row(25, retries=2, x="b", y=1)]
+    by_name = {effect.name: effect for effect in effects_of(*rows)}
+    y = by_name["y"]
+    assert (y.ratio, y.pairs, y.with_retries) == (1.0, 1, False)
+    assert (y.other_pairs, y.other_ratio) == (1, pytest.approx(0.5))
+    x = by_name["x"]
+    assert (x.pairs, x.with_retries, x.other_pairs) == (2, True, 0)
+    assert x.ratio == pytest.approx(math.sqrt(0.5 * 0.25))
+    sentence = best_sentence(RunView(Path("run"), "run", tuple(rows)))
+    assert "x (b instead of a: −65 %, 2 pairs with allocator retries)" in sentence
+    assert "y (" not in sentence

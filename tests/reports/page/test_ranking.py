@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +78,18 @@ def test_samples_rank_where_a_finished_row_has_no_tokens() -> None:
     assert metric_of(view(row("a"), row("b"))) is TOKENS
     assert metric_of(view(row("a"), row("b", tokens=None))) is SAMPLES
     assert metric_of(view(row("a"), row("b", tokens=None, status=Status.OOM))) is TOKENS
+
+
+def test_on_cpus_throughput_is_that_of_a_rank() -> None:
+    def on(each: Configuration, device: str) -> Configuration:
+        return replace(each, config=msgspec.structs.replace(each.config, device=device))
+
+    both = [on(row("a"), "cpu"), on(row("b"), "cpu")]
+    assert (metric_of(view(*both)).words, metric_of(view(*both)).each) == ("tokens/s/rank", "rank")
+    assert metric_of(view(*both)).counts_tokens
+    assert metric_of(view(both[0], on(row("b"), "sim"))).each == "GPU"
+    without = [on(row("a", tokens=None), "cpu")]
+    assert metric_of(view(*without)).words == "samples/s/rank"
 
 
 def test_leaner_ties_are_nearly_as_fast_and_clearly_leaner() -> None:
