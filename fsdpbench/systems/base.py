@@ -6,6 +6,7 @@ A setting that a system does not have at all is in `absent`; a value that it can
 
 from __future__ import annotations
 
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,8 +17,14 @@ import torch
 from torch import nn
 
 from fsdpbench.config import Config
-from workloads import Workload
+from fsdpbench.errors import UsageError
+from fsdpbench.systems.optimizers import make_optimizer
+from workloads import Workload, get_workload
 
+_STATE_BYTES = 16
+"""Of a parameter: itself, its gradient, and two moments of AdamW, all in fp32."""
+MOST_OFFLOADED_BYTES = 8 * 2**30
+"""Simulated GPUs have no memory of their own, but the host is real."""
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -55,6 +62,30 @@ class System(ABC):
     devices: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu", "sim"})
     shards: ClassVar[bool] = True
     absent: ClassVar[Mapping[str, str]] = {}
+    package: ClassVar[str | None] = None
+    """The module that must be installed for it, where that is none of the bench's own dependencies."""
+    installation: ClassVar[str] = ""
+    """How to install it, for people."""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its package is there. It is looked for, not imported."""
+        return self.package is None or importlib.util.find_spec(self.package) is not None
+
+    def require(self) -> None:
+        """Raises `UsageError` if its package is not installed."""
+        if not self.is_installed:
+            raise UsageError(
+                f"system {self.name} needs the package {self.package}, which is not installed: "
+                f"{self.installation}"
+            )
+
+    def not_applicable(self, config: Config) -> dict[str, str]:
+        """Why it cannot run `config`: its device, and what `refuses` says. Empty: it can."""
+        if config.device not in self.devices:
+            known = ", ".join(sorted(self.devices))
+            return {"device": f"it runs on {known}, not on {config.device}"}
+        return self.refuses(config)
 
     def absent_settings(self, config: Config) -> Mapping[str, str]:
         """Settings that this system does not have in this configuration: name -> reason."""
@@ -68,6 +99,10 @@ class System(ABC):
     def wrap(self, context: BuildContext) -> nn.Module:
         """Build the model and wrap it. The result is called as `model(*batch) -> loss`."""
 
+    def make_optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
+        """The optimizer of the wrapped model; its `step` and `zero_grad` end a step."""
+        return make_optimizer(config.settings.optimizer, model)
+
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
         """Entered around each forward."""
         return nullcontext()
@@ -75,6 +110,10 @@ class System(ABC):
     def microbatch(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[object]:
         """Entered around one microbatch; with `sync` False its gradients stay local."""
         return nullcontext()
+
+    def backward(self, model: nn.Module, loss: torch.Tensor, *, is_last: bool) -> None:
+        """Backward of one microbatch, whose loss is scaled already; `is_last`: the step's last one."""
+        loss.backward()
 
 
 def shard_size_of(config: Config) -> int:
@@ -97,6 +136,13 @@ def refuse_common(config: Config) -> dict[str, str]:
         refused["shard_size"] = f"it belongs to the hybrid strategies, not to {settings.strategy}"
     if settings.compile and config.device == "sim":
         refused["compile"] = "a simulated GPU runs operators one by one, not compiled graphs"
+    if settings.cpu_offload and config.device == "sim":
+        state = _STATE_BYTES * get_workload(config.model, shape=dict(config.shape_given) or None).parameters
+        if state / size > MOST_OFFLOADED_BYTES:
+            refused["cpu_offload"] = (
+                f"what a rank offloads ({state / size / 2**30:.0f} GiB) is really allocated on this machine, "
+                f"and more than {MOST_OFFLOADED_BYTES / 2**30:.0f} GiB is not: simulate more GPUs"
+            )
     return refused
 
 

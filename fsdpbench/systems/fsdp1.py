@@ -43,6 +43,7 @@ class _FlatParameterSystem(System):
             "mixed_precision": _mixed_precision(fsdp, config),
             "device_id": context.device,
             "use_orig_params": True,
+            "cpu_offload": fsdp.CPUOffload(offload_params=True) if settings.cpu_offload else None,
         }
         if "HYBRID" in settings.strategy:
             arguments["device_mesh"] = init_device_mesh(
@@ -71,10 +72,7 @@ class ImplFsdp1(_FlatParameterSystem):
     summary = "this project's FullyShardedDataParallel"
 
     def refuses(self, config: Config) -> dict[str, str]:
-        refused = refuse_common(config)
-        if config.settings.cpu_offload:
-            refused["cpu_offload"] = "cpu_offload is not part of impl's FullyShardedDataParallel yet"
-        return refused
+        return refuse_common(config)
 
     def _module(self) -> ModuleType:
         import impl
@@ -107,21 +105,16 @@ class TorchFsdp1(_FlatParameterSystem):
             refused["limit_all_gathers"] = "PyTorch's FSDP1 keeps two in flight, or does not limit"
         if settings.forward_prefetch not in (0, 1, None):
             refused["forward_prefetch"] = "PyTorch's FSDP1 prefetches one unit in forward, or none"
-        if settings.cpu_offload and config.device == "sim":
-            refused["cpu_offload"] = "FSDP1's CPU offload is not simulated"
         return refused
 
     def _module(self) -> ModuleType:
         return _torch_fsdp1()
 
     def _extras(self, config: Config) -> dict[str, Any]:
-        from torch.distributed.fsdp import CPUOffload
-
         settings = config.settings
         return {
             "limit_all_gathers": settings.limit_all_gathers != "off",
             "forward_prefetch": bool(settings.forward_prefetch),
-            "cpu_offload": CPUOffload(offload_params=True) if settings.cpu_offload else None,
         }
 
 
@@ -131,7 +124,13 @@ def _torch_fsdp1() -> ModuleType:
     from torch.distributed.fsdp import wrap
 
     names = ModuleType("torch_fsdp1")
-    for name in ("FullyShardedDataParallel", "ShardingStrategy", "BackwardPrefetch", "MixedPrecision"):
+    for name in (
+        "FullyShardedDataParallel",
+        "ShardingStrategy",
+        "BackwardPrefetch",
+        "MixedPrecision",
+        "CPUOffload",
+    ):
         setattr(names, name, getattr(fsdp, name))
     names.CustomPolicy = wrap.CustomPolicy  # type: ignore[attr-defined]
     return names

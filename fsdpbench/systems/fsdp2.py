@@ -21,8 +21,6 @@ from fsdpbench.systems.base import (
 )
 from fsdpbench.systems.wrapping import select_units
 
-_OFFLOAD_LATER = "cpu_offload is not part of impl's fully_shard yet"
-
 
 class _FullyShardSystem(System):
     """What both have in common: units inner first, then the root; gradients synchronised by a switch."""
@@ -49,7 +47,7 @@ class _FullyShardSystem(System):
         # The root keeps its parameters after forward unless told otherwise: backward needs them first.
         self._fully_shard(model, context, **arguments)
         if context.deferred:
-            materialise(model, context.device)
+            materialise(model, torch.device("cpu") if settings.cpu_offload else context.device)
         if settings.compile:
             for unit in units:
                 unit.compile()
@@ -78,19 +76,13 @@ class ImplFsdp2(_FullyShardSystem):
             )
         return absent
 
-    def refuses(self, config: Config) -> dict[str, str]:
-        refused = super().refuses(config)
-        if config.settings.cpu_offload:
-            refused["cpu_offload"] = _OFFLOAD_LATER
-        return refused
-
     def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
         from impl import MixedPrecisionPolicy
 
         return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 
     def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
-        from impl import fully_shard
+        from impl import CPUOffloadPolicy, fully_shard
 
         settings = context.config.settings
         prefetch = settings.backward_prefetch
@@ -99,6 +91,8 @@ class ImplFsdp2(_FullyShardSystem):
             "backward_prefetch_depth": settings.backward_prefetch_depth,
             "forward_prefetch_depth": settings.forward_prefetch,
         }
+        if settings.cpu_offload:
+            arguments["offload_policy"] = CPUOffloadPolicy()
         if settings.memory_handover is not None:
             arguments["memory_handover"] = settings.memory_handover
         if settings.limit_all_gathers is not None:
@@ -122,8 +116,6 @@ class TorchFsdp2(_FullyShardSystem):
         refused = super().refuses(config)
         if config.settings.backward_prefetch != "pre":
             refused["backward_prefetch"] = "PyTorch's fully_shard always prefetches before (`pre`)"
-        if config.settings.cpu_offload and config.device == "sim":
-            refused["cpu_offload"] = "the bench does not materialise simulated shards on the host yet"
         return refused
 
     def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
@@ -135,7 +127,8 @@ class TorchFsdp2(_FullyShardSystem):
         from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
         if context.config.settings.cpu_offload:
-            arguments["offload_policy"] = CPUOffloadPolicy()
+            # Where there is no accelerator torch has nothing to pin memory for, and raises.
+            arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=context.device.type != "cpu")
         fully_shard(module, **arguments)
 
 

@@ -12,7 +12,7 @@ from fsdpbench.config import Config
 from fsdpbench.systems.base import TORCH_DTYPES, BuildContext, System
 
 _NO_UNITS = "there are no FSDP units"
-_SHARDING_ONLY = {
+NO_SHARDING = {
     "strategy": "every rank holds the whole model",
     "shard_size": "every rank holds the whole model",
     "wrap": _NO_UNITS,
@@ -26,13 +26,14 @@ _SHARDING_ONLY = {
     "buffer_dtype": "buffers are left alone",
     "cpu_offload": "there are no shards to offload",
 }
+"""Settings that a system without sharding does not have, with the reason of each."""
 
 
 class _UnshardedSystem(System):
     """Mixed precision is autocast here: weights stay fp32."""
 
     shards = False
-    absent = _SHARDING_ONLY
+    absent = NO_SHARDING
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
         dtype = TORCH_DTYPES[config.settings.param_dtype]

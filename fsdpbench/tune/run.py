@@ -1,7 +1,10 @@
 """A search from its plan to its answer, in one folder that a second start goes on with.
 
-search/     every point that was simulated, untraced       ── ranks ──┐
-<config>/   the best of them, in full: on the device asked for  <─────┘  ──> tune.json, best.toml, snippets
+search/     every point that was simulated, untraced ─────────────────── ranks ─┐
+<config>/   simulated devices: the best of them, in full  <─────────────────────┤
+            real devices: the best of them, then what Optuna asks for  <────────┘
+
+Of both: tune.json, best.toml, snippets.
 """
 
 from __future__ import annotations
@@ -22,11 +25,15 @@ from fsdpbench.sweep.prediction import as_simulated
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
 from fsdpbench.toml_text import to_toml
 from fsdpbench.tune.front import Candidate, judge, pareto
+from fsdpbench.tune.measured_search import RealBudget, search_measured
+from fsdpbench.tune.real_runs import RealRuns, rank_agreement
 from fsdpbench.tune.search import search
 from fsdpbench.tune.snippets import snippets
 
 BEST_FILE = "best.toml"
 RECORD_FILE = "tune.json"
+_CONTENDERS = 4
+"""So many of the fastest are run again where repetitions are asked for."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +45,37 @@ class Goal:
 
 
 @dataclass(frozen=True)
+class Effort:
+    """How much is tried: `trials` simulated points; then the best `finalists` in full. On real devices these
+    are the first of the real runs, of which there are `real_runs` (None: as many as finalists), none begun
+    after `real_seconds`; the best are run `repeat` times."""
+
+    trials: int = 160
+    finalists: int = 8
+    real_runs: int | None = None
+    real_seconds: float | None = None
+    repeat: int = 1
+
+    @property
+    def real(self) -> RealBudget:
+        """The bound of the real runs."""
+        runs = self.real_runs
+        if runs is None and self.real_seconds is None:
+            runs = self.finalists
+        return RealBudget(self.finalists, runs, self.real_seconds)
+
+
+@dataclass(frozen=True)
 class Answer:
-    """The front, fastest first, as run in full; and how many points were tried to find it."""
+    """The front, fastest first, as run in full; how many points were simulated to find it and how many of
+    those were feasible. `measured`: points that were run for real, and `agreement` of their order with the
+    simulated one (Spearman's rank correlation; None where too few were measured)."""
 
     front: tuple[Candidate, ...]
     tried: int
     feasible: int
+    measured: int = 0
+    agreement: float | None = None
 
 
 def tune(
@@ -51,22 +83,63 @@ def tune(
     space: dict[str, Any],
     points: Sequence[Config],
     goal: Goal,
+    effort: Effort,
     *,
-    trials: int,
     seed: int,
-    finalists: int,
     progress: Progress,
     quiet: Progress,
     tell: Callable[[str], None],
 ) -> Answer:
-    """Search `points` on simulated GPUs, run the best `finalists` in full, write what came of it.
+    """Search `points` on simulated GPUs, run the best in full on their own device, write what came of it.
 
     `progress` shows the full runs, `quiet` the search's; `tell` takes a line now and then. The caller holds
     the store's lock. Raises `BenchError` if nothing that was tried is feasible.
     """
-    simulated = [changed for config in points if (changed := as_simulated(config)) is not None]
-    origin = {content_key(as_sim): config for config, as_sim in _pairs(points)}
     store.write_space(space, [])
+    origin = {
+        content_key(changed): place
+        for place, config in enumerate(points)
+        if (changed := as_simulated(config)) is not None
+    }
+    tried = _simulate(store, space, points, goal, effort, seed, quiet, tell)
+    if points[0].device == "sim":
+        best = [points[origin[content_key(c.config)]] for c in pareto(tried)[: effort.finalists]]
+        if not best:
+            raise BenchError(_nothing_fits(tried, goal))
+        front = _run_in_full(store, space, best, goal, progress)
+        answer = Answer(front, len(tried), _feasible(tried))
+    else:
+        simulated: list[Candidate | None] = [None] * len(points)
+        for candidate in tried:
+            simulated[origin[content_key(candidate.config)]] = candidate
+        seeds = [origin[content_key(c.config)] for c in _ranked(tried)]
+        bound = None if effort.real.runs is None else min(effort.real.runs, len(points))
+        real = RealRuns(store, space, goal.name, goal.memory, progress, bound)
+        measured = search_measured(points, simulated, seeds, effort.real, seed, real.measure)
+        real.close()
+        front = tuple(pareto(real.repeated(list(measured.values()), effort.repeat, _CONTENDERS)))
+        pairs = [(simulated[place], found) for place, found in measured.items()]
+        answer = Answer(front, len(tried), _feasible(tried), len(measured), rank_agreement(pairs))
+        if not measured:
+            raise BenchError(_nothing_fits(tried, goal))
+    if not answer.front:
+        raise BenchError(f"none of the best configurations ran within the limit; see {store.folder}")
+    _write(store.folder, answer, goal)
+    return answer
+
+
+def _simulate(
+    store: Store,
+    space: dict[str, Any],
+    points: Sequence[Config],
+    goal: Goal,
+    effort: Effort,
+    seed: int,
+    quiet: Progress,
+    tell: Callable[[str], None],
+) -> list[Candidate]:
+    """The search on simulated GPUs: what was tried, in order."""
+    simulated = [changed for config in points if (changed := as_simulated(config)) is not None]
     searching = Store.open_or_create(store.folder / "search")
     searching.write_space(space, simulated)
     done = 0
@@ -75,42 +148,38 @@ def tune(
         nonlocal done
         run_sweep(searching, batch, quiet, jobs=jobs_for("sim"), index=False)
         done += len(batch)
-        tell(f"{done} of {min(trials, len(simulated))} simulated")
+        tell(f"{done} of {min(effort.trials, len(simulated))} simulated")
         return [_judged(searching, config, goal) for config in batch]
 
     with searching.locked():
-        tried = search(simulated, trials, seed, evaluate)
-    best = _finalists(tried, finalists)
-    if not best:
-        raise BenchError(_nothing_fits(tried, goal))
-    chosen = [origin[content_key(candidate.config)] for candidate in best]
+        return search(simulated, effort.trials, seed, evaluate)
+
+
+def _run_in_full(
+    store: Store, space: dict[str, Any], chosen: list[Config], goal: Goal, progress: Progress
+) -> tuple[Candidate, ...]:
+    """Simulated points with their traces; what of them is the front."""
     store.write_space(space, chosen)
-    run_sweep(store, chosen, progress, jobs=jobs_for(chosen[0].device))
-    front = tuple(pareto([_judged(store, config, goal) for config in chosen]))
-    if not front:
-        raise BenchError(f"none of the {len(chosen)} best configurations ran; see {store.folder}")
-    answer = Answer(front, len(tried), sum(candidate.feasible for candidate in tried))
-    _write(store.folder, answer, goal)
-    return answer
+    run_sweep(store, chosen, progress, jobs=jobs_for("sim"))
+    return tuple(pareto([_judged(store, config, goal) for config in chosen]))
 
 
-def _pairs(points: Sequence[Config]) -> list[tuple[Config, Config]]:
-    return [(config, changed) for config in points if (changed := as_simulated(config)) is not None]
+def _ranked(tried: Sequence[Candidate]) -> list[Candidate]:
+    """What is feasible: the front from its fast end, then the rest by speed."""
+    front = pareto(tried)
+    keys = {content_key(candidate.config) for candidate in front}
+    rest = sorted((c for c in tried if c.feasible), key=lambda candidate: -candidate.speed)
+    return front + [candidate for candidate in rest if content_key(candidate.config) not in keys]
+
+
+def _feasible(tried: Sequence[Candidate]) -> int:
+    return sum(candidate.feasible for candidate in tried)
 
 
 def _judged(store: Store, config: Config, goal: Goal) -> Candidate:
     results = store.runs(config)
     # A folder removed while the search runs is a point that told nothing.
     return judge(config, results[0] if results else {"status": "error"}, goal.name, goal.memory)
-
-
-def _finalists(tried: Sequence[Candidate], count: int) -> list[Candidate]:
-    """The front from its fast end, then the fastest of the rest."""
-    front = pareto(tried)[:count]
-    keys = {content_key(candidate.config) for candidate in front}
-    rest = sorted((c for c in tried if c.feasible), key=lambda candidate: -candidate.speed)
-    rest = [candidate for candidate in rest if content_key(candidate.config) not in keys]
-    return front + rest[: count - len(front)] if front and front[0].config.device != "sim" else front
 
 
 def _nothing_fits(tried: Sequence[Candidate], goal: Goal) -> str:
@@ -136,6 +205,8 @@ def _write(folder: Path, answer: Answer, goal: Goal) -> None:
         "tried": answer.tried,
         "feasible": answer.feasible,
         "simulated": best.device == "sim",
+        "measured": answer.measured,
+        "rank_agreement": answer.agreement,
         "best": best.name,
         "front": [
             {"name": each.config.name, "speed": each.speed, "peak_reserved_bytes": each.memory}

@@ -15,6 +15,10 @@ class Figure(Enum):
 
     TOKENS = ("tokens_per_s_per_gpu", "tokens/s/GPU", 1.0)
     HARDWARE_TFLOPS = ("hardware_tflops_per_gpu", "TFLOPS/GPU (with recompute)", 1.0)
+    SAMPLES = ("samples_per_s_per_gpu", "samples/s/GPU", 1.0)
+    SECONDS = ("step_time_s", "s a step", 1.0)
+    MILLISECONDS = ("step_time_s", "ms", 1e-3)
+    RETRIES = ("alloc_retries_per_step", "alloc retries a step", 1.0)
     ALLOCATED = ("peak_memory_bytes.allocated", "GB allocated", 1e9)
     ACTIVE = ("peak_memory_bytes.active", "GB active", 1e9)
     RESERVED = ("peak_memory_bytes.reserved", "GB reserved", 1e9)
@@ -34,8 +38,13 @@ class Figure(Enum):
 
     @property
     def is_speed(self) -> bool:
-        """Whether it says how long a step took (more is faster)."""
-        return self in (Figure.TOKENS, Figure.HARDWARE_TFLOPS)
+        """Whether more of it is a shorter step."""
+        return self in (Figure.TOKENS, Figure.HARDWARE_TFLOPS, Figure.SAMPLES)
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it says how long a step took."""
+        return self.is_speed or self in (Figure.SECONDS, Figure.MILLISECONDS)
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class Case:
     gpus: int
     settings: Mapping[str, Value]
     published: Mapping[Figure, float]
+    system: str = "torch-fsdp1"
+    """The software that was used, of its time."""
     shape: Mapping[str, ShapeValue] = field(default_factory=dict)
     assumed: str = ""
     collapsed: bool = False

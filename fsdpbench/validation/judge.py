@@ -33,10 +33,10 @@ class Bar:
 def judge(predictions: Sequence[Prediction]) -> list[Bar]:
     """Every bar that these predictions can decide."""
     bars = [*_step_times(predictions)]
-    paper = [p for p in predictions if p.case.model == "gpt-175b"]
+    paper = [p for p in predictions if p.case.model == "gpt-175b" and not p.case.assumed]
     if paper:
         bars += [*_plateau(paper), *_prefetch_gain(paper), *_collapse(paper), *_memory(paper)]
-    bars += _t5([p for p in predictions if p.case.model == paper_t5.MODEL])
+    bars += _t5([p for p in predictions if p.case.group == paper_t5.GROUP])
     return bars
 
 

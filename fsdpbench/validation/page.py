@@ -9,20 +9,28 @@ import jinja2
 import plotly.graph_objects as go
 
 from fsdpbench.validation.case import Figure
+from fsdpbench.validation.held_out import HeldOut
 from fsdpbench.validation.judge import Bar
 from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.text import systems_of
 
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
-def write_page(path: Path, predictions: Sequence[Prediction], bars: Sequence[Bar], system: str) -> None:
+def write_page(
+    path: Path,
+    predictions: Sequence[Prediction],
+    bars: Sequence[Bar],
+    held_out: Sequence[HeldOut] = (),
+) -> None:
     """Write the page; plotly's script is embedded, nothing is loaded."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     chart = _chart(predictions).to_html(full_html=False, include_plotlyjs=True)
     page = environment.from_string(_TEMPLATE.read_text()).render(
         predictions=predictions,
         bars=bars,
-        system=system,
+        held_out=held_out,
+        systems=systems_of(predictions),
         chart=jinja2.utils.markupsafe.Markup(chart),
     )
     path.write_text(page)

@@ -78,6 +78,7 @@ def _case(
         group=group,
         source=_SOURCE,
         model="gpt-175b",
+        system="torch-fsdp1-1.13",
         shape={"attention": "explicit", "dropout": 0.1},
         hardware=_HARDWARE,
         gpus=gpus,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from fsdpbench.validation.case import Case, Figure
 
 MODEL = "t5-11b"
+GROUP = "FSDP paper, Fig 7c"
 # GPUs: TFLOPS at batch 8 and 16
 _TFLOPS = {
     8: (149.8, 155.1),
@@ -27,9 +28,10 @@ def t5_cases() -> list[Case]:
     return [
         Case(
             name=f"T5-11B, {gpus} GPUs, batch {batch}",
-            group="FSDP paper, Fig 7c",
+            group=GROUP,
             source="arXiv 2304.11277",
             model=MODEL,
+            system="torch-fsdp1-1.13",
             hardware="a100-80gb-roce2000",
             gpus=gpus,
             settings={

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.config import Config
+from fsdpbench.config import Config, Measurement
 from fsdpbench.planning import make_config, make_target, without_absent
 from fsdpbench.provenance import content_key
 from fsdpbench.settings import Settings
 from fsdpbench.store import Store
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
 from fsdpbench.validation.case import Case, Figure
+
+# Step time and memory come from the untraced pass.
+_MEASUREMENT = Measurement(warmup_steps=2, timed_steps=1, traced_steps=0, timeout_s=600.0)
 
 
 @dataclass(frozen=True)
@@ -33,20 +36,21 @@ class Prediction:
     def error(self, figure: Figure) -> float | None:
         """Relative error: of the step time for a speed (above 0: predicted too slow), else of the figure."""
         predicted, published = self.predicted(figure), self.case.published[figure]
-        if not predicted:
+        if not predicted or not published:
             return None
         return published / predicted - 1 if figure.is_speed else predicted / published - 1
 
     @property
     def speed(self) -> Figure | None:
-        return next((figure for figure in self.case.published if figure.is_speed), None)
+        return next((figure for figure in self.case.published if figure.is_time), None)
 
     @property
     def step_time_error(self) -> float | None:
         return None if self.speed is None else self.error(self.speed)
 
 
-def config_of(case: Case, system: str) -> Config:
+def config_of(case: Case, system: str | None = None) -> Config:
+    """The case as a configuration, of the software that it names unless `system` is given."""
     target = make_target(
         model=case.model,
         shape=case.shape,
@@ -55,19 +59,23 @@ def config_of(case: Case, system: str) -> Config:
         gpus=case.gpus,
         gpus_per_node=None,
         data=None,
+        measurement=_MEASUREMENT,
     )
-    return without_absent(make_config(target, system, Settings.of(**case.settings), target.workload()))
+    return without_absent(
+        make_config(target, system or case.system, Settings.of(**case.settings), target.workload())
+    )
 
 
 def predict(
-    cases: Sequence[Case], system: str, folder: Path, progress: Progress, jobs: int | None = None
+    cases: Sequence[Case], system: str | None, folder: Path, progress: Progress, jobs: int | None = None
 ) -> list[Prediction]:
     """Run what `folder` does not hold yet and return every case with its result, in order."""
     configs = [config_of(case, system) for case in cases]
     unique = list({content_key(config): config for config in configs}.values())
     store = Store.open_or_create(folder)
     with store.locked():
-        store.write_space({"schema": 1, "system": [system]}, unique)
+        systems = sorted({config.system for config in unique})
+        store.write_space({"schema": 1, "system": systems}, unique)
         run_sweep(store, unique, progress, jobs=jobs or jobs_for("sim"))
     finished = store.finished()
     return [

@@ -70,3 +70,19 @@ def test_whole_nodes_and_part_of_one_fit() -> None:
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(UsageError, match="tpu"):
         dataclasses.replace(CONFIG, device="tpu")
+
+
+def test_long_names_stay_apart_where_they_are_cut() -> None:
+    many = {
+        "strategy": "HYBRID_SHARD", "shard_size": 4, "grad_accum": 8, "grad_sync": "last",
+        "memory_handover": "record_stream", "reduce_dtype": "bf16", "buffer_dtype": "bf16",
+        "activation_checkpointing": "full", "optimizer": "adamw-foreach",
+    }  # fmt: skip
+    alike = [
+        dataclasses.replace(CONFIG, settings=CONFIG.settings.changed(**many, zero_grad="fill", seed=seed))
+        for seed in range(20)
+    ]
+    names = {each.name for each in alike}
+    assert len(names) == 20
+    assert max(map(len, names)) <= 120
+    assert alike[0].name == dataclasses.replace(alike[0]).name

@@ -162,6 +162,7 @@ def test_second_run_finds_everything_done(done: tuple[Sweep, str, str]) -> None:
     assert "[1/" not in stderr
 
 
+@pytest.mark.campaign
 def test_killed_in_the_middle_it_resumes(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "run")
     with sweep.start(*SPACE) as process:

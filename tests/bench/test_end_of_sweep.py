@@ -83,7 +83,8 @@ def test_no_figure_is_cut_at_any_width(
 def test_the_least_important_columns_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide, narrow = (printed(folder, width, True, monkeypatch) for width in (160, 80))
     assert {"ms/step", "spread", "overlap"} <= set(wide.split())
-    assert "tokens/s/GPU" in narrow
+    assert "tokens/s/rank" in narrow
+    assert "GPU" not in wide, "ranks on a CPU are no GPUs"
     assert "spread" not in narrow
 
 

@@ -35,7 +35,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
     return call
 
 
-@pytest.mark.parametrize("family", ["t5", "llama", "regnet", "deepvit", "dhen"])
+LONG = pytest.mark.campaign
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["t5", "dhen", *(pytest.param(name, marks=LONG) for name in ("llama", "regnet", "deepvit"))],
+)
 def test_losses_are_equal_whatever_shards_the_model(family: str, run: Callable[..., Result]) -> None:
     target = {"model": f"{family}-tiny", "gpus": 2, "device": "cpu"}
     settings: dict[str, Any] = {"batch": 2, "param_dtype": "fp32", "activation_checkpointing": "every-2"}
@@ -68,8 +74,8 @@ def test_images_from_a_folder_reach_the_ranks(run: Callable[..., Result], tmp_pa
     ("model", "gpus", "batch"),
     [
         ("t5-11b", 8, 8),
-        ("t5-v1.1-xxl", 16, 2),
-        ("llama3-8b", 8, 1),
+        pytest.param("t5-v1.1-xxl", 16, 2, marks=LONG),
+        pytest.param("llama3-8b", 8, 1, marks=LONG),
         ("llama2-70b", 64, 1),
         ("regnet-9b", 16, 16),
         ("deepvit-8b", 16, 32),

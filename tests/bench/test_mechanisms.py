@@ -175,3 +175,18 @@ def test_gathering_less_often_costs_memory(run: Run) -> None:
     gathers = full["communication"]["all_gather"]["count"]
     assert grad_op["communication"]["all_gather"]["count"] == (gathers + 1) / 2
     assert grad_op["peak_memory_bytes"]["allocated"] > full["peak_memory_bytes"]["allocated"] + 2**30
+
+
+@pytest.mark.parametrize("system", ["impl-fsdp2", "torch-fsdp2", "impl-fsdp1", "torch-fsdp1"])
+def test_offloading_to_the_host_frees_what_is_sharded_and_copies_it_each_step(run: Run, system: str) -> None:
+    target, small = {"model": "gpt-125m", "gpus": 8, "shape": "layers=4"}, {"batch": 1, "seq": 256}
+    kept, _ = run(target, system, **small)
+    offloaded, folder = run(target, system, cpu_offload=True, **small)
+    parameters = 4 * 768 * 768 * 12 + 50304 * 768
+    freed = kept["peak_memory_bytes"]["allocated"] - offloaded["peak_memory_bytes"]["allocated"]
+    assert freed > 12 * parameters / 8 * 0.9  # master weights and AdamW's moments in fp32
+    with gzip.open(folder / "trace" / "rank0_trace.json.gz") as file:
+        copies = [e for e in json.load(file)["traceEvents"] if e.get("cat") == "gpu_memcpy"]
+    steps = 2
+    to_device = sum(e["args"]["bytes"] for e in copies if "HtoD" in e["name"])
+    assert to_device >= steps * 2 * parameters / 8

@@ -20,8 +20,12 @@ def request(given: dict[str, Any] | None = None, **lists: list[Any]) -> Any:
 
 def test_the_default_space_has_at_least_16_points_over_both_front_ends() -> None:
     plan = request().plan()
-    assert len(plan.points) == 24
-    assert {config.system for config in plan.points} == {"impl-fsdp1", "impl-fsdp2"}
+    assert len([config for config in plan.points if config.system.startswith("impl")]) == 24
+    references = [config.system for config in plan.points if config.system.startswith("torch")]
+    assert sorted(references) == ["torch-ddp", "torch-fsdp1", "torch-fsdp2"]  # once each
+    assert not request({"system": "impl-fsdp2"}).space.references
+    named = request({"reference": "torch-ddp"}, wrap=["block", "root"]).plan()
+    assert [config.system for config in named.points].count("torch-ddp") == 1
     swept = [(c.system, c.settings) for c in plan.points]
     assert len(set(swept)) == len(swept)
     for name in ("wrap", "backward_prefetch", "limit_all_gathers", "reduce_dtype"):
@@ -102,3 +106,11 @@ def test_shapes_are_typed() -> None:
     assert parse_shape("layers=2,tied=true,ratio=0.5,kind=x") == {
         "layers": 2, "tied": True, "ratio": 0.5, "kind": "x",
     }  # fmt: skip
+
+
+def test_what_is_offloaded_from_simulated_gpus_must_fit_this_machine() -> None:
+    made = request({"model": "gpt-30b", "gpus": 64}, cpu_offload=[True])
+    assert {config.system for config in made.plan().points} == {"impl-fsdp1", "impl-fsdp2"}
+    too_much = request({"model": "gpt-30b", "gpus": 8}, cpu_offload=[True]).plan()
+    assert not too_much.points
+    assert any("56 GiB" in note for note in too_much.notes)

@@ -150,3 +150,11 @@ def test_wrong_thresholds_are_named(tmp_path: Path, content: str, named: str) ->
 
 def test_the_committed_thresholds_are_valid() -> None:
     read_thresholds(Path(__file__).parents[3] / "ci" / "thresholds.toml")
+
+
+def test_retries_are_named_and_what_moves_beside_them_is_not() -> None:
+    """The kernels took 0.02 % longer, because other work ran beside them: that is no cause."""
+    after = an_entry(alloc_retries_per_step=1, step_time_s=0.9, compute_s=0.35 * 1.0002)
+    findings = diagnose(compare({"a": an_entry()}, {"a": after}, Thresholds()))
+    assert [finding.cause for finding in findings] == ["more_retries"]
+    assert findings[0].sentence.startswith("1 more allocator retry a step: memory is short")

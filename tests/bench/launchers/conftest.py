@@ -1,4 +1,5 @@
-"""A real Slurm of one node, started for the tests: munge, controller and daemon in a folder of their own."""
+"""A real Slurm started for the tests, of one node or of two that this machine plays: munge, controller and
+daemons in a folder of their own."""
 
 from __future__ import annotations
 
@@ -27,11 +28,10 @@ ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 ReturnToService=2
 SlurmctldPort={controller_port}
-SlurmdPort={daemon_port}
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool.%n
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
@@ -40,7 +40,7 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 JobCompType=jobcomp/none
 MailProg=/bin/true
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} State=UNKNOWN
+{nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -66,47 +66,37 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    yield from started(tmp_path_factory.mktemp("slurm"), [socket.gethostname().split(".")[0]])
+
+
+@pytest.fixture(scope="module")
+def slurm_of_two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    yield from started(tmp_path_factory.mktemp("slurm"), ["first", "second"])
+
+
+def started(folder: Path, nodes: list[str]) -> Iterator[Cluster]:
+    """A running Slurm with these nodes, each a daemon of its own on this machine."""
     missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"needs the Debian package slurm-wlm (and munge): no {', '.join(missing)}")
     if os.geteuid() != 0:
         pytest.skip("needs root, to start the daemons of the Debian package slurm-wlm")
-    folder = tmp_path_factory.mktemp("slurm")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)  # munge refuses a socket in a folder that others may write to or not enter
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
-    (folder / "munge.key").write_bytes(os.urandom(128))
-    (folder / "munge.key").chmod(0o600)
-    text = CONFIGURATION.format(
-        folder=folder, host=socket.gethostname().split(".")[0], user="root", cores=os.cpu_count(),
-        controller_port=free_port(), daemon_port=free_port(),
-    )  # fmt: skip
-    (folder / "slurm.conf").write_text(text)
-    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    environment = configured(folder, nodes)
     daemons = [
         ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key",
          f"--socket={folder}/munge.sock", f"--pid-file={folder}/munge.pid",
          f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed"],
         ["slurmctld", "-D", "-f", f"{folder}/slurm.conf"],
-        ["slurmd", "-D", "-f", f"{folder}/slurm.conf"],
+        *(["slurmd", "-D", "-N", node, "-f", f"{folder}/slurm.conf"] for node in nodes),
     ]  # fmt: skip
     running: list[subprocess.Popen[bytes]] = []
     try:
-        for words in daemons:
-            with (folder / f"{words[0]}.out").open("wb") as log:
+        for place, words in enumerate(daemons):
+            with (folder / f"{words[0]}{place}.out").open("wb") as log:
                 running.append(subprocess.Popen(words, env=environment, stdout=log, stderr=log))
             wait_for(lambda: (folder / "munge.sock").exists(), folder)
         cluster = Cluster(environment)
-        wait_for(
-            lambda: (
-                "idle"
-                in subprocess.run(
-                    ["sinfo", "-h"], env=environment, capture_output=True, text=True, timeout=60
-                ).stdout
-            ),
-            folder,
-        )
+        wait_for(lambda: idle_nodes(environment) == len(nodes), folder)
         yield cluster
         cluster.call("scancel", "--user=root")
     finally:
@@ -114,6 +104,32 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             process.terminate()
         for process in running:
             end(process)
+
+
+def configured(folder: Path, nodes: list[str]) -> dict[str, str]:
+    """Write Slurm's and munge's files; the environment in which their commands find them."""
+    for parent in (folder, *folder.parents[:2]):
+        parent.chmod(0o755)  # munge refuses a socket in a folder that others may write to or not enter
+    (folder / "state").mkdir()
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o600)
+    host, cores = socket.gethostname().split(".")[0], os.cpu_count()
+    lines = []
+    for node in nodes:
+        (folder / f"spool.{node}").mkdir()
+        where = f"NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()}"
+        lines.append(f"NodeName={node} {where} CPUs={cores} State=UNKNOWN")
+    text = CONFIGURATION.format(
+        folder=folder, host=host, user="root", nodes="\n".join(lines), controller_port=free_port()
+    )
+    (folder / "slurm.conf").write_text(text)
+    return {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+
+
+def idle_nodes(environment: dict[str, str]) -> int:
+    words = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
+    told = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60).stdout
+    return sum(line.split()[1:] == ["idle"] for line in told.splitlines())
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

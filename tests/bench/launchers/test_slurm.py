@@ -78,3 +78,20 @@ def test_four_cpu_configurations_and_an_array_of_twenty(slurm: Any, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert [result["status"] for result in results] == ["ok"] * 20
     assert len({job.split("_")[0] for job in jobs(slurm)} - before) == 1
+
+
+@pytest.mark.campaign
+def test_a_job_of_two_nodes(slurm_of_two: Any, tmp_path: Path) -> None:
+    """Each node's task starts its own ranks; they meet at the first node, and its task writes the result."""
+    words = ["--system", "impl-fsdp2", "--backward-prefetch", "pre", "--gpus-per-node", "1"]
+    slurm_of_two.environment["GLOO_SOCKET_IFNAME"] = "lo"
+    done, results = swept(slurm_of_two, tmp_path / "run", *CPU, *words)
+    assert done.returncode == 0, done.stderr
+    (result,) = results
+    assert result["status"] == "ok", result["cause"]
+    assert result["config"]["gpus_per_node"] == 1
+    assert len(result["traces"]) == 2
+    assert {path.name for path in (Path(result["folder"]) / "logs").glob("node*_stderr.log")} == {
+        "node0_stderr.log", "node1_stderr.log",
+    }  # fmt: skip
+    assert slurm_of_two.call("squeue", "-h", "-t", "all", "-o", "%D").split() == ["2"]

@@ -8,6 +8,11 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from fsdpbench.cli.tune_command import command
+
 PROGRAM = "from fsdpbench.cli import main; main()"
 TUNE = [
     "tune",
@@ -71,3 +76,41 @@ def test_nothing_that_fits_is_said(tmp_path: Path) -> None:
     done = fsdpbench(*TUNE, *words, "--memory", "10MB")
     assert done.returncode == 5
     assert "fits into 0.01 GB; the least needs" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.campaign
+def test_on_a_real_device_the_search_goes_on_with_real_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    shape = "layers=2,d_model=32,heads=2,vocab=64,max_seq=16"
+    words = ["tune", "--model", "gpt", "--shape", shape, "--gpus", "2", "--device", "cpu", *REST]
+    words += ["--system", "impl-fsdp2,impl-fsdp1", "--batch", "1,8", "--wrap", "block,root"]
+    words += ["--strategy", "FULL_SHARD", "--backward-prefetch", "pre", "--backward-prefetch-depth", "1"]
+    words += ["--trials", "12", "--finalists", "1", "--real-runs", "3", "--json", "-o", str(folder)]
+    done = fsdpbench(*words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["tried"], found["measured"], found["simulated"]) == (12, 3, False)
+    assert -1.0 <= found["rank_agreement"] <= 1.0
+    assert "[3/3]" in done.stderr
+    assert "tokens/s/rank" in done.stderr
+    results = [json.loads(path.read_text()) for path in folder.glob("impl-*/result.json")]
+    assert [result["device"] for result in results] == ["cpu"] * 3
+    fastest = max(result["tokens_per_s_per_gpu"] for result in results)
+    assert [each["speed"] for each in found["front"]] == [fastest]
+    again = fsdpbench(*words)
+    assert json.loads(again.stdout) == found, again.stderr
+    assert "3 of 3 configurations are done already" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--device", "sim", "--real-runs", "3"], "--real-runs belongs to real devices"),
+        (["--device", "cpu", "--for", "mfu"], "a CPU's peak is not known"),
+        (["--device", "cpu", "--real-time", "0"], "--real-time"),
+    ],
+)
+def test_what_makes_no_sense_on_a_device_is_refused(words: list[str], told: str) -> None:
+    done = CliRunner().invoke(command, ["--model", "gpt-tiny", "--gpus", "2", *words])
+    assert done.exit_code != 0
+    assert told in f"{done.output}{done.exception}"

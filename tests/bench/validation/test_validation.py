@@ -138,13 +138,13 @@ def test_each_bar_of_the_paper_can_be_missed(name: str, change: dict[str, Any], 
 def test_it_is_told_as_table_page_and_json(tmp_path: Path) -> None:
     predictions = paper_predictions()
     bars = judge(predictions)
-    text = as_markdown(predictions, bars, "torch-fsdp1")
+    text = as_markdown(predictions, bars)
     assert (
         "| GPT-175B, 512 GPUs, batch 2 | TFLOPS/GPU (with recompute) | 184.7 | 184.7 | step time +0.0% |"
         in text
     )
-    assert len(as_dict(predictions, bars, "torch-fsdp1")["cases"]) == 13
-    write_page(tmp_path / "page.html", predictions, bars, "torch-fsdp1")
+    assert len(as_dict(predictions, bars)["cases"]) == 13
+    write_page(tmp_path / "page.html", predictions, bars)
     page = (tmp_path / "page.html").read_text()
     assert "Simulated against published" in page
     assert "GPT-175B, 512 GPUs, batch 2" in page

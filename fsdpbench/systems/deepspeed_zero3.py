@@ -1,0 +1,110 @@
+"""DeepSpeed's ZeRO-3 (package `deepspeed`): an engine around the model, told what to do by a JSON document.
+
+The engine owns backward and the optimizer step:
+
+    TrainingLoop      backward(loss)        backward(loss)        optimizer.step()
+    engine            backward, step        backward              step, which updates the weights
+                      (counts a microbatch) (the last one)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsdpbench.config import Config
+from fsdpbench.systems.base import BuildContext, System, refuse_common
+
+_BY_BYTES = "ZeRO-3 gathers by parameter and prefetches by size, in both passes; there are no FSDP units"
+_NEVER = 10**9
+
+
+class DeepSpeedZero3(System):
+    name = "deepspeed-zero3"
+    summary = "DeepSpeed's ZeRO-3 (extra `deepspeed`)"
+    devices = frozenset({"cuda"})
+    package = "deepspeed"
+    installation = "pip install 'fsdpbench[deepspeed]'"
+    absent = {  # noqa: RUF012
+        "wrap": _BY_BYTES,
+        "reshard_after_forward": "ZeRO-3 decides by reuse distance (stage3_max_reuse_distance)",
+        "backward_prefetch": _BY_BYTES,
+        "backward_prefetch_depth": _BY_BYTES,
+        "forward_prefetch": _BY_BYTES,
+        "limit_all_gathers": "ZeRO-3 bounds what is gathered by elements (stage3_max_live_parameters)",
+        "memory_handover": "ZeRO-3 passes memory in its own way",
+        "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
+        "zero_grad": "DeepSpeed clears gradients in its own step",
+    }
+
+    def refuses(self, config: Config) -> dict[str, str]:
+        refused, settings = refuse_common(config), config.settings
+        if settings.strategy != "FULL_SHARD":
+            refused["strategy"] = "ZeRO-3 shards parameters, gradients and optimizer over all ranks"
+        if settings.grad_sync == "last" and settings.grad_accum > 1:
+            refused["grad_sync"] = "ZeRO-3 reduces gradients after every microbatch"
+        if settings.compile:
+            refused["compile"] = "the bench does not compile blocks under DeepSpeed's hooks"
+        return refused
+
+    def wrap(self, context: BuildContext) -> nn.Module:
+        self.require()
+        import deepspeed
+
+        told = zero3_config(context.config)
+        # Partitioned as it is built; the meta device of a deferred build has nothing to partition.
+        with deepspeed.zero.Init(config_dict_or_path=told):
+            model = replace(context, deferred=False).build_model()
+        optimizer = super().make_optimizer(model, context.config)
+        engine: nn.Module
+        engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=told)
+        return engine
+
+    def make_optimizer(self, model: Any, config: Config) -> Any:
+        return _EngineStep(model)
+
+    def backward(self, model: Any, loss: torch.Tensor, *, is_last: bool) -> None:
+        model.backward(loss, scale_wrt_gas=False)  # the loop has scaled it
+        if not is_last:
+            model.step()  # counts the microbatch
+
+
+class _EngineStep:
+    """What the training loop calls as its optimizer: the engine's step, which updates and clears."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def step(self) -> None:
+        self._engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+
+def zero3_config(config: Config) -> dict[str, Any]:
+    """DeepSpeed's configuration for `config`, as its JSON says it (deepspeed.ai, "DeepSpeed Configuration
+    JSON"). Everything that no setting names keeps DeepSpeed's default."""
+    settings = config.settings
+    zero: dict[str, Any] = {"stage": 3, "overlap_comm": True, "contiguous_gradients": True}
+    told: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": settings.batch,
+        "gradient_accumulation_steps": settings.grad_accum,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 0.0,
+        "steps_per_print": _NEVER,
+        "wall_clock_breakdown": False,
+        "bf16": {"enabled": settings.param_dtype == "bf16"},
+        # A fixed scale: no other system here skips a step whose gradients overflow.
+        "fp16": {"enabled": settings.param_dtype == "fp16", "loss_scale": 1.0},
+    }
+    if settings.reduce_dtype is not None:
+        told["communication_data_type"] = settings.reduce_dtype
+    if settings.cpu_offload:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        told["zero_force_ds_cpu_optimizer"] = False  # the optimizer that was chosen, not DeepSpeed's own
+    return told

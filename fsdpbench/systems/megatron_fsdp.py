@@ -1,0 +1,106 @@
+"""NVIDIA's Megatron-FSDP (package `megatron-fsdp`): module and optimizer are sharded, units are classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from fsdpbench.config import Config
+from fsdpbench.systems.base import TORCH_DTYPES, BuildContext, System, refuse_common, shard_size_of
+from fsdpbench.systems.wrapping import select_units
+
+_BY_SIZE = "Megatron-FSDP prefetches by size, two units' worth of elements"
+_STRATEGIES = {
+    "FULL_SHARD": "optim_grads_params",
+    "SHARD_GRAD_OP": "optim_grads",
+    "NO_SHARD": "no_shard",
+    "HYBRID_SHARD": "optim_grads_params",
+    "_HYBRID_SHARD_ZERO2": "optim_grads",
+}
+
+
+class MegatronFsdp(System):
+    name = "megatron-fsdp"
+    summary = "NVIDIA's Megatron-FSDP (extra `megatron-fsdp`)"
+    devices = frozenset({"cuda"})
+    package = "megatron_fsdp"
+    installation = "pip install 'fsdpbench[megatron-fsdp]'"
+    absent = {  # noqa: RUF012
+        "reshard_after_forward": "Megatron-FSDP says it by its strategy",
+        "backward_prefetch": _BY_SIZE,
+        "backward_prefetch_depth": _BY_SIZE,
+        "forward_prefetch": _BY_SIZE,
+        "limit_all_gathers": _BY_SIZE,
+        "memory_handover": "Megatron-FSDP passes memory in its own way",
+        "buffer_dtype": "Megatron-FSDP leaves buffers in the dtype of the model",
+        "cpu_offload": "Megatron-FSDP keeps its shards on the GPU",
+    }
+
+    def refuses(self, config: Config) -> dict[str, str]:
+        refused, settings = refuse_common(config), config.settings
+        if settings.wrap == "root" or settings.wrap.startswith("size:"):
+            refused["wrap"] = "Megatron-FSDP's units are classes of modules below the model"
+        if settings.grad_sync == "last" and settings.grad_accum > 1:
+            refused["grad_sync"] = "with sharded gradients Megatron-FSDP reduces after every microbatch"
+        if settings.compile:
+            refused["compile"] = "the bench does not compile blocks under Megatron-FSDP's hooks"
+        return refused
+
+    def wrap(self, context: BuildContext) -> nn.Module:
+        self.require()
+        from megatron_fsdp import MixedPrecisionPolicy, fully_shard_model
+
+        config = context.config
+        arguments = megatron_arguments(config)
+        dtypes = {name: TORCH_DTYPES[value] for name, value in arguments.pop("precision").items()}
+        # Compute happens in the dtype of the model; the fp32 weights are those of the optimizer.
+        model = context.build_model().to(TORCH_DTYPES[config.settings.param_dtype])
+        units = select_units(model, context.workload, config.settings.wrap)
+        wrapped: nn.Module = fully_shard_model(
+            module=model,
+            fsdp_unit_modules=list(dict.fromkeys(type(unit) for unit in units)),
+            mixed_precision_policy=MixedPrecisionPolicy(**dtypes),
+            device=None if context.deferred else context.device,
+            init_model_with_meta_device=context.deferred and config.settings.strategy != "NO_SHARD",
+            **arguments,
+            **_mesh(context),
+        )
+        return wrapped
+
+    def make_optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
+        from megatron_fsdp import fully_shard_optimizer
+
+        sharded: torch.optim.Optimizer = fully_shard_optimizer(super().make_optimizer(model, config))
+        return sharded
+
+
+def megatron_arguments(config: Config) -> dict[str, Any]:
+    """Arguments of `fully_shard_model` that the settings decide, `precision` as names of dtypes. Gradients
+    are accumulated in fp32, as FSDP's sharded ones are, and reduced in `reduce_dtype`."""
+    settings = config.settings
+    return {
+        "zero_dp_strategy": _STRATEGIES[settings.strategy],
+        "outer_dp_sharding_strategy": "no_shard",
+        "dp_shard_dim": "shard",
+        "dp_outer_dim": "replicate" if "HYBRID" in settings.strategy else None,
+        "sync_model_each_microbatch": True,
+        "preproc_state_dict_for_dcp_ckpt": False,
+        "precision": {
+            "main_params_dtype": "fp32",
+            "main_grads_dtype": "fp32",
+            "grad_comm_dtype": settings.reduce_dtype or settings.param_dtype,
+        },
+    }
+
+
+def _mesh(context: BuildContext) -> dict[str, Any]:
+    """The device mesh, and for hybrid sharding the group of all ranks that Megatron-FSDP wants with it."""
+    config = context.config
+    if "HYBRID" not in config.settings.strategy:
+        return {"device_mesh": init_device_mesh("cuda", (config.gpus,), mesh_dim_names=("shard",))}
+    shard = shard_size_of(config)
+    mesh = init_device_mesh("cuda", (config.gpus // shard, shard), mesh_dim_names=("replicate", "shard"))
+    return {"device_mesh": mesh, "hybrid_fsdp_group": mesh._flatten("all").get_group()}

@@ -1,0 +1,113 @@
+"""Points of a search that run for real: one after the other, kept as a sweep keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fsdpbench.config import Config
+from fsdpbench.index import build_index
+from fsdpbench.store import INDEX_FILE, Store, disk_errors
+from fsdpbench.sweep.repeats import first_run
+from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
+from fsdpbench.tune.front import Candidate, judge
+
+_LEAST_PAIRS = 3
+
+
+class RealRuns:
+    """Runs points into `store`. `total`: how many at most, for `progress`; None where only time bounds
+    them."""
+
+    def __init__(
+        self,
+        store: Store,
+        space: dict[str, Any],
+        goal: str,
+        memory: int | None,
+        progress: Progress,
+        total: int | None = None,
+    ) -> None:
+        self._store = store
+        self._space = space
+        self._goal = goal
+        self._memory = memory
+        self._inner = progress
+        self._progress = _Continued(progress, total)
+        self._points: list[Config] = []
+
+    def measure(self, config: Config) -> Candidate:
+        """Run `config`, if it has not run already, and judge its first run."""
+        self._points.append(config)
+        self._store.write_space(self._space, self._points)
+        run_sweep(self._store, [config], self._progress, jobs=jobs_for(config.device), index=False)
+        return self._judged(config, first=True)
+
+    def close(self) -> None:
+        """After the last one: end the display, write the index."""
+        self._progress.close()
+        with disk_errors(self._store.folder):
+            build_index(self._store.folder / INDEX_FILE, self._store.points())
+
+    def repeated(self, measured: Sequence[Candidate], repeat: int, contenders: int) -> list[Candidate]:
+        """`measured` with the fastest `contenders` run `repeat` times each, interleaved, so that luck in a
+        single run does not decide between them."""
+        if repeat > 1:
+            fastest = sorted((c for c in measured if c.feasible), key=lambda c: -c.speed)[:contenders]
+            again = [candidate.config for candidate in fastest]
+            if again:
+                run_sweep(self._store, again, self._inner, jobs=jobs_for(again[0].device), repeat=repeat)
+        return [self._judged(candidate.config, first=False) for candidate in measured]
+
+    def _judged(self, config: Config, *, first: bool) -> Candidate:
+        results = self._store.runs(config)
+        if not results:
+            return judge(config, {"status": "error"}, self._goal, self._memory)
+        # A second start finds results over all runs; the search must see what it saw the first time.
+        result = first_run(results[0]) if first else results[0]
+        return judge(config, result, self._goal, self._memory)
+
+
+def rank_agreement(pairs: Sequence[tuple[Candidate | None, Candidate]]) -> float | None:
+    """Spearman's rank correlation of simulated and measured speeds, over the points that have both. None for
+    fewer than three, or where one side has one speed only."""
+    both = [(known.speed, found.speed) for known, found in pairs if known is not None and found.feasible]
+    if len(both) < _LEAST_PAIRS or any(len(set(side)) < 2 for side in zip(*both, strict=True)):
+        return None
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(*zip(*both, strict=True)).statistic)
+
+
+class _Continued:
+    """Many short sweeps shown as one. What is found done comes first: a search takes the same way again."""
+
+    def __init__(self, inner: Progress, total: int | None) -> None:
+        self._inner = inner
+        self._total = total
+        self._known = 0
+        self._begun = False
+
+    def begin(self, total: int, already_done: int) -> None:
+        self._known += already_done
+
+    def started(self, config: Config) -> None:
+        self._begin()
+        self._inner.started(config)
+
+    def finished(self, config: Config, result: dict[str, Any]) -> None:
+        self._inner.finished(config, result)
+
+    def tick(self) -> None:
+        self._inner.tick()
+
+    def end(self) -> None: ...
+
+    def close(self) -> None:
+        self._begin()
+        self._inner.end()
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._inner.begin(self._total or 0, self._known)

@@ -1,0 +1,83 @@
+"""Systems on one workload from the command line: the docs' own plugin, and one that computes wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parents[3] / "docs" / "systems.md"
+SHAPE = "layers=2,d_model=32,heads=2,vocab=64,max_seq=16"
+MODEL = ("--model", "gpt", "--shape", SHAPE, "--gpus", "2", "--param-dtype", "fp32", "--batch", "2")
+WRONG = """
+from fsdpbench.systems import NO_SHARDING, System
+class Unreduced(System):
+    name = "unreduced"
+    summary = "every rank trains on its own: fast, and wrong"
+    shards = False
+    absent = NO_SHARDING
+    def wrap(self, context):
+        return context.build_model()
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, package: Any) -> Path:
+    """The example of the docs as it stands there, installed, and a system that forgets to reduce."""
+    text = DOCS.read_text()
+    example = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    entry = re.search(r"^(ddp-big-buckets) = \"(.*)\"$", text, re.MULTILINE)
+    assert example is not None
+    assert entry is not None
+    code = [line for line in example[1].splitlines() if line.strip() and not line.startswith("#")]
+    assert len(code) <= 20
+    modules = {"my_systems.py": example[1], "wrong_systems.py": WRONG}
+    entries = {entry[1]: entry[2], "unreduced": "wrong_systems:Unreduced"}
+    folder: Path = package(tmp_path_factory.mktemp("plugin"), modules, entries)
+    return folder
+
+
+def swept(site: Path, folder: Path, *words: str) -> str:
+    inherited = os.environ.get("PYTHONPATH")
+    path = str(site) + (f":{inherited}" if inherited else "")
+    program = [sys.executable, "-c", "from fsdpbench.cli import main; main()"]
+    done = subprocess.run(
+        [*program, "sweep", *MODEL, *words, "-o", str(folder)],
+        capture_output=True, text=True, timeout=250, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_on_real_ranks_ratios_have_a_spread_and_a_wrong_system_is_flagged(site: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    systems = ("--system", "torch-ddp,ddp-big-buckets,unreduced", "--repeat", "2")
+    told = swept(site, folder, *systems, "--device", "cpu")
+    assert "Throughput against torch-ddp, each system's best on the same work, over 2 rounds:" in told
+    lines = {line.split()[0]: line for line in told.splitlines() if re.search(r"\d\.\d\dx", line)}
+    assert set(lines) == {"torch-ddp", "ddp-big-buckets", "unreduced"}
+    assert "1.00x" in lines["torch-ddp"]
+    assert re.search(r"\(\d+\.\d\d to \d+\.\d\d\)", lines["ddp-big-buckets"])
+    assert "losses equal" in lines["ddp-big-buckets"]
+    assert "losses differ" in lines["unreduced"]
+    assert "unreduced computes something else than torch-ddp: its loss in step " in told
+    assert "ddp-big-buckets computes something else" not in told
+    assert "unreduced computes something else" in (folder / "report.html").read_text()
+    results = [json.loads(path.read_text()) for path in folder.glob("*-????????/result.json")]
+    losses = {result["config"]["system"]: result["loss"] for result in results}
+    steps = min(map(len, losses.values()))
+    assert losses["ddp-big-buckets"][:steps] == pytest.approx(losses["torch-ddp"][:steps], rel=1e-5)
+    assert losses["unreduced"][0] == pytest.approx(losses["torch-ddp"][0], rel=1e-5)
+
+
+def test_the_same_plugin_runs_on_simulated_gpus(site: Path, tmp_path: Path) -> None:
+    told = swept(site, tmp_path / "run", "--system", "torch-ddp,ddp-big-buckets", "--device", "sim")
+    assert "Throughput against torch-ddp, each system's best on the same work:" in told
+    assert re.search(r"^ddp-big-buckets +\d\.\d\dx", told, re.MULTILINE)
+    assert "losses" not in told, "simulated tensors have no values"

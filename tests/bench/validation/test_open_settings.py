@@ -1,0 +1,56 @@
+"""Published figures whose settings are not published: with their assumptions said, and without a bar."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdpbench.planning import not_applicable
+from fsdpbench.validation.case import Figure
+from fsdpbench.validation.judge import group_errors, judge
+from fsdpbench.validation.paper_network import network_predictions
+from fsdpbench.validation.paper_open import open_cases
+from fsdpbench.validation.predict import Prediction, config_of
+from fsdpbench.validation.text import as_markdown
+
+
+def test_every_case_can_run_and_says_what_it_assumes() -> None:
+    cases = open_cases()
+    assert {case.group.rpartition(", ")[2] for case in cases} == {
+        "Fig 6a", "Fig 6c", "Fig 7a and 8a", "PyTorch 1.11 on AWS", "pytorch#104509",
+    }  # fmt: skip
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        assert case.assumed
+        assert not_applicable(config_of(case)) == {}
+
+
+def test_they_have_no_bar() -> None:
+    predictions = [Prediction(case, {"status": "oom"}) for case in open_cases()]
+    assert group_errors(predictions) == {}
+    assert judge(predictions) == []
+
+
+def test_assumptions_stand_below_the_table() -> None:
+    predictions = [Prediction(case, {"status": "ok"}) for case in open_cases()]
+    text = as_markdown(predictions, [])
+    assert text.count("| FSDP paper, Fig 6c | 80 GB GPUs") == 1
+
+
+def test_a_time_s_error_is_its_own() -> None:
+    case = next(case for case in open_cases() if case.published.get(Figure.RETRIES) == 46)
+    prediction = Prediction(case, {"status": "ok", "step_time_s": 8.03, "alloc_retries_per_step": 46})
+    assert prediction.step_time_error == pytest.approx(0.1)
+    assert prediction.error(Figure.RETRIES) == 0.0
+
+
+def test_figure_2_by_the_network_alone() -> None:
+    predictions = network_predictions()
+    assert len(predictions) == 12
+    even, into_list, uneven = (p.predicted(Figure.MILLISECONDS) for p in predictions[:3])
+    assert even is not None
+    assert into_list is not None
+    assert uneven is not None
+    assert into_list / even == pytest.approx(19.29 / 17.92, rel=0.02)
+    assert uneven / even == pytest.approx(20.05 / 17.92, rel=0.01)
+    pieces = [p.predicted(Figure.MILLISECONDS) for p in predictions[3:]]
+    assert pieces == sorted(pieces)  # latency counts more in smaller pieces
