@@ -1,6 +1,6 @@
 """Compares two saved files of pytest-benchmark by the gate's statistics.
 
-    pytest tests/impl/benchmarks tests/sim/benchmarks --benchmark-enable --benchmark-json before-1.json
+    pytest tests/impl/benchmarks tests/sim/benchmarks -n 0 --benchmark-enable --benchmark-json before-1.json
     python ci/compare_benchmarks.py before-1.json,before-2.json,... after-1.json,after-2.json,...
 
 Each side is one file or several between commas. With several files a side the run is the replicate, as it is
