@@ -8,12 +8,17 @@ under.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fsdpbench.errors import UsageError
+from fsdpbench.script.source import ScriptSource
 from fsdpbench.settings import SETTINGS, Settings, show_value
+from fsdpbench.sim.jitter import JitterSettings
 
 DEVICES = ("cuda", "cpu", "sim")
 ShapeValue = int | float | str | bool
@@ -50,7 +55,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration. Build it with `planning.make_config`, which checks it against model and hardware."""
+    """One configuration. Build it with `planning.make_config`, which checks it against model and hardware.
+
+    With a `script`, that is what runs: model and system are its name, and it has no settings.
+    """
 
     model: str
     shape: Mapping[str, ShapeValue]
@@ -63,18 +71,37 @@ class Config:
     measurement: Measurement
     data: str | None = None
     shape_given: Mapping[str, ShapeValue] = field(default_factory=dict)
+    emulate: bool = False
+    """One real device stands for rank 0 of `gpus`; the network is that of `hardware`."""
+    script: ScriptSource | None = None
+    jitter: JitterSettings | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise UsageError(f"device {self.device!r} is none of {', '.join(DEVICES)}")
+        if self.emulate and (self.device == "sim" or self.hardware is None):
+            raise UsageError("to emulate needs a real device, and a hardware profile for its network")
         check_world(self.gpus, self.gpus_per_node)
 
     @property
+    def in_one_process(self) -> bool:
+        """Whether rank 0 alone is run: the others are simulated or emulated."""
+        return self.device == "sim" or self.emulate
+
+    @property
     def name(self) -> str:
-        """Readable, file-system safe, the same for the same configuration in every sweep."""
+        """Readable, file-system safe, the same for the same configuration in every sweep, and its own: one
+        that is too long ends in a hash of what was cut off."""
+        jitter = [] if self.jitter is None else [f"jitter-{self.jitter.seed}"]
+        if self.script is not None:
+            stem = self.script.name.removesuffix(".py")
+            words = [stem, f"{self.gpus}x", Path(str(self.hardware)).stem, *jitter]
+            return _cut(re.sub(r"[^a-z0-9.-]", "-", "-".join(words).lower()))
         parts = [self.system, self.settings.wrap.replace(":", "").replace("+", "_")]
         if self.gpus != _USUAL_GPUS:
             parts.insert(1, f"{self.gpus}x")
+        if self.emulate:
+            parts.insert(1, "emulated")
         if self.settings.seq not in (None, self.shape.get("max_seq")):
             parts.append(f"seq-{self.settings.seq}")
         parts += [
@@ -88,7 +115,7 @@ class Config:
             for name, value in self.settings.to_dict().items()
             if name not in _NAMED_ALWAYS and value is not None and value != SETTINGS[name].default
         ]
-        return "-".join(parts).lower().replace("_", "")[:120]
+        return _cut("-".join([*parts, *jitter]).lower().replace("_", ""))
 
     def to_dict(self) -> dict[str, Any]:
         record = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
@@ -96,19 +123,42 @@ class Config:
         record["shape_given"] = dict(self.shape_given)
         record["settings"] = self.settings.to_dict()
         record["measurement"] = dataclasses.asdict(self.measurement)
+        for absent in ("script", "jitter"):
+            if record[absent] is None:
+                del record[absent]
+        if self.jitter is not None:
+            record["jitter"] = dataclasses.asdict(self.jitter)
+        if self.script is not None:
+            record["script"], record["settings"] = self.script.to_dict(), {}
         return record
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Config:
         known = {spec.name for spec in dataclasses.fields(cls)}
         values = {name: value for name, value in record.items() if name in known}
-        values["settings"] = Settings.from_record(record["settings"])
+        if record.get("script") is not None:
+            values["script"] = ScriptSource.from_dict(record["script"])
+            values["settings"] = Settings.of()
+        else:
+            values["settings"] = Settings.from_record(record["settings"])
+        if record.get("jitter") is not None:
+            values["jitter"] = JitterSettings(**record["jitter"])
         values["measurement"] = Measurement(**record["measurement"])
         return cls(**values)
 
 
 _USUAL_GPUS = 8
+_LONGEST_NAME = 120
+"""A folder's name may have 255 characters, of which key, run and `.work-` take some."""
+_HASH_LENGTH = 8
 _NAMED_ALWAYS = {"wrap", "backward_prefetch", "limit_all_gathers", "param_dtype", "seq"}
+
+
+def _cut(name: str) -> str:
+    if len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_HASH_LENGTH]
+    return f"{name[: _LONGEST_NAME - _HASH_LENGTH - 1].rstrip('-')}-{digest}"
 
 
 def check_world(gpus: int, gpus_per_node: int) -> None:

@@ -26,6 +26,18 @@ _EXTRAS = (
     ("hta", "hta", "HolisticTraceAnalysis beside our own analysis", "pip install 'fsdpbench[hta]'"),
     ("tune", "optuna", "`fsdpbench tune`", "pip install 'fsdpbench[tune]'"),
     ("slurm", "submitit", "`--launcher slurm`", "pip install 'fsdpbench[slurm]'"),
+    (
+        "deepspeed",
+        "deepspeed",
+        "`--system deepspeed-zero3`",
+        "pip install 'fsdpbench[deepspeed]'",
+    ),
+    (
+        "megatron-fsdp",
+        "megatron_fsdp",
+        "`--system megatron-fsdp`",
+        "pip install 'fsdpbench[megatron-fsdp]'",
+    ),
 )
 
 
@@ -61,7 +73,7 @@ def examine(try_devices: bool = True) -> list[Finding]:
     if try_devices:
         looks += [lambda: _tried("sim", 8), lambda: _tried("cpu", 2)]
     findings = [look() for look in looks]
-    return [*findings, *(_extra(*extra) for extra in _EXTRAS), _slurm()]
+    return [*findings, *(_extra(*extra) for extra in _EXTRAS), _slurm(), *_plugins()]
 
 
 def _python() -> Finding:
@@ -142,6 +154,23 @@ def _extra(name: str, module: str, purpose: str, way_out: str) -> Finding:
     if importlib.util.find_spec(module) is None:
         return Finding(f"extra {name}", Verdict.MISSING, f"{module} is not installed: no {purpose}", way_out)
     return Finding(f"extra {name}", Verdict.OK, f"{module} is installed: {purpose}")
+
+
+def _plugins() -> list[Finding]:
+    """Systems of other packages; one that cannot be loaded is missing, nothing of ours is broken by it."""
+    from fsdpbench.systems import offers
+
+    found = []
+    for offer in offers():
+        if offer.origin == "fsdpbench":
+            continue
+        what = f"system {offer.name}"
+        if offer.problem is None:
+            found.append(Finding(what, Verdict.OK, f"of {offer.origin}"))
+        else:
+            way_out = f"mend or remove {offer.origin}; the other systems work"
+            found.append(Finding(what, Verdict.MISSING, offer.problem, way_out))
+    return found
 
 
 def _slurm() -> Finding:

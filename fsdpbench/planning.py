@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpbench.config import Config, Measurement, ShapeValue, check_world
+from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
 from fsdpbench.settings import SETTINGS, Settings, Value
 from fsdpbench.systems import get_system
@@ -27,6 +28,7 @@ class Target:
     gpus_per_node: int
     data: str | None
     measurement: Measurement
+    emulate: bool = False
 
     def workload(self) -> Workload:
         try:
@@ -45,13 +47,18 @@ def make_target(
     gpus_per_node: int | None,
     data: str | None,
     measurement: Measurement | None = None,
+    emulate: bool = False,
 ) -> Target:
-    """Check and complete a target. `device` is resolved already. Raises `UsageError`."""
+    """Check and complete a target. `device` is resolved already. Raises `UsageError`.
+
+    With `emulate`, `hardware` names the network's profile.
+    """
     from fsdpbench.sim.hardware import ProfileError, load_profile
 
     per_node = gpus_per_node
-    if device == "sim":
-        hardware = hardware or DEFAULT_HARDWARE
+    modelled = device == "sim" or emulate
+    if modelled:
+        hardware = hardware or (profile_of_this_machine() if emulate else None) or DEFAULT_HARDWARE
         try:
             per_node = per_node or load_profile(hardware).gpus_per_node
         except ProfileError as error:
@@ -64,7 +71,8 @@ def make_target(
         model=model,
         shape=shape,
         device=device,
-        hardware=hardware if device == "sim" else None,
+        hardware=hardware if modelled else None,
+        emulate=emulate,
         gpus=gpus,
         gpus_per_node=per_node,
         data=str(Path(data).resolve()) if data else None,
@@ -75,8 +83,8 @@ def make_target(
 
 
 def make_config(target: Target, system: str, settings: Settings, workload: Workload) -> Config:
-    """One configuration on `target`; settings that `system` does not have become `None`."""
-    get_system(system)
+    """One configuration on `target`. Raises `UsageError` for a system that is not there or not installed."""
+    get_system(system).require()
     try:
         seq = workload.resolve_seq(settings.seq)
     except WorkloadError as error:
@@ -93,6 +101,7 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
         settings=settings.changed(seq=seq),
         measurement=target.measurement,
         data=target.data,
+        emulate=target.emulate,
     )
 
 
@@ -102,7 +111,7 @@ def not_applicable(config: Config, given: Iterable[str] = ()) -> dict[str, str]:
     system = get_system(config.system)
     absent = system.absent_settings(config)
     reasons = {name: absent[name] for name in given if name in absent}
-    return reasons | system.refuses(config)
+    return reasons | system.not_applicable(config)
 
 
 def without_absent(config: Config) -> Config:
@@ -142,9 +151,9 @@ def _typed(text: str) -> ShapeValue:
 
 
 def check_systems(names: Sequence[str]) -> list[str]:
-    """The names, if all exist. Raises `UsageError`."""
+    """The names, if all exist and their packages are installed. Raises `UsageError`."""
     for name in names:
-        get_system(name)
+        get_system(name).require()
     return list(names)
 
 

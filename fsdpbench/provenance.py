@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.config import Config
+from fsdpbench.plugins import foreign_identity
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SOURCES = ("impl", "workloads", "reports", "fsdpbench")
@@ -95,6 +96,8 @@ def content_key(config: Config) -> str:
         depends["hardware"] = _hardware_content(config.hardware)
     if config.data is not None:
         depends["data"] = _data_content(Path(config.data))
+    if (foreign := foreign_identity(config.system)) is not None:
+        depends["system"] = foreign
     if config.device != "sim":
         depends["machine"] = machine()
     text = json.dumps(depends, sort_keys=True, default=str)

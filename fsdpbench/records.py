@@ -34,7 +34,8 @@ class Status(StrEnum):
 
 @dataclass
 class RankRecord:
-    """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know."""
+    """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. `script`: what is known of
+    a user's own script alone."""
 
     rank: int
     world_size: int
@@ -45,7 +46,7 @@ class RankRecord:
     step_times_s: list[float] = field(default_factory=list)
     memory_per_step: list[dict[str, int]] | None = None
     flops_per_step: dict[str, float] = field(default_factory=dict)
-    samples_per_step: int = 0
+    samples_per_step: int | None = 0
     tokens_per_step: int | None = None
     peak_flops: float | None = None
     hardware: dict[str, Any] | None = None
@@ -54,13 +55,17 @@ class RankRecord:
     warmup_times_s: list[float] = field(default_factory=list)
     warmup_stable: bool | None = None
     trace: str | None = None
+    script: dict[str, Any] | None = None
 
     def write(self, folder: Path) -> Path:
         """Write into `folder`/trace, over an earlier record of this rank."""
         path = record_path(folder, self.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"schema": 1, **asdict(self)}, indent=1))
+        content = asdict(self)
+        if self.script is None:
+            del content["script"]
+        partial.write_text(json.dumps({"schema": 1, **content}, indent=1))
         os.replace(partial, path)
         return path
 

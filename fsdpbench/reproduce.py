@@ -5,11 +5,14 @@ from __future__ import annotations
 import shlex
 
 from fsdpbench.config import Config
+from fsdpbench.script.source import ScriptSource, StepsBy
 from fsdpbench.settings import SETTINGS, show_value
 
 
 def run_command(config: Config) -> str:
     """`fsdpbench run ...` with every setting that is not at its default; can be pasted into a shell."""
+    if config.script is not None:
+        return _script_command(config, config.script)
     words = ["fsdpbench", "run", "--model", config.model]
     if config.shape_given:
         words += ["--shape", ",".join(f"{name}={show_value(v)}" for name, v in config.shape_given.items())]
@@ -22,4 +25,21 @@ def run_command(config: Config) -> str:
     for name, value in config.settings.to_dict().items():
         if value is not None and value != SETTINGS[name].default:
             words += ["--set", f"{name}={show_value(value)}"]
+    return shlex.join([*words, *_jitter(config)])
+
+
+def _jitter(config: Config) -> list[str]:
+    return [] if config.jitter is None else ["--jitter", config.jitter.to_text()]
+
+
+def _script_command(config: Config, script: ScriptSource) -> str:
+    words = ["fsdpbench", "run", "--script", script.path, "--hardware", str(config.hardware)]
+    words += ["--gpus", str(config.gpus), "--gpus-per-node", str(config.gpus_per_node)]
+    if script.steps_by is not StepsBy.OPTIMIZER:
+        words += ["--steps-by", script.steps_by.value]
+    if script.to_the_end:
+        words.append("--to-the-end")
+    words += _jitter(config)
+    if script.arguments:
+        words += ["--", *script.arguments]
     return shlex.join(words)

@@ -80,7 +80,8 @@ def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, An
     records = read_records(folder)
     figures = _no_figures()
     if outcome.status is Status.OK:
-        traced = config.measurement.traced_steps > 0
+        # A script may end before it is traced.
+        traced = config.measurement.traced_steps > 0 and not (config.script and not records[0]["trace"])
         analysis = analyze([folder / TRACE_FOLDER]) if traced else Analysis(ranks=(), configurations={})
         figures |= result_figures(records, analysis)
         figures["measured"] = measured(records)
@@ -98,6 +99,7 @@ def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, An
         "cause": cause,
         **figures,
         "unknown_operators": first.get("unknown_operators") or {},
+        **({"script": first["script"]} if first.get("script") else {}),
         "traces": sorted(
             path.relative_to(folder).as_posix() for path in (folder / TRACE_FOLDER).glob("*_trace.json.gz")
         )

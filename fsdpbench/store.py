@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import sqlite3
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,8 @@ from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.folder_lock import FolderLock
+from fsdpbench.plugins import foreign_identity
 from fsdpbench.provenance import content_key
 from fsdpbench.records import Status
 from fsdpbench.reproduce import run_command
@@ -55,6 +56,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._lock = FolderLock(folder / _LOCK_FILE)
 
     @classmethod
     def open_or_create(cls, folder: Path) -> Store:
@@ -85,19 +87,18 @@ class Store:
     @property
     def is_locked(self) -> bool:
         """Whether a sweep runs in the folder, as far as its lock tells."""
-        return (self.folder / _LOCK_FILE).exists()
+        return self._lock.is_held
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder against a second sweep. Raises `UsageError` if one runs in it."""
-        path = self.folder / _LOCK_FILE
-        _take_lock(path)
-        try:
+        with self._lock.held():
             self._clear_leftovers()
-            yield
-        finally:
-            self._clear_leftovers()
-            path.unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                if not self._lock.lost:
+                    self._clear_leftovers()
 
     def write_space(self, space: Mapping[str, object], points: list[Config]) -> None:
         """Record what this sweep is made of: its space, and the folders of its points in order."""
@@ -113,7 +114,9 @@ class Store:
             raise UsageError(f"{path}: cannot be read ({error})") from None
 
     def work_folder(self, config: Config, run: int = 1) -> Path:
-        """A fresh folder for a run of a configuration, `config.json` in it."""
+        """A fresh folder for a run of a configuration, `config.json` in it. Raises `BenchError` if the lock
+        that was held on the folder has gone to another sweep."""
+        self._lock.check()
         folder = self.folder / f"{_WORK_PREFIX}{point_folder_name(config, run)}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -123,8 +126,9 @@ class Store:
     def commit(self, config: Config, work: Path, run: int = 1) -> Path:
         """Make the finished `work` folder part of the record, in place of an earlier try.
 
-        Raises `OSError` if its result could not be written.
+        Raises `OSError` if its result could not be written, `BenchError` if the folder's lock is lost.
         """
+        self._lock.check()
         if not (work / RESULT_FILE).is_file():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         final = self.folder / point_folder_name(config, run)
@@ -225,67 +229,9 @@ def config_record(config: Config) -> dict[str, Any]:
         "name": config.name,
         "key": content_key(config),
         "command": run_command(config),
+        "system_from": foreign_identity(config.system),
         **config.to_dict(),
     }
-
-
-def _take_lock(path: Path) -> None:
-    mine = {"pid": os.getpid(), "host": socket.gethostname(), "began": _process_start(os.getpid())}
-    for _ in range(2):
-        try:
-            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-        except FileExistsError:
-            if not _is_stale(path):
-                raise UsageError(
-                    f"another sweep is running in {path.parent} ({_owner(path)}); wait for it, "
-                    f"name another folder with -o, or remove {path} if that process is gone"
-                ) from None
-            path.unlink(missing_ok=True)
-            continue
-        except OSError as error:
-            raise BenchError(f"{path.parent}: cannot be written ({error.strerror})") from None
-        with os.fdopen(handle, "w") as file:
-            json.dump(mine, file)
-        return
-    raise UsageError(f"{path}: the lock is taken by another sweep that has just started")
-
-
-def _is_stale(path: Path) -> bool:
-    """Whether the lock's process is known to be gone (it ran on this host, and no such process is left)."""
-    try:
-        owner = json.loads(path.read_text())
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError):
-        return False
-    if owner.get("host") != socket.gethostname():
-        return False
-    try:
-        pid = int(owner["pid"])
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, ValueError, KeyError):
-        return False
-    # The number may have gone to another process since.
-    began = owner.get("began")
-    return began is not None and _process_start(pid) not in (None, began)
-
-
-def _process_start(pid: int) -> str | None:
-    """When a process of this machine began, in ticks since the machine started; None where none tells."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
-
-
-def _owner(path: Path) -> str:
-    try:
-        owner = json.loads(path.read_text())
-        return f"process {owner['pid']} on {owner['host']}"
-    except (OSError, ValueError, KeyError):
-        return "owner unknown"
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,19 +14,6 @@ from fsdpbench.systems import System
 
 Batch = tuple[torch.Tensor, ...]
 """What one forward takes: the inputs, then the targets."""
-
-
-def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of the setting `optimizer` over the model's (sharded) parameters."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=1e-2)
-    ways: dict[str, dict[str, Any]] = {
-        "adamw": {"fused": True},
-        "adamw-foreach": {"foreach": True, "fused": False},
-        "adamw-loop": {"foreach": False, "fused": False},
-    }
-    return torch.optim.AdamW(parameters, lr=1e-4, **ways[name])
 
 
 @dataclass
@@ -49,12 +35,12 @@ class TrainingLoop:
             is_last = index == settings.grad_accum - 1
             sync = is_last or settings.grad_sync == "every"
             with self.system.microbatch(self.model, sync=sync):
-                self._forward_backward(settings.grad_accum)
+                self._forward_backward(settings.grad_accum, is_last)
         with record_function("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=settings.zero_grad == "release")
 
-    def _forward_backward(self, microbatches: int) -> None:
+    def _forward_backward(self, microbatches: int, is_last: bool) -> None:
         batch = next(self.batches)
         with record_function("forward"):
             with self.system.forward_context(self.config, self.device):
@@ -62,5 +48,5 @@ class TrainingLoop:
             if microbatches > 1:
                 loss = loss / microbatches
         with record_function("backward"):
-            loss.backward()
+            self.system.backward(self.model, loss, is_last=is_last)
         self.on_loss(loss.detach())

@@ -22,7 +22,7 @@ from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Device, Placement
 from fsdpbench.records import RankRecord, Status, trace_path
 from fsdpbench.systems import BuildContext, get_system
-from fsdpbench.training import Batch, TrainingLoop, make_optimizer
+from fsdpbench.training import Batch, TrainingLoop
 from fsdpbench.warmup import warm_up
 from workloads import Workload, get_workload
 
@@ -124,7 +124,7 @@ def _training_loop(
         data=data,
         world_size=placement.world_size,
     )
-    optimizer = make_optimizer(settings.optimizer, model)
+    optimizer = system.make_optimizer(model, config)
     return TrainingLoop(config, system, model, optimizer, batches, device.torch_device, losses.append)
 
 

@@ -14,6 +14,9 @@ from fsdpbench.check.compare import Change, Comparison, Verdict
 _MEMORY = ("peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes")
 _COUNTS = ("all_gather_count", "reduce_scatter_count", "all_reduce_count", "kernels", "copies")
 
+_WORTH_SAYING = 0.0005
+"""Less more time than this would be told as 0.0 %: the kernels' neighbours changed, not they."""
+
 Changes = Mapping[str, Change]
 Rule = Callable[[Changes], str | None]
 
@@ -105,6 +108,8 @@ def _slower_work(changes: Changes) -> str | None:
         return None
     if "prefetched_all_gathers" in changes or change.relative is None:
         return None
+    if change.relative < _WORTH_SAYING:
+        return None
     return f"the same kernels take {change.relative:.1%} more time"
 
 
@@ -114,6 +119,16 @@ def _memory(changes: Changes) -> str | None:
         return None
     shares = [f"{name[5:-6]} {changes[name].relative or 0.0:+.1%}" for name in worse]
     return f"more memory at the peak: {', '.join(shares)}"
+
+
+def _retries(changes: Changes) -> str | None:
+    more = _rise(changes, "alloc_retries_per_step")
+    if more <= 0:
+        return None
+    return (
+        f"{more:g} more allocator {'retry' if more == 1 else 'retries'} a step: memory is short, and each "
+        "waits for the device and gives the cache back"
+    )
 
 
 def _slower_step(changes: Changes) -> str | None:
@@ -132,6 +147,7 @@ _RULES: dict[str, Rule] = {
     "more_all_reduces": _collective("all_reduce", "all-reduce"),
     "less_prefetch": _prefetch,
     "limiter_off": _limiter,
+    "more_retries": _retries,
     "more_copies": _copies,
     "more_kernels": _kernels,
     "slower_kernels": _slower_work,

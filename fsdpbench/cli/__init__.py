@@ -22,6 +22,7 @@ _COMMANDS = {
     "compare": "Is B worse than A? Run folders or results; exit 1 on a regression.",
     "check": "Compare a sweep with a baseline; exit 1 on a regression.",
     "baseline": "Make or update a baseline from a sweep.",
+    "calibrate": "Measure a machine's GPUs and write its hardware profile.",
     "validate": "Simulate published runs and compare.",
     "doctor": "What this machine can run, and what is missing for the rest.",
     "list": "Models, systems, hardware profiles and settings.",

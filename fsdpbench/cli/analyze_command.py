@@ -1,29 +1,112 @@
-"""`fsdpbench analyze`: what a trace says, whoever wrote it."""
+"""`fsdpbench analyze`: what a trace says, whoever wrote it, and what changed since another one."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fsdpbench.errors import UsageError
 
+if TYPE_CHECKING:
+    from reports.analysis import Analysis
+    from reports.analysis.roof import Links
+
 
 @click.command("analyze")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--against", type=click.Path(path_type=Path), help="Trace or folder to compare with: what changed since."
+)
+@click.option("--hardware", help="Profile whose links are the bandwidths' roof (default: by the trace).")
+@click.option("--hta", is_flag=True, help="HolisticTraceAnalysis' opinion beside ours (extra `hta`).")
+@click.option("--jobs", type=click.IntRange(min=1), help="Traces read at a time (default: by cores, memory).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def command(paths: tuple[Path, ...], as_json: bool) -> None:
+def command(
+    paths: tuple[Path, ...],
+    against: Path | None,
+    hardware: str | None,
+    hta: bool,
+    jobs: int | None,
+    as_json: bool,
+) -> None:
     """Overlap, exposed communication, idle time and memory of Kineto traces (files or folders)."""
-    from reports.analysis import analyze
     from reports.analysis.text import describe
+    from reports.hta_check import HtaMissingError
+
+    links = _links(hardware)
+    analysis = _analyzed(paths, jobs, links)
+    content: dict[str, Any] = analysis.to_dict()
+    texts = [describe(analysis)]
+    before = _analyzed((against,), jobs, links) if against is not None else None
+    if before is not None:
+        content, texts = _compared(before, analysis)
+    if hta:
+        try:
+            content["hta"], told = _second_opinion(before, analysis)
+        except HtaMissingError as error:
+            raise UsageError(str(error)) from None
+        texts += told
+    print(json.dumps(content) if as_json else "\n\n".join(texts))
+
+
+def _analyzed(paths: tuple[Path, ...], jobs: int | None, links: dict[str, Links]) -> Analysis:
+    from reports.analysis import analyze
+    from reports.analysis.inputs import find_traces
+    from reports.analysis.parallel import suitable_processes
     from reports.trace import TraceError
 
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
     try:
-        analysis = analyze(paths)
+        processes = jobs or suitable_processes([file.path for file in find_traces(paths)])
+        return analyze(paths, processes=processes, links=links)
     except TraceError as error:
         raise UsageError(str(error)) from None
-    print(json.dumps(analysis.to_dict()) if as_json else describe(analysis))
+
+
+def _links(hardware: str | None) -> dict[str, Links]:
+    """The links by device name: of all packaged profiles, or of the one asked for, for any device."""
+    from fsdpbench.sim.hardware import ProfileError, load_profile, profile_names
+    from reports.analysis.roof import ANY_DEVICE, Links
+
+    def of(name: str) -> tuple[str, Links]:
+        profile = load_profile(name)
+        nic = profile.nic.gb_s_per_node * 1e9
+        links = Links(profile.name, profile.gpus_per_node, profile.nvlink.peak_gb_s * 1e9, nic)
+        return profile.title, links
+
+    if hardware is None:
+        return dict(of(name) for name in profile_names())
+    try:
+        return {ANY_DEVICE: of(hardware)[1]}
+    except ProfileError as error:
+        raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
+
+
+def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, Any], list[str]]:
+    """What changed, rank by rank, as JSON and in words."""
+    from reports.analysis.diff_text import describe_diff
+    from reports.analysis.trace_diff import diff_analyses
+
+    diffs = diff_analyses(before, after)
+    if not diffs:
+        raise UsageError("--against compares traces, and one side has none")
+    content = {"schema": 1, "ranks": [diff.to_dict() for diff in diffs]}
+    return content, [describe_diff(diff) for diff in diffs]
+
+
+def _second_opinion(before: Analysis | None, after: Analysis) -> tuple[dict[str, Any], list[str]]:
+    """HTA's, on each trace, and its own diff of the first of both sides."""
+    from reports.hta_text import describe_changes, describe_opinion, hta_changes, hta_opinion
+
+    opinions = [hta_opinion(rank.path) for rank in after.ranks]
+    content: dict[str, Any] = {"ranks": opinions}
+    texts = [describe_opinion(each) for each in opinions]
+    if before is not None and before.ranks and after.ranks:
+        content["diff"] = hta_changes(before.ranks[0].path, after.ranks[0].path)
+        texts.append(describe_changes(content["diff"]))
+    return content, texts

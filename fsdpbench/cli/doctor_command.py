@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from fsdpbench.errors import ExitCode
+
+if TYPE_CHECKING:
+    from fsdpbench.doctor import Finding
 
 
 @click.command("doctor")
@@ -23,10 +31,18 @@ def command(quick: bool, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"schema": 1, "findings": [finding.to_dict() for finding in findings]}))
     else:
-        width = max(len(finding.what) for finding in findings)
-        for finding in findings:
-            print(f"{finding.what:<{width}}  {finding.verdict.value:<7}  {finding.detail}")
-            if finding.way_out:
-                print(f"{'':<{width}}           {finding.way_out}")
+        _print(findings, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
     if any(finding.verdict is Verdict.BROKEN for finding in findings):
         raise click.exceptions.Exit(int(ExitCode.BENCH_FAILED))
+
+
+def _print(findings: Sequence[Finding], columns: int | None) -> None:
+    """One finding a line; on a terminal of `columns` long ones go on below their own beginning."""
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        head = f"{finding.what:<{width}}  {finding.verdict.value:<7}  "
+        for text in filter(None, (finding.detail, finding.way_out)):
+            room = None if columns is None else max(30, columns - len(head))
+            for line in [text] if room is None else textwrap.wrap(text, room):
+                print(head + line)
+                head = " " * len(head)

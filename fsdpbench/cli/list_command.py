@@ -44,12 +44,24 @@ def models() -> list[Row]:
 
 
 def systems() -> list[Row]:
-    from fsdpbench.systems import SYSTEMS
+    from fsdpbench.systems import offers
 
-    return [
-        {"name": system.name, "summary": system.summary, "devices": sorted(system.devices)}
-        for system in SYSTEMS.values()
-    ]
+    rows: list[Row] = []
+    for offer in offers():
+        system = offer.system
+        state = offer.problem or "ready"
+        if system is not None and not system.is_installed:
+            state = f"{system.package} is not installed: {system.installation}"
+        rows.append(
+            {
+                "name": offer.name,
+                "summary": "-" if system is None else system.summary,
+                "devices": [] if system is None else sorted(system.devices),
+                "from": offer.origin,
+                "state": state,
+            }
+        )
+    return rows
 
 
 def hardware() -> list[Row]:

@@ -14,12 +14,13 @@ from fsdpbench.settings import SETTINGS, Value, read_list, setting_named, show_v
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SPACE_KEYS = ("preset", "when", "exclude", "max_points", "sample_seed")
+_SPACE_KEYS = ("preset", "reference", "when", "exclude", "max_points", "sample_seed")
 _TARGET_KEYS = (
     "model",
     "shape",
     "device",
     "hardware",
+    "emulate",
     "gpus",
     "gpus_per_node",
     "data",
@@ -36,6 +37,12 @@ def target_options(function: F) -> F:
         click.option("--system", help="System(s) under test, comma-separated."),
         click.option("--device", default=None, help="auto (default), cuda, cpu or sim."),
         click.option("--hardware", help="Profile to simulate (a100-80gb, FILE.toml, ...)."),
+        click.option(
+            "--emulate",
+            is_flag=True,
+            default=None,
+            help="One real device as rank 0 of --gpus, on the network of --hardware.",
+        ),
         click.option("--gpus", default=None, help="Ranks in all (default 8); `sweep` takes a list."),
         click.option("--gpus-per-node", type=int, default=None, help="Ranks on one node."),
         click.option(
@@ -64,6 +71,7 @@ def space_options(function: F) -> F:
         click.option(
             "--exclude", multiple=True, metavar="'A=V B=V'", help="Leave out points that match all of it."
         ),
+        click.option("--reference", help="Systems that run once beside the others, comma-separated."),
         click.option("--max-points", type=int, help="Draw at most so many configurations."),
         click.option("--sample-seed", type=int, help="Which are drawn (default 0)."),
     )

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fsdpbench.cli.units import each
 from fsdpbench.config import Config
 from fsdpbench.sweep.runner import Progress
 
@@ -36,11 +37,11 @@ def describe_result(result: dict[str, Any]) -> str:
         return f"{result['status']}: {cause}" if cause else str(result["status"])
     parts = [f"{result['step_time_s'] * 1e3:,.1f} ms a step"]
     if result.get("tokens_per_s_per_gpu"):
-        parts.append(f"{result['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU")
+        parts.append(f"{result['tokens_per_s_per_gpu']:,.0f} tokens/s/{each(str(result.get('device')))}")
     if result.get("overlap_fraction") is not None:
         parts.append(f"{result['overlap_fraction']:.0%} of communication hidden")
-    if result.get("alloc_retries_per_step"):
-        parts.append(f"{result['alloc_retries_per_step']:g} allocator retries a step")
+    if retries := result.get("alloc_retries_per_step"):
+        parts.append(f"{retries:g} allocator {'retry' if retries == 1 else 'retries'} a step")
     return ", ".join(parts)
 
 
@@ -68,7 +69,7 @@ class PlainProgress(SilentProgress):
 
     def finished(self, config: Config, result: dict[str, Any]) -> None:
         self._done += 1
-        _line(f"[{self._done}/{self._total}] {config.name}: {describe_result(result)}")
+        _line(f"[{_of(self._done, self._total)}] {config.name}: {describe_result(result)}")
 
 
 class LiveProgress:
@@ -123,7 +124,7 @@ class LiveProgress:
 
     def _headline(self) -> Text:
         done = self._before + len(self._ended)
-        text = f"{done}/{self._total} configurations"
+        text = f"{_of(done, self._total)} configurations"
         failed = sum(result["status"] in ("error", "crash", "timeout") for _, result in self._ended)
         if failed:
             text += f", {failed} failed"
@@ -137,7 +138,8 @@ class LiveProgress:
         if not finished:
             return []
         name, best = max(finished, key=lambda pair: pair[1]["tokens_per_s_per_gpu"])
-        told = f"best so far: {best['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, "
+        unit = f"tokens/s/{each(str(best.get('device')))}"
+        told = f"best so far: {best['tokens_per_s_per_gpu']:,.0f} {unit}, "
         return [Text(told + shortened(name, max(24, self._console.width - len(told))), style="green")]
 
 
@@ -147,6 +149,11 @@ def shortened(name: str, width: int) -> str:
         return name
     head = min(10, width // 3)
     return f"{name[:head]}…{name[len(name) - (width - head - 1) :]}"
+
+
+def _of(done: int, total: int) -> str:
+    """`3/8`; `3` where nobody knows how many there will be."""
+    return f"{done}/{total}" if total else str(done)
 
 
 def _line(text: str) -> None:

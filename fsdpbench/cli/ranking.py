@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fsdpbench.cli.side_by_side import print_side_by_side
+from fsdpbench.cli.units import each
 from reports.page import best_sentence, load_run
 from reports.page.ranking import metric_of, rank, varying_settings
 from reports.page.view import Configuration, RunView, Status
@@ -54,7 +56,8 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     shown = rows[:_MOST_ROWS] if console.is_terminal else rows
     places = {id(entry.row): place for place, entry in enumerate(entries, start=1)}
     speeds = [f"{entry.throughput or 0:,.0f}" if entry.row.status is Status.OK else "" for entry in entries]
-    figures = _figures(metric_of(view).words, shown, speeds)
+    device = next((row.device for row in rows), "")
+    figures = _figures(metric_of(view).words, shown, speeds, device)
     place = _Column("#", [str(places[id(r)]) if r.status is Status.OK else "-" for r in shown])
     columns = fitting(place, _settings(rows, shown), figures, console.width)
     if console.is_terminal:
@@ -62,10 +65,12 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     console.print(_table(columns, shown))
     if len(rows) > len(shown):
         console.print(Text(f"… and {len(rows) - len(shown)} more, all of them in the report", style="dim"))
+    print_side_by_side(console, view)
     _print_failures(console, view)
     _print_doubts(console, rows)
     console.print()
-    console.print(Text(best_sentence(view), style="bold"))
+    sentence = best_sentence(view).replace("/GPU", f"/{each(device)}")
+    console.print(Text(sentence, style="bold"), soft_wrap=not console.is_terminal)
     known = f" ({already_done} were done already)" if already_done else ""
     console.print(
         f"{ran} configurations ran{known}. Report: {folder / 'report.html'}", highlight=False, soft_wrap=True
@@ -100,7 +105,9 @@ def _settings(rows: Sequence[Configuration], shown: Sequence[Configuration]) -> 
     ]
 
 
-def _figures(metric: str, shown: Sequence[Configuration], speeds: Sequence[str]) -> list[_Column]:
+def _figures(
+    metric: str, shown: Sequence[Configuration], speeds: Sequence[str], device: str
+) -> list[_Column]:
     """Columns of figures; a row without them has empty cells, its status in the first."""
 
     def column(header: str, weight: int, value: Any) -> _Column:
@@ -112,9 +119,9 @@ def _figures(metric: str, shown: Sequence[Configuration], speeds: Sequence[str])
         speeds[index] if row.status is Status.OK else row.status.words for index, row in enumerate(shown)
     ]
     columns = [
-        _Column(metric, first),
+        _Column(metric.replace("GPU", each(device)), first),
         column("ms/step", 6, lambda row: f"{(row.result.step_time_s or 0) * 1e3:,.1f}"),
-        column("TFLOPS/GPU", 3, lambda row: _number(row.result.tflops_per_gpu, ".1f")),
+        column(f"TFLOPS/{each(device)}", 3, lambda row: _number(row.result.tflops_per_gpu, ".1f")),
         column("MFU", 2, lambda row: _number(row.result.mfu, ".1%")),
         column("overlap", 5, lambda row: _number(row.result.overlap_fraction, ".0%")),
         column("peak GiB", 7, lambda row: _number(_reserved(row), ".1f")),

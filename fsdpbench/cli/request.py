@@ -50,8 +50,10 @@ class SweepRequest:
             "model": target.model,
             "shape": ",".join(f"{name}={value}" for name, value in target.shape.items()) or None,
             "system": list(space.systems),
+            "reference": list(space.references) or None,
             "device": target.device,
             "hardware": target.hardware,
+            "emulate": target.emulate or None,
             "gpus": self.gpus if several else target.gpus,
             "gpus_per_node": max(t.gpus_per_node for t in space.targets),
             "data": target.data,
@@ -74,6 +76,8 @@ class SweepRequest:
 
             title = load_profile(target.hardware or "").title
             where = f"simulating {gpus} x {title} ({self.choice.reason})"
+        elif target.emulate:
+            where = f"emulating {gpus} ranks on one {target.device}, network of {target.hardware}"
         else:
             where = f"running on {gpus} x {target.device} ({self.choice.reason})"
         noun = "configuration" if points == 1 else "configurations"
@@ -104,6 +108,7 @@ def make_request(
         exclude=_rules(given.get("exclude"), "exclude", parse_exclude),
         max_points=_at_least_one("max_points", given.get("max_points")),
         sample_seed=whole("sample_seed", given.get("sample_seed") or 0),
+        references=tuple(check_systems(_references(given, lists, preset))),
     )
     named = ("system", "shape", "preset", "when", "exclude", "max_points")
     return SweepRequest(
@@ -123,13 +128,15 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
     """The target in `given`, its device resolved, and why it is that one."""
     (gpus,) = _one_count(given.get("gpus"))
     hardware = given.get("hardware")
+    emulate = bool(given.get("emulate"))
     choice = choose_device(
         check_device(given.get("device") or "auto"),
         gpus,
         hardware,
         elsewhere=given.get("launcher") not in (None, "local"),
+        emulate=emulate,
     )
-    if hardware is not None and choice.device != "sim":
+    if hardware is not None and choice.device != "sim" and not emulate:
         raise UsageError(
             f"--hardware {hardware} is for simulated GPUs; leave it out with --device {choice.device}"
         )
@@ -148,6 +155,7 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
         else whole("gpus_per_node", given["gpus_per_node"]),
         data=given.get("data"),
         measurement=measurement,
+        emulate=emulate,
     )
     return target, choice
 
@@ -215,6 +223,13 @@ def _at_least_one(name: str, given: object) -> int | None:
     if number < 1:
         raise UsageError(f"{name} must be at least 1, not {number}")
     return number
+
+
+def _references(given: Mapping[str, Any], lists: Mapping[str, Sequence[Value]], preset: Preset) -> list[str]:
+    """Those that were named; a preset's own where it is run as it is."""
+    if given.get("reference") is not None:
+        return _names(given["reference"])
+    return [] if lists or given.get("system") is not None else list(preset.references)
 
 
 def _names(given: object) -> list[str]:

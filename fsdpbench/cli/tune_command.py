@@ -15,7 +15,7 @@ from fsdpbench.cli.sweep_command import default_name, request_from
 from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from fsdpbench.tune.run import Answer, Goal
+    from fsdpbench.tune.run import Answer, Effort, Goal
 
 _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 
@@ -28,20 +28,34 @@ _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 @click.option("--memory", help="Most memory a GPU may reserve: 80GB, 40GiB.")
 @click.option("--trials", type=click.IntRange(min=1), default=160, help="Points to simulate at most.")
 @click.option("--seed-search", type=int, default=0, help="Seed of the search.")
-@click.option("--finalists", type=click.IntRange(min=1), default=8, help="Points to run in full.")
+@click.option(
+    "--finalists", type=click.IntRange(min=1), default=8, help="Best simulated points to run in full."
+)
+@click.option(
+    "--real-runs",
+    type=click.IntRange(min=1),
+    help="Real devices: points to run at most; the finalists first, then what the search asks for.",
+)
+@click.option(
+    "--real-time", type=click.FloatRange(min=0, min_open=True), help="Real devices: minutes for such runs."
+)
+@click.option(
+    "--repeat", type=click.IntRange(min=1), default=1, help="Real devices: runs of each of the best few."
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder (default runs/tune-NAME).")
 @setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search settings for the fastest configurations at each memory size.
 
-    The search runs on simulated GPUs; on real devices its best are then measured. Leaves the front of
-    throughput against memory, the best configuration as TOML, and as code for each FSDP API.
+    The search runs on simulated GPUs. On real devices its best are then measured, and with --real-runs or
+    --real-time the search goes on there, led by the simulated ranking. Leaves the front of throughput against
+    memory, the best configuration as TOML, and as code for each FSDP API.
     """
     from fsdpbench.cli.progress import SilentProgress, make_progress
     from fsdpbench.launch.pool import PointPool
     from fsdpbench.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.tune.front import figure_of
-    from fsdpbench.tune.run import Goal, tune
+    from fsdpbench.tune.run import Effort, Goal, tune
     from reports.page import write_report
 
     PointPool.warm_up()
@@ -49,7 +63,15 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     figure_of(goal.name)
     if space is None and not options.get("preset"):
         options["preset"] = "wide"
+    effort = Effort(
+        trials=options["trials"],
+        finalists=options["finalists"],
+        real_runs=options["real_runs"],
+        real_seconds=None if options["real_time"] is None else 60 * options["real_time"],
+        repeat=options["repeat"],
+    )
     request = request_from(space, assignments, options)
+    _check_device(request.target.device, goal, effort)
     plan = request.plan()
     if not plan.points:
         raise UsageError("nothing is left to search: " + "; ".join(plan.notes))
@@ -62,9 +84,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
             request.to_space(),
             plan.points,
             goal,
-            trials=options["trials"],
+            effort,
             seed=options["seed_search"],
-            finalists=options["finalists"],
             progress=make_progress(),
             quiet=SilentProgress(),
             tell=_tell,
@@ -94,6 +115,18 @@ def parse_memory(text: str | None) -> int | None:
     return size
 
 
+def _check_device(device: str, goal: Goal, effort: Effort) -> None:
+    """Raises `UsageError` for what makes no sense on `device`."""
+    if device == "cpu" and goal.name == "mfu":
+        raise UsageError("--for mfu: a CPU's peak is not known; --for tokens_per_s or samples_per_s")
+    if device != "sim":
+        return
+    given = (effort.real_runs, effort.real_seconds, None if effort.repeat == 1 else effort.repeat)
+    for flag, value in zip(("--real-runs", "--real-time", "--repeat"), given, strict=True):
+        if value is not None:
+            raise UsageError(f"{flag} belongs to real devices (--device cuda or cpu), not to simulated GPUs")
+
+
 def _tell(line: str) -> None:
     live = sys.stderr.isatty()
     print(("\r" if live else "") + line, end=" " if live else "\n", file=sys.stderr, flush=True)
@@ -104,29 +137,39 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fsdpbench.tune.front import GOALS
+    from fsdpbench.cli.units import goal_unit
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=200, no_color=True, highlight=False)
     else:
         print(file=sys.stderr)
+    device = answer.front[0].config.device
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("configuration", overflow="fold")
-    table.add_column(GOALS[goal.name].replace("_", " "), justify="right", no_wrap=True)
-    table.add_column("peak GiB", justify="right", no_wrap=True)
+    table.add_column(goal_unit(goal.name, device), justify="right", no_wrap=True)
+    if any(candidate.memory is not None for candidate in answer.front):
+        table.add_column("peak GiB", justify="right", no_wrap=True)
     for candidate in answer.front:
-        memory = "-" if candidate.memory is None else f"{candidate.memory / 2**30:.1f}"
-        table.add_row(Text(candidate.config.name), f"{candidate.speed:,.4g}", memory)
+        memory = [] if candidate.memory is None else [f"{candidate.memory / 2**30:.1f}"]
+        table.add_row(Text(candidate.config.name), f"{candidate.speed:,.4g}", *memory)
     console.print(table)
     console.print()
     best = answer.front[0].config
-    simulated = f"Simulated on {best.hardware}: " if best.device == "sim" else ""
+    simulated = f"Simulated on {best.hardware}: " if device == "sim" else ""
     console.print(Text(f"{simulated}best is {best.name}", style="bold"))
-    console.print(
-        f"{answer.tried} of {points} configurations were tried, {answer.feasible} of them fit. "
-        f"{folder / 'best.toml'} and the code beside it (best_*.py) say the best one; "
-        f"report: {folder / 'report.html'}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    console.print(_tried(answer, points), highlight=False, soft_wrap=not console.is_terminal)
+    # Paths in lines of their own, never folded: they are there to be copied.
+    for what, where in (("best", "best.toml"), ("as code", "best_*.py"), ("report", "report.html")):
+        console.print(f"  {what:<8} {folder / where}", highlight=False, soft_wrap=True)
+
+
+def _tried(answer: Answer, points: int) -> str:
+    """How much was tried, in words."""
+    told = f"{answer.tried} of {points} configurations were simulated, {answer.feasible} of them fit"
+    if not answer.measured:
+        return f"{told}."
+    told += f"; {answer.measured} were measured"
+    if answer.agreement is not None:
+        told += f" (rank correlation of simulated and measured speed: {answer.agreement:.2f})"
+    return f"{told}."

@@ -4,43 +4,71 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fsdpbench.errors import ExitCode, UsageError
 
+if TYPE_CHECKING:
+    from fsdpbench.validation.case import Case
+
 
 @click.command("validate")
 @click.option("--runs", type=click.Path(path_type=Path), help="CSV of published runs, beside the known ones.")
-@click.option("--system", default="torch-fsdp1", help="System that simulates them (default torch-fsdp1).")
+@click.option("--system", help="System that simulates them (default: what each run used, of its time).")
 @click.option("--only", help="Cases whose name or group contains this text.")
+@click.option(
+    "--held-out/--no-held-out",
+    default=True,
+    help="Also predict the rows of --runs with what was fitted to another chip's runs.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("runs/validate"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def command(runs: Path | None, system: str, only: str | None, output: Path, as_json: bool) -> None:
+def command(
+    runs: Path | None, system: str | None, only: str | None, held_out: bool, output: Path, as_json: bool
+) -> None:
     """Simulate published runs and print predicted beside published; exit 1 if a bar is not met."""
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.launch.pool import PointPool
     from fsdpbench.systems import get_system
+    from fsdpbench.validation.held_out import compare_held_out, held_out_cases
     from fsdpbench.validation.judge import judge
     from fsdpbench.validation.page import write_page
-    from fsdpbench.validation.paper import paper_cases
-    from fsdpbench.validation.paper_t5 import t5_cases
+    from fsdpbench.validation.paper_network import network_predictions
     from fsdpbench.validation.predict import predict
     from fsdpbench.validation.runs_file import cases_of_file
     from fsdpbench.validation.text import as_dict, as_markdown
 
     PointPool.warm_up()
-    get_system(system)
-    cases = paper_cases() + t5_cases() + (cases_of_file(runs) if runs else [])
-    cases = [case for case in cases if only is None or only in case.name or only in case.group]
-    if not cases:
+    if system is not None:
+        get_system(system)
+    rows = _chosen(cases_of_file(runs), only) if runs else []
+    cases = _chosen(_known_cases(), only) + rows
+    network = [p for p in network_predictions() if p.case in _chosen([p.case], only)]
+    if not cases and not network:
         raise UsageError(f"--only {only!r}: no case has it in its name or group")
-    predictions = predict(cases, system, output, make_progress())
+    foreign = held_out_cases(rows, output / "held-out") if held_out else []
+    both = predict(cases + foreign, system, output, make_progress())
+    predictions = network + both[: len(cases)]
     bars = judge(predictions)
-    text = as_markdown(predictions, bars, system)
+    shares = compare_held_out(predictions, both[len(cases) :])
+    text = as_markdown(predictions, bars, shares)
     (output / "validation.md").write_text(text)
-    write_page(output / "validation.html", predictions, bars, system)
-    print(json.dumps(as_dict(predictions, bars, system)) if as_json else text)
+    write_page(output / "validation.html", predictions, bars, shares)
+    print(json.dumps(as_dict(predictions, bars, shares)) if as_json else text)
     click.echo(f"Page: {output / 'validation.html'}", err=True)
     if not all(bar.met for bar in bars):
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
+
+
+def _known_cases() -> list[Case]:
+    from fsdpbench.validation.paper import paper_cases
+    from fsdpbench.validation.paper_open import open_cases
+    from fsdpbench.validation.paper_t5 import t5_cases
+
+    return paper_cases() + t5_cases() + open_cases()
+
+
+def _chosen(cases: list[Case], only: str | None) -> list[Case]:
+    return [case for case in cases if only is None or only in case.name or only in case.group]

@@ -1,6 +1,6 @@
 """One configuration in a process of its own: run its ranks, then make its result from what they left.
 
-    sweep ── fork server ──> point process ──┬── sim: rank 0 right here
+    sweep ── fork server ──> point process ──┬── sim, emulated: rank 0 right here
                                              └── cpu, cuda: torch's elastic launcher, one process a rank
 
 The process leads a process group, so that killing the group leaves nothing behind, and it dies with its
@@ -54,17 +54,24 @@ def run_point(config_record: dict[str, Any], folder: str, nodes: Nodes | None = 
 
 
 def _run(config: Config, folder: Path, nodes: Nodes | None) -> Outcome:
-    if nodes is not None and config.device != "sim":
+    if nodes is not None and not config.in_one_process:
         return lead(config, folder, nodes)
-    if config.device != "sim":
+    if not config.in_one_process:
         from fsdpbench.launch.elastic import run_elastic
 
         return run_elastic(config, folder)
     from fsdpbench.devices.base import Placement
-    from fsdpbench.worker import run_rank
 
+    placement = Placement(rank=0, world_size=config.gpus, local_rank=0)
     try:
-        run_rank(config, Placement(rank=0, world_size=config.gpus, local_rank=0), folder)
+        if config.script is not None:
+            from fsdpbench.script.rank import run_script
+
+            run_script(config, placement, folder)
+        else:
+            from fsdpbench.worker import run_rank
+
+            run_rank(config, placement, folder)
     except Exception as error:
         traceback.print_exc()
         return Outcome(Status.ERROR, f"{type(error).__name__}: {error}".splitlines()[0], "stderr.log")

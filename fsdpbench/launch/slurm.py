@@ -138,7 +138,7 @@ class SlurmPool:
 
     def _executor(self, config: Config) -> Any:
         settings = self._settings
-        nodes = max(1, config.gpus // config.gpus_per_node) if config.device != "sim" else 1
+        nodes = max(1, config.gpus // config.gpus_per_node) if not config.in_one_process else 1
         minutes = settings.time_minutes
         if minutes is None:
             minutes = int((config.measurement.timeout_s + _START_GRACE_S) // 60) + 1
@@ -217,13 +217,20 @@ def run_job(config_record: dict[str, Any], folder: str) -> None:
 
 
 def _first_node() -> str:
-    """The name of the job's first node."""
-    asked = ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]
+    """Where the job's first node can be reached: its address in Slurm's configuration, which is its name
+    unless that says otherwise."""
+    names = _scontrol("show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()
+    told = _scontrol("--oneliner", "show", "node", names[0]).split()
+    addresses = (word.partition("=")[2] for word in told if word.startswith("NodeAddr="))
+    return next(addresses, names[0])
+
+
+def _scontrol(*words: str) -> str:
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True)
+        done = subprocess.run(["scontrol", *words], capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise BenchError(f"Slurm does not tell the nodes of this job: {error}") from None
-    return done.stdout.split()[0]
+    return done.stdout
 
 
 def _port() -> int:

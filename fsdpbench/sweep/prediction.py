@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.config import Config, Measurement
+from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.planning import DEFAULT_HARDWARE
 from fsdpbench.records import Status
@@ -88,32 +89,19 @@ def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
     """`config` on simulated GPUs of `hardware` (default: those that look most like its own), untraced. None
     where its system cannot do on them what it does on its own device."""
     if hardware is None:
-        hardware = _ROOMY_HARDWARE if config.device == "cpu" else config.hardware or similar_hardware()
+        hardware = (
+            _ROOMY_HARDWARE
+            if config.device == "cpu"
+            else config.hardware or profile_of_this_machine() or DEFAULT_HARDWARE
+        )
     changed = replace(
         config,
         device="sim",
         hardware=hardware,
+        emulate=False,
         measurement=PROBE,
     )
-    return None if get_system(config.system).refuses(changed) else changed
-
-
-def similar_hardware() -> str:
-    """The profile of this machine's GPU; the default one if there is none or it is not known."""
-    from fsdpbench.devices.detection import visible_gpus
-
-    if not visible_gpus():
-        return DEFAULT_HARDWARE
-    import torch
-
-    from fsdpbench.sim.hardware import profile_names
-
-    properties = torch.cuda.get_device_properties(0)
-    words = properties.name.lower().replace("-", " ").split()
-    alike = [name for name in profile_names() if name.split("-")[0] in words]
-    gib = properties.total_memory / 2**30
-    sized = [name for name in alike if f"{round(gib / 40) * 40}gb" in name]
-    return next(iter(sized or alike), DEFAULT_HARDWARE)
+    return None if get_system(config.system).not_applicable(changed) else changed
 
 
 def _run_all(

@@ -18,17 +18,22 @@ from fsdpbench.settings import Value
 from fsdpbench.sweep.rules import Rule
 
 DEFAULT_SYSTEMS = ("impl-fsdp1", "impl-fsdp2")
+REFERENCE_SYSTEMS = ("torch-fsdp1", "torch-fsdp2", "torch-ddp")
 Lists = Mapping[str, list[Value]]
 
 
 @dataclass(frozen=True)
 class Preset:
-    """The lists and rules of a space; `gpus` where the space has GPU counts of its own."""
+    """The lists and rules of a space; `gpus` where the space has GPU counts of its own.
+
+    Each of the `references` runs once, with the first value of every list, beside the systems that are swept.
+    """
 
     lists: Lists
     when: tuple[Rule, ...] = ()
     gpus: tuple[int, ...] = ()
     systems: tuple[str, ...] = field(default=DEFAULT_SYSTEMS)
+    references: tuple[str, ...] = ()
 
 
 def get_preset(name: str, device: str, gpus: int, gpus_per_node: int) -> Preset:
@@ -60,7 +65,8 @@ def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
             "backward_prefetch": ["pre", "none"],
             "limit_all_gathers": [2, "off"],
             "reduce_dtype": ["fp32", "bf16"],
-        }
+        },
+        references=REFERENCE_SYSTEMS,
     )
 
 

@@ -73,5 +73,16 @@ def merged(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dic
     }
 
 
+def first_run(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The result as it was after the first run alone: `merged` undone for step time and rates."""
+    repeats = result.get("repeats")
+    if not repeats:
+        return dict(result)
+    own = repeats["step_time_s"][0]
+    scale = result["step_time_s"] / own
+    rates = {name: result[name] * scale for name in _PER_SECOND if result.get(name) is not None}
+    return {**result, **rates, "step_time_s": own, "repeats": None}
+
+
 def _samples(result: Mapping[str, Any]) -> list[float]:
     return list((result.get("measured") or {}).get("step_times_s") or [])

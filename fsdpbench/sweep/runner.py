@@ -21,7 +21,7 @@ _POLL_S = 0.5
 
 
 class Progress(Protocol):
-    """Told what happens, in order; prints it for people."""
+    """Told what happens, in order; prints it for people. `total` 0: how many there will be is not known."""
 
     def begin(self, total: int, already_done: int) -> None: ...
     def started(self, config: Config) -> None: ...

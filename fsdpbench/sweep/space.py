@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fsdpbench.config import Config
 from fsdpbench.errors import UsageError
@@ -27,7 +27,8 @@ MOST_COMBINATIONS = 100_000
 @dataclass(frozen=True)
 class Space:
     """What may be combined. `targets` are one model on worlds of different sizes; `max_points` points are
-    drawn by `sample_seed` where there are more."""
+    drawn by `sample_seed` where there are more. `references` are systems that run once each, with the first
+    value of every list."""
 
     targets: tuple[Target, ...]
     systems: tuple[str, ...]
@@ -36,6 +37,7 @@ class Space:
     exclude: tuple[Rule, ...] = ()
     max_points: int | None = None
     sample_seed: int = 0
+    references: tuple[str, ...] = ()
 
     @property
     def combinations(self) -> int:
@@ -67,10 +69,11 @@ def expand(space: Space) -> Plan:
             f"that are listed: name fewer values, or let `fsdpbench tune` search it"
         )
     plan, seen = Plan(), set()
+    once = replace(space, lists={name: values[:1] for name, values in space.lists.items()}, when=())
     for target in space.targets:
         workload = target.workload()
-        for system in space.systems:
-            for config in _combinations(space, target, workload, system, plan):
+        for system, part in _systems(space, once):
+            for config in _combinations(part, target, workload, system, plan):
                 identity = json.dumps(config.to_dict(), sort_keys=True, default=str)
                 if identity not in seen:
                     seen.add(identity)
@@ -82,6 +85,12 @@ def expand(space: Space) -> Plan:
         )
         plan.points = sample(plan.points, space.max_points, space.sample_seed)
     return plan
+
+
+def _systems(space: Space, once: Space) -> Iterator[tuple[str, Space]]:
+    """Every system with the space that it goes through; a reference's is one point."""
+    yield from ((system, space) for system in space.systems)
+    yield from ((system, once) for system in space.references if system not in space.systems)
 
 
 def sample(points: Sequence[Config], count: int, seed: int) -> list[Config]:
@@ -105,9 +114,9 @@ def _combinations(
             continue
         _note_absent(space, config, asked, plan)
         config = without_absent(config)
-        refused = get_system(system).refuses(config)
+        refused = get_system(system).not_applicable(config)
         for name, reason in refused.items():
-            value = show_value(asked.get(name, getattr(config.settings, name, None)))
+            value = show_value(asked.get(name, getattr(config.settings, name, getattr(config, name, None))))
             plan.note(f"{system}: {name}={value} is not applicable ({reason}); left out")
         if not refused:
             yield config

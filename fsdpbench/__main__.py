@@ -1,0 +1,5 @@
+"""`python -m fsdpbench`: the command line."""
+
+from fsdpbench.cli import main
+
+main()

@@ -1,0 +1,117 @@
+"""`fsdpbench calibrate`: measure a machine and write its hardware profile."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fsdpbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from fsdpbench.calibrate import Machine
+
+
+@click.command("calibrate")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True)
+@click.option("--name", help="The profile's name (default: the file's).")
+@click.option("--base", help="Profile of the nearest hardware, for what cannot be measured here.")
+@click.option("--device", type=click.Choice(["cuda", "sim"]), default="cuda", show_default=True)
+@click.option("--hardware", help="With --device sim: the profile to measure, as a check of the calibration.")
+@click.option("--gpus", type=click.IntRange(min=1), default=1, help="With --device sim: ranks.")
+@click.option("--quick", is_flag=True, help="Do not wait until the chip is warm.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def command(
+    output: Path,
+    name: str | None,
+    base: str | None,
+    device: str,
+    hardware: str | None,
+    gpus: int,
+    quick: bool,
+    as_json: bool,
+) -> None:
+    """Measure this machine's GPU and write a profile for `--hardware FILE`.
+
+    One GPU tells of kernels, host and memory. For collectives too, start it by
+    `torchrun --nproc-per-node 8 -m fsdpbench calibrate ...`, on one node or several.
+    """
+    from fsdpbench.calibrate import calibrate, cuda_machine, simulated_machine
+    from fsdpbench.devices.detection import visible_gpus
+    from fsdpbench.sim.hardware import ProfileError, load_profile
+    from fsdpbench.toml_text import to_toml
+
+    if output.suffix != ".toml":
+        raise UsageError(f"-o {output}: a profile's file ends in .toml")
+    if not output.parent.is_dir():
+        raise UsageError(f"-o {output}: there is no folder {output.parent}")
+    if device == "cuda" and not visible_gpus():
+        raise UsageError("--device cuda: no GPU is visible here; --device sim --hardware NAME tries it out")
+    if device == "sim" and hardware is None:
+        raise UsageError("--device sim needs --hardware: the profile to measure")
+    try:
+        with _process_group(device):
+            machine = (
+                cuda_machine()
+                if device == "cuda"
+                else simulated_machine(hardware or "", gpus, load_profile(hardware or "").gpus_per_node)
+            )
+            base_profile = load_profile(base or hardware or _base_of(machine))
+            tell = (lambda line: click.echo(f"measuring {line}", err=True)) if machine.rank == 0 else _silent
+            found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=tell)
+    except ProfileError as error:
+        raise UsageError(str(error)) from None
+    if machine.rank != 0:
+        return
+    output.write_text(to_toml(found.to_toml_tables()), encoding="utf-8")
+    load_profile(output)
+    fit = ", ".join(f"{part} {100 * error:.1f} %" for part, error in found.errors.items())
+    click.echo(
+        f"{output}: {len(found.measured)} figures measured, {len(found.assumed)} from {found.base}", err=True
+    )
+    click.echo(f"mean error of the fits: {fit}", err=True)
+    if as_json:
+        record = {"schema": 1, "file": str(output), "base": found.base, "fit_errors": found.errors}
+        record |= {"measured": list(found.measured), "assumed": list(found.assumed)}
+        print(json.dumps(record))
+
+
+@contextmanager
+def _process_group(device: str) -> Iterator[None]:
+    """NCCL among the ranks that torchrun started; nothing to do for one process or a simulated device."""
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        local = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(local)
+        timeout = datetime.timedelta(seconds=120)
+        dist.init_process_group("nccl", timeout=timeout, device_id=torch.device("cuda", local))
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _base_of(machine: Machine) -> str:
+    """The packaged profile that is nearest to a machine. Raises `UsageError` if none is."""
+    from fsdpbench.devices.alike import profile_like
+    from fsdpbench.sim.hardware import profile_names
+
+    found = profile_like(machine.name, machine.module.mem_get_info()[1])
+    if found is None:
+        known = ", ".join(profile_names())
+        raise UsageError(f"no packaged profile is near {machine.name!r}: name one by --base ({known})")
+    return found
+
+
+def _silent(line: str) -> None:
+    """Only the first rank speaks."""

@@ -1,0 +1,105 @@
+"""`fsdpbench run --script`: the configuration that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from fsdpbench.cli.request import gpu_counts
+from fsdpbench.config import Config, Measurement
+from fsdpbench.errors import UsageError
+from fsdpbench.script.source import ScriptSource, StepsBy
+from fsdpbench.settings import SETTINGS, Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NOT_FOR_SCRIPTS = ("model", "shape", "system", "data", *SETTINGS)
+_SYSTEM = "script"
+_MEASUREMENT = Measurement(warmup_steps=2, timed_steps=3, traced_steps=2, timeout_s=600.0)
+
+
+def script_options(function: F) -> F:
+    """`--script` and what belongs to it; the script's own arguments come after `--`."""
+    options = (
+        click.option(
+            "--script",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Run this training script on simulated GPUs instead of a model; its arguments after `--`.",
+        ),
+        click.option(
+            "--steps-by",
+            type=click.Choice([way.value for way in StepsBy]),
+            default=None,
+            help="What ends a step of the script: its first optimizer's step (default), its profiler's.",
+        ),
+        click.option(
+            "--to-the-end",
+            is_flag=True,
+            help="Let the script go on to its end when all is measured (after 7 steps).",
+        ),
+        click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> Config | None:
+    """The configuration of `--script`; None without it. Raises `UsageError`."""
+    path = options.get("script")
+    if path is None:
+        _refuse(options, ("steps_by", "to_the_end", "script_arguments"), "belongs to --script")
+        return None
+    _refuse(options, _NOT_FOR_SCRIPTS, "is what the script decides itself; leave it out with --script")
+    if assignments:
+        raise UsageError("--set is what the script decides itself; leave it out with --script")
+    if options.get("device") not in (None, "auto", "sim"):
+        raise UsageError(
+            f"--device {options['device']}: scripts run on simulated GPUs here; on real ones start them "
+            "with torchrun, and read their traces with `fsdpbench analyze`"
+        )
+    source = ScriptSource.read(
+        path,
+        tuple(options.get("script_arguments") or ()),
+        StepsBy(options.get("steps_by") or StepsBy.OPTIMIZER),
+        to_the_end=bool(options.get("to_the_end")),
+    )
+    return _config(source, options)
+
+
+def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
+    from fsdpbench.planning import DEFAULT_HARDWARE
+    from fsdpbench.sim.hardware import ProfileError, load_profile
+
+    counts = gpu_counts(options.get("gpus"))
+    if len(counts) > 1:
+        raise UsageError(f"--gpus {options['gpus']}: one number is wanted with --script")
+    hardware = options.get("hardware") or DEFAULT_HARDWARE
+    try:
+        per_node = options.get("gpus_per_node") or load_profile(hardware).gpus_per_node
+    except ProfileError as error:
+        raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
+    timeout = options.get("timeout") or _MEASUREMENT.timeout_s
+    return Config(
+        model=source.name,
+        shape={},
+        system=_SYSTEM,
+        device="sim",
+        hardware=hardware,
+        gpus=counts[0],
+        gpus_per_node=min(per_node, counts[0]),
+        settings=Settings.of(),
+        measurement=replace(_MEASUREMENT, timeout_s=timeout),
+        script=source,
+    )
+
+
+def _refuse(options: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if options.get(name):
+            flag = "what comes after `--`" if name == "script_arguments" else f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} {why}")

@@ -1,0 +1,15 @@
+"""What figures are called for people. Their names in results say GPU everywhere; a rank on a CPU has none."""
+
+from __future__ import annotations
+
+_OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": "TFLOPS"}
+
+
+def each(device: str) -> str:
+    """What a figure counts one of: `GPU`, or `rank` where ranks run on a CPU."""
+    return "rank" if device == "cpu" else "GPU"
+
+
+def goal_unit(goal: str, device: str) -> str:
+    """The unit of a goal of `tune`: `tokens/s/GPU`. MFU has none."""
+    return f"{_OF_GOAL[goal]}/{each(device)}" if goal in _OF_GOAL else goal.upper()
