@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ def analysis(folder: Path) -> Analysis:
 
 
 def raw_events(folder: Path, rank: int) -> list[dict[str, Any]]:
-    return json.loads((folder / "trace" / f"rank{rank}_trace.json").read_text())["traceEvents"]
+    """The file's events; times as decimals, because a double of today's microseconds is a nanosecond too coarse."""
+    text = (folder / "trace" / f"rank{rank}_trace.json").read_text()
+    return json.loads(text, parse_float=Decimal)["traceEvents"]
 
 
 def test_ranks_steps_and_phases(analysis: Analysis) -> None:
@@ -116,7 +119,7 @@ def test_overlap_is_that_of_gloo_spans_and_operators(analysis: Analysis, folder:
 
 def union(events: list[dict[str, Any]], low: int, high: int) -> list[list[int]]:
     merged: list[list[int]] = []
-    pairs = [(round(e["ts"] * 1000), round(e["ts"] * 1000) + round(e["dur"] * 1000)) for e in events]
+    pairs = [(int(e["ts"] * 1000), int((e["ts"] + e["dur"]) * 1000)) for e in events]
     for start, end in sorted((max(start, low), min(end, high)) for start, end in pairs):
         if end <= start:
             continue
