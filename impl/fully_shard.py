@@ -212,8 +212,8 @@ def _spmd_mesh(mesh: DeviceMesh, dims: Any, reshard_after_forward: bool | int | 
         return None
     if isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool):
         raise NotImplementedError(
-            "reshard_after_forward as int is not yet supported with SPMD mesh (dp_mesh_dims): "
-            "use True or False"
+            f"reshard_after_forward={reshard_after_forward} beside dp_mesh_dims: a smaller group to "
+            "reshard to is not defined on a mesh of named dims; use True or False"
         )
     return SpmdMesh.of(mesh, dims)
 

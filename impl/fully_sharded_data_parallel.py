@@ -73,7 +73,6 @@ class FullyShardedDataParallel(StateDictMethods):
 
     Raises:
         ValueError: settings or parameters that cannot be served; the message names them.
-        NotImplementedError: an argument of torch that is not built yet, with a value other than its default.
     """
 
     def __init__(

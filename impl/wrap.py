@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,12 +22,12 @@ Selection = dict[nn.Module, dict[str, Any]]
 PolicyFunction = Callable[..., bool]
 
 
-class ModulePolicy:
+class ModulePolicy(ABC):
     """A policy that answers for a whole tree."""
 
+    @abstractmethod
     def select(self, root: nn.Module, ignored: set[nn.Module]) -> Selection:
         """The modules below ``root`` (perhaps with itself) that shall be units."""
-        raise NotImplementedError(f"{type(self).__name__} must define select()")
 
 
 class ModuleWrapPolicy(ModulePolicy):

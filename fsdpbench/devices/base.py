@@ -5,7 +5,7 @@ worker ──> Device.open() ─> build, wrap ─> settle() ─> timed_step(...)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,26 @@ class StepMemory:
     reserved: int
     alloc_retries: int
     ooms: int
+
+
+class AllocatorReadings:
+    """Reads what each step did off an allocator's statistics, whose counts run on from step to step."""
+
+    def __init__(self) -> None:
+        self._retries = self._ooms = 0
+
+    def since_last(self, stats: Mapping[str, int]) -> StepMemory:
+        """`stats`: as `torch.cuda.memory_stats()` names them, empty before the first allocation."""
+        retries, ooms = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
+        taken = StepMemory(
+            allocated=stats.get("allocated_bytes.all.peak", 0),
+            active=stats.get("active_bytes.all.peak", 0),
+            reserved=stats.get("reserved_bytes.all.peak", 0),
+            alloc_retries=retries - self._retries,
+            ooms=ooms - self._ooms,
+        )
+        self._retries, self._ooms = retries, ooms
+        return taken
 
 
 class Tracer(Protocol):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
 from fsdpbench.config import Config
-from fsdpbench.devices.base import Placement, StepMemory, Tracer
+from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.devices.cpu import COLLECTIVE_GRACE_S
 from fsdpbench.devices.peaks import peak_flops_of
 from fsdpbench.devices.profiling import profile_steps
@@ -36,8 +36,7 @@ class CudaDevice:
         self._tracing = False
         self._slowest: torch.Tensor | None = None
         self._report_out_of_memory: Callable[[str], None] | None = None
-        self._retries = 0
-        self._ooms = 0
+        self._readings = AllocatorReadings()
 
     def open(self) -> None:
         """Raises: `BenchError`, this machine has no GPU for the local rank."""
@@ -70,16 +69,7 @@ class CudaDevice:
         return self._maximum(self._duration(step))
 
     def take_memory(self) -> StepMemory | None:
-        stats = torch.cuda.memory_stats(self.torch_device)
-        retries, ooms = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
-        taken = StepMemory(
-            allocated=stats.get("allocated_bytes.all.peak", 0),
-            active=stats.get("active_bytes.all.peak", 0),
-            reserved=stats.get("reserved_bytes.all.peak", 0),
-            alloc_retries=retries - self._retries,
-            ooms=ooms - self._ooms,
-        )
-        self._retries, self._ooms = retries, ooms
+        taken = self._readings.since_last(torch.cuda.memory_stats(self.torch_device))
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         return taken
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.config import Config
-from fsdpbench.devices.base import Placement, StepMemory, Tracer
+from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.hardware import load_profile
 
@@ -30,8 +30,7 @@ class SimDevice:
         self._profile = load_profile(config.hardware)
         self._simulation: Simulation | None = None
         self._report_out_of_memory: Callable[[str], None] | None = None
-        self._retries = 0
-        self._ooms = 0
+        self._readings = AllocatorReadings()
 
     def open(self) -> None:
         self.start().init_process_group()
@@ -69,16 +68,7 @@ class SimDevice:
 
     def take_memory(self) -> StepMemory:
         module = torch.get_device_module("sim")
-        stats = module.memory_stats()
-        retries, ooms = stats["num_alloc_retries"], stats["num_ooms"]
-        taken = StepMemory(
-            allocated=stats["allocated_bytes.all.peak"],
-            active=stats["active_bytes.all.peak"],
-            reserved=stats["reserved_bytes.all.peak"],
-            alloc_retries=retries - self._retries,
-            ooms=ooms - self._ooms,
-        )
-        self._retries, self._ooms = retries, ooms
+        taken = self._readings.since_last(module.memory_stats())
         module.reset_peak_memory_stats()
         return taken
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.devices.base import StepMemory
+from fsdpbench.devices.base import AllocatorReadings, StepMemory
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 
 _PEAK = ".peak"
@@ -37,7 +37,7 @@ class Peaks:
 
     def __init__(self) -> None:
         self._script, self._bench = _Reader(), _Reader()
-        self._retries = self._ooms = 0
+        self._readings = AllocatorReadings()
         module: Any = torch.get_device_module(DEVICE_TYPE)
         module.memory_stats = lambda device=None: self._script.read(ACCELERATOR.allocator.memory_stats())
         module.reset_peak_memory_stats = lambda device=None: self._reset(self._script, self._bench)
@@ -46,16 +46,7 @@ class Peaks:
         """Peaks and counts since the last call."""
         stats = self._bench.read(ACCELERATOR.allocator.memory_stats())
         self._reset(self._bench, self._script)
-        retries, ooms = stats["num_alloc_retries"], stats["num_ooms"]
-        taken = StepMemory(
-            allocated=stats["allocated_bytes.all.peak"],
-            active=stats["active_bytes.all.peak"],
-            reserved=stats["reserved_bytes.all.peak"],
-            alloc_retries=retries - self._retries,
-            ooms=ooms - self._ooms,
-        )
-        self._retries, self._ooms = retries, ooms
-        return taken
+        return self._readings.since_last(stats)
 
     @staticmethod
     def _reset(reader: _Reader, other: _Reader) -> None:

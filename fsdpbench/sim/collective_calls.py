@@ -47,7 +47,10 @@ class CollectiveCalls(_ProcessGroup):
     def run(
         self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any
     ) -> Work:
-        """Run one collective; ``nbytes`` as `Network.collective_ns` counts them."""
+        """Run one collective; ``nbytes`` as `Network.collective_ns` counts them.
+
+        Abstract, as is ``run_list``; pybind's metaclass leaves no room for ABCMeta beside it.
+        """
         raise NotImplementedError
 
     def run_list(

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests" / "impl"
 
 
 def test_the_page_places_every_file_of_impl() -> None:
@@ -41,5 +42,23 @@ def test_what_the_page_on_fully_shard_names_as_proof_exists() -> None:
         proofs = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", row.split("|")[2])
         assert proofs, row
         for file, name in proofs:
-            source = (ROOT / "tests" / "impl" / file).read_text()
+            source = (TESTS / file).read_text()
             assert not name or f"def {name}(" in source, f"{file} has no {name}"
+
+
+def names_in(path: Path) -> set[str]:
+    return set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+
+
+def test_what_the_page_on_fsdp1_names_as_proof_exists() -> None:
+    page = (ROOT / "docs" / "impl-fsdp1.md").read_text()
+    named = re.findall(r"`(?:(test_\w+\.py)(?:::)?)?(test_[\w*]+)?`", page)
+    named = [(file, name) for file, name in named if file or name]
+    assert len(named) > 40
+    everywhere = set().union(*map(names_in, TESTS.glob("test_*.py")))
+    for file, name in named:
+        assert not file or (TESTS / file).is_file(), file
+        if name:
+            there = names_in(TESTS / file) if file else everywhere
+            pattern = name.replace("*", r"\w*")
+            assert any(re.fullmatch(pattern, each) for each in there), (file, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -315,3 +315,37 @@ def recorded(kind: str) -> Iterator[list[tuple[str, int]]]:
     finally:
         for name, function in originals.items():
             setattr(owner, name, function)
+
+
+@contextmanager
+def last_reduces(model: Any, is_last: bool):
+    model.set_requires_gradient_sync(is_last)
+    yield
+
+
+@contextmanager
+def last_reduces_and_frees(model: Any, is_last: bool):
+    model.set_requires_gradient_sync(is_last)
+    model.set_reshard_after_backward(is_last)
+    model.set_is_last_backward(is_last)
+    yield
+
+
+@contextmanager
+def last_sums_replicas(model: Any, is_last: bool):
+    model.set_requires_all_reduce(is_last)
+    yield
+
+
+def every_reduces(model: Any, is_last: bool):
+    return nullcontext()
+
+
+def no_sync(model: Any, is_last: bool):
+    return nullcontext() if is_last else model.no_sync()
+
+
+ACCUMULATION = {
+    f.__name__: f for f in (last_reduces, last_reduces_and_frees, last_sums_replicas, every_reduces, no_sync)
+}
+"""Ways to accumulate gradients, by name: contexts around each microbatch."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from fsdp_cases import (
+    ACCUMULATION,
     Model,
     assert_close,
     assert_same_outcome,
+    every_reduces,
+    no_sync,
     read_flat,
     read_fully_shard,
     recorded,
@@ -19,33 +21,6 @@ from fsdp_cases import (
     wrap_model,
 )
 from torch.distributed.device_mesh import init_device_mesh
-
-
-@contextmanager
-def last_reduces(model: Any, is_last: bool):
-    model.set_requires_gradient_sync(is_last)
-    yield
-
-
-@contextmanager
-def last_reduces_and_frees(model: Any, is_last: bool):
-    model.set_requires_gradient_sync(is_last)
-    model.set_reshard_after_backward(is_last)
-    model.set_is_last_backward(is_last)
-    yield
-
-
-@contextmanager
-def last_sums_replicas(model: Any, is_last: bool):
-    model.set_requires_all_reduce(is_last)
-    yield
-
-
-def every_reduces(model: Any, is_last: bool):
-    return nullcontext()
-
-
-WAYS = {f.__name__: f for f in (last_reduces, last_reduces_and_frees, last_sums_replicas, every_reduces)}
 
 
 def case_fully_shard(rank: int, *, way: str, mesh: tuple[int, ...], policy: Any) -> None:
@@ -57,7 +32,7 @@ def case_fully_shard(rank: int, *, way: str, mesh: tuple[int, ...], policy: Any)
         model = shard_model(kind, Model(blocks=2), mesh=device_mesh, policy=policy)
         with recorded(kind) as record:
             outcomes.append(
-                train(model, rank, *read_fully_shard, steps=2, microbatches=3, microbatch=WAYS[way])
+                train(model, rank, *read_fully_shard, steps=2, microbatches=3, microbatch=ACCUMULATION[way])
             )
         records.append(record)
     assert_same_outcome(*outcomes)
@@ -76,10 +51,6 @@ def test_fully_shard(two_ranks, way: str, policy: Any) -> None:
 @pytest.mark.parametrize("policy", [None, BF16], ids=["fp32", "bf16"])
 def test_fully_shard_sums_replicas_once(four_ranks, policy: Any) -> None:
     four_ranks.run(case_fully_shard, way="last_sums_replicas", mesh=(2, 2), policy=policy)
-
-
-def no_sync(model: Any, is_last: bool):
-    return nullcontext() if is_last else model.no_sync()
 
 
 def case_flat(rank: int, *, strategy: str, synchronise: bool, originals: bool) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from fsdp_cases import (
+    ACCUMULATION,
     Model,
     assert_same_outcome,
     loss_of,
@@ -34,31 +34,12 @@ def build(kind: str, mesh: tuple[int, ...], model: dict[str, Any] | None = None,
     return shard_model(kind, Model(**model or {}), mesh=device_mesh, offload_policy=policy, **arguments)
 
 
-@contextmanager
-def last_reduces(model: Any, is_last: bool):
-    model.set_requires_gradient_sync(is_last)
-    yield
-
-
-@contextmanager
-def last_sums_replicas(model: Any, is_last: bool):
-    model.set_requires_all_reduce(is_last)
-    yield
-
-
-def every_reduces(model: Any, is_last: bool):
-    return nullcontext()
-
-
-WAYS = {f.__name__: f for f in (last_reduces, last_sums_replicas, every_reduces)}
-
-
 def case_like_torch(
     rank: int, *, mesh: tuple[int, ...], way: str = "", steps: int = 10, same_sizes: bool = True, **both: Any
 ) -> None:
     training: dict[str, Any] = {"steps": steps}
     if way:
-        training |= {"microbatches": 3, "microbatch": WAYS[way]}
+        training |= {"microbatches": 3, "microbatch": ACCUMULATION[way]}
     outcomes, records = [], []
     for kind in ("impl", "torch"):
         model = build(kind, mesh, **both)

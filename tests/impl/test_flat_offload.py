@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from fsdp_cases import (
+    ACCUMULATION,
     Model,
     assert_close,
     loss_of,
@@ -54,13 +55,6 @@ def build(kind: str, strategy: str, originals: bool, offload: bool = True, **arg
     )
 
 
-WAYS: dict[str, Any] = {
-    "": None,
-    "no_sync": lambda model, is_last: nullcontext() if is_last else model.no_sync(),
-    "every": lambda model, is_last: nullcontext(),
-}
-
-
 def case_like_torch(
     rank: int, *, strategy: str, originals: bool, offloaded: bool, steps: int = 3, way: str = "", **both: Any
 ) -> None:
@@ -69,7 +63,7 @@ def case_like_torch(
     """
     if strategy == "HYBRID_SHARD":
         both["device_mesh"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    several = {"microbatches": 2, "microbatch": WAYS[way]} if way else {}
+    several = {"microbatches": 2, "microbatch": ACCUMULATION[way]} if way else {}
     outcomes, records = [], []
     for kind in ("impl", "torch"):
         with without_accelerator():
@@ -97,7 +91,7 @@ def test_equals_torch(two_ranks, case: str) -> None:
 
 
 @MODES
-@pytest.mark.parametrize("way", ["no_sync", "every"])
+@pytest.mark.parametrize("way", ["no_sync", "every_reduces"])
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"])
 def test_equals_torch_without_offload(two_ranks, strategy: str, way: str, originals: bool) -> None:
     """Original parameters, replicas, and accumulation outside ``no_sync``."""

@@ -129,7 +129,7 @@ def case_errors(rank: int) -> None:
         impl.fully_shard(nn.Linear(2, 2), mesh=mesh, dp_mesh_dims=impl.DataParallelMeshDims("cp"))
     with pytest.raises(ValueError, match=r"plain tensor for parameter 'weight'"):
         impl.fully_shard(nn.Linear(2, 2), mesh=mesh, dp_mesh_dims=dims)
-    with pytest.raises(NotImplementedError, match="reshard_after_forward as int"):
+    with pytest.raises(NotImplementedError, match="reshard_after_forward=2 beside dp_mesh_dims"):
         impl.fully_shard(nn.Linear(2, 2), mesh=mesh, dp_mesh_dims=dims, reshard_after_forward=2)
     model = nn.Linear(4, 4, bias=False)
     model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0), Replicate()]))

@@ -66,7 +66,7 @@ def analysis(folder: Path) -> Analysis:
 
 
 def raw_events(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """The file's events; times as decimals, because a double of today's microseconds is a nanosecond too coarse."""
+    """The file's events; times as decimals: a double of their size is a nanosecond too coarse."""
     text = (folder / "trace" / f"rank{rank}_trace.json").read_text()
     return json.loads(text, parse_float=Decimal)["traceEvents"]
 
