@@ -8,6 +8,8 @@ import gzip
 import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,28 +170,36 @@ def test_flash_attention_s_workspace_is_counted() -> None:
     assert peak < gradients + wide + sums + 4 * MIB
 
 
-def test_out_of_memory_in_backward_is_heard_before_the_process_may_end(tmp_path: Path) -> None:
-    """Hooks of backward allocate; torch ends a process whose hook raises."""
-    from device_training import VOCABULARY, TinyGPT, start, wrap
+OUT_OF_MEMORY_IN_BACKWARD = """
+import sys
+from pathlib import Path
 
+import torch
+from device_training import VOCABULARY, TinyGPT, start, wrap
+
+sim = start()
+sim.on_out_of_memory = Path(sys.argv[1]).write_text
+with torch.device("sim"):
+    model = wrap("fsdp2", TinyGPT(width=1024), 8)
+loss = model(torch.randint(0, VOCABULARY, (2, 128), device="sim"))
+torch.sim.empty_cache()
+kept = torch.empty(torch.sim.mem_get_info()[0] - (8 << 20), device="sim", dtype=torch.uint8)
+loss.backward()
+"""
+
+
+def test_out_of_memory_in_backward_is_heard_before_the_process_may_end(tmp_path: Path) -> None:
+    """Hooks of backward allocate; torch may end a process whose hook raises."""
     heard = tmp_path / "heard"
-    child = os.fork()
-    if child == 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        sim = start()
-        sim.on_out_of_memory = heard.write_text
-        with torch.device("sim"):
-            model = wrap("fsdp2", TinyGPT(width=1024), 8)
-        loss = model(torch.randint(0, VOCABULARY, (2, 128), device="sim"))
-        torch.sim.empty_cache()
-        kept = [torch.empty(torch.sim.mem_get_info()[0] - (8 << 20), device="sim", dtype=torch.uint8)]
-        try:
-            loss.backward()
-        except torch.OutOfMemoryError:
-            kept.clear()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert "out of memory. Tried to allocate" in heard.read_text()
+    ended = subprocess.run(
+        [sys.executable, "-c", OUT_OF_MEMORY_IN_BACKWARD, str(heard)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode != 0
+    assert "out of memory. Tried to allocate" in heard.read_text(), ended.stderr
 
 
 def test_a_history_is_kept_beside_a_running_trace(tmp_path: Path) -> None:
