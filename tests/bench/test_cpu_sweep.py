@@ -37,6 +37,8 @@ class Sweep:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "FSDPBENCH_TEST_MARK": self.mark, "NO_COLOR": "1"},
+            # A shell starts what runs in its background deaf to it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *words: str) -> tuple[int, str, str]:
