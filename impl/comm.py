@@ -6,8 +6,10 @@ caller records a mark; on the CPU it runs on the backend's own threads and is wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +28,9 @@ _reduce_scatter_single: Callable[..., Any] = getattr(
 
 _WIDE = (torch.float32, torch.float64, torch.bfloat16)
 """Dtypes whose range holds any sum of gradients."""
+
+_FEW_RANKS = 4
+"""Up to here the ranks of a gloo group gather by broadcasts."""
 
 _reduce_groups: dict[ProcessGroup, ProcessGroup] = {}
 """Groups made for reduce-scatters alone, one for each shard group."""
@@ -131,6 +136,20 @@ def averaging(
     return Averaging(ReduceOp.SUM, 1.0, divisor)
 
 
+class Works(dist.Work):
+    """Several collectives that are waited for as one."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, *timeout: timedelta) -> bool:
+        """Block until the last one is done. Raises what the first that failed raised."""
+        for work in self._works:
+            work.wait(*timeout)
+        return True
+
+
 def allocate(numel: int, dtype: torch.dtype, device: torch.device, custom: Comm | None) -> torch.Tensor:
     """1-D memory to communicate from or into, uninitialised, on the current stream."""
     if custom is not None:
@@ -150,7 +169,45 @@ def all_gather(
     """
     if custom is not None:
         return custom(output_tensor=output, input_tensor=shard, group=group, async_op=async_op)
+    if async_op and gathers_by_copying(group, output.device):
+        places = output.view(group.size(), -1).unbind()
+        works = gather_pieces([(shard, places)], group)
+        own = places[group.rank()]
+        if own.data_ptr() != shard.data_ptr():
+            own.copy_(shard)
+        return works
     return _all_gather_single(output, shard, group=group, async_op=async_op)
+
+
+@lru_cache(maxsize=256)
+def served_by_gloo(group: ProcessGroup, device: torch.device) -> bool:
+    """Whether gloo carries out this group's collectives on tensors of ``device``."""
+    return backend_name(group, device) == "gloo"
+
+
+def gathers_by_copying(group: ProcessGroup, device: torch.device) -> bool:
+    """Whether broadcasts are the better all-gather: gloo's own fills memory of its own and copies it out.
+
+    Among many ranks its ring is worth that copy: a broadcast is a tree, which sends each part several times.
+    """
+    return group.size() <= _FEW_RANKS and served_by_gloo(group, device)
+
+
+def gather_pieces(
+    pieces: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]], group: ProcessGroup
+) -> Works:
+    """Gather several tensors at once: of each what this rank gives, and where each rank's is to arrive.
+
+    This rank's own place is left as it is.
+    """
+    mine = group.rank()
+    return Works(
+        [
+            dist.broadcast(given if rank == mine else place, group=group, group_src=rank, async_op=True)
+            for given, places in pieces
+            for rank, place in enumerate(places)
+        ]
+    )
 
 
 def reduce_scatter(
@@ -172,11 +229,8 @@ def all_reduce(tensor: torch.Tensor, group: ProcessGroup, operation: Any, async_
     return dist.all_reduce(tensor, op=operation, group=group, async_op=async_op)
 
 
-def exchange_shards(received: torch.Tensor, source: torch.Tensor, group: ProcessGroup) -> dist.Work | None:
-    """First half of a reduce-scatter by exchange: every rank receives its shard of each rank's ``source``.
-
-    gloo's own ``reduce_scatter`` on one tensor all-reduces the whole of it and keeps a part, nearly four
-    times slower at 16 MB than an exchange and a local sum. The sum then runs in rank order, so it is equal on
-    every run.
-    """
-    return dist.all_to_all_single(received, source, group=group, async_op=True)
+def exchange_shards(received: torch.Tensor, sent: torch.Tensor, group: ProcessGroup) -> dist.Work | None:
+    """Send every other rank its part of ``sent``, in order of ranks, and receive as much from each."""
+    sizes = [sent.numel() // (group.size() - 1)] * group.size()
+    sizes[group.rank()] = 0
+    return dist.all_to_all_single(received, sent, sizes, sizes, group=group, async_op=True)

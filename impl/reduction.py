@@ -27,6 +27,7 @@ import torch
 from . import comm
 from .annotations import span
 from .api import MemoryHandover
+from .exchange import Exchange
 from .offload import GradientReturns
 from .streams import Lane, Lanes, Mark
 
@@ -41,19 +42,24 @@ _MOST_IN_FLIGHT = 2
 class _Reduction:
     """One unit's reduction: what is in flight and what is left to do."""
 
-    __slots__ = ("average", "offsets", "output", "received", "source", "unit", "which", "work")
+    __slots__ = ("average", "exchange", "offsets", "output", "source", "unit", "which", "work")
 
     def __init__(
-        self, unit: Unit, which: Sequence[int], offsets: Sequence[int], source: torch.Tensor
+        self,
+        unit: Unit,
+        which: Sequence[int],
+        offsets: Sequence[int],
+        source: torch.Tensor,
+        average: comm.Averaging,
     ) -> None:
         self.unit = unit
         self.which = which
         self.offsets = offsets
         self.source = source
         self.output = source
-        self.received: torch.Tensor | None = None
+        self.average = average
+        self.exchange: Exchange | None = None
         self.work: Any = None
-        self.average: comm.Averaging
 
 
 class Reducer:
@@ -125,18 +131,48 @@ class Reducer:
         layout = unit.layout
         if layout.whole and len(which) < len(layout.segments):
             gradients = _fill_missing(unit, which, gradients)
+        if layout.interleaved:
+            gradients = _rank_major(unit, which, gradients)
+        if layout.has_scalars:
+            gradients = [gradient.view(-1) for gradient in gradients]
+        average = self._averaging(unit)
+        if self._exchanges(unit):
+            shard_numel = numel // layout.world_size
+            dtype = unit.precision.reduce
+            exchange = Exchange(layout, gradients, offsets, shard_numel, dtype, average.before)
+            reduction = _Reduction(unit, which, offsets, exchange.sent, average)
+            reduction.exchange = exchange
+            return reduction
         hook = unit.gradients.comm_hook
         dtype = unit.precision.compute if hook is not None and hook.compresses else unit.precision.reduce
         source = comm.allocate(numel, dtype, unit.device, unit.gradients.reduce_scatter)
         if used < numel:
             source[used:].zero_()
         rows = layout.world_size if layout.rank_major else 1
-        if layout.interleaved:
-            gradients = _rank_major(unit, which, gradients)
-        if layout.has_scalars:
-            gradients = [gradient.view(-1) for gradient in gradients]
         torch._chunk_cat(gradients, 0, rows, out=source[:used].view(rows, -1))
-        return _Reduction(unit, which, offsets, source)
+        if average.before != 1:
+            source.div_(average.before)
+        return _Reduction(unit, which, offsets, source, average)
+
+    def _averaging(self, unit: Unit) -> comm.Averaging:
+        groups, state = unit.groups, unit.gradients
+        if state.comm_hook is not None:
+            return comm.Averaging(None, 1.0, 1.0)
+        return comm.averaging(
+            groups.ranks,
+            unit.precision.reduce,
+            native_average=self._lanes.has_streams,
+            factor=state.divide_factor,
+            force_sum=state.force_sum or (groups.replicate is not None and state.divide_factor is not None),
+        )
+
+    def _exchanges(self, unit: Unit) -> bool:
+        """Whether the reduce-scatter is better done by an exchange (``exchange.py``)."""
+        group, state = unit.groups.reduce, unit.gradients
+        if group is None or self._lanes.has_streams:
+            return False
+        replaced = state.comm_hook is not None or state.reduce_scatter is not None
+        return not replaced and comm.served_by_gloo(group, unit.device)
 
     def _plan(self, unit: Unit, which: tuple[int, ...]) -> tuple[list[int], int, int]:
         """Start of each part in the reduced shard, elements of the input, and how many of those are
@@ -162,16 +198,6 @@ class Reducer:
         if state.comm_hook is not None:
             _run_hook(reduction, state.comm_hook)
             return
-        dtype = unit.precision.reduce
-        reduction.average = comm.averaging(
-            groups.ranks,
-            dtype,
-            native_average=lanes.has_streams,
-            factor=state.divide_factor,
-            force_sum=state.force_sum or (groups.replicate is not None and state.divide_factor is not None),
-        )
-        if reduction.average.before != 1:
-            reduction.source.div_(reduction.average.before)
         if groups.shard is not None:
             self._start_reduce_scatter(reduction)
         elif groups.replicate is not None:
@@ -183,15 +209,15 @@ class Reducer:
         unit, source = reduction.unit, reduction.source
         group = unit.groups.reduce
         assert group is not None
+        if reduction.exchange is not None:
+            reduction.work = reduction.exchange.start(group)
+            return
         numel = source.numel() // unit.groups.shard_size
         custom = unit.gradients.reduce_scatter
         operation = reduction.average.operation
         reduction.output = comm.allocate(numel, source.dtype, source.device, custom)
         if self._lanes.has_streams or custom is not None:
             reduction.work = comm.reduce_scatter(reduction.output, source, group, operation, False, custom)
-        elif comm.backend_name(group, unit.device) == "gloo":
-            reduction.received = torch.empty_like(source)
-            reduction.work = comm.exchange_shards(reduction.received, source, group)
         else:
             reduction.work = comm.reduce_scatter(reduction.output, source, group, operation, async_op=True)
 
@@ -200,10 +226,9 @@ class Reducer:
         if reduction.work is not None:
             reduction.work.wait()
             reduction.work = None
-        if reduction.received is not None:
-            parts = reduction.received.view(unit.groups.shard_size, -1)
-            torch.sum(parts, dim=0, out=reduction.output)
-            reduction.received = None
+        if reduction.exchange is not None:
+            reduction.output = reduction.exchange.finish()
+            reduction.exchange = None
         lane = lanes.reduce if unit.groups.shard is not None else lanes.all_reduce
         if unit.groups.shard is not None and unit.groups.replicate is not None:
             with lane:
@@ -302,7 +327,6 @@ class Reducer:
 def _run_hook(reduction: _Reduction, hook: CommHook) -> None:
     """Let the hook reduce; what it leaves is the result."""
     source, layout = reduction.source, reduction.unit.layout
-    reduction.average = comm.Averaging(None, 1.0, 1.0)
     if reduction.unit.groups.shard is None:
         hook.reduce(source, None)
     else:

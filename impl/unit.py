@@ -38,6 +38,7 @@ from .annotations import UnitLabels, span
 from .api import MemoryHandover, UnitPrecision
 from .buffer import FlatBuffer
 from .custom_comm import AllGather, make_buffer
+from .direct_gather import DirectGather
 from .gradient_state import GradientState
 from .layout import UnitLayout
 from .offload import HostOffload, ShardCopy
@@ -134,6 +135,16 @@ class Unit:
             dtypes = (precision.original, precision.compute)
             from_host = self.offload is not None
             self._shard_copy = ShardCopy(self.layout.shard_numel, dtypes, self.device, from_host)
+        self._direct = None if custom else self._direct_gather()
+
+    def _direct_gather(self) -> DirectGather | None:
+        layout, group = self.layout, self.groups.shard
+        if group is None or not layout.rank_major or layout.interleaved:
+            return None
+        if not comm.gathers_by_copying(group, self.device):
+            return None
+        direct = DirectGather(layout, group, self.precision.compute.itemsize)
+        return direct if direct.worthwhile else None
 
     # -- set up ----------------------------------------------------------------------------------------------
 
@@ -246,9 +257,13 @@ class Unit:
         copy = self._shard_copy
         custom = self._custom_gather
         events = self.runtime.handover.mode is MemoryHandover.EVENTS
-        in_place = copy is not None and (events or custom is not None)
+        in_place = copy is not None and (events or custom is not None) and self._direct is None
         if copy is not None:
             lanes.gather.wait(self._copy_shard(in_place))
+        if self._direct is not None:
+            source = self.shard if self._own_part is None else self._own_part
+            self._work = self._direct.start(self._take_full().tensor, source)
+            return
         with lanes.gather:
             if not in_place:
                 self._take_gathered(lanes.gather)
@@ -311,6 +326,8 @@ class Unit:
                 self._finish_gather()
             if self._from_smaller is not None:
                 self._copy_out_smaller(self._from_smaller)
+            elif self._direct is not None:
+                self._direct.copy_out(self._take_full().tensor)
             elif self.layout.rank_major:
                 self._copy_out_parameters(hold)
             elif self.casts and not self.fetches:
@@ -442,6 +459,9 @@ class Unit:
             if self._from_smaller is not None:
                 self._release_smaller(self._from_smaller)
                 self.presentation.show_sharded()
+                return
+            if self._direct is not None:
+                self._take_full().free()
                 return
             assert self._gathered is not None
             self.runtime.handover.release(self._gathered, self.runtime.lanes.compute)

@@ -91,13 +91,15 @@ class Work:
 @dataclass(frozen=True, eq=False)
 class Collectives:
     """The collectives among the work, one row each. kind: index into `COLLECTIVE_TYPES`; message and wire:
-    bytes, MISSING where unknown; roof: bytes per second that their links could carry, 0 where unknown."""
+    bytes, MISSING where unknown; roof: bytes per second that their links could carry, 0 where unknown; leads:
+    false for the second and later of several that are one (an all-gather of a broadcast a rank)."""
 
     work: Work
     kind: Int8
     message: Int64
     wire: Int64
     roof: Float64
+    leads: Bool
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -256,7 +258,8 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
     """Types and sizes.
 
     The metadata's name decides before the kernel's: RCCL calls all kernels alike. What carries out one of
-    FSDP's collectives by other means (a reduce-scatter as an all-to-all) counts as what it stands for.
+    FSDP's collectives by other means counts as what it stands for: a reduce-scatter as an all-to-all, which
+    is as large as what it sends, or an all-gather as a broadcast a rank, which are one.
     """
     number = {kind: index for index, kind in enumerate(COLLECTIVE_TYPES)}
     by_name = [number[collective_type(name)] for name in trace.names]
@@ -265,6 +268,8 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
     message = np.full(len(work.row), MISSING, np.int64)
     wire = np.full(len(work.row), MISSING, np.int64)
     roof = np.zeros(len(work.row), np.float64)
+    leads = np.ones(len(work.row), np.bool_)
+    gathering: set[int] = set()
     other = number[CollectiveType.OTHER]
     stand_ins = {number[each] for each in _STAND_INS}
     annotated = spans.index.innermost(work.launch_lane, work.launch).tolist()
@@ -277,11 +282,17 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
             described = number[collective_type(info.name)]
             if described != other and issued[i] < 0:
                 found = described
-        if found in stand_ins and annotated[i] != NOTHING:
-            meant = spans.events[spans.event[annotated[i]]]
-            found = number[CollectiveType(meant)] if meant in _MEANT else found
+        asked = found
+        meant = spans.events[spans.event[annotated[i]]] if annotated[i] != NOTHING else ""
+        if found in stand_ins and meant in _MEANT:
+            found = number[CollectiveType(meant)]
+        elif found == number[CollectiveType.BROADCAST] and meant == CollectiveType.ALL_GATHER:
+            found = number[CollectiveType.ALL_GATHER]
+            leads[i] = annotated[i] not in gathering
+            gathering.add(annotated[i])
         if info is not None:
-            size = message_bytes(COLLECTIVE_TYPES[found], info, trace.world_size)
+            sized = asked if asked == number[CollectiveType.BROADCAST] else found
+            size = message_bytes(COLLECTIVE_TYPES[sized], info, trace.world_size)
             if size is not None:
                 message[i] = size
                 sent = wire_bytes(COLLECTIVE_TYPES[found], size, info.group_size or trace.world_size)
@@ -289,7 +300,7 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
             if links is not None:
                 roof[i] = links.roof(group_ranks(info), info.group_size or trace.world_size) or 0.0
         kind[i] = found
-    return Collectives(work, kind, message, wire, roof)
+    return Collectives(work, kind, message, wire, roof, leads)
 
 
 def _issued_types(trace: Trace, work: Work) -> list[int]:

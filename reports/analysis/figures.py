@@ -76,10 +76,10 @@ def collective_figures(
 
 
 def _sized(collectives: Collectives, rows: Bool, time: int, exposed: int) -> CollectiveFigures:
-    count = int(rows.sum())
+    count = int((rows & collectives.leads).sum())
     sized = rows & (collectives.message != MISSING)
     on_wire = rows & (collectives.wire != MISSING)
-    complete = count > 0 and bool((sized == rows).all())
+    complete = bool(rows.any()) and bool((sized == rows).all())
     duration = collectives.work.end - collectives.work.start
     timed = on_wire & (duration > 0)
     # Bytes per ns.
@@ -96,5 +96,5 @@ def _sized(collectives: Collectives, rows: Bool, time: int, exposed: int) -> Col
         exposed=exposed,
         sized_time=int(duration[on_wire].sum()),
         best_bandwidth=fastest * 1e9 or None,
-        ideal_time=round(float(ideal.sum()) * 1e9) if count and bool((bound == timed).all()) else None,
+        ideal_time=round(float(ideal.sum()) * 1e9) if rows.any() and bool((bound == timed).all()) else None,
     )

@@ -268,6 +268,17 @@ def _elements(value: Any) -> int:
     return value.numel() if isinstance(value, torch.Tensor) else 0
 
 
+def _size_of_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Elements of a collective's larger side."""
+    if name == "gather_pieces":
+        return sum(_elements(list(places)) for _, places in args[0])
+    elements = max(map(_elements, (*args, *kwargs.values())))
+    if name == "exchange_shards":  # which leaves out this rank's own part
+        size = args[2].size()
+        return elements * size // (size - 1)
+    return elements
+
+
 # -- recording collectives -----------------------------------------------------------------------------------
 
 
@@ -288,6 +299,7 @@ def recorded(kind: str) -> Iterator[list[tuple[str, int]]]:
     else:
         names = {
             "all_gather": "all_gather",
+            "gather_pieces": "all_gather",
             "exchange_shards": "reduce_scatter",
             "reduce_scatter": "reduce_scatter",
             "all_reduce": "all_reduce",
@@ -299,7 +311,7 @@ def recorded(kind: str) -> Iterator[list[tuple[str, int]]]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if nested[0]:  # an older name that calls the newer one
                 return function(*args, **kwargs)
-            record.append((names[name], max(map(_elements, (*args, *kwargs.values())))))
+            record.append((names[name], _size_of_call(name, args, kwargs)))
             nested[0] = True
             try:
                 return function(*args, **kwargs)

@@ -29,8 +29,11 @@ with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup
             whole = torch.empty(2 * 256 * 256)
             with record_function("FSDP::all_gather (blocks.0)"):
                 work = dist.all_gather_into_tensor(whole, model.weight.data.view(-1), async_op=True)
+            with record_function("FSDP::all_gather (blocks.1)"):
+                parts = [dist.broadcast(torch.empty(256 * 64), src, async_op=True) for src in range(2)]
             y = model(x)
             work.wait()
+            [part.wait() for part in parts]
         with record_function("backward"), torch.autograd.set_multithreading_enabled(False):
             y.sum().backward()
             with record_function("FSDP::reduce_scatter (blocks.0)"):
@@ -83,16 +86,18 @@ def test_ranks_steps_and_phases(analysis: Analysis) -> None:
 
 
 def test_collectives_are_what_was_asked_for(analysis: Analysis) -> None:
-    """Gloo carries out a reduce-scatter as an all-reduce; the operator that asked for it tells."""
+    """Gloo carries out a reduce-scatter as an all-reduce; the operator that asked for it tells. Broadcasts in
+    an all-gather's annotation are one all-gather."""
     for rank in analysis.ranks:
         found = {name: (each.count, each.bytes) for name, each in rank.communication.items()}
         assert found == {
-            "all_gather": (2, 2 * 2 * 256 * 256 * 4),
+            "all_gather": (4, 2 * 2 * 256 * 256 * 4 + 2 * 2 * 256 * 64 * 4),
             "reduce_scatter": (2, 2 * 256 * 256 * 4),
             "all_reduce": (2, 2 * 256 * 4),
         }
-        (unit,) = rank.units
-        assert unit.unit == "blocks.0"
+        unit, broadcast = rank.units
+        assert (unit.unit, broadcast.unit) == ("blocks.0", "blocks.1")
+        assert {name: each.count for name, each in broadcast.communication.items()} == {"all_gather": 2}
         assert {name: each.count for name, each in unit.communication.items()} == {
             "all_gather": 2,
             "reduce_scatter": 2,
