@@ -155,13 +155,13 @@ def test_table_and_recommendation_end_the_sweep(done: tuple[Sweep, str, str]) ->
     assert f"[{POINTS}/{POINTS}]" in stderr
 
 
-def test_second_run_finds_everything_done(done: tuple[Sweep, str, str]) -> None:
+def test_second_run_finds_everything_done(fsdpbench: Any, done: tuple[Sweep, str, str]) -> None:
     sweep, _, _ = done
     before = sweep.written()
-    code, _, stderr = sweep.run(*SPACE)
-    assert code == 0, stderr
+    again = fsdpbench("sweep", *MODEL, *SPACE, "-o", str(sweep.folder))
+    assert again.returncode == 0, again.stderr
     assert sweep.written() == before
-    assert "[1/" not in stderr
+    assert "[1/" not in again.stderr
 
 
 @pytest.mark.campaign

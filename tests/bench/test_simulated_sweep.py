@@ -32,12 +32,6 @@ TWELVE = [*SMALL, "--wrap", "block,every-2", "--reduce-dtype", "fp32", "--limit-
 """2 x 2 x 2 configurations of impl-fsdp1 and 2 x 2 of impl-fsdp2."""
 
 
-def fsdpbench(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, timeout=240
-    )
-
-
 def results(folder: Path) -> dict[str, dict[str, Any]]:
     return {path.parent.name: json.loads(path.read_text()) for path in folder.glob("impl-*/result.json")}
 
@@ -52,7 +46,9 @@ def without_bench(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def swept(
+    fsdpbench: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("sweep") / "run"
     return folder, fsdpbench(*TWELVE, "-o", str(folder))
 
@@ -87,7 +83,7 @@ def test_it_says_what_it_did(swept: tuple[Path, subprocess.CompletedProcess[str]
 
 
 def test_the_same_command_again_runs_nothing(
-    swept: tuple[Path, subprocess.CompletedProcess[str]],
+    fsdpbench: Any, swept: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:
     folder, _ = swept
     before = {path: path.stat().st_mtime_ns for path in folder.glob("impl-*/result.json")}
@@ -100,7 +96,7 @@ def test_the_same_command_again_runs_nothing(
 
 
 def test_two_runs_are_equal_to_the_byte_and_killing_loses_only_what_is_in_flight(
-    swept: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+    fsdpbench: Any, swept: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     folder, again = swept[0], tmp_path / "again"
     command = [sys.executable, "-c", PROGRAM, *TWELVE, "-o", str(again), "--jobs", "2"]
@@ -137,7 +133,7 @@ def _open_files(pid: str) -> str:
         return ""
 
 
-def test_out_of_memory_is_a_result_with_torchs_own_words(tmp_path: Path) -> None:
+def test_out_of_memory_is_a_result_with_torchs_own_words(fsdpbench: Any, tmp_path: Path) -> None:
     words = ["run", "--model", "gpt-2.8b", "--gpus", "8", "--device", "sim", "--batch", "40", "--json"]
     done = fsdpbench(*words, "-o", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr

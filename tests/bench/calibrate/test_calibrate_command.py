@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,10 @@ def test_what_was_not_measured_is_marked(calibrated: tuple[HardwareProfile, dict
         (["--device", "sim", "--hardware", "h1000", "-o", "mine.toml"], "h1000"),
     ],
 )
-def test_bad_input(arguments: list[str], words: str, tmp_path: Path) -> None:
-    done = run("calibrate", *arguments)
+def test_bad_input(
+    fsdpbench: Any, arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = fsdpbench("calibrate", *arguments)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
     assert not list(tmp_path.iterdir())

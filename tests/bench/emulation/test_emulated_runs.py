@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,23 +21,18 @@ WORLD = 64
 SHAPE = "layers=2,d_model=32,heads=2,vocab=64"
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fsdpbench", "run", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
-
-
-def emulated(folder: Path, system: str) -> dict[str, Any]:
+def emulated(fsdpbench: Any, folder: Path, system: str) -> dict[str, Any]:
     model = ["--model", "gpt", "--shape", SHAPE, "--seq", "16", "--batch", "1", "--param-dtype", "fp32"]
     where = ["--gpus", str(WORLD), "--device", "cpu", "--emulate", "--hardware", "h100-80gb"]
-    done = run(*model, *where, "--system", system, "-o", str(folder / system), "--json")
+    done = fsdpbench("run", *model, *where, "--system", system, "-o", str(folder / system), "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["status"] == "ok", result["cause"]
     return result
 
 
-def test_each_fsdp_trains_as_rank_0_of_64(tmp_path: Path) -> None:
-    results = {s: emulated(tmp_path, s) for s in ("impl-fsdp2", "torch-fsdp2")}
+def test_each_fsdp_trains_as_rank_0_of_64(fsdpbench: Any, tmp_path: Path) -> None:
+    results = {s: emulated(fsdpbench, tmp_path, s) for s in ("impl-fsdp2", "torch-fsdp2")}
     first = results["torch-fsdp2"]
     assert results["impl-fsdp2"]["loss"][:5] == pytest.approx(first["loss"][:5], rel=1e-5)
     for name, result in results.items():
@@ -82,8 +75,8 @@ def test_collectives_queue_and_take_the_networks_time(group: Network) -> None:
         ([], "needs one GPU"),
     ],
 )
-def test_bad_input(arguments: list[str], words: str) -> None:
+def test_bad_input(fsdpbench: Any, arguments: list[str], words: str) -> None:
     if not arguments and torch.cuda.is_available():
         pytest.skip("a GPU is here")
-    done = run("--model", "gpt-tiny", "--emulate", *arguments)
+    done = fsdpbench("run", "--model", "gpt-tiny", "--emulate", *arguments)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr

@@ -15,7 +15,7 @@ SPACE = ("--system", "torch-ddp", "--batch", "1,8", "--seq", "64")
     [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.campaign)],
 )
 def test_an_interruption_loses_what_is_in_flight_alone(
-    sweep: Any, tiny: tuple[str, ...], number: signal.Signals, code: int
+    fsdpbench: Any, sweep: Any, tiny: tuple[str, ...], number: signal.Signals, code: int
 ) -> None:
     with sweep.start(*tiny, *SPACE) as process:
         sweep.wait_for(lambda: sweep.results and sweep.ranks(), "nothing finished")
@@ -28,7 +28,7 @@ def test_an_interruption_loses_what_is_in_flight_alone(
     assert sweep.leftovers == []
     kept = set(sweep.results)
     assert len(kept) == 1
-    done, _, stderr = sweep.run(*tiny, *SPACE)
-    assert done == 0, stderr
-    assert f"{len(kept)} of 2 configurations are done already" in stderr
+    done = fsdpbench("sweep", *tiny, *SPACE, "-o", str(sweep.folder))
+    assert done.returncode == 0, done.stderr
+    assert f"{len(kept)} of 2 configurations are done already" in done.stderr
     assert kept < set(sweep.results)

@@ -12,7 +12,7 @@ TWO = ("--system", "torch-ddp", "--batch", "8,2", "--seq", "64")
 
 
 def test_a_killed_rank_is_a_crash_the_sweep_goes_on_and_a_retry_runs_it_alone(
-    sweep: Any, tiny: tuple[str, ...]
+    fsdpbench: Any, sweep: Any, tiny: tuple[str, ...]
 ) -> None:
     with sweep.start(*tiny, *TWO) as process:
         sweep.wait_for(lambda: len(sweep.ranks()) == 2, "no ranks started")
@@ -28,8 +28,8 @@ def test_a_killed_rank_is_a_crash_the_sweep_goes_on_and_a_retry_runs_it_alone(
     assert sweep.leftovers == []
     (kept,) = (name for name, result in sweep.results.items() if result["status"] == "ok")
     before = (sweep.folder / kept / "result.json").stat().st_mtime_ns
-    code, _, stderr = sweep.run(*tiny, *TWO, "--retry-failed")
-    assert code == 0, stderr
+    again = fsdpbench("sweep", *tiny, *TWO, "--retry-failed", "-o", str(sweep.folder))
+    assert again.returncode == 0, again.stderr
     assert (sweep.folder / kept / "result.json").stat().st_mtime_ns == before
     assert all(result["status"] == "ok" for result in sweep.results.values())
 

@@ -90,18 +90,18 @@ def test_a_folder_that_cannot_be_written_is_said_in_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_broken_files_are_made_again_and_nothing_else_is(sweep: Any) -> None:
-    code, _, stderr = sweep.run(*TWO)
-    assert code == 0, stderr
+def test_broken_files_are_made_again_and_nothing_else_is(fsdpbench: Any, sweep: Any) -> None:
+    done = fsdpbench("sweep", *TWO, "-o", str(sweep.folder))
+    assert done.returncode == 0, done.stderr
     broken, whole = sorted(sweep.results)
     before = (sweep.folder / whole / "result.json").stat().st_mtime_ns
     good = (sweep.folder / broken / "result.json").read_text()
     (sweep.folder / broken / "result.json").write_text(good[: len(good) // 2])
     (sweep.folder / "results.sqlite").write_bytes(b"\0not a database" * 100)
     (sweep.folder / "results.sqlite.partial").write_bytes(b"left behind")
-    code, _, stderr = sweep.run(*TWO)
-    assert code == 0, stderr
-    assert "1 of 2 configurations are done already" in stderr
+    again = fsdpbench("sweep", *TWO, "-o", str(sweep.folder))
+    assert again.returncode == 0, again.stderr
+    assert "1 of 2 configurations are done already" in again.stderr
     assert len(sweep.results) == 2
     assert (sweep.folder / whole / "result.json").stat().st_mtime_ns == before
     with sqlite3.connect(sweep.folder / "results.sqlite") as index:

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fsdpbench.sweep.prediction import available_memory
 
-PROGRAM = "from fsdpbench.cli import main; main()"
+Plan = Callable[..., dict[str, Any]]
 
 
-def fsdpbench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, timeout=240, cwd=folder
-    )
+@pytest.fixture
+def planned(fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    def plan(*words: str) -> dict[str, Any]:
+        monkeypatch.chdir(tmp_path)
+        done = fsdpbench("plan", *words, "--json")
+        assert done.returncode == 0, done.stderr
+        assert list(tmp_path.iterdir()) == []
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return plan
 
 
-def planned(folder: Path, *words: str) -> dict[str, Any]:
-    done = fsdpbench(folder, "plan", *words, "--json")
-    assert done.returncode == 0, done.stderr
-    assert list(folder.iterdir()) == []
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def test_it_tells_what_cannot_fit_on_simulated_gpus(tmp_path: Path) -> None:
+def test_it_tells_what_cannot_fit_on_simulated_gpus(planned: Plan) -> None:
     words = ["--model", "gpt-2.8b", "--shape", "layers=4", "--gpus", "8", "--device", "sim"]
     space = ["--system", "impl-fsdp2", "--batch", "4,400", "--wrap", "block", "--backward-prefetch", "pre"]
-    plan = planned(tmp_path, *words, *space, "--reduce-dtype", "fp32")
+    plan = planned(*words, *space, "--reduce-dtype", "fp32")
     small, large = (point["prediction"] for point in plan["points"])
     assert small["fits"] is True
     assert 0 < small["peak_reserved_bytes"] < 80 * 2**30
@@ -41,7 +41,7 @@ def test_it_tells_what_cannot_fit_on_simulated_gpus(tmp_path: Path) -> None:
     assert plan["estimate"]["disk_bytes"] > 10_000
 
 
-def test_on_a_cpu_memory_of_all_ranks_is_held_against_the_machine(tmp_path: Path) -> None:
+def test_on_a_cpu_memory_of_all_ranks_is_held_against_the_machine(planned: Plan) -> None:
     words = [
         "--model",
         "gpt-2.8b",
@@ -55,7 +55,7 @@ def test_on_a_cpu_memory_of_all_ranks_is_held_against_the_machine(tmp_path: Path
         "block",
     ]
     space = ["--system", "impl-fsdp2", "--batch", "1,60000", "--backward-prefetch", "pre", "--seq", "16"]
-    plan = planned(tmp_path, *words, *space)
+    plan = planned(*words, *space)
     small, large = (point["prediction"] for point in plan["points"])
     assert small["step_time_s"] > 0
     # Weights, gradients and moments of one layer and two embeddings: 336 M parameters of 16 bytes, at least.
@@ -66,14 +66,14 @@ def test_on_a_cpu_memory_of_all_ranks_is_held_against_the_machine(tmp_path: Path
     assert "out of memory" in large["reason"]
 
 
-def test_without_prediction_it_lists_in_no_time(tmp_path: Path) -> None:
-    plan = planned(tmp_path, "--model", "gpt-tiny", "--preset", "hybrid", "--gpus", "16", "--no-predict")
+def test_without_prediction_it_lists_in_no_time(planned: Plan) -> None:
+    plan = planned("--model", "gpt-tiny", "--preset", "hybrid", "--gpus", "16", "--no-predict")
     assert plan["estimate"] is None
     assert len(plan["points"]) == 16
     assert all("prediction" not in point for point in plan["points"])
 
 
-def test_a_bad_space_is_a_usage_error(tmp_path: Path) -> None:
-    done = fsdpbench(tmp_path, "plan", "--model", "gpt-tiny", "--batch", "0", "--no-predict")
+def test_a_bad_space_is_a_usage_error(fsdpbench: Any) -> None:
+    done = fsdpbench("plan", "--model", "gpt-tiny", "--batch", "0", "--no-predict")
     assert done.returncode == 2
     assert "batch" in done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,8 +12,6 @@ import pytest
 from fsdpbench.config import Config, Measurement
 from fsdpbench.settings import Settings
 from fsdpbench.sweep.repeats import interleaved, merged
-
-PROGRAM = "from fsdpbench.cli import main; main()"
 
 
 def config(batch: int) -> Config:
@@ -57,16 +53,13 @@ def test_merging_again_starts_from_the_first_run() -> None:
     assert grown["tokens_per_s_per_gpu"] == pytest.approx(25.0)
 
 
-def test_a_repeated_sweep_keeps_every_run_and_can_be_grown(tmp_path: Path) -> None:
+def test_a_repeated_sweep_keeps_every_run_and_can_be_grown(fsdpbench: Any, tmp_path: Path) -> None:
     shape = "layers=1,d_model=32,heads=2,vocab=64,max_seq=16"
     words = ["sweep", "--model", "gpt", "--shape", shape, "--gpus", "1", "--device", "cpu", "--batch", "1,2"]
     folder = tmp_path / "run"
 
-    def swept(repeat: int) -> str:
-        command = [sys.executable, "-c", PROGRAM, *words, "--system", "single", "-o", str(folder)]
-        done = subprocess.run(
-            [*command, "--repeat", str(repeat)], capture_output=True, text=True, timeout=250
-        )
+    def swept(repeat: int) -> Any:
+        done = fsdpbench(*words, "--system", "single", "-o", str(folder), "--repeat", str(repeat))
         assert done.returncode == 0, done.stderr
         return done.stderr
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from fsdpbench.cli.tune_command import command
 
-PROGRAM = "from fsdpbench.cli import main; main()"
 TUNE = [
     "tune",
     "--model",
@@ -40,13 +38,7 @@ SMALL = [
 REST = ["--activation-checkpointing", "none", "--forward-prefetch", "0", "--limit-all-gathers", "2,off"]
 
 
-def fsdpbench(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, timeout=250
-    )
-
-
-def test_it_leaves_the_front_and_the_best_and_knows_what_it_tried(tmp_path: Path) -> None:
+def test_it_leaves_the_front_and_the_best_and_knows_what_it_tried(fsdpbench: Any, tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     words = [*TUNE, *SMALL, *REST, "--backward-prefetch-depth", "1", "--trials", "8", "--finalists", "3"]
     done = fsdpbench(*words, "--system", "impl-fsdp1", "--json", "-o", str(folder))
@@ -71,7 +63,7 @@ def test_it_leaves_the_front_and_the_best_and_knows_what_it_tried(tmp_path: Path
     assert [point["name"] for point in json.loads(planned.stdout)["points"]] == [found["best"]]
 
 
-def test_nothing_that_fits_is_said(tmp_path: Path) -> None:
+def test_nothing_that_fits_is_said(fsdpbench: Any, tmp_path: Path) -> None:
     words = ["--batch", "4", "--trials", "3", "--max-points", "2", "-o", str(tmp_path / "tuned")]
     done = fsdpbench(*TUNE, *words, "--memory", "10MB")
     assert done.returncode == 5
@@ -79,7 +71,7 @@ def test_nothing_that_fits_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-def test_on_a_real_device_the_search_goes_on_with_real_runs(tmp_path: Path) -> None:
+def test_on_a_real_device_the_search_goes_on_with_real_runs(fsdpbench: Any, tmp_path: Path) -> None:
     folder = tmp_path / "tuned"
     shape = "layers=2,d_model=32,heads=2,vocab=64,max_seq=16"
     words = ["tune", "--model", "gpt", "--shape", shape, "--gpus", "2", "--device", "cpu", *REST]

@@ -1,0 +1,40 @@
+"""The command line called in this process, so that tests share its imports and its fork server."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from fsdpbench import cli
+
+CommandLine = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def call(*words: str) -> subprocess.CompletedProcess[str]:
+    """`fsdpbench` with these words: its exit code and what it wrote, as of a process of its own."""
+    out, err = io.StringIO(), io.StringIO()
+    argv, on_sigterm = sys.argv, signal.getsignal(signal.SIGTERM)
+    sys.argv = ["fsdpbench", *words]
+    code: object = 0
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main()
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        sys.argv = argv
+        signal.signal(signal.SIGTERM, on_sigterm)
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(["fsdpbench", *words], code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def fsdpbench() -> CommandLine:
+    """Calls the command line; what a process of its own must prove (signals, limits) starts one instead."""
+    return call
