@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,12 @@ import pytest
 from fsdpbench import doctor
 from fsdpbench.doctor import Verdict, examine
 
-PROGRAM = "from fsdpbench.cli import main; main()"
 
-
-def test_it_trains_a_small_model_on_each_device_and_leaves_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "doctor", "--json"],
-        capture_output=True, text=True, timeout=240, cwd=tmp_path,
-    )  # fmt: skip
+def test_it_trains_a_small_model_on_each_device_and_leaves_nothing(
+    fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = fsdpbench("doctor", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = {finding["what"]: finding for finding in json.loads(done.stdout)["findings"]}
     for device in ("sim", "cpu"):

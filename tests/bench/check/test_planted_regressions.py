@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +14,7 @@ from fsdpbench.check.sides import read_side
 from fsdpbench.check.surroundings import require_alike
 from fsdpbench.check.text import as_markdown, as_text
 from fsdpbench.check.thresholds import Thresholds
-
-COMMAND = (sys.executable, "-c", "from fsdpbench.cli import main; main()", "compare")
+from fsdpbench.errors import ExitCode
 
 
 def compared(planted: Path, variant: str) -> Comparison:
@@ -64,10 +62,31 @@ def test_the_same_code_is_equal(planted: Path) -> None:
     assert compared(planted, "base").changes == ()
 
 
-def test_the_command_ends_with_1_and_says_why(planted: Path) -> None:
-    words = (str(planted / "base"), str(planted / "another_copy"), "--json")
-    done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=100)
+def test_the_command_ends_with_1_and_says_why(planted: Path, fsdpbench: Any) -> None:
+    done = fsdpbench("compare", str(planted / "base"), str(planted / "another_copy"), "--json")
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)
     assert told["causes"][0]["cause"] == "more_copies"
     assert {change["verdict"] for change in told["changes"]} >= {"worse"}
+
+
+def test_a_simulated_baseline_judges_a_planted_regression(
+    planted: Path, fsdpbench: Any, tmp_path: Path
+) -> None:
+    file, base = str(tmp_path / "baseline.json"), str(planted / "base")
+    assert fsdpbench("baseline", "create", base, file).returncode == 0
+    assert fsdpbench("check", base, "--baseline", file).returncode == ExitCode.OK
+    worse = fsdpbench("check", str(planted / "another_all_gather"), "--baseline", file)
+    assert worse.returncode == ExitCode.REGRESSION
+    assert "more all-gathers a step" in worse.stdout
+
+
+def test_two_configurations_are_compared_whatever_their_names(planted: Path, fsdpbench: Any) -> None:
+    first, second = (next((planted / "base").glob(f"{system}-*")) for system in ("impl-fsdp1", "impl-fsdp2"))
+    told = json.loads(fsdpbench("compare", str(first), str(second), "--json").stdout)
+    assert told["compared"] == 1
+    name = told["changes"][0]["configuration"]
+    assert name.startswith("impl-fsdp1-block")
+    assert " -> impl-fsdp2-block" in name
+    by_file = fsdpbench("compare", str(first / "result.json"), str(second / "result.json"), "--json")
+    assert json.loads(by_file.stdout)["changes"] == told["changes"]

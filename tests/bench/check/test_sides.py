@@ -171,23 +171,3 @@ def test_check_without_a_baseline_says_what_it_needs(tmp_path: Path) -> None:
     refused = run(check_command.command, tmp_path)
     assert isinstance(refused.exception, UsageError)
     assert "--baseline" in str(refused.exception)
-
-
-def test_a_simulated_baseline_judges_a_planted_regression(planted: Path, tmp_path: Path) -> None:
-    file = tmp_path / "baseline.json"
-    assert run(baseline_command.command, "create", planted / "base", file).exit_code == 0
-    assert run(check_command.command, planted / "base", "--baseline", file).exit_code == ExitCode.OK
-    worse = run(check_command.command, planted / "another_all_gather", "--baseline", file)
-    assert worse.exit_code == ExitCode.REGRESSION
-    assert "more all-gathers a step" in worse.output
-
-
-def test_two_configurations_are_compared_whatever_their_names(planted: Path) -> None:
-    first, second = (next((planted / "base").glob(f"{system}-*")) for system in ("impl-fsdp1", "impl-fsdp2"))
-    told = json.loads(run(compare_command.command, first, second, "--json").output)
-    assert told["compared"] == 1
-    name = told["changes"][0]["configuration"]
-    assert name.startswith("impl-fsdp1-block")
-    assert " -> impl-fsdp2-block" in name
-    by_file = run(compare_command.command, first / "result.json", second / "result.json", "--json")
-    assert json.loads(by_file.output)["changes"] == told["changes"]

@@ -99,10 +99,11 @@ def started(folder: Path, nodes: list[str]) -> Iterator[Cluster]:
         wait_for(lambda: idle_nodes(environment) == len(nodes), folder)
         yield cluster
         cluster.call("scancel", "--user=root")
+        # A step that cannot report its end to the controller any more goes on trying, and slurmd waits for it.
+        wait_for(lambda: not cluster.call("squeue", "--noheader"), folder)
     finally:
         for process in reversed(running):
             process.terminate()
-        for process in running:
             end(process)
 
 

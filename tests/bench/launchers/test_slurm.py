@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-PROGRAM = "from fsdpbench.cli import main; main()"
 SHAPE = "layers=2,d_model=32,heads=2,vocab=64,max_seq=16"
 CPU = ["--model", "gpt", "--shape", SHAPE, "--gpus", "2", "--device", "cpu", "--wrap", "block"]
 SIM = ["--model", "gpt-125m", "--shape", "layers=2", "--gpus", "8", "--device", "sim", "--wrap", "block"]
@@ -18,24 +18,22 @@ SIM = ["--model", "gpt-125m", "--shape", "layers=2", "--gpus", "8", "--device", 
 TWO = ["--system", "impl-fsdp2", "--backward-prefetch", "pre,none", "--reduce-dtype", "fp32"]
 
 
-def swept(
-    slurm: Any, folder: Path, *words: str
-) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
-    command = [
-        sys.executable,
-        "-c",
-        PROGRAM,
-        "sweep",
-        *words,
-        "--launcher",
-        "slurm",
-        "-o",
-        str(folder),
-        "--json",
-    ]
-    done = subprocess.run(command, env=slurm.environment, capture_output=True, text=True, timeout=280)
-    results = json.loads(done.stdout)["results"] if done.stdout else []
-    return done, results
+Sweep = Callable[..., tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]]
+
+
+@pytest.fixture
+def swept(fsdpbench: Any, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    """A sweep by jobs of this Slurm into this folder: how it ended, and its results."""
+
+    def sweep(
+        slurm: Any, folder: Path, *words: str
+    ) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+        for name in slurm.environment.keys() - os.environ.keys():
+            monkeypatch.setenv(name, slurm.environment[name])
+        done = fsdpbench("sweep", *words, "--launcher", "slurm", "-o", str(folder), "--json")
+        return done, json.loads(done.stdout)["results"] if done.stdout else []
+
+    return sweep
 
 
 def jobs(slurm: Any) -> list[str]:
@@ -43,7 +41,7 @@ def jobs(slurm: Any) -> list[str]:
     return slurm.call("squeue", "-h", "-r", "-t", "all", "-o", "%F_%a").split()
 
 
-def test_a_simulated_sweep_is_an_array(slurm: Any, tmp_path: Path) -> None:
+def test_a_simulated_sweep_is_an_array(slurm: Any, swept: Sweep, tmp_path: Path) -> None:
     done, results = swept(slurm, tmp_path / "run", *SIM, *TWO)
     assert done.returncode == 0, done.stderr
     assert [result["status"] for result in results] == ["ok"] * len(results)
@@ -55,7 +53,9 @@ def test_a_simulated_sweep_is_an_array(slurm: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-def test_a_job_past_its_time_is_a_result_and_bad_options_are_refused(slurm: Any, tmp_path: Path) -> None:
+def test_a_job_past_its_time_is_a_result_and_bad_options_are_refused(
+    slurm: Any, swept: Sweep, tmp_path: Path
+) -> None:
     words = ["--system", "torch-ddp", "--timeout", "0.5"]
     done, results = swept(slurm, tmp_path / "run", *CPU, *words)
     assert done.returncode == 4, done.stderr
@@ -67,7 +67,7 @@ def test_a_job_past_its_time_is_a_result_and_bad_options_are_refused(slurm: Any,
 
 
 @pytest.mark.campaign
-def test_four_cpu_configurations_and_an_array_of_twenty(slurm: Any, tmp_path: Path) -> None:
+def test_four_cpu_configurations_and_an_array_of_twenty(slurm: Any, swept: Sweep, tmp_path: Path) -> None:
     space = ["--system", "impl-fsdp2,impl-fsdp1", "--backward-prefetch", "pre,none"]
     done, results = swept(slurm, tmp_path / "cpu", *CPU, *space)
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_four_cpu_configurations_and_an_array_of_twenty(slurm: Any, tmp_path: Pa
 
 
 @pytest.mark.campaign
-def test_a_job_of_two_nodes(slurm_of_two: Any, tmp_path: Path) -> None:
+def test_a_job_of_two_nodes(slurm_of_two: Any, swept: Sweep, tmp_path: Path) -> None:
     """Each node's task starts its own ranks; they meet at the first node, and its task writes the result."""
     words = ["--system", "impl-fsdp2", "--backward-prefetch", "pre", "--gpus-per-node", "1"]
     slurm_of_two.environment["GLOO_SOCKET_IFNAME"] = "lo"

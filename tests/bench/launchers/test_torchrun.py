@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,20 +28,19 @@ def free_port() -> int:
         return port
 
 
-def test_a_sweep_over_two_nodes(tmp_path: Path) -> None:
+def test_a_sweep_over_two_nodes(fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--launcher", "torchrun", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    command = [sys.executable, "-c", PROGRAM, *SWEEP, *SPACE, *words, "-o", str(tmp_path / "run")]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-    nodes = [
-        subprocess.Popen(
-            [*command, "--node-rank", str(rank)], env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for rank in (1, 0)
-    ]  # fmt: skip
-    outputs = [node.communicate(timeout=250) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], outputs
-    assert "took part in 1 configurations" in outputs[0][1]
+    words = [*SWEEP, *SPACE, *words, "-o", str(tmp_path / "run")]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    command = [sys.executable, "-c", PROGRAM, *words, "--node-rank", "0"]
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as leader:
+        try:
+            follower = fsdpbench(*words, "--node-rank", "1")
+            output = leader.communicate(timeout=100)
+        finally:
+            leader.kill()
+    assert (leader.returncode, follower.returncode) == (0, 0), (output, follower.stderr)
+    assert "took part in 1 configurations" in follower.stderr
     (path,) = (tmp_path / "run").glob("*/result.json")
     result = json.loads(path.read_text())
     assert result["status"] == "ok", result["cause"]
