@@ -99,7 +99,7 @@ def started(folder: Path, nodes: list[str]) -> Iterator[Cluster]:
         wait_for(lambda: idle_nodes(environment) == len(nodes), folder)
         yield cluster
         cluster.call("scancel", "--user=root")
-        # A step that cannot report its end to the controller any more goes on trying, and slurmd waits for it.
+        # A step that cannot report its end to the controller goes on trying, and slurmd waits for it.
         wait_for(lambda: not cluster.call("squeue", "--noheader"), folder)
     finally:
         for process in reversed(running):

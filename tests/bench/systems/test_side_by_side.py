@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +42,28 @@ def site(tmp_path_factory: pytest.TempPathFactory, package: Any) -> Path:
     return folder
 
 
-def swept(site: Path, folder: Path, *words: str) -> str:
-    inherited = os.environ.get("PYTHONPATH")
-    path = str(site) + (f":{inherited}" if inherited else "")
-    program = [sys.executable, "-c", "from fsdpbench.cli import main; main()"]
-    done = subprocess.run(
-        [*program, "sweep", *MODEL, *words, "-o", str(folder)],
-        capture_output=True, text=True, timeout=250, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def swept(site: Path, fsdpbench: Any, forgotten: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Sweeps where `site` is on the path: what they say."""
+    monkeypatch.syspath_prepend(str(site))
+    for name in ("my_systems", "wrong_systems"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def sweep(folder: Path, *words: str) -> str:
+        done = fsdpbench("sweep", *MODEL, *words, "-o", str(folder))
+        assert done.returncode == 0, done.stderr
+        told: str = done.stdout
+        return told
+
+    return sweep
 
 
-def test_on_real_ranks_ratios_have_a_spread_and_a_wrong_system_is_flagged(site: Path, tmp_path: Path) -> None:
+def test_on_real_ranks_ratios_have_a_spread_and_a_wrong_system_is_flagged(
+    swept: Callable[..., str], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     systems = ("--system", "torch-ddp,ddp-big-buckets,unreduced", "--repeat", "2")
-    told = swept(site, folder, *systems, "--device", "cpu")
+    told = swept(folder, *systems, "--device", "cpu")
     assert "Throughput against torch-ddp, each system's best on the same work, over 2 rounds:" in told
     lines = {line.split()[0]: line for line in told.splitlines() if re.search(r"\d\.\d\dx", line)}
     assert set(lines) == {"torch-ddp", "ddp-big-buckets", "unreduced"}
@@ -76,8 +81,8 @@ def test_on_real_ranks_ratios_have_a_spread_and_a_wrong_system_is_flagged(site: 
     assert losses["unreduced"][0] == pytest.approx(losses["torch-ddp"][0], rel=1e-5)
 
 
-def test_the_same_plugin_runs_on_simulated_gpus(site: Path, tmp_path: Path) -> None:
-    told = swept(site, tmp_path / "run", "--system", "torch-ddp,ddp-big-buckets", "--device", "sim")
+def test_the_same_plugin_runs_on_simulated_gpus(swept: Callable[..., str], tmp_path: Path) -> None:
+    told = swept(tmp_path / "run", "--system", "torch-ddp,ddp-big-buckets", "--device", "sim")
     assert "Throughput against torch-ddp, each system's best on the same work:" in told
     assert re.search(r"^ddp-big-buckets +\d\.\d\dx", told, re.MULTILINE)
     assert "losses" not in told, "simulated tensors have no values"

@@ -281,7 +281,10 @@ def test_hostile_names_are_shown_as_text(open_page: OpenPage, synthetic: ModuleT
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
-def test_two_hundred_configurations_open(open_page: OpenPage, many: Path) -> None:
+def test_two_hundred_configurations_open_from_less_than_fifteen_megabytes(
+    open_page: OpenPage, many: Path
+) -> None:
+    assert many.stat().st_size < 15e6
     page = open_page(many)
     assert len(shown_places(page)) == 200
     assert page.locator("#breakdown .trace.bars .point").count() == 4 * 30

@@ -182,7 +182,3 @@ def test_a_folder_without_a_run_is_refused_and_left_alone(tmp_path: Path) -> Non
     with pytest.raises(RunFolderError):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_two_hundred_configurations_stay_below_fifteen_megabytes(many: Path) -> None:
-    assert many.stat().st_size < 15e6
