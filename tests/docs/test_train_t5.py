@@ -23,7 +23,7 @@ SAME_KERNELS = {"MKL_CBWR": "COMPATIBLE"}
 # What torchrun does for a script, for two ranks of each package, forked after one import of torch.
 LAUNCH = """
 import os, runpy, sys
-import torch.distributed.tensor, workloads
+import torch._dynamo, torch.distributed.fsdp, impl, workloads  # each rank would, one by one
 script, packages, port, folder, *texts = sys.argv[1:]
 for package in packages.split():
     ranks = []

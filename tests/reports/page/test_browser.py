@@ -33,30 +33,87 @@ def report(sweep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(sweep, tmp_path_factory.mktemp("browser") / "report.html")
 
 
+class Heard:
+    """What pages complained about and asked for."""
+
+    def __init__(self) -> None:
+        self.complaints: list[tuple[str, str]] = []
+        self.requested: list[str] = []
+
+    def listen(self, page: Any) -> None:
+        page.on("console", lambda message: self.complaints.append((message.type, message.text)))
+        page.on("pageerror", lambda error: self.complaints.append(("error", str(error))))
+        page.on("request", lambda request: self.requested.append(request.url))
+
+    def nothing(self) -> None:
+        """Nothing may have been fetched or complained about."""
+        assert [text for kind, text in self.complaints if kind in ("error", "warning")] == []
+        assert [url for url in self.requested if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def opened(chromium: Any, heard: Heard, path: Path, width: int = 1280, hash: str = "", **options: Any) -> Any:
+    context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    heard.listen(page)
+    page.goto(path.as_uri() + hash)
+    page.wait_for_selector("#detail canvas")
+    return page
+
+
 @pytest.fixture
 def open_page(chromium: Any) -> Iterator[OpenPage]:
-    """Opens a file in a fresh context; at the end nothing may have been fetched or complained about."""
-    contexts: list[Any] = []
-    complaints: list[tuple[str, str]] = []
-    requested: list[str] = []
+    """Opens a file in a fresh context."""
+    pages: list[Any] = []
+    heard = Heard()
 
-    def open_file(path: Path, *, width: int = 1280, hash: str = "", **options: Any) -> Any:
-        context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(20_000)
-        page.on("console", lambda message: complaints.append((message.type, message.text)))
-        page.on("pageerror", lambda error: complaints.append(("error", str(error))))
-        page.on("request", lambda request: requested.append(request.url))
-        page.goto(path.as_uri() + hash)
-        page.wait_for_selector("#detail canvas")
-        return page
+    def open_file(path: Path, **options: Any) -> Any:
+        pages.append(opened(chromium, heard, path, **options))
+        return pages[-1]
 
     yield open_file
-    for context in contexts:
-        context.close()
-    assert [text for kind, text in complaints if kind in ("error", "warning")] == []
-    assert [url for url in requested if not url.startswith(("file:", "data:", "blob:"))] == []
+    for page in pages:
+        page.context.close()
+    heard.nothing()
+
+
+@pytest.fixture(scope="module")
+def open_all_along(chromium: Any, report: Path) -> Iterator[tuple[Any, Heard]]:
+    heard = Heard()
+    page = opened(chromium, heard, report)
+    yield page, heard
+    page.context.close()
+
+
+@pytest.fixture
+def page(open_all_along: tuple[Any, Heard]) -> Iterator[Any]:
+    """The page of `report`, as opened: drawing it anew takes longer than most tests.
+
+    Whoever uses it brings it back by its own controls; where they fail, it is loaded again.
+    """
+    page, heard = open_all_along
+    before = state(page)
+    yield page
+    heard.nothing()
+    page.mouse.move(0, 0)
+    page.get_by_role("button", name="Clear").click()
+    by_place = page.locator("table.ranking thead th").first
+    if by_place.get_attribute("aria-sort") != "ascending":
+        by_place.locator("button").click()
+    page.locator("#choice").select_option(index=0)
+    if state(page) != before:
+        page.reload()
+        page.wait_for_selector("#detail canvas")
+
+
+def state(page: Any) -> tuple[Any, ...]:
+    """What using the page changes, but for its address and which header it is sorted by."""
+    canvas = page.locator("#detail canvas")
+    drawn = canvas.evaluate("canvas => canvas.toDataURL()") if canvas.count() else None
+    fields = page.eval_on_selector_all(
+        ".filters input, .filters select", "all => all.map(each => each.value)"
+    )
+    return drawn, fields, shown_places(page), page.locator("#choice").input_value()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -88,8 +145,7 @@ def column(page: Any, header: str) -> list[str]:
     )
 
 
-def test_all_charts_are_drawn(open_page: OpenPage, report: Path) -> None:
-    page = open_page(report)
+def test_all_charts_are_drawn(page: Any) -> None:
     bars = page.locator("#breakdown .trace.bars .point")
     assert bars.count() == 4 * 25
     assert page.locator("#memory-scatter .scatterlayer .trace").count() == 3
@@ -121,8 +177,7 @@ def test_charts_fit_a_narrow_window(open_page: OpenPage, report: Path) -> None:
     assert "1" in ticks
 
 
-def test_sorting_by_a_header_and_back(open_page: OpenPage, report: Path) -> None:
-    page = open_page(report)
+def test_sorting_by_a_header_and_back(page: Any) -> None:
     header = page.locator("table.ranking thead th", has_text="step, ms")
     header.locator("button").click()
     assert header.get_attribute("aria-sort") == "descending"
@@ -136,8 +191,7 @@ def test_sorting_by_a_header_and_back(open_page: OpenPage, report: Path) -> None
     assert column(page, "step, ms")[-5:] == ["–"] * 5
 
 
-def test_filtering_by_value_and_by_text(open_page: OpenPage, report: Path) -> None:
-    page = open_page(report)
+def test_filtering_by_value_and_by_text(page: Any) -> None:
     assert len(shown_places(page)) == 30
     page.get_by_label("wrap").select_option("root")
     assert set(column(page, "wrap")) == {"root"}
@@ -153,8 +207,7 @@ def test_filtering_by_value_and_by_text(open_page: OpenPage, report: Path) -> No
     assert shown_places(page) == []
 
 
-def test_choosing_another_configuration(open_page: OpenPage, report: Path) -> None:
-    page = open_page(report)
+def test_choosing_another_configuration(page: Any) -> None:
     before = page.eval_on_selector("#detail canvas", "canvas => canvas.toDataURL()")
     page.locator("#choice").select_option(label="16. impl-fsdp1 · block · pre · fp32 · 2")
     assert page.eval_on_selector("#detail canvas", "canvas => canvas.toDataURL()") != before
@@ -169,8 +222,7 @@ def test_choosing_another_configuration(open_page: OpenPage, report: Path) -> No
     assert "▼ allocator retry" in page.locator("#detail .keys").inner_text()
 
 
-def test_a_configuration_without_figures_shows_what_happened(open_page: OpenPage, report: Path) -> None:
-    page = open_page(report)
+def test_a_configuration_without_figures_shows_what_happened(page: Any) -> None:
     page.locator("#choice").select_option(index=29)
     assert "tried to allocate 11.2 GiB" in page.locator("#detail .message.bad").inner_text()
     assert page.locator("#detail canvas").count() == 0
@@ -182,8 +234,7 @@ def test_the_address_leads_back_to_a_configuration(open_page: OpenPage, report: 
     assert page.locator("#choice").input_value() == folder.name
 
 
-def test_a_bar_of_the_breakdown_chooses_its_configuration(open_page: OpenPage, report: Path) -> None:
-    page = open_page(report)
+def test_a_bar_of_the_breakdown_chooses_its_configuration(page: Any) -> None:
     bar = page.locator("#breakdown .trace.bars").first.locator(".point").nth(4)
     bar.scroll_into_view_if_needed()
     box = bar.bounding_box()
@@ -219,8 +270,7 @@ def test_everything_works_by_keyboard(open_page: OpenPage, report: Path) -> None
     assert page.locator(".tip").is_visible()
 
 
-def test_the_pointer_shows_what_it_is_over(open_page: OpenPage, report: Path) -> None:
-    page = open_page(report)
+def test_the_pointer_shows_what_it_is_over(page: Any) -> None:
     canvas = page.locator("#detail canvas")
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
