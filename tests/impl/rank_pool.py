@@ -212,7 +212,8 @@ def _main(rendezvous: str, descriptors: list[int]) -> None:
     warnings.filterwarnings("ignore")
     faulthandler.enable()
     sys.path.insert(0, str(HERE))
-    importlib.import_module("fsdp_cases")
+    for module in ("fsdp_cases", "pytest", "torch._dynamo", "torch.distributed.checkpoint.state_dict"):
+        importlib.import_module(module)
     world_size = len(descriptors) // 2
     for rank in range(world_size):
         if os.fork() == 0:

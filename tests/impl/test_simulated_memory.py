@@ -96,7 +96,7 @@ class Small(nn.Module):
 
 
 class ManySmall(nn.Module):
-    def __init__(self, count: int = 200) -> None:
+    def __init__(self, count: int = 100) -> None:
         super().__init__()
         self.layers = nn.Sequential(*[Small() for _ in range(count)])
         self.head = nn.Linear(512, 512)

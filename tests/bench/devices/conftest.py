@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -24,6 +25,13 @@ from fsdpbench.worker import run_rank
 SHAPE = {"layers": 2, "d_model": 32, "heads": 2, "vocab": 64, "max_seq": 16}
 
 collect_ignore = [] if torch.cuda.is_available() else ["test_cuda_ranks.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported() -> None:
+    """What a rank needs: forked from this process, each would import it again."""
+    for module in ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "fsdpbench.devices.cpu"):
+        importlib.import_module(module)
 
 
 @pytest.fixture(scope="session")
