@@ -18,6 +18,7 @@ from typing import Any
 
 from fsdpbench.cli.progress import make_progress
 from fsdpbench.config import Config, Measurement
+from fsdpbench.launch import fork_server
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.planning import make_config, make_target, parse_shape, without_absent
 from fsdpbench.provenance import machine, versions
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=80)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fsdpbench-pool-") as temporary:
-        PointPool.warm_up()
+        fork_server.start()
         results = measure(configuration(), Path(temporary) / "runs", arguments.runs)
     content = {
         "schema": 1,

@@ -11,6 +11,7 @@ import click
 
 from fsdpbench.cli.comparison_output import finish, format_options
 from fsdpbench.errors import CannotJudgeError, UsageError
+from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
     from fsdpbench.check.sides import Side
@@ -101,13 +102,12 @@ def swept_side(space: dict[str, Any], repeat: int) -> Side:
 
 def sweep_space(space: dict[str, Any], folder: Path, repeat: int = 1) -> None:
     """Run the sweep that `space` (as in sweep.toml) describes into `folder`, without a report."""
+    fork_server.start()
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.request import request_of_space
-    from fsdpbench.launch.pool import PointPool
     from fsdpbench.store import Store
     from fsdpbench.sweep.runner import jobs_for, run_sweep
 
-    PointPool.warm_up()
     request = request_of_space(space)
     plan = request.plan()
     device = request.target.device

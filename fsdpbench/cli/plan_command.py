@@ -11,6 +11,7 @@ import click
 from fsdpbench.cli.options import setting_options, space_options, target_options
 from fsdpbench.cli.sweep_command import request_from
 from fsdpbench.errors import UsageError
+from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
     from fsdpbench.config import Config
@@ -33,12 +34,11 @@ def command(
 
     Each point is run once on simulated GPUs, without a trace; real devices are not touched.
     """
-    from fsdpbench.launch.pool import PointPool
+    if not no_predict:
+        fork_server.start()
     from fsdpbench.sweep.prediction import forecast
     from fsdpbench.sweep.runner import jobs_for
 
-    if not no_predict:
-        PointPool.warm_up()
     request = request_from(space, assignments, options)
     plan = request.plan()
     if not plan.points:

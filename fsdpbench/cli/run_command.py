@@ -7,18 +7,18 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fsdpbench.cli.options import given_settings, setting_options, single_settings, target_options
-from fsdpbench.cli.progress import describe_result
-from fsdpbench.cli.request import target_of
 from fsdpbench.cli.script_request import script_config, script_options
-from fsdpbench.config import Config
 from fsdpbench.errors import ExitCode, UsageError
+from fsdpbench.launch import fork_server
 from fsdpbench.settings import Settings
-from fsdpbench.sim.jitter import JitterError, JitterSettings
+
+if TYPE_CHECKING:
+    from fsdpbench.config import Config
 
 
 @click.command("run")
@@ -33,6 +33,8 @@ from fsdpbench.sim.jitter import JitterError, JitterSettings
 @setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run one configuration, or a training script of your own (--script), and print its result."""
+    fork_server.start()
+    from fsdpbench.cli.progress import describe_result
     from fsdpbench.records import Status
 
     config = script_config(options, assignments)
@@ -54,6 +56,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 
 def _run_model(assignments: tuple[str, ...], options: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The configuration that model and settings name."""
+    from fsdpbench.cli.request import target_of
     from fsdpbench.planning import make_config, not_applicable, without_absent
     from fsdpbench.result import not_applicable_result
 
@@ -76,6 +79,8 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any], folder: Pa
 
 def _with_jitter(config: Config, text: str | None) -> Config:
     """Raises `UsageError` for a text that says no jitter, and where nothing is simulated."""
+    from fsdpbench.sim.jitter import JitterError, JitterSettings
+
     if text is None:
         return config
     if config.device != "sim":

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fsdpbench.cli.request import gpu_counts
-from fsdpbench.config import Config, Measurement
 from fsdpbench.errors import UsageError
 from fsdpbench.script.source import ScriptSource, StepsBy
 from fsdpbench.settings import SETTINGS, Settings
+
+if TYPE_CHECKING:
+    from fsdpbench.config import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NOT_FOR_SCRIPTS = ("model", "shape", "system", "data", *SETTINGS)
 _SYSTEM = "script"
-_MEASUREMENT = Measurement(warmup_steps=2, timed_steps=3, traced_steps=2, timeout_s=600.0)
 
 
 def script_options(function: F) -> F:
@@ -72,6 +71,8 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> C
 
 
 def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
+    from fsdpbench.cli.request import gpu_counts
+    from fsdpbench.config import Config, Measurement
     from fsdpbench.planning import DEFAULT_HARDWARE
     from fsdpbench.sim.hardware import ProfileError, load_profile
 
@@ -83,7 +84,9 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
         per_node = options.get("gpus_per_node") or load_profile(hardware).gpus_per_node
     except ProfileError as error:
         raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
-    timeout = options.get("timeout") or _MEASUREMENT.timeout_s
+    measurement = Measurement(
+        warmup_steps=2, timed_steps=3, traced_steps=2, timeout_s=options.get("timeout") or 600.0
+    )
     return Config(
         model=source.name,
         shape={},
@@ -93,7 +96,7 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
         gpus=counts[0],
         gpus_per_node=min(per_node, counts[0]),
         settings=Settings.of(),
-        measurement=replace(_MEASUREMENT, timeout_s=timeout),
+        measurement=measurement,
         script=source,
     )
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,12 +18,12 @@ from fsdpbench.cli.options import (
     space_options,
     target_options,
 )
-from fsdpbench.cli.progress import make_progress
-from fsdpbench.cli.ranking import print_ranking
-from fsdpbench.cli.request import SweepRequest, gpu_counts, make_request
 from fsdpbench.errors import ExitCode, UsageError
-from fsdpbench.provenance import content_key
+from fsdpbench.launch import fork_server
 from fsdpbench.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from fsdpbench.cli.request import SweepRequest
 
 _PATIENCE_S = 300.0
 
@@ -45,10 +45,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     Without a GPU for every rank the same training code runs on simulated GPUs. The same command again resumes
     where it stopped.
     """
-    from fsdpbench.launch.pool import PointPool
-
     if options["launcher"] == "local":
-        PointPool.warm_up()
+        fork_server.start()
     request = request_from(space, assignments, options)
     code = run_request(request, options, as_json)
     if code is not ExitCode.OK:
@@ -57,6 +55,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
 
 def request_from(space: str | None, assignments: tuple[str, ...], options: dict[str, Any]) -> SweepRequest:
     """Flags over `--set` over the TOML file over the defaults."""
+    from fsdpbench.cli.request import gpu_counts, make_request
+
     from_file: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     if space is not None:
         from_file = read_space_file(space)
@@ -71,6 +71,9 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
 
 
 def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -> ExitCode:
+    from fsdpbench.cli.progress import make_progress
+    from fsdpbench.cli.ranking import print_ranking
+    from fsdpbench.provenance import content_key
     from fsdpbench.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.sweep.runner import jobs_for, run_sweep
     from reports.page import write_report

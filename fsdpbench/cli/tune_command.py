@@ -13,6 +13,7 @@ import click
 from fsdpbench.cli.options import setting_options, space_options, target_options
 from fsdpbench.cli.sweep_command import default_name, request_from
 from fsdpbench.errors import UsageError
+from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
     from fsdpbench.tune.run import Answer, Effort, Goal
@@ -51,14 +52,13 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     --real-time the search goes on there, led by the simulated ranking. Leaves the front of throughput against
     memory, the best configuration as TOML, and as code for each FSDP API.
     """
+    fork_server.start()
     from fsdpbench.cli.progress import SilentProgress, make_progress
-    from fsdpbench.launch.pool import PointPool
     from fsdpbench.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.tune.front import figure_of
     from fsdpbench.tune.run import Effort, Goal, tune
     from reports.page import write_report
 
-    PointPool.warm_up()
     goal = Goal(options.pop("goal"), parse_memory(options.pop("memory")))
     figure_of(goal.name)
     if space is None and not options.get("preset"):

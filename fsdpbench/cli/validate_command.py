@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsdpbench.errors import ExitCode, UsageError
+from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
     from fsdpbench.validation.case import Case
@@ -29,8 +30,8 @@ def command(
     runs: Path | None, system: str | None, only: str | None, held_out: bool, output: Path, as_json: bool
 ) -> None:
     """Simulate published runs and print predicted beside published; exit 1 if a bar is not met."""
+    fork_server.start()
     from fsdpbench.cli.progress import make_progress
-    from fsdpbench.launch.pool import PointPool
     from fsdpbench.systems import get_system
     from fsdpbench.validation.held_out import compare_held_out, held_out_cases
     from fsdpbench.validation.judge import judge
@@ -40,7 +41,6 @@ def command(
     from fsdpbench.validation.runs_file import cases_of_file
     from fsdpbench.validation.text import as_dict, as_markdown
 
-    PointPool.warm_up()
     if system is not None:
         get_system(system)
     rows = _chosen(cases_of_file(runs), only) if runs else []

@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.errors import BenchError
+from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import record_result, run_point, timestamp
 from fsdpbench.records import Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records
 
-_PRELOAD = "fsdpbench.launch.preload"
 _FULL_DISK_BYTES = 1 << 20
 _GRACE_S = 15.0
 """Past its own timeout a point may still write its result; then it is killed."""
@@ -55,16 +52,8 @@ class PointPool:
         """With `nodes`, this machine leads several that `follow` the same folder."""
         self.jobs = jobs
         self._nodes = nodes
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([_PRELOAD])
+        self._context = fork_server.context()
         self._running: list[_Running] = []
-
-    @staticmethod
-    def warm_up() -> None:
-        """Let the server import torch while this process is still reading its command line."""
-        multiprocessing.get_context("forkserver").set_forkserver_preload([_PRELOAD])
-        with _plain_main():
-            forkserver.ensure_running()
 
     def __enter__(self) -> PointPool:
         return self
@@ -89,7 +78,7 @@ class PointPool:
         )
         with _interruptions_held():
             try:
-                with _plain_main():
+                with fork_server.plain_main():
                     process.start()
             except EOFError:
                 # Let through, it would pass for an interruption.
@@ -187,17 +176,3 @@ def _interruptions_held() -> Iterator[None]:
             signal.signal(number, handler)
         for late in arrived:
             signal.raise_signal(late)
-
-
-@contextlib.contextmanager
-def _plain_main() -> Iterator[None]:
-    """Keep the fork server's children from importing the calling script again as their main module."""
-    main = sys.modules["__main__"]
-    saved: dict[str, Any] = {
-        name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__
-    }
-    main.__dict__.update(dict.fromkeys(saved))
-    try:
-        yield
-    finally:
-        main.__dict__.update(saved)

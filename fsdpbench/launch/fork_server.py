@@ -1,0 +1,44 @@
+"""The fork server that points start from: one process that has imported torch, and forks for each of them.
+
+Light to import, so that a command starts the server first and imports its own modules beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from typing import Any
+
+_PRELOAD = ["fsdpbench.launch.deaf", "fsdpbench.launch.preload"]
+
+
+def start() -> None:
+    """Let the server import torch while this process is still reading its command line (idempotent)."""
+    context()
+    with plain_main():
+        forkserver.ensure_running()
+
+
+def context() -> ForkServerContext:
+    """The way to start processes from the server; start them inside `plain_main`."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(_PRELOAD)
+    return found
+
+
+@contextlib.contextmanager
+def plain_main() -> Iterator[None]:
+    """Keep the fork server's children from importing the calling script again as their main module."""
+    main = sys.modules["__main__"]
+    saved: dict[str, Any] = {
+        name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__
+    }
+    main.__dict__.update(dict.fromkeys(saved))
+    try:
+        yield
+    finally:
+        main.__dict__.update(saved)
