@@ -19,7 +19,6 @@ from typing import Any
 from fsdpbench.cli.progress import make_progress
 from fsdpbench.config import Config, Measurement
 from fsdpbench.launch import fork_server
-from fsdpbench.launch.pool import PointPool
 from fsdpbench.planning import make_config, make_target, parse_shape, without_absent
 from fsdpbench.provenance import machine, versions
 from fsdpbench.records import Status

@@ -1,4 +1,4 @@
-"""The fork server is started before the command imports what takes long: until then nothing of that may load."""
+"""The fork server is started first: until then a command may import nothing that takes long."""
 
 from __future__ import annotations
 
