@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=80)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fsdpbench-pool-") as temporary:
-        fork_server.start()
+        fork_server.start("cpu")
         results = measure(configuration(), Path(temporary) / "runs", arguments.runs)
     content = {
         "schema": 1,

@@ -102,7 +102,7 @@ def swept_side(space: dict[str, Any], repeat: int) -> Side:
 
 def sweep_space(space: dict[str, Any], folder: Path, repeat: int = 1) -> None:
     """Run the sweep that `space` (as in sweep.toml) describes into `folder`, without a report."""
-    fork_server.start()
+    fork_server.start(space.get("device"))
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.request import request_of_space
     from fsdpbench.store import Store

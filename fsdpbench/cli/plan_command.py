@@ -35,7 +35,7 @@ def command(
     Each point is run once on simulated GPUs, without a trace; real devices are not touched.
     """
     if not no_predict:
-        fork_server.start()
+        fork_server.start("sim")
     from fsdpbench.sweep.prediction import forecast
     from fsdpbench.sweep.runner import jobs_for
 

@@ -46,11 +46,19 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     where it stopped.
     """
     if options["launcher"] == "local":
-        fork_server.start()
+        fork_server.start(device_named(space, options))
     request = request_from(space, assignments, options)
     code = run_request(request, options, as_json)
     if code is not ExitCode.OK:
         raise click.exceptions.Exit(int(code))
+
+
+def device_named(space: str | None, options: dict[str, Any]) -> str | None:
+    """The device that the flags or the TOML file name, if any."""
+    named: str | None = options.get("device")
+    if named is None and space is not None:
+        named = read_space_file(space)[0].get("device")
+    return named
 
 
 def request_from(space: str | None, assignments: tuple[str, ...], options: dict[str, Any]) -> SweepRequest:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.cli.options import setting_options, space_options, target_options
-from fsdpbench.cli.sweep_command import default_name, request_from
+from fsdpbench.cli.sweep_command import default_name, device_named, request_from
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
 
@@ -52,7 +52,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     --real-time the search goes on there, led by the simulated ranking. Leaves the front of throughput against
     memory, the best configuration as TOML, and as code for each FSDP API.
     """
-    fork_server.start()
+    fork_server.start(device_named(space, options))
     from fsdpbench.cli.progress import SilentProgress, make_progress
     from fsdpbench.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.tune.front import figure_of

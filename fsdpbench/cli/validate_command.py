@@ -30,7 +30,7 @@ def command(
     runs: Path | None, system: str | None, only: str | None, held_out: bool, output: Path, as_json: bool
 ) -> None:
     """Simulate published runs and print predicted beside published; exit 1 if a bar is not met."""
-    fork_server.start()
+    fork_server.start("sim")
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.systems import get_system
     from fsdpbench.validation.held_out import compare_held_out, held_out_cases

@@ -15,9 +15,14 @@ class Choice:
     reason: str
 
 
+def has_gpu_driver() -> bool:
+    """Whether a GPU's driver is installed; torch is not asked."""
+    return any(Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl"))
+
+
 def visible_gpus() -> int:
     """Number of GPUs that torch sees; torch is imported only where a driver is installed."""
-    if not any(Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")):
+    if not has_gpu_driver():
         return 0
     import torch
 

@@ -25,6 +25,7 @@ from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401 - torch imports it at an optimizer's first step: here once for all ranks
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch

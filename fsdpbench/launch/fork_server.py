@@ -14,20 +14,33 @@ from multiprocessing.context import ForkServerContext
 from typing import Any
 
 _PRELOAD = ["fsdpbench.launch.deaf", "fsdpbench.launch.preload"]
+_PRELOAD_REAL = [*_PRELOAD, "fsdpbench.launch.preload_real"]
 
 
-def start() -> None:
-    """Let the server import torch while this process is still reading its command line (idempotent)."""
-    context()
+def start(device: str | None) -> None:
+    """Let the server import torch while this process is still reading its command line.
+
+    `device`: as asked for. Points on another one run too, and import themselves what the server lacks.
+    """
+    context(_PRELOAD if _is_simulated(device) else _PRELOAD_REAL)
     with plain_main():
         forkserver.ensure_running()
 
 
-def context() -> ForkServerContext:
-    """The way to start processes from the server; start them inside `plain_main`."""
+def context(preload: list[str] = _PRELOAD_REAL) -> ForkServerContext:
+    """The way to start processes from the server; start them inside `plain_main`. A server that does not run
+    yet will import the modules of `preload`."""
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(_PRELOAD)
+    found.set_forkserver_preload(preload)
     return found
+
+
+def _is_simulated(device: str | None) -> bool:
+    if device in (None, "auto"):
+        from fsdpbench.devices.detection import has_gpu_driver
+
+        return not has_gpu_driver()
+    return device == "sim"
 
 
 @contextlib.contextmanager

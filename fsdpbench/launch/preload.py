@@ -1,4 +1,4 @@
-"""Imported once by the fork server: everything a point needs, so that starting one costs a fork.
+"""Imported once by the fork server: what every point needs, so that starting one costs a fork.
 
 Nothing here may start threads or touch a device; the children do that.
 """
@@ -12,15 +12,11 @@ _NEEDED = (
     "torch",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
-    "torch.distributed.launcher.api",
     "torch.distributed.tensor",
     "torch.profiler",
-    "fsdpbench.devices.cpu",
     "fsdpbench.devices.sim",
-    "fsdpbench.launch.elastic",
     "fsdpbench.launch.point",
     "fsdpbench.worker",
-    "fsdpbench.sim",
     "impl",
 )
 

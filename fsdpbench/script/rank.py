@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
+import torch._dynamo  # the real one: scripts may need it, and where cuda is mapped it cannot be imported
 
 from fsdpbench.config import Config
 from fsdpbench.devices.base import Placement

@@ -26,6 +26,7 @@ DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of param
 DTensor's `propagate_op_sharding`               see `sharding_shortcut.py`
 `all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
 `gather_object`, `scatter_object_list`          to hold what this one holds
+`torch._dynamo`                                 a stand-in until it is needed (`dynamo.py`)
 DCP's `_validate_global_plan`                   every rank's plan is this one's, so that shards of others miss
 ==============================================  ==========================================================
 """
@@ -42,6 +43,7 @@ import torch.distributed as dist
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.annotations import FastSpan, make_span_methods
 from fsdpbench.sim.autocast import CAST_CACHE
+from fsdpbench.sim.dynamo import stand_in_for_dynamo
 from fsdpbench.sim.placeholders import install_placeholders
 from fsdpbench.sim.process_group import SimProcessGroup
 from fsdpbench.sim.sharding_shortcut import install_sharding_shortcut
@@ -53,6 +55,7 @@ from fsdpbench.sim.two_sided import install_two_sided_parameters
 @functools.cache
 def apply_patches() -> None:
     """Apply all of them. The first call of a process does it, others nothing."""
+    stand_in_for_dynamo()
     _patch_storages()
     _patch_tensors()
     install_placeholders()

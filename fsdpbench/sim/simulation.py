@@ -22,6 +22,7 @@ from fsdpbench.sim.autocast import register_autocast
 from fsdpbench.sim.clock import TimelineClock
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
 from fsdpbench.sim.device_module import DeviceModule
+from fsdpbench.sim.dynamo import import_config
 from fsdpbench.sim.hardware import HardwareProfile
 from fsdpbench.sim.jitter import Jitter, JitteredTimeline, JitterSettings
 from fsdpbench.sim.kernels import forget_plans, register_kernels
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _ALLOC_CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-# Imported by torch at the first step of an optimizer: here once, and not again in every fork.
-_IMPORTED_LATE_BY_TORCH = ("torch._dynamo", "torch.distributed.tensor")
 # Kept for the life of the process: libraries unregister their kernels when they end.
 _REGISTERED: list[torch.library.Library] = []
 
@@ -52,8 +51,9 @@ def preload() -> None:
         return
     from torch.utils import backend_registration
 
-    for name in _IMPORTED_LATE_BY_TORCH:
-        importlib.import_module(name)
+    # What torch imports late: here once, and not again in every fork.
+    importlib.import_module("torch.distributed.tensor")
+    import_config()
     backend_registration._setup_privateuseone_for_python_backend(DEVICE_TYPE, DeviceModule())
     register_backend()
     _REGISTERED.extend(register_kernels())

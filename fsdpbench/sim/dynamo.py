@@ -1,0 +1,100 @@
+"""A stand-in for `torch._dynamo`: nothing is compiled here, and its import takes a quarter second.
+
+Eager code asks little of it: optimizers break graphs that nobody traces, hooks keep a compiler away that is
+not there. Whatever else is asked imports the real one, which takes its place from then on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_NAME = "torch._dynamo"
+_FOLDER = Path(torch.__file__).parent / "_dynamo"
+
+
+def stand_in_for_dynamo() -> None:
+    """Put the stand-in where `import torch._dynamo` finds it, unless the real one is there already."""
+    if _NAME not in sys.modules:
+        torch._dynamo = sys.modules[_NAME] = _StandIn(_NAME)
+
+
+def import_config() -> ModuleType:
+    """The compiler's settings without the compiler; the real one finds them imported, with their values."""
+    name = f"{_NAME}.config"
+    if name not in sys.modules:
+        spec = importlib.machinery.PathFinder.find_spec(name, [str(_FOLDER)])
+        if spec is None or spec.loader is None:
+            raise ImportError(f"torch {torch.__version__} has no {name}", name=name)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+class _Part:
+    """The submodule `name`, of which little is asked: `known`. The rest is looked up in the real one."""
+
+    def __init__(self, name: str, **known: Callable[..., Any]) -> None:
+        self._name = name
+        self.__dict__.update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(_real(), self._name), name)
+
+
+def _clear_lru_cache() -> None:
+    """Process groups have rules forgotten that were made too early; here none were made."""
+
+
+def _get_optimize_ddp_mode() -> str:
+    """DDP asks for one mode that it must know about; by default it is another."""
+    if import_config().optimize_ddp is True:
+        return "ddp_optimizer"
+    mode: str = _real().utils.get_optimize_ddp_mode()
+    return mode
+
+
+class _StandIn(ModuleType):
+    trace_rules = _Part("trace_rules", clear_lru_cache=_clear_lru_cache)
+    utils = _Part("utils", get_optimize_ddp_mode=_get_optimize_ddp_mode)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__file__ = str(_FOLDER / "__init__.py")
+        self.config = import_config()
+
+    @staticmethod
+    def graph_break(msg: str = "") -> None:
+        """What the real one does where no graph is traced."""
+
+    @staticmethod
+    def disable(
+        fn: Callable[..., Any] | None = None, recursive: bool = True, **about: Any
+    ) -> Callable[..., Any]:
+        """`fn`, or a decorator: what is compiled by nobody needs nothing to keep it from that."""
+        return _same if fn is None else fn
+
+    def __getattr__(self, name: str) -> Any:
+        # Whoever looks through all modules for a name of Python's own is not asking for a compiler.
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        return getattr(_real(), name)
+
+
+def _same(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return fn
+
+
+def _real() -> ModuleType:
+    if isinstance(sys.modules[_NAME], _StandIn):
+        del sys.modules[_NAME], torch._dynamo
+        importlib.import_module(_NAME)
+    return sys.modules[_NAME]
