@@ -13,7 +13,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-_PRELOAD = ["fsdpbench.launch.deaf", "fsdpbench.launch.preload"]
+_PRELOAD = ["fsdpbench.launch.preload_first", "fsdpbench.launch.preload"]
 _PRELOAD_REAL = [*_PRELOAD, "fsdpbench.launch.preload_real"]
 
 
