@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from rich.console import Console, Group
@@ -17,6 +19,8 @@ from fsdpbench.config import Config
 from fsdpbench.sweep.runner import Progress
 
 _LAST_SHOWN = 8
+_GAP = 2
+"""Columns between a name and its figures."""
 
 
 def make_progress(quiet: bool = False) -> Progress:
@@ -108,18 +112,16 @@ class LiveProgress:
             self._live = None
 
     def _view(self) -> Group:
-        room = max(24, self._console.width * 45 // 100)
-        table = Table(box=None, pad_edge=False, show_header=False, expand=False)
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
-        for name, result in self._ended[-_LAST_SHOWN:]:
-            style = "" if result["status"] == "ok" else "yellow"
-            table.add_row(Text(shortened(name, room)), Text(describe_result(result), style=style))
+        rows = [(name, _described(result)) for name, result in self._ended[-_LAST_SHOWN:]]
         for name, since in self._running.items():
-            table.add_row(
-                Text(shortened(name, room), style="dim"),
-                Text(f"running {time.monotonic() - since:.0f} s", style="dim"),
-            )
+            rows.append((name, Text(f"running {time.monotonic() - since:.0f} s", style="dim")))
+        # A narrow terminal takes from the figures: the end of a name is what tells it from others.
+        longest = max((len(name) for name, _ in rows), default=0)
+        room = min(longest, max(24, self._console.width * 45 // 100))
+        table = Table(box=None, pad_edge=False, show_header=False, expand=False)
+        for short, (_, told) in zip(told_apart([name for name, _ in rows], room), rows, strict=True):
+            told.truncate(self._console.width - room - _GAP, overflow="ellipsis")
+            table.add_row(Text(short, style=told.style), told)
         return Group(self._headline(), *self._best(), table)
 
     def _headline(self) -> Text:
@@ -143,12 +145,28 @@ class LiveProgress:
         return [Text(told + shortened(name, max(24, self._console.width - len(told))), style="green")]
 
 
+def _described(result: dict[str, Any]) -> Text:
+    return Text(describe_result(result), style="" if result["status"] == "ok" else "yellow")
+
+
 def shortened(name: str, width: int) -> str:
     """`name` in at most `width` characters: names of one sweep differ at their ends, so the middle goes."""
     if len(name) <= width:
         return name
     head = min(10, width // 3)
     return f"{name[:head]}…{name[len(name) - (width - head - 1) :]}"
+
+
+def told_apart(names: Sequence[str], width: int) -> list[str]:
+    """`names` in at most `width` characters each; what all end with goes first where they are too long."""
+    ends = zip(*(reversed(name.split("-")) for name in names), strict=False)
+    shared = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, ends)]
+    ending = sum(len(word) + 1 for word in shared) if len(set(names)) > 1 else 0
+    short = []
+    for name in names:
+        cut = len(name) > width and ending
+        short.append(shortened(f"{name[:-ending]}…" if cut else name, width))
+    return short
 
 
 def _of(done: int, total: int) -> str:

@@ -1,0 +1,50 @@
+"""The live table of a sweep in a narrow terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from fsdpbench.cli.progress import LiveProgress
+from fsdpbench.config import Config, Measurement
+from fsdpbench.planning import without_absent
+from fsdpbench.settings import Settings
+
+RESULT: dict[str, Any] = {
+    "status": "ok",
+    "device": "sim",
+    "step_time_s": 1.6258,
+    "tokens_per_s_per_gpu": 10_077.0,
+    "overlap_fraction": 0.4,
+}
+
+
+def config(batch: int) -> Config:
+    made = Config(
+        model="gpt-2.8b", shape={}, system="impl-fsdp2", device="sim", hardware="a100-80gb", gpus=8,
+        gpus_per_node=8, measurement=Measurement.default_for("sim"),
+        settings=Settings.of(batch=batch, backward_prefetch="none", activation_checkpointing="full"),
+    )  # fmt: skip
+    return without_absent(made)
+
+
+def test_rows_can_be_told_apart_at_eighty_columns() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
+    progress = LiveProgress(console)
+    ended, running = [config(batch) for batch in (4, 8)], config(16)
+    progress.begin(3, 0)
+    try:
+        for each in ended:
+            progress.finished(each, RESULT)
+        progress.started(running)
+        with console.capture() as capture:
+            console.print(progress._view())
+    finally:
+        progress.end()
+    rows = [row for row in capture.get().splitlines() if row.startswith("impl")]
+    names = [row.split("  ")[0] for row in rows]
+    assert len(set(names)) == 3, rows
+    assert [name.rstrip("…").rpartition("-")[2] for name in names] == ["4", "8", "16"]
+    assert all("1,625.8 ms a step" in row for row in rows[:2])
