@@ -158,15 +158,26 @@ def shortened(name: str, width: int) -> str:
 
 
 def told_apart(names: Sequence[str], width: int) -> list[str]:
-    """`names` in at most `width` characters each; what all end with goes first where they are too long."""
-    ends = zip(*(reversed(name.split("-")) for name in names), strict=False)
-    shared = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, ends)]
-    ending = sum(len(word) + 1 for word in shared) if len(set(names)) > 1 else 0
-    short = []
-    for name in names:
-        cut = len(name) > width and ending
-        short.append(shortened(f"{name[:-ending]}…" if cut else name, width))
-    return short
+    """`names` in at most `width` characters each: where they are too long, without the words that all of them
+    begin or end with."""
+    if len(set(names)) < 2 or max(map(len, names)) <= width:
+        return [shortened(name, width) for name in names]
+    words = [name.split("-") for name in names]
+    head, tail = _shared(words), _shared([each[::-1] for each in words])
+    cut = ["-".join(each[head : len(each) - tail]) for each in words]
+    room = width - bool(head) - bool(tail)
+    return [
+        "…" * bool(head)
+        + (each if len(each) <= room else "…" + each[len(each) - room + 1 :])
+        + "…" * bool(tail)
+        for each in cut
+    ]
+
+
+def _shared(words: Sequence[Sequence[str]]) -> int:
+    """How many words all begin with, at least one of each left over."""
+    same = takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))
+    return min(sum(1 for _ in same), min(map(len, words)) - 1)
 
 
 def _of(done: int, total: int) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
-from fsdpbench.cli.progress import LiveProgress
+from fsdpbench.cli.progress import LiveProgress, shortened, told_apart
 from fsdpbench.config import Config, Measurement
 from fsdpbench.planning import without_absent
 from fsdpbench.settings import Settings
@@ -43,8 +45,27 @@ def test_rows_can_be_told_apart_at_eighty_columns() -> None:
             console.print(progress._view())
     finally:
         progress.end()
-    rows = [row for row in capture.get().splitlines() if row.startswith("impl")]
+    rows = [row for row in capture.get().splitlines() if row.startswith("…")]
     names = [row.split("  ")[0] for row in rows]
     assert len(set(names)) == 3, rows
-    assert [name.rstrip("…").rpartition("-")[2] for name in names] == ["4", "8", "16"]
+    assert [name.strip("…") for name in names] == ["4", "8", "16"]
     assert all("1,625.8 ms a step" in row for row in rows[:2])
+
+
+def test_names_are_cut_where_they_are_the_same() -> None:
+    names = [
+        f"impl-fsdp2-block-bwd-{prefetch}-bf16-batch-{batch}{end}"
+        for prefetch in ("pre", "none")
+        for batch in (4, 8)
+        for end in ("", "-reducedtype-bf16")
+    ]
+    short = told_apart(names, 36)
+    assert short[0] == "…pre-bf16-batch-4"
+    assert short[-1] == "…none-bf16-batch-8-reducedtype-bf16"
+    assert told_apart(names, 80) == names
+    assert told_apart(names[:1], 20) == [shortened(names[0], 20)]
+
+
+@given(st.lists(st.text("ab-", min_size=1, max_size=30), min_size=1, max_size=5), st.integers(6, 20))
+def test_no_name_is_longer_than_its_room(names: list[str], width: int) -> None:
+    assert all(len(name) <= width for name in told_apart(names, width))
