@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -37,12 +38,19 @@ def step_times(shape: str, repeat: int, seq: int, batch: int) -> dict[str, list[
         words = [*SWEEP.split(), "--shape", shape, "--system", ",".join(SYSTEMS), "--repeat", str(repeat)]
         words += ["--seq", str(seq), "--batch", str(batch), "-o", temporary]
         subprocess.run([sys.executable, "-m", "fsdpbench", *words], check=True, stdout=subprocess.DEVNULL)
-        found: dict[str, list[float]] = {}
-        for path in sorted(Path(temporary).rglob("result.json")):
-            result = json.loads(path.read_text())
-            if result["status"] == "ok":
-                runs = (result.get("repeats") or {}).get("step_time_s") or [result["step_time_s"]]
-                found.setdefault(result["config"]["system"], []).extend(runs)
+        return read_step_times(Path(temporary))
+
+
+def read_step_times(folder: Path) -> dict[str, list[float]]:
+    """What `step_times` returns, of a sweep's folder."""
+    found: dict[str, list[float]] = {}
+    for path in sorted(folder.glob("*/result.json")):
+        if re.search(r"\.run\d+$", path.parent.name):
+            continue  # a further run: the first one's result has its figures beside its own
+        result = json.loads(path.read_text())
+        if result["status"] == "ok":
+            runs = (result.get("repeats") or {}).get("step_time_s") or [result["step_time_s"]]
+            found.setdefault(result["config"]["system"], []).extend(runs)
     return found
 
 
