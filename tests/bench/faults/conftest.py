@@ -31,6 +31,7 @@ class DisturbedSweep:
     prefix: tuple[str, ...] = ()
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+        options.setdefault("preexec_fn", _hear_interruptions)
         environment = {**os.environ, "FSDPBENCH_TEST_MARK": self.mark, "NO_COLOR": "1", **self.environment}
         return subprocess.Popen(
             [*self.prefix, *COMMAND, "sweep", *words, "-o", str(self.folder)],
@@ -86,6 +87,11 @@ class DisturbedSweep:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+
+def _hear_interruptions() -> None:
+    """A shell starts what runs in its background deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
