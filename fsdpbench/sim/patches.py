@@ -24,6 +24,7 @@ DDP's constructor                               refuses by name what its C++ can
 DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
                                                 one-dimensional meshes, where it is skipped
 DTensor's `propagate_op_sharding`               see `sharding_shortcut.py`
+FSDP2's `_chunk_with_empty`                     cuts a shard for every rank; see `chunks.py`
 `all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
 `gather_object`, `scatter_object_list`          to hold what this one holds
 `torch._dynamo`                                 a stand-in until it is needed (`dynamo.py`)
@@ -43,6 +44,7 @@ import torch.distributed as dist
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.annotations import FastSpan, make_span_methods
 from fsdpbench.sim.autocast import CAST_CACHE
+from fsdpbench.sim.chunks import cut_when_asked
 from fsdpbench.sim.dynamo import stand_in_for_dynamo
 from fsdpbench.sim.placeholders import install_placeholders
 from fsdpbench.sim.process_group import SimProcessGroup
@@ -238,6 +240,7 @@ def _patch_distributed() -> None:
     _replace(ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__))
     _patch_object_collectives()
     _patch_checkpoint_plans()
+    _patch_chunks()
     _patch_sharding_propagation()
     install_sharding_shortcut()
 
@@ -338,6 +341,14 @@ def _patch_sharding_propagation() -> None:
             original(op_strategy, op_schema)
 
     _replace(propagation, _propagate_use_strided_shard_flag=propagate)
+
+
+def _patch_chunks() -> None:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    original = getattr(_fsdp_param, "_chunk_with_empty", None)
+    if original is not None:
+        _replace(_fsdp_param, _chunk_with_empty=cut_when_asked(original))
 
 
 def _replace(owner: Any, **attributes: Any) -> None:
