@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,8 @@ def test_a_suite_runs_with_its_checkouts_sources_and_says_whether_it_passed(
     (tmp_path / "test_suite.py").write_text(SUITE.format(name="in the checkout"))
     monkeypatch.setattr(script, "SUITES", ("test_suite.py",))
     monkeypatch.setattr(script, "QUICK", "test_here")
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)  # it would take itself for this one's worker, and save nothing
     file = tmp_path / "saved.json"
     assert script.run_suites(tmp_path, file, quick=True)
     (found,) = json.loads(file.read_text())["benchmarks"]
