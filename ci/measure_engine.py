@@ -19,6 +19,7 @@ import time
 import uuid
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 COMMANDS = {
     "sweep": "sweep --model gpt-2.8b --gpus 8 --device sim --preset wide --max-points 200",
@@ -62,10 +63,10 @@ def main(what: str) -> None:
         print(f"  {line.strip().replace(str(folder), 'RUN')}")
 
 
-def watch(process: subprocess.Popen[str], mark: str, peak: list[int]) -> None:
+def watch(process: subprocess.Popen[Any], mark: str, peak: list[int], every_s: float = 0.5) -> None:
     while process.poll() is None:
         peak[0] = max(peak[0], memory_of(mark))
-        time.sleep(0.5)
+        time.sleep(every_s)
 
 
 def memory_of(mark: str) -> int:
