@@ -27,7 +27,7 @@ from reports.analysis.naming import (
 )
 from reports.analysis.nesting import NOTHING
 from reports.analysis.roof import Links
-from reports.analysis.sizes import message_bytes, wire_bytes
+from reports.analysis.sizes import message_bytes, wire_bytes, with_own_part
 from reports.analysis.units import FsdpSpans
 from reports.intervals import Intervals
 from reports.trace import MISSING, Category, Trace
@@ -258,8 +258,9 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
     """Types and sizes.
 
     The metadata's name decides before the kernel's: RCCL calls all kernels alike. What carries out one of
-    FSDP's collectives by other means counts as what it stands for: a reduce-scatter as an all-to-all, which
-    is as large as what it sends, or an all-gather as a broadcast a rank, which are one.
+    FSDP's collectives by other means counts as what it stands for: a reduce-scatter as an all-to-all, or an
+    all-gather as a broadcast a rank, which are one. On gloo `impl` leaves a rank's own part out of
+    the former.
     """
     number = {kind: index for index, kind in enumerate(COLLECTIVE_TYPES)}
     by_name = [number[collective_type(name)] for name in trace.names]
@@ -270,6 +271,7 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
     roof = np.zeros(len(work.row), np.float64)
     leads = np.ones(len(work.row), np.bool_)
     gathering: set[int] = set()
+    exchange, on_cpu = number[CollectiveType.ALL_TO_ALL], not len(trace.rows(Category.KERNEL))
     other = number[CollectiveType.OTHER]
     stand_ins = {number[each] for each in _STAND_INS}
     annotated = spans.index.innermost(work.launch_lane, work.launch).tolist()
@@ -293,6 +295,8 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
         if info is not None:
             sized = asked if asked == number[CollectiveType.BROADCAST] else found
             size = message_bytes(COLLECTIVE_TYPES[sized], info, trace.world_size)
+            if on_cpu and asked == exchange and found == number[CollectiveType.REDUCE_SCATTER]:
+                size = with_own_part(size, info.group_size or trace.world_size)
             if size is not None:
                 message[i] = size
                 sent = wire_bytes(COLLECTIVE_TYPES[found], size, info.group_size or trace.world_size)

@@ -25,6 +25,11 @@ def message_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | 
     return elements * size if elements else None
 
 
+def with_own_part(sent: int | None, ranks: int | None) -> int | None:
+    """The full buffer of a reduction of which `sent` is what goes to the other ranks."""
+    return None if sent is None or not ranks or ranks < 2 else sent * ranks // (ranks - 1)
+
+
 def wire_bytes(kind: CollectiveType, message: int, ranks: int | None) -> int | None:
     """Bytes that each rank sends; None when the number of ranks is unknown."""
     if kind in (CollectiveType.BROADCAST, CollectiveType.REDUCE, CollectiveType.SEND_RECV):

@@ -38,6 +38,9 @@ with profile(activities=[ProfilerActivity.CPU], schedule=schedule(wait=0, warmup
             y.sum().backward()
             with record_function("FSDP::reduce_scatter (blocks.0)"):
                 dist.reduce_scatter_tensor(torch.empty(256 * 128), model.weight.grad.view(-1))
+            with record_function("FSDP::reduce_scatter (blocks.1)"):
+                sizes = [0, 512] if rank == 0 else [512, 0]
+                dist.all_to_all_single(torch.empty(512), torch.empty(512), sizes, sizes)
             dist.all_reduce(model.bias.grad)
         profiler.step()
 dist.destroy_process_group()
@@ -87,17 +90,21 @@ def test_ranks_steps_and_phases(analysis: Analysis) -> None:
 
 def test_collectives_are_what_was_asked_for(analysis: Analysis) -> None:
     """Gloo carries out a reduce-scatter as an all-reduce; the operator that asked for it tells. Broadcasts in
-    an all-gather's annotation are one all-gather."""
+    an all-gather's annotation are one all-gather, and an all-to-all in a reduce-scatter's lacks a rank's own
+    part."""
     for rank in analysis.ranks:
         found = {name: (each.count, each.bytes) for name, each in rank.communication.items()}
         assert found == {
             "all_gather": (4, 2 * 2 * 256 * 256 * 4 + 2 * 2 * 256 * 64 * 4),
-            "reduce_scatter": (2, 2 * 256 * 256 * 4),
+            "reduce_scatter": (4, 2 * 256 * 256 * 4 + 2 * 2 * 512 * 4),
             "all_reduce": (2, 2 * 256 * 4),
         }
-        unit, broadcast = rank.units
-        assert (unit.unit, broadcast.unit) == ("blocks.0", "blocks.1")
-        assert {name: each.count for name, each in broadcast.communication.items()} == {"all_gather": 2}
+        unit, other = rank.units
+        assert (unit.unit, other.unit) == ("blocks.0", "blocks.1")
+        assert {name: each.count for name, each in other.communication.items()} == {
+            "all_gather": 2,
+            "reduce_scatter": 2,
+        }
         assert {name: each.count for name, each in unit.communication.items()} == {
             "all_gather": 2,
             "reduce_scatter": 2,
