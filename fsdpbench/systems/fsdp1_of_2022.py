@@ -1,29 +1,43 @@
 """PyTorch's FSDP1 as torch 1.13 had it, for published runs that were made with it (simulated only).
 
-What training does is today's torch; this lays over it the two things in which memory and time differ:
+What training does is today's torch; this lays over it what differs in memory and time, read from the source of
+torch 1.13.1 (`distributed/fsdp/fully_sharded_data_parallel.py` where no other file is named):
 
-* Before 2.8, collectives ran on the communicator's own stream and kept their tensors by `record_stream`: a
+* Collectives ran on the communicator's own stream and kept their tensors by `record_stream` (so before 2.8): a
   buffer that Python has let go of stays taken until the collective is done.
-* Before 2.0, the post-backward hook padded each unit's gradient also where there was nothing to pad, so that
-  the reduce-scatter read a copy of the gradient, made on the post-backward stream, and its output was zeroed
-  first.
+* `_post_backward_hook` padded each unit's gradient also where there was nothing to pad, so that the
+  reduce-scatter read a copy of the gradient, made on the post-backward stream, and its output was zeroed first.
 
-    gradient ──copy──> input of the reduce-scatter ──(communicator's stream)──> shard
-    held until the copy is done     held until the reduction is done
+      gradient ──copy──> input of the reduce-scatter ──(communicator's stream)──> shard
+      held until the reduction is done                 held until the reduction is done
+
+* `_pre_backward_hook` called `_unshard` also for a unit that was prefetched, and `_unshard` asked the rate
+  limiter first. The last unit of backward, which prefetches none, waited there too. Today it does not: the
+  CPU runs a unit further ahead, whose gradient, copy and parameters are taken on top.
+* Modules had views of one flat parameter; `use_orig_params` came with 2.0.
+* Activation checkpointing was reentrant by default (`utils/checkpoint.py`; `CheckpointImpl.REENTRANT` in
+  `distributed/algorithms/_checkpoint/checkpoint_wrapper.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from fsdpbench.config import Config
 from fsdpbench.systems.base import BuildContext
 from fsdpbench.systems.fsdp1 import TorchFsdp1
+from workloads import checkpointing
 
 
 class TorchFsdp1Of2022(TorchFsdp1):
     name = "torch-fsdp1-1.13"
-    summary = "PyTorch's FSDP1 with the collectives and the gradient copy of torch 1.13"
+    summary = "PyTorch's FSDP1 as torch 1.13 had it: collectives, gradient copy, rate limiter, checkpointing"
     devices = frozenset({"sim"})
 
     def wrap(self, context: BuildContext) -> nn.Module:
@@ -33,7 +47,13 @@ class TorchFsdp1Of2022(TorchFsdp1):
 
         ACCELERATOR.collectives_on_own_streams = True
         _runtime_utils._get_reduce_scatter_tensors = _padded_copy
+        if not isinstance(_runtime_utils._prefetch_handle, partial):
+            _runtime_utils._prefetch_handle = partial(_limit_then_prefetch, _runtime_utils._prefetch_handle)
+        checkpointing.checkpoint = _reentrant
         return super().wrap(context)
+
+    def _extras(self, config: Config) -> dict[str, Any]:
+        return {**super()._extras(config), "use_orig_params": False}
 
 
 def _padded_copy(state: object, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,3 +63,22 @@ def _padded_copy(state: object, gradient: torch.Tensor) -> tuple[torch.Tensor, t
     missing = ranks * shard - gradient.numel()
     padded = torch.nn.functional.pad(gradient, [0, missing]) if missing else gradient.clone()
     return padded, gradient.new_zeros(shard)
+
+
+def _limit_then_prefetch(prefetch: Callable[..., None], state: Any, handle: Any, mode: Any) -> None:
+    """Before a unit's backward, ask the limiter for the unit itself too, although it was prefetched."""
+    before_backward = handle is not None and handle._training_state.name == "BACKWARD_PRE"
+    if before_backward and handle._prefetched and state.limit_all_gathers:
+        freed = state._free_event_queue.dequeue_if_needed()
+        if freed is not None:
+            freed.synchronize()
+    prefetch(state, handle, mode)
+
+
+def _reentrant(function: Any, *args: Any, **options: Any) -> Any:
+    """torch's `checkpoint` in the form that was its default. Selection by operator knows the other form only."""
+    if "context_fn" in options:
+        return checkpoint(function, *args, **options)
+    return checkpoint(
+        function, *args, use_reentrant=True, preserve_rng_state=options.get("preserve_rng_state", True)
+    )
