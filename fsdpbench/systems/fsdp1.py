@@ -155,8 +155,15 @@ def _mixed_precision(fsdp: ModuleType, config: Config) -> Any:
 
 
 def _materialiser(device: torch.device) -> Callable[[nn.Module], None]:
+    """Gives a module its own parameters on `device`. One that several modules share stays one."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+
     def materialise_own(module: nn.Module) -> None:
+        deferred = dict(module.named_parameters(recurse=False))
         module.to_empty(device=device, recurse=False)
+        for name, parameter in deferred.items():
+            shared = made.setdefault(parameter, module.get_parameter(name))
+            module.register_parameter(name, shared)
         if device.type != "sim":
             init_module(module)
 

@@ -1,12 +1,12 @@
 """PyTorch's FSDP1 as torch 1.13 had it, for published runs that were made with it (simulated only).
 
-What training does is today's torch; this lays over it what differs in memory and time, read from the source of
-torch 1.13.1 (`distributed/fsdp/fully_sharded_data_parallel.py` where no other file is named):
+What training does is today's torch; this lays over it what differs in memory and time, read from the source
+of torch 1.13.1 (`distributed/fsdp/fully_sharded_data_parallel.py` where no other file is named):
 
-* Collectives ran on the communicator's own stream and kept their tensors by `record_stream` (so before 2.8): a
-  buffer that Python has let go of stays taken until the collective is done.
+* Collectives ran on the communicator's own stream and kept their tensors by `record_stream` (so before 2.8):
+  a buffer that Python has let go of stays taken until the collective is done.
 * `_post_backward_hook` padded each unit's gradient also where there was nothing to pad, so that the
-  reduce-scatter read a copy of the gradient, made on the post-backward stream, and its output was zeroed first.
+  reduce-scatter read a copy of the gradient, made on the post-backward stream, and its output was zeroed.
 
       gradient ──copy──> input of the reduce-scatter ──(communicator's stream)──> shard
       held until the reduction is done                 held until the reduction is done
@@ -76,7 +76,7 @@ def _limit_then_prefetch(prefetch: Callable[..., None], state: Any, handle: Any,
 
 
 def _reentrant(function: Any, *args: Any, **options: Any) -> Any:
-    """torch's `checkpoint` in the form that was its default. Selection by operator knows the other form only."""
+    """torch's `checkpoint` in the form that was its default (which cannot select by operator)."""
     if "context_fn" in options:
         return checkpoint(function, *args, **options)
     return checkpoint(

@@ -134,7 +134,7 @@ def _recommendation() -> list[Case]:
 
 
 def _announcement() -> list[Case]:
-    """159 and 84 TFLOPS (81 on 512 GPUs). They kept parameters on the host, which `sim` cannot yet."""
+    """159 and 84 TFLOPS (81 on 512 GPUs). They kept parameters on the host, which is left out here."""
     runs: dict[tuple[str, int, str], tuple[dict[str, Value], float]] = {
         ("gpt-175b", 128, "a100-40gb"): ({"batch": 20, "seq": 512}, 159.0),
         ("gpt-1t", 128, "a100-80gb"): ({"batch": 4, "seq": 2048}, 84.0),

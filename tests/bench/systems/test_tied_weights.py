@@ -1,0 +1,21 @@
+"""A weight that two modules share is one parameter, also where it is materialised module by module."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fsdpbench.systems.fsdp1 import _materialiser
+
+
+def test_shared_parameters_stay_one_when_materialised() -> None:
+    with torch.device("meta"):
+        model = nn.ModuleDict({"embedding": nn.Embedding(6, 4), "head": nn.Linear(4, 6, bias=False)})
+        model["other"] = nn.Linear(4, 6, bias=False)
+        model["head"].weight = model["embedding"].weight
+    materialise = _materialiser(torch.device("cpu"))
+    for module in model.modules():
+        materialise(module)
+    assert model["head"].weight is model["embedding"].weight
+    assert model["other"].weight is not model["head"].weight
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
