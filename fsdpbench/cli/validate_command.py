@@ -48,7 +48,8 @@ def command(
     network = [p for p in network_predictions() if p.case in _chosen([p.case], only)]
     if not cases and not network:
         raise UsageError(f"--only {only!r}: no case has it in its name or group")
-    foreign = held_out_cases(rows, output / "held-out") if held_out else []
+    # Beside the sweep's folder, which must be empty or a sweep's.
+    foreign = held_out_cases(rows, output.with_name(f"{output.name}-held-out")) if held_out else []
     both = predict(cases + foreign, system, output, make_progress())
     predictions = network + both[: len(cases)]
     bars = judge(predictions)

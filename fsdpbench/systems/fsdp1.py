@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -156,7 +157,8 @@ def _mixed_precision(fsdp: ModuleType, config: Config) -> Any:
 
 def _materialiser(device: torch.device) -> Callable[[nn.Module], None]:
     """Gives a module its own parameters on `device`. One that several modules share stays one."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    # Weakly: once a unit is flattened, nothing may hold its whole parameters.
+    made: WeakValueDictionary[nn.Parameter, nn.Parameter] = WeakValueDictionary()
 
     def materialise_own(module: nn.Module) -> None:
         deferred = dict(module.named_parameters(recurse=False))

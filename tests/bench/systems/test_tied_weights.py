@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import nn
 
@@ -19,3 +21,12 @@ def test_shared_parameters_stay_one_when_materialised() -> None:
     assert model["head"].weight is model["embedding"].weight
     assert model["other"].weight is not model["head"].weight
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+
+
+def test_what_was_materialised_is_held_by_its_module_alone() -> None:
+    module = nn.Linear(4, 6, device="meta")
+    materialise = _materialiser(torch.device("cpu"))
+    materialise(module)
+    weight = weakref.ref(module.weight)
+    del module
+    assert weight() is None
