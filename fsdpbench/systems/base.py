@@ -147,8 +147,18 @@ def refuse_common(config: Config) -> dict[str, str]:
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:
-    """Give a sharded meta-device model its memory and its initial weights (a simulated tensor holds none)."""
+    """Give a sharded meta-device model its memory and its initial weights (a simulated tensor holds none).
+
+    What several modules share stays one parameter.
+    """
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            places.setdefault(id(parameter), []).append((module, name))
     model.to_empty(device=device)
+    for (first, own), *others in places.values():
+        for module, name in others:
+            module.register_parameter(name, first.get_parameter(own))
     if device.type == "sim":
         return
     for module in model.modules():
