@@ -170,9 +170,9 @@ def all_gather(
     if custom is not None:
         return custom(output_tensor=output, input_tensor=shard, group=group, async_op=async_op)
     if async_op and gathers_by_copying(group, output.device):
-        places = output.view(group.size(), -1).unbind()
-        works = gather_pieces([(shard, places)], group)
-        own = places[group.rank()]
+        parts = list(output.view(group.size(), -1).unbind())
+        own, parts[group.rank()] = parts[group.rank()], shard
+        works = gather_by_broadcasts(parts, group)
         if own.data_ptr() != shard.data_ptr():
             own.copy_(shard)
         return works
@@ -193,20 +193,10 @@ def gathers_by_copying(group: ProcessGroup, device: torch.device) -> bool:
     return group.size() <= _FEW_RANKS and served_by_gloo(group, device)
 
 
-def gather_pieces(
-    pieces: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor]]], group: ProcessGroup
-) -> Works:
-    """Gather several tensors at once: of each what this rank gives, and where each rank's is to arrive.
-
-    This rank's own place is left as it is.
-    """
-    mine = group.rank()
+def gather_by_broadcasts(parts: Sequence[torch.Tensor], group: ProcessGroup) -> Works:
+    """Gather one tensor of each rank: ``parts`` by rank, this rank's to give and the others' to be filled."""
     return Works(
-        [
-            dist.broadcast(given if rank == mine else place, group=group, group_src=rank, async_op=True)
-            for given, places in pieces
-            for rank, place in enumerate(places)
-        ]
+        [dist.broadcast(part, group=group, group_src=rank, async_op=True) for rank, part in enumerate(parts)]
     )
 
 

@@ -38,10 +38,10 @@ from .annotations import UnitLabels, span
 from .api import MemoryHandover, UnitPrecision
 from .buffer import FlatBuffer
 from .custom_comm import AllGather, make_buffer
-from .direct_gather import DirectGather
 from .gradient_state import GradientState
 from .layout import UnitLayout
 from .offload import HostOffload, ShardCopy
+from .peer_gather import PeerGather
 from .post_forward import SmallerGroup
 from .presentation import Presentation, UnitParameter
 from .streams import Lane, Mark
@@ -135,16 +135,11 @@ class Unit:
             dtypes = (precision.original, precision.compute)
             from_host = self.offload is not None
             self._shard_copy = ShardCopy(self.layout.shard_numel, dtypes, self.device, from_host)
-        self._direct = None if custom else self._direct_gather()
-
-    def _direct_gather(self) -> DirectGather | None:
-        layout, group = self.layout, self.groups.shard
-        if group is None or not layout.rank_major or layout.interleaved:
-            return None
-        if not comm.gathers_by_copying(group, self.device):
-            return None
-        direct = DirectGather(layout, group, self.precision.compute.itemsize)
-        return direct if direct.worthwhile else None
+        group, layout = self.groups.shard, self.layout
+        self._by_peers: PeerGather | None = None
+        fused = layout.rank_major and not layout.interleaved
+        if group is not None and fused and not custom and comm.gathers_by_copying(group, self.device):
+            self._by_peers = PeerGather(layout, group)
 
     # -- set up ----------------------------------------------------------------------------------------------
 
@@ -257,12 +252,12 @@ class Unit:
         copy = self._shard_copy
         custom = self._custom_gather
         events = self.runtime.handover.mode is MemoryHandover.EVENTS
-        in_place = copy is not None and (events or custom is not None) and self._direct is None
+        in_place = copy is not None and (events or custom is not None) and self._by_peers is None
         if copy is not None:
             lanes.gather.wait(self._copy_shard(in_place))
-        if self._direct is not None:
+        if self._by_peers is not None:
             source = self.shard if self._own_part is None else self._own_part
-            self._work = self._direct.start(self._take_full().tensor, source)
+            self._work = self._by_peers.start(self._take_full().tensor, source)
             return
         with lanes.gather:
             if not in_place:
@@ -326,8 +321,8 @@ class Unit:
                 self._finish_gather()
             if self._from_smaller is not None:
                 self._copy_out_smaller(self._from_smaller)
-            elif self._direct is not None:
-                self._direct.copy_out(self._take_full().tensor)
+            elif self._by_peers is not None:
+                self._by_peers.copy_out(self._take_full().tensor)
             elif self.layout.rank_major:
                 self._copy_out_parameters(hold)
             elif self.casts and not self.fetches:
@@ -460,7 +455,7 @@ class Unit:
                 self._release_smaller(self._from_smaller)
                 self.presentation.show_sharded()
                 return
-            if self._direct is not None:
+            if self._by_peers is not None:
                 self._take_full().free()
                 return
             assert self._gathered is not None

@@ -270,8 +270,8 @@ def _elements(value: Any) -> int:
 
 def _size_of_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Elements of a collective's larger side."""
-    if name == "gather_pieces":
-        return sum(_elements(list(places)) for _, places in args[0])
+    if name == "gather_by_broadcasts":
+        return _elements(args[0])
     elements = max(map(_elements, (*args, *kwargs.values())))
     if name == "exchange_shards":  # which leaves out this rank's own part
         size = args[2].size()
@@ -299,7 +299,7 @@ def recorded(kind: str) -> Iterator[list[tuple[str, int]]]:
     else:
         names = {
             "all_gather": "all_gather",
-            "gather_pieces": "all_gather",
+            "gather_by_broadcasts": "all_gather",
             "exchange_shards": "reduce_scatter",
             "reduce_scatter": "reduce_scatter",
             "all_reduce": "all_reduce",

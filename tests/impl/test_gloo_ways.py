@@ -1,4 +1,4 @@
-"""Gloo's collectives done another way give what the plain ones give: exchange, broadcasts, direct gathers."""
+"""Gloo's collectives done another way give what the plain ones give: exchange, broadcasts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from fsdp_cases import Model, assert_same_outcome, read_fully_shard, recorded, shard_model, tokens_of, train
 
-from impl import comm, direct_gather
+from impl import comm
 from impl.exchange import Exchange
 from impl.layout import chunked_layout, flat_layout
 
@@ -71,46 +71,37 @@ def test_broadcasts_are_an_all_gather(pool: str, in_place: bool, request: Any) -
     request.getfixturevalue(pool).run(case_all_gather, in_place=in_place)
 
 
-def case_direct(rank: int, *, large: int, policy: Any) -> None:
-    """Large parameters straight to their places, small ones together: torch's result and collectives."""
-    usual, direct_gather.LARGE_BYTES = direct_gather.LARGE_BYTES, large
-    try:
-        outcomes, records = [], []
-        for kind in ("impl", "torch"):
-            torch.manual_seed(0)
-            model = shard_model(kind, Model(blocks=2), policy=policy)
-            with recorded(kind) as record:
-                outcomes.append(train(model, rank, *read_fully_shard, steps=3))
-            records.append([name for name, _ in record])
-        assert_same_outcome(*outcomes)
-        assert records[0] == records[1]
-    finally:
-        direct_gather.LARGE_BYTES = usual
+def case_peers(rank: int, *, policy: Any, rows: int) -> None:
+    """Through a buffer for peers: torch's result and collectives; ``rows`` that do not divide, too."""
+    outcomes, records = [], []
+    for kind in ("impl", "torch"):
+        torch.manual_seed(0)
+        model = shard_model(kind, Model(blocks=2, width=rows), policy=policy)
+        with recorded(kind) as record:
+            outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+        records.append(record)
+    assert_same_outcome(*outcomes)
+    assert records[0] == records[1]
 
 
 @pytest.mark.parametrize("policy", [None, (torch.bfloat16, torch.float32)], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("large", [0, 64], ids=["all are large", "some are large"])
-def test_direct_gathers_equal_torch(two_ranks, large: int, policy: Any) -> None:
-    two_ranks.run(case_direct, large=large, policy=policy)
+def test_gathers_from_peers_equal_torch(four_ranks, policy: Any) -> None:
+    four_ranks.run(case_peers, policy=policy, rows=10)
 
 
 def case_abandoned(rank: int) -> None:
     """A gather that nobody used leaves no memory behind, and the next one is right."""
-    usual, direct_gather.LARGE_BYTES = direct_gather.LARGE_BYTES, 0
-    try:
-        model = shard_model("impl", Model(blocks=2))
-        block = model.blocks[0]
-        model(tokens_of(rank, 0)).sum().backward()
-        block.unshard(async_op=True)
-        block.reshard()
-        block.unshard()
-        gathered = {name: parameter.clone() for name, parameter in block.named_parameters()}
-        block.reshard()
-        for name, parameter in block.named_parameters():
-            assert torch.equal(parameter.full_tensor(), gathered[name])
-    finally:
-        direct_gather.LARGE_BYTES = usual
+    model = shard_model("impl", Model(blocks=2))
+    block = model.blocks[0]
+    model(tokens_of(rank, 0)).sum().backward()
+    block.unshard(async_op=True)
+    block.reshard()
+    block.unshard()
+    gathered = {name: parameter.clone() for name, parameter in block.named_parameters()}
+    block.reshard()
+    for name, parameter in block.named_parameters():
+        assert torch.equal(parameter.full_tensor(), gathered[name])
 
 
-def test_a_direct_gather_may_be_abandoned(two_ranks) -> None:
+def test_a_gather_may_be_abandoned(two_ranks) -> None:
     two_ranks.run(case_abandoned)
