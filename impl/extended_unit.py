@@ -114,6 +114,9 @@ class ExtendedUnit(Unit):
 
     # -- gather ----------------------------------------------------------------------------------------------
 
+    def _peer_gather(self) -> None:
+        """What is gathered is not the shard."""
+
     def _issue_all_gather(self) -> None:
         lanes, group = self.runtime.lanes, self.groups.shard
         assert group is not None

@@ -135,11 +135,14 @@ class Unit:
             dtypes = (precision.original, precision.compute)
             from_host = self.offload is not None
             self._shard_copy = ShardCopy(self.layout.shard_numel, dtypes, self.device, from_host)
+        self._by_peers = None if custom else self._peer_gather()
+
+    def _peer_gather(self) -> PeerGather | None:
+        """What gathers in place of the backend, where that copies too much."""
         group, layout = self.groups.shard, self.layout
-        self._by_peers: PeerGather | None = None
-        fused = layout.rank_major and not layout.interleaved
-        if group is not None and fused and not custom and comm.gathers_by_copying(group, self.device):
-            self._by_peers = PeerGather(layout, group)
+        if group is None or not layout.rank_major or layout.interleaved:
+            return None
+        return PeerGather(layout, group) if comm.gathers_by_copying(group, self.device) else None
 
     # -- set up ----------------------------------------------------------------------------------------------
 
