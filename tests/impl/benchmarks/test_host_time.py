@@ -1,4 +1,4 @@
-"""Host time of a step, timed: `pytest tests/impl/benchmarks --benchmark-enable`.
+"""Host time of a step, timed: `pytest -n 0 tests/impl/benchmarks --benchmark-enable`.
 
 24 units and a root under a fake group of eight on the CPU, so that nearly all of the time is the host's. What
 a unit costs is the difference to the plain model's time, divided by 24. Off in the plain suite, where it runs

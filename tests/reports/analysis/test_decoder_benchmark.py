@@ -1,4 +1,4 @@
-"""How fast traces are read and analysed (`pytest --benchmark-enable`); without that, that they are."""
+"""How fast traces are read and analysed (`pytest -n 0 --benchmark-enable`); without that, that they are."""
 
 from __future__ import annotations
 
