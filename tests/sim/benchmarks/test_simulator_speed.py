@@ -1,4 +1,4 @@
-"""Host time of a simulated step (`pytest -n 0 tests/sim/benchmarks --benchmark-enable`); else, that it steps."""
+"""Host time of a simulated step; without `-n 0 --benchmark-enable`, that it steps."""
 
 from __future__ import annotations
 
