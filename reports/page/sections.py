@@ -28,7 +28,8 @@ def sections(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -
             charts.breakdown(ranked, varying, metric),
             "Where the step goes",
             "Step breakdown",
-            "One bar a configuration, by its place. A click on a bar shows its timeline.",
+            "One bar a configuration, by its place. A click on a bar shows its timeline. Places are by the "
+            "untraced steps; with allocator retries a traced step may last longer or shorter than those.",
         ),
         (
             charts.throughput_against_memory(ranked, varying, metric),
