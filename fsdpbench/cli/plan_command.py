@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
     from fsdpbench.config import Config
-    from fsdpbench.sweep.prediction import Forecast
+    from fsdpbench.sweep.prediction import Forecast, Prediction
 
 _GIB = 2**30
 
@@ -77,6 +78,7 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
                 "reason": prediction.reason,
                 "step_time_s": prediction.step_time_s,
                 "peak_reserved_bytes": prediction.peak_reserved_bytes,
+                "alloc_retries_per_step": prediction.alloc_retries_per_step,
             }
         rows.append(row)
     estimate = None
@@ -98,6 +100,7 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
     if foreseen is not None:
         table.add_column("predicted peak", justify="right", no_wrap=True)
         table.add_column("predicted step", justify="right", no_wrap=True)
+        table.add_column("retries", justify="right", no_wrap=True)
         table.add_column("fits", no_wrap=True)
     for index, config in enumerate(points):
         cells = [Text(config.name)]
@@ -106,6 +109,10 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
             peak, step = found.peak_reserved_bytes, found.step_time_s
             cells.append(Text("-" if peak is None else f"{peak / _GIB:.1f} GiB"))
             cells.append(Text("-" if step is None else f"{step * 1e3:,.1f} ms"))
+            retries = found.alloc_retries_per_step
+            cells.append(
+                Text("-" if retries is None else f"{retries:.4g}", style="yellow" if retries else "")
+            )
             fits = "unknown" if found.status is None else "yes" if found.fits else "no"
             cells.append(Text(fits, style="yellow" if fits != "yes" else ""))
         table.add_row(*cells)
@@ -124,9 +131,25 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
             style="bold",
         )
     )
-    for prediction in foreseen.unfit:
+    if foreseen.fastest is not None and len(points) > 1:
+        console.print(Text(f"Predicted fastest: {foreseen.fastest.config.name}"))
+    for reason, names in _by_reason(foreseen.unfit).items():
+        console.print(Text(f"  {names[0]}{_and_others(len(names) - 1)}: {reason}"))
+
+
+def _by_reason(unfit: list[Prediction]) -> dict[str, list[str]]:
+    """Names of points that cannot fit, by the first two sentences of why. Reasons that differ in their
+    figures alone are told once, with those of the first point."""
+    kinds: dict[str, tuple[str, list[str]]] = {}
+    for prediction in unfit:
         reason = ". ".join((prediction.reason or "").split(". ")[:2])
-        console.print(Text(f"  {prediction.config.name}: {reason}"))
+        _, names = kinds.setdefault(re.sub(r"[\d.]+", "#", reason), (reason, []))
+        names.append(prediction.config.name)
+    return dict(kinds.values())
+
+
+def _and_others(count: int) -> str:
+    return f" and {count} {'others' if count > 1 else 'other'}" if count else ""
 
 
 def _duration(seconds: float) -> str:

@@ -48,6 +48,9 @@ class Prediction:
     step_time_s: float | None = None
     peak_reserved_bytes: int | None = None
     host_s: float = 0.0
+    throughput: float | None = None
+    """Samples (tokens, where the workload has them) a second and GPU."""
+    alloc_retries_per_step: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -65,6 +68,12 @@ class Forecast:
     @property
     def unfit(self) -> list[Prediction]:
         return [prediction for prediction in self.predictions if not prediction.fits]
+
+    @property
+    def fastest(self) -> Prediction | None:
+        """The point with the highest throughput; None if no point has one."""
+        running = [prediction for prediction in self.predictions if prediction.throughput]
+        return max(running, key=lambda prediction: prediction.throughput or 0.0, default=None)
 
 
 def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -> Forecast:
@@ -141,7 +150,16 @@ def _prediction(config: Config, result: dict[str, Any] | None) -> Prediction:
     reserved = memory.get("reserved")
     if config.device == "cpu":
         return _on_this_cpu(config, result["tflops_per_gpu"], result["step_time_s"], memory, host_s)
-    return Prediction(config, status, None, result["step_time_s"], reserved, host_s)
+    return Prediction(
+        config,
+        status,
+        None,
+        result["step_time_s"],
+        reserved,
+        host_s,
+        throughput=result["tokens_per_s_per_gpu"] or result["samples_per_s_per_gpu"],
+        alloc_retries_per_step=result["alloc_retries_per_step"],
+    )
 
 
 def _more_than_there_is(config: Config, result: dict[str, Any]) -> bool:

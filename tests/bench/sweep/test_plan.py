@@ -41,6 +41,33 @@ def test_it_tells_what_cannot_fit_on_simulated_gpus(planned: Plan) -> None:
     assert plan["estimate"]["disk_bytes"] > 10_000
 
 
+def test_the_table_names_the_fastest_point_and_tells_a_reason_once(
+    fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "--model",
+        "gpt-2.8b",
+        "--shape",
+        "layers=4",
+        "--gpus",
+        "8",
+        "--device",
+        "sim",
+        "--wrap",
+        "block",
+    ]
+    space = ["--system", "impl-fsdp2", "--batch", "2,4,400,800", "--backward-prefetch", "pre"]
+    done = fsdpbench("plan", *words, *space, "--reduce-dtype", "fp32")
+    assert done.returncode == 0, done.stderr
+    header, *lines = done.stdout.splitlines()
+    assert "retries" in header
+    fastest = next(line for line in lines if line.startswith("Predicted fastest: "))
+    assert fastest.endswith("batch-4")
+    (told,) = [line for line in lines if "out of memory" in line]
+    assert "batch-400 and 1 other: " in told
+
+
 def test_on_a_cpu_memory_of_all_ranks_is_held_against_the_machine(planned: Plan) -> None:
     words = [
         "--model",
