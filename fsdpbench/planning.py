@@ -11,6 +11,7 @@ from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
 from fsdpbench.settings import SETTINGS, Settings, Value
 from fsdpbench.systems import get_system
+from fsdpbench.systems.wrapping import check_classes
 from workloads import Workload, WorkloadError, get_workload
 
 DEFAULT_HARDWARE = "a100-80gb"
@@ -89,6 +90,7 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
         seq = workload.resolve_seq(settings.seq)
     except WorkloadError as error:
         raise UsageError(str(error)) from None
+    check_classes(workload, settings.wrap)
     return Config(
         model=target.model,
         shape=dict(workload.shape),

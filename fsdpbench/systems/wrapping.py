@@ -7,11 +7,13 @@ A+B        modules of the classes named A, B
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
+import torch
 from torch import nn
 
-from fsdpbench.errors import UsageError, unknown
+from fsdpbench.errors import UsageError
 from workloads import BlockGroup, Workload, group_blocks
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -39,11 +41,34 @@ def _of_classes(model: nn.Module, classes: tuple[type[nn.Module], ...]) -> list[
     return _inner_first(module for module in model.modules() if isinstance(module, classes))
 
 
-def _of_class_names(model: nn.Module, names: list[str]) -> list[nn.Module]:
-    present = {type(module).__name__ for module in model.modules() if module is not model}
+def check_classes(workload: Workload, wrap: str) -> None:
+    """Refuse a `wrap` of classes that the model does not have, before anything runs. Raises `UsageError`."""
+    if wrap in ("root", "block") or wrap.startswith(("every-", "size:")):
+        return
+    _require(wrap.split("+"), _classes_of(workload))
+
+
+@functools.lru_cache(maxsize=8)
+def _classes_of(workload: Workload) -> frozenset[str]:
+    with torch.device("meta"):
+        return _inner_classes(workload.build())
+
+
+def _inner_classes(model: nn.Module) -> frozenset[str]:
+    return frozenset(type(module).__name__ for module in model.modules() if module is not model)
+
+
+def _require(names: Iterable[str], present: frozenset[str]) -> None:
     for name in names:
         if name not in present:
-            raise unknown("module class in `wrap`", name, present, "fsdpbench list models")
+            raise UsageError(
+                f"wrap: the model has no module of class {name!r}. It has {', '.join(sorted(present))}; "
+                "`block` stands for its blocks."
+            )
+
+
+def _of_class_names(model: nn.Module, names: list[str]) -> list[nn.Module]:
+    _require(names, _inner_classes(model))
     return _inner_first(m for m in model.modules() if m is not model and type(m).__name__ in names)
 
 

@@ -114,3 +114,9 @@ def test_what_is_offloaded_from_simulated_gpus_must_fit_this_machine() -> None:
     too_much = request({"model": "gpt-30b", "gpus": 8}, cpu_offload=[True]).plan()
     assert not too_much.points
     assert any("56 GiB" in note for note in too_much.notes)
+
+
+def test_a_wrap_of_classes_that_the_model_lacks_is_refused_before_anything_runs() -> None:
+    assert request(wrap=["GPTAttention+GPTFeedForward"]).plan().points
+    with pytest.raises(UsageError, match=r"no module of class 'T5Block'\. It has GPTAttention, GPTBlock,"):
+        request(wrap=["block", "T5Block"]).plan()
