@@ -96,7 +96,8 @@ def _optuna() -> Any:
     except ImportError:
         raise UsageError(
             "the space has more points than are to be tried, and searching it needs optuna: "
-            "pip install 'fsdpbench[tune]', or try all with more --trials (--real-runs)"
+            "pip install 'fsdpbench[tune]'. Without it, --trials (--real-runs on a real device) must be as "
+            "many as the points, which are then all tried"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -115,6 +115,9 @@ def _reached(best: Ranked, each: str) -> str:
     return f" ({', '.join(told)})" if told else ""
 
 
+_FIRST = "the first one tried (the first value of each setting)"
+
+
 def _against(best: Ranked, finished: Sequence[Ranked], tried: int, first_point: str | None) -> str:
     """How far the best is from the slowest, and from where the space begins: what people start with."""
     slowest = finished[-1]
@@ -124,12 +127,10 @@ def _against(best: Ranked, finished: Sequence[Ranked], tried: int, first_point: 
     words += f" that finished ({tried} tried)"
     first = next((entry for entry in finished if entry.row.folder.name == first_point), None)
     if first is best:
-        return f"{words} and the first point of the space"
+        return f"{words} and {_FIRST}"
     if first is None or first is slowest:
         return words
-    return (
-        f"{words} and {_times((best.throughput or 0.0) / (first.throughput or 1.0))} the space's first point"
-    )
+    return f"{words} and {_times((best.throughput or 0.0) / (first.throughput or 1.0))} {_FIRST}"
 
 
 def _times(ratio: float) -> str:

@@ -117,13 +117,16 @@ def test_unlike_environments_are_said(copy: Path) -> None:
 
 
 def test_the_best_is_compared_with_where_the_space_begins(copy: Path) -> None:
-    assert " and the first point of the space;" in best_sentence(load_run(copy))
+    assert " and the first one tried (the first value of each setting);" in best_sentence(load_run(copy))
     (other,) = copy.glob("impl-fsdp1-every-2-none-bf16-off-????????")
     (copy / "sweep.toml").unlink()
     assert "point" not in best_sentence(load_run(copy))
     names = [other.name, *(path.name for path in copy.iterdir() if path.is_dir() and path != other)]
     (copy / "sweep.toml").write_text(f"points = {json.dumps(names)}")
-    assert re.search(r" and \+\S+ % over the space's first point;", best_sentence(load_run(copy)))
+    assert re.search(
+        r" and \+\S+ % over the first one tried \(the first value of each setting\);",
+        best_sentence(load_run(copy)),
+    )
 
 
 def test_chance_is_told_for_measured_figures_only(copy: Path) -> None:
