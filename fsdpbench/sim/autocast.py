@@ -26,9 +26,13 @@ _FLOAT32 = (
     "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss",
     "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits",
     "dist", "pdist", "cdist", "renorm", "logsumexp", "upsample_nearest2d", "upsample_bilinear2d",
-    "softmax.int", "log_softmax.int", "cumprod", "cumsum", "prod", "sum", "sum.dim_IntList", "norm.Scalar",
-    "norm.ScalarOpt_dim",
+    "norm.Scalar", "norm.ScalarOpt_dim",
 )  # fmt: skip
+_FLOAT32_UNLESS_GIVEN = (
+    "softmax.int", "log_softmax.int", "cumprod", "cumsum", "prod", "prod.dim_int", "sum", "sum.dim_IntList",
+)  # fmt: skip
+"""Operators with a `dtype`: it becomes float32 where the caller leaves it open. `cross_entropy` does not: its
+log-probabilities stay in the logits' dtype, and `nll_loss` casts those."""
 
 
 class _CastCache:
@@ -62,6 +66,8 @@ def register_autocast() -> list[torch.library.Library]:
         aten.impl(name, _casting(_operator(name), None), _KEY)
     for name in _FLOAT32:
         aten.impl(name, _casting(_operator(name), torch.float32), _KEY)
+    for name in _FLOAT32_UNLESS_GIVEN:
+        aten.impl(name, _with_dtype(_operator(name)), _KEY)
     return [every, aten]
 
 
@@ -81,6 +87,21 @@ def _casting(operator: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
                 *(_cast(value, target) for value in args),
                 **{name: _cast(value, target) for name, value in kwargs.items()},
             )
+
+    return kernel
+
+
+def _with_dtype(operator: Any) -> Callable[..., Any]:
+    """The operator with its `dtype` set to float32 where it is open and the input is of lower precision."""
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+    place = [argument.name for argument in operator._schema.arguments].index("dtype")
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        given = args[place] if place < len(args) else kwargs.get("dtype")
+        if given is None and args[0].is_floating_point() and args[0].dtype is not torch.float64:
+            args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return operator(*args, **kwargs)
 
     return kernel
 

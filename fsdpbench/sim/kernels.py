@@ -25,6 +25,8 @@ _Parameter = torch.nn.Parameter
 _graph_task = torch._C._current_graph_task_id
 # torch's own kernels for these are right for any device (`nn.Parameter` needs them as they are).
 _LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift"}
+# Composed of other operators for most devices, one kernel on CUDA.
+_ONE_KERNEL = {"_fused_rms_norm"}
 # Of other devices and storage formats; never called with a dense tensor of this one.
 _FOREIGN = ("quantize", "sparse", "mkldnn", "cudnn", "miopen", "nested", "jagged")
 
@@ -40,7 +42,9 @@ def register_kernels() -> list[torch.library.Library]:
         packet, _, overload = name.partition(".")
         if packet in _LEFT_TO_TORCH or any(word in packet for word in _FOREIGN):
             continue
-        if has_kernel(qualified, "CompositeImplicitAutograd") or has_kernel(qualified, "PrivateUse1"):
+        if has_kernel(qualified, "PrivateUse1"):
+            continue
+        if has_kernel(qualified, "CompositeImplicitAutograd") and packet not in _ONE_KERNEL:
             continue
         operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
         if operator is None:

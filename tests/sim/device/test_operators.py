@@ -235,9 +235,42 @@ def test_autocast_casts_as_cuda_s() -> None:
         before = torch.sim.memory_allocated()
         z = layer(x)
         assert torch.sim.memory_allocated() < before + 3 * 1024, "the weight's cast was kept"
+        assert y.softmax(-1).dtype is torch.float32
+        assert y.softmax(-1, dtype=torch.bfloat16).dtype is torch.bfloat16, "asked for by the caller"
+        assert y.sum(-1, dtype=torch.float64).dtype is torch.float64
     y.float().sum().backward()
     del y, z
     assert layer.weight.grad.dtype is torch.float32
+
+
+def test_cross_entropy_under_autocast_keeps_its_log_probabilities_in_the_logits_dtype() -> None:
+    from device_training import start
+
+    start()
+    logits, targets = floats("sim", 1024, 4096, dtype=torch.bfloat16), indices("sim", 1024)
+    size = logits.numel() * 2
+    before = torch.sim.memory_allocated()
+    torch.sim.reset_peak_memory_stats()
+    with torch.autocast("sim", dtype=torch.bfloat16), torch.no_grad():
+        assert F.cross_entropy(logits, targets).dtype is torch.float32
+    # Log-probabilities (bf16) and nll_loss's copy of them (fp32); in fp32 throughout it would be four sizes.
+    assert 3 * size <= torch.sim.max_memory_allocated() - before < 3.5 * size
+
+
+def test_rms_norm_is_one_kernel_each_way_as_on_cuda() -> None:
+    from device_training import start
+
+    sim = start()
+    x = floats("sim", 4, 64).requires_grad_()
+    weight = floats("sim", 64).requires_grad_()
+    before = sim.operators_launched
+    y = F.rms_norm(x, (64,), weight)
+    assert sim.operators_launched - before == 1
+    gradient = torch.ones_like(y)
+    before = sim.operators_launched
+    of_x, of_weight = torch.autograd.grad(y, (x, weight), gradient)
+    assert sim.operators_launched - before == 1
+    assert (of_x.shape, of_weight.shape) == (x.shape, weight.shape)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
