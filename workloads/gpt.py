@@ -120,7 +120,10 @@ class GPTAttention(nn.Module):
         if self.explicit:
             self.mask.fill_(1.0).tril_()
 
-    def _fused(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Causal attention of [batch, heads, seq, head size] tensors."""
+        if self.explicit:
+            return self._explicit(query, key, value)
         dropout = self.dropout if self.training else 0.0
         return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
 
@@ -134,7 +137,7 @@ class GPTAttention(nn.Module):
         batch, seq, width = x.shape
         fused = self.qkv(x).view(batch, seq, 3, self.heads, width // self.heads)
         query, key, value = (part.transpose(1, 2) for part in fused.unbind(2))
-        mixed = (self._explicit if self.explicit else self._fused)(query, key, value)
+        mixed = self.attend(query, key, value)
         projected: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, seq, width))
         return F.dropout(projected, self.dropout, self.training)
 

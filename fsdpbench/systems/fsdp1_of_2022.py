@@ -17,11 +17,14 @@ of torch 1.13.1 (`distributed/fsdp/fully_sharded_data_parallel.py` where no othe
 * Modules had views of one flat parameter; `use_orig_params` came with 2.0.
 * Activation checkpointing was reentrant by default (`utils/checkpoint.py`; `CheckpointImpl.REENTRANT` in
   `distributed/algorithms/_checkpoint/checkpoint_wrapper.py`).
+* Fused attention was that of Triton and of flash attention 1, slower backward than today's.
+* There was no RMSNorm in torch: models composed it (here as Hugging Face's `T5LayerNorm`, `modeling_t5.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +36,9 @@ from fsdpbench.config import Config
 from fsdpbench.systems.base import BuildContext
 from fsdpbench.systems.fsdp1 import TorchFsdp1
 from workloads import checkpointing
+
+_ATTENTION_OF_2022 = 0.667
+"""Its rate backward on an A100 over today's; fitted to llm-foundry's runs on A100."""
 
 
 class TorchFsdp1Of2022(TorchFsdp1):
@@ -49,11 +55,23 @@ class TorchFsdp1Of2022(TorchFsdp1):
         _runtime_utils._get_reduce_scatter_tensors = _padded_copy
         if not isinstance(_runtime_utils._prefetch_handle, partial):
             _runtime_utils._prefetch_handle = partial(_limit_then_prefetch, _runtime_utils._prefetch_handle)
+        slow_attention_backward(_ATTENTION_OF_2022)
         checkpointing.checkpoint = _reentrant
+        nn.RMSNorm.forward = _composed_norm  # type: ignore[assignment,method-assign]
         return super().wrap(context)
 
     def _extras(self, config: Config) -> dict[str, Any]:
         return {**super()._extras(config), "use_orig_params": False}
+
+
+def slow_attention_backward(share: float) -> None:
+    """Fused attention's backward at `share` of the rate that the hardware's profile gives for today's."""
+    from fsdpbench.sim.accelerator import ACCELERATOR
+    from fsdpbench.sim.costs import KernelCosts
+
+    profile = ACCELERATOR.kernel_costs.profile
+    attention = replace(profile.attention, backward_tflops=profile.attention.backward_tflops * share)
+    ACCELERATOR.kernel_costs = KernelCosts(replace(profile, attention=attention))
 
 
 def _padded_copy(state: object, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,3 +100,10 @@ def _reentrant(function: Any, *args: Any, **options: Any) -> Any:
     return checkpoint(
         function, *args, use_reentrant=True, preserve_rng_state=options.get("preserve_rng_state", True)
     )
+
+
+def _composed_norm(norm: nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    """RMSNorm in operators: the mean square in fp32, the rest as type promotion has it."""
+    mean_square = x.float().pow(2).mean(-1, keepdim=True)
+    normed = (x * torch.rsqrt(mean_square + (norm.eps or torch.finfo(x.dtype).eps))).to(norm.weight.dtype)
+    return norm.weight * normed

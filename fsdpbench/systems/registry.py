@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fsdpbench.errors import UsageError, unknown
 from fsdpbench.plugins import offered_by, plugins
 from fsdpbench.systems.base import System
+from fsdpbench.systems.composer import LlmFoundry01, LlmFoundry04
 from fsdpbench.systems.deepspeed_zero3 import DeepSpeedZero3
 from fsdpbench.systems.fsdp1 import ImplFsdp1, TorchFsdp1
 from fsdpbench.systems.fsdp1_of_2022 import TorchFsdp1Of2022
@@ -23,6 +24,8 @@ _OWN: dict[str, System] = {
         TorchFsdp2(),
         TorchFsdp1(),
         TorchFsdp1Of2022(),
+        LlmFoundry01(),
+        LlmFoundry04(),
         TorchDdp(),
         Single(),
         DeepSpeedZero3(),

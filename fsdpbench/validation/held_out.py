@@ -8,7 +8,7 @@ in:
     runs on    a100-40gb, a100-80gb (one chip, fitted together)      h100-80gb
     keys from  h100-80gb                                             a100-80gb
 
-Shares of a peak are taken as they are; the rate of attention's backward as its ratio to the forward's.
+The rest of what was fitted belongs to the runs' software (`systems/composer.py`).
 """
 
 from __future__ import annotations
@@ -79,23 +79,19 @@ def compare_held_out(own: Sequence[Prediction], foreign: Sequence[Prediction]) -
     ]
 
 
-def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, dict[str, Any]]:
-    """The fitted keys of `other` as they apply to `profile`, by section."""
-    backward = other.attention.backward_tflops / other.attention.forward_tflops
+def fitted_keys(profile: HardwareProfile) -> dict[str, dict[str, Any]]:
+    """What was fitted to published runs on this hardware, by section."""
     return {
-        "gemm": {"under_load": other.gemm.under_load, "weight_grad": other.gemm.weight_grad},
-        "attention": {
-            "under_load": other.attention.under_load,
-            "backward_tflops": round(profile.attention.forward_tflops * backward, 1),
-        },
-        "bandwidth": {"efficiency": dict(other.bandwidth.efficiency)},
-        "contention": {"compute_slowdown": other.contention.compute_slowdown},
-        "cpu": {"cuda_free_us_per_gib": other.cpu.cuda_free_us_per_gib},
+        "gemm": {"under_load": profile.gemm.under_load, "weight_grad": profile.gemm.weight_grad},
+        "attention": {"under_load": profile.attention.under_load},
+        "bandwidth": {"efficiency": dict(profile.bandwidth.efficiency)},
+        "contention": {"compute_slowdown": profile.contention.compute_slowdown},
+        "cpu": {"cuda_free_us_per_gib": profile.cpu.cuda_free_us_per_gib},
     }
 
 
 def _write(folder: Path, hardware: str, keys_from: str) -> Path:
-    keys = with_keys_of(load_profile(hardware), load_profile(keys_from))
+    keys = fitted_keys(load_profile(keys_from))
     head = {"base": hardware, "name": f"{hardware}-keys-of-{keys_from}"}
     folder.mkdir(parents=True, exist_ok=True)
     path = (folder / f"{head['name']}.toml").resolve()

@@ -1,9 +1,7 @@
 """Published runs from a CSV file, one a row, in the columns that `COLUMNS` names.
 
-The known one is llm-foundry's benchmark table of MPT-shaped GPTs under PyTorch's FSDP1: no bias, learned
-positions, tied embedding, one unit a block, two all-gathers in flight, gradients reduced in every microbatch,
-and the backward prefetch that Composer, which trained them, has by default (`set_fsdp_default` in
-`composer/trainer/dist_strategy.py`, 0.17.0).
+A row is a GPT with learned positions and a tied embedding under PyTorch's FSDP1 of today, one unit a block
+and two all-gathers in flight, unless its source is one whose software is known (`llm_foundry.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +9,11 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from fsdpbench.config import ShapeValue
 from fsdpbench.errors import UsageError
+from fsdpbench.settings import Value
 from fsdpbench.sim.hardware import profile_names
+from fsdpbench.validation import llm_foundry
 from fsdpbench.validation.case import Case, Figure
 
 COLUMNS = (
@@ -45,23 +46,34 @@ def _case(path: Path, line: int, row: dict[str, str]) -> Case:
     if hardware not in profile_names():
         raise UsageError(f"{path}, line {line}: gpu {row['gpu']!r} is none of {', '.join(profile_names())}")
     layers, width, gpus, seq, batch = map(number, ("layers", "d_model", "gpus", "seq", "microbatch"))
+    shape: dict[str, ShapeValue] = {
+        "layers": layers,
+        "d_model": width,
+        "heads": number("heads"),
+        "vocab": number("vocab"),
+        "tied": True,
+    }
+    settings: dict[str, Value] = {
+        "seq": seq,
+        "batch": batch,
+        "grad_accum": number("grad_accum"),
+        "strategy": row["strategy"],
+        "param_dtype": row["param_dtype"],
+        "reduce_dtype": row["reduce_dtype"],
+        "activation_checkpointing": row["activation_checkpointing"],
+        "limit_all_gathers": 2,
+    }
+    known = row["source"] == llm_foundry.SOURCE
     return Case(
         name=f"GPT {layers}x{width}, seq {seq}, {gpus} GPUs, batch {batch} x {row['grad_accum']}, "
         f"{'recompute' if row['activation_checkpointing'] == 'full' else 'no recompute'}",
         group=f"{row['source']}, {hardware}",
         source=row["source"],
         model="gpt",
-        shape={
-            "layers": layers, "d_model": width, "heads": number("heads"), "vocab": number("vocab"),
-            "tied": True, "bias": False, "fp32_loss": False,
-        },
+        shape=llm_foundry.shape_of(shape) if known else shape,
         hardware=hardware,
         gpus=gpus,
-        settings={
-            "seq": seq, "batch": batch, "grad_accum": number("grad_accum"), "strategy": row["strategy"],
-            "param_dtype": row["param_dtype"], "reduce_dtype": row["reduce_dtype"],
-            "activation_checkpointing": row["activation_checkpointing"], "limit_all_gathers": 2,
-            "backward_prefetch": "post",
-        },
+        settings=llm_foundry.settings_of(settings) if known else settings,
         published={Figure.TOKENS: float(row["tokens_per_s_per_gpu"])},
+        system=llm_foundry.system_of(hardware) if known else "torch-fsdp1",
     )  # fmt: skip

@@ -60,6 +60,23 @@ def test_a_row_becomes_its_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("gpu", "system"),
+    [
+        ("a100_40gb", "llm-foundry-0.1"),
+        ("a100_80gb", "llm-foundry-0.1"),
+        ("h100_80gb", "llm-foundry-0.4"),
+    ],
+)
+def test_a_row_of_llm_foundry_has_the_software_of_its_table(tmp_path: Path, gpu: str, system: str) -> None:
+    (case,) = cases_of_file(write_rows(tmp_path / "runs.csv", {**ROW, "source": "llm-foundry", "gpu": gpu}))
+    config = config_of(case)
+    assert (case.system, config.system) == (system, system)
+    assert config.shape["bias"] is False
+    assert config.settings.reduce_dtype == "bf16"  # its DEFAULT gives FSDP none
+    assert config.settings.backward_prefetch == "post"
+
+
+@pytest.mark.parametrize(
     ("change", "told"), [({"gpus": "many"}, "line 2: gpus is 'many'"), ({"gpu": "a900"}, "a900")]
 )
 def test_bad_rows_are_named(tmp_path: Path, change: dict[str, str], told: str) -> None:
