@@ -49,7 +49,7 @@ def configurations() -> list[Config]:
         measurement=Measurement.default_for("sim"),
     )
     workload = target.workload()
-    settings = Settings.of(batch=1, seq=512, limit_all_gathers=2, wrap="block")
+    settings = Settings.of(batch=2, seq=1024, limit_all_gathers=2, wrap="block")
     systems = ("impl-fsdp1", "impl-fsdp2")
     return [without_absent(make_config(target, system, settings, workload)) for system in systems]
 

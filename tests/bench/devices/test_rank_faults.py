@@ -1,5 +1,6 @@
 """Faults in real ranks: the right status, the first cause, no rank left behind, no hang past the timeout."""
 
+import dataclasses
 import faulthandler
 import json
 import os
@@ -116,7 +117,8 @@ def test_exception_in_a_backward_hook(cpu_config, launch):
 
 
 def test_error_before_the_first_collective(cpu_config, launch):
-    launched = launch(cpu_config("torch-fsdp2", wrap="NoSuchBlock"))
+    good = cpu_config("torch-fsdp2")
+    launched = launch(dataclasses.replace(good, settings=good.settings.changed(wrap="NoSuchBlock")))
     assert launched.outcome.status is Status.ERROR
     assert "NoSuchBlock" in launched.outcome.cause
 
