@@ -28,7 +28,8 @@ ShapeValue = int | float | str | bool
 class Measurement:
     """How many steps each pass takes, and how long the whole configuration may (seconds of wall time).
 
-    The warm-up takes `warmup_steps`, and goes on until step times are stable, `most_warmup_steps` at most.
+    The warm-up takes `warmup_steps`, and goes on until steps have settled, `most_warmup_steps` at most.
+    Where they have not by then, `most_timed_steps` are timed instead of `timed_steps` (0: no more).
     Without `traced_steps` there is no trace, and nothing that is read from it.
     """
 
@@ -37,6 +38,7 @@ class Measurement:
     traced_steps: int
     timeout_s: float
     most_warmup_steps: int = 0
+    most_timed_steps: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("warmup_steps", 0), ("timed_steps", 1), ("traced_steps", 0)):
@@ -49,7 +51,7 @@ class Measurement:
     def default_for(cls, device: str) -> Measurement:
         """A simulated step is exact, so few are needed; a real one is not. HTA wants two traced steps."""
         if device == "sim":
-            return cls(warmup_steps=2, timed_steps=1, traced_steps=2, timeout_s=300.0)
+            return cls(2, 1, 2, timeout_s=300.0, most_warmup_steps=12, most_timed_steps=8)
         return cls(warmup_steps=3, timed_steps=5, traced_steps=2, timeout_s=600.0, most_warmup_steps=12)
 
 

@@ -64,10 +64,10 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     loop = _training_loop(config, placement, device, workload, losses)
     device.settle()
     memory = []
-    warm = warm_up(config.measurement, lambda: device.timed_step(loop.step))
+    warm = warm_up(config.measurement, lambda: device.timed_step(loop.step), device.has_settled)
     record.warmup_times_s, record.warmup_stable = warm.times_s, warm.stable
     device.take_memory()
-    for _ in range(config.measurement.timed_steps):
+    for _ in range(warm.steps_to_time(config.measurement)):
         record.step_times_s.append(device.timed_step(loop.step))
         memory.append(device.take_memory())
     if config.measurement.traced_steps:

@@ -5,7 +5,7 @@ worker ──> Device.open() ─> build, wrap ─> settle() ─> timed_step(...)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +82,9 @@ class Device(Protocol):
 
     def timed_step(self, step: Callable[[], object]) -> float:
         """Run `step` until all its work is done; return how long it took on this device's clock."""
+
+    def has_settled(self, times_s: Sequence[float]) -> bool:
+        """Whether the steps so far, which took `times_s`, say what those to come will be like."""
 
     def take_memory(self) -> StepMemory | None:
         """Peaks and counts since the last call; `None` where the device keeps none."""

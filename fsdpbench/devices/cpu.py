@@ -10,7 +10,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +24,7 @@ from fsdpbench.config import Config
 from fsdpbench.devices.base import Placement, StepMemory, Tracer
 from fsdpbench.devices.profiling import profile_steps
 from fsdpbench.provenance import machine
+from fsdpbench.warmup import is_stable
 
 COLLECTIVE_GRACE_S = 60.0
 """Collectives give up this long after the configuration's own timeout, which is to be met first."""
@@ -61,6 +62,9 @@ class CpuDevice:
         mine = torch.tensor([_duration(step)], dtype=torch.float64)
         dist.all_reduce(mine, op=dist.ReduceOp.MAX)
         return float(mine.item())
+
+    def has_settled(self, times_s: Sequence[float]) -> bool:
+        return is_stable(times_s)
 
     def take_memory(self) -> StepMemory | None:
         return None

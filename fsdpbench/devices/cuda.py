@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ from fsdpbench.devices.cpu import COLLECTIVE_GRACE_S
 from fsdpbench.devices.peaks import peak_flops_of
 from fsdpbench.devices.profiling import profile_steps
 from fsdpbench.errors import BenchError
+from fsdpbench.warmup import is_stable
 
 
 class CudaDevice:
@@ -67,6 +68,9 @@ class CudaDevice:
             return self._duration(step)
         self._wait_for_all()
         return self._maximum(self._duration(step))
+
+    def has_settled(self, times_s: Sequence[float]) -> bool:
+        return is_stable(times_s)
 
     def take_memory(self) -> StepMemory | None:
         taken = self._readings.since_last(torch.cuda.memory_stats(self.torch_device))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fsdpbench.config import Config
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.hardware import load_profile
+from fsdpbench.warmup import WINDOW, is_stable
 
 
 class SimDevice:
@@ -31,6 +32,7 @@ class SimDevice:
         self._simulation: Simulation | None = None
         self._report_out_of_memory: Callable[[str], None] | None = None
         self._readings = AllocatorReadings()
+        self._retried: list[bool] = []
 
     def open(self) -> None:
         self.start().init_process_group()
@@ -61,10 +63,15 @@ class SimDevice:
     def timed_step(self, step: Callable[[], object]) -> float:
         simulation = self._open_simulation()
         simulation.synchronize()
-        start = simulation.cpu_ns()
+        start, retries = simulation.cpu_ns(), _retries()
         step()
         simulation.synchronize()
+        self._retried.append(_retries() > retries)
         return (simulation.cpu_ns() - start) / 1e9
+
+    def has_settled(self, times_s: Sequence[float]) -> bool:
+        """Steps are exact; only an allocator that retries may still be on its way to segments that fit."""
+        return not any(self._retried[-WINDOW:]) or is_stable(times_s)
 
     def take_memory(self) -> StepMemory:
         module = torch.get_device_module("sim")
@@ -108,3 +115,8 @@ class SimDevice:
         if self._simulation is None:
             raise RuntimeError("the simulated device is used before open()")
         return self._simulation
+
+
+def _retries() -> int:
+    retries: int = torch.get_device_module("sim").memory_stats()["num_alloc_retries"]
+    return retries

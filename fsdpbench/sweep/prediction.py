@@ -26,7 +26,7 @@ from fsdpbench.planning import DEFAULT_HARDWARE
 from fsdpbench.records import Status
 from fsdpbench.systems import get_system
 
-PROBE = Measurement(warmup_steps=2, timed_steps=1, traced_steps=0, timeout_s=120.0)
+PROBE = Measurement(2, 1, 0, timeout_s=120.0, most_warmup_steps=12, most_timed_steps=8)
 _POLL_S = 0.5
 _ROOMY_HARDWARE = "h200"
 """Points of a CPU are simulated on the GPU with most memory, to learn how much of it they need."""

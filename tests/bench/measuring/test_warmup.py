@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 from fsdpbench.config import Measurement
 from fsdpbench.measured import measured, spread
 from fsdpbench.warmup import is_stable, warm_up
@@ -24,8 +28,48 @@ def test_it_gives_up_at_its_bound_and_says_so() -> None:
 
 def test_an_exact_device_takes_the_steps_asked_for() -> None:
     assert run([5.0, 1.0], least=2, most=0) == (2, None)
-    simulated = Measurement.default_for("sim")
-    assert simulated.most_warmup_steps <= simulated.warmup_steps
+
+
+def test_a_device_may_know_better_than_the_times() -> None:
+    left = iter([5.0, 1.0, 7.0, 3.0])
+    measurement = Measurement(2, 1, 1, timeout_s=1.0, most_warmup_steps=12)
+    warm = warm_up(measurement, lambda: next(left), lambda times: len(times) == 3)
+    assert warm.times_s == [5.0, 1.0, 7.0]
+    assert warm.stable is True
+
+
+def simulated(fsdpbench: Any, folder: Path, *more: str) -> dict[str, Any]:
+    """The record of a run whose memory just suffices."""
+    words = [
+        "--model",
+        "gpt-2.8b",
+        "--device",
+        "sim",
+        "--gpus",
+        "8",
+        "--system",
+        "impl-fsdp1",
+        "--batch",
+        "10",
+    ]
+    done = fsdpbench("run", *words, "--wrap", "block", "--reduce-dtype", "bf16", *more, "-o", str(folder))
+    assert done.returncode == 0, done.stderr
+    (record,) = (json.loads(path.read_text()) for path in folder.rglob("rank0_record.json"))
+    return dict(record)
+
+
+def test_simulated_steps_without_retries_have_settled_at_once(fsdpbench: Any, tmp_path: Path) -> None:
+    record = simulated(fsdpbench, tmp_path / "run", "--limit-all-gathers", "2")
+    assert record["warmup_stable"] is True
+    assert (len(record["warmup_times_s"]), len(record["step_times_s"])) == (2, 1)
+
+
+def test_simulated_steps_that_go_on_retrying_are_timed_more_often(fsdpbench: Any, tmp_path: Path) -> None:
+    """Without the limiter each step's retry leaves the next one other segments: no step is like the last."""
+    record = simulated(fsdpbench, tmp_path / "run", "--limit-all-gathers", "off")
+    assert record["warmup_stable"] is False
+    assert (len(record["warmup_times_s"]), len(record["step_times_s"])) == (12, 8)
+    assert any(memory["alloc_retries"] for memory in record["memory_per_step"])
 
 
 def test_fewer_steps_than_the_window_are_not_stable() -> None:
