@@ -121,7 +121,10 @@ def _steps(run: _Run, load_seconds: float) -> Iterator[tuple[str, Callable[[], N
         "host",
         lambda: run.take("cpu", measure_host(run.machine, run.profile), NOT_MEASURED),
     )
-    yield "host link", lambda: run.take("host_link", measure_host_link(run.machine))
+    yield (
+        "host link",
+        lambda: run.take("host_link", measure_host_link(run.machine, run.profile.host_link), "memory_gb_s"),
+    )
     if run.machine.world_size > 1:
         yield "collectives", lambda: _collectives(run)
 

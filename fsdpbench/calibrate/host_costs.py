@@ -52,7 +52,7 @@ def measure_host(machine: Machine, profile: HardwareProfile) -> CpuProfile:
     )
 
 
-def measure_host_link(machine: Machine) -> HostLinkProfile:
+def measure_host_link(machine: Machine, base: HostLinkProfile) -> HostLinkProfile:
     """Copies from the host's memory (pinned on a real GPU), as a line through three sizes."""
     seconds = []
     for size in _COPIES:
@@ -60,7 +60,11 @@ def measure_host_link(machine: Machine) -> HostLinkProfile:
         there = torch.zeros(size, dtype=torch.uint8, device=machine.device)
         seconds.append(machine.device_seconds(partial(there.copy_, host, non_blocking=True)))
     constant, slope = line(_COPIES, seconds)
-    return HostLinkProfile(gb_s=1e-9 / slope, latency_us=_positive(constant * 1e6))
+    return HostLinkProfile(
+        gb_s=1e-9 / slope,
+        latency_us=_positive(constant * 1e6),
+        memory_gb_s=base.memory_gb_s,  # what a rank of a full node has of it is not seen from one
+    )
 
 
 def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

@@ -263,11 +263,13 @@ class ContentionProfile:
 
 @dataclass(frozen=True)
 class HostLinkProfile:
-    """The link between a GPU and its host's memory (CPU offload, copies to and from the host)."""
+    """The link between a GPU and its host's memory (CPU offload, copies to and from the host), and what one
+    rank of a full node reaches of that memory's bandwidth (optimizer steps on the host)."""
 
     gb_s: float
     latency_us: float
+    memory_gb_s: float = 38.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "host_link", "gb_s")
+        _require_positive(self, "host_link", "gb_s", "memory_gb_s")
         _require(self.latency_us >= 0, "host_link.latency_us", self.latency_us, "must not be negative")

@@ -24,6 +24,7 @@ from fsdpbench.sim.costs import CpuCosts, KernelCosts
 from fsdpbench.sim.device_module import DeviceModule
 from fsdpbench.sim.dynamo import import_config
 from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.host_optimizer import register_host_optimizer
 from fsdpbench.sim.jitter import Jitter, JitteredTimeline, JitterSettings
 from fsdpbench.sim.kernels import forget_plans, register_kernels
 from fsdpbench.sim.network import Network
@@ -59,6 +60,7 @@ def preload() -> None:
     _REGISTERED.extend(register_kernels())
     _REGISTERED.append(register_attention())
     _REGISTERED.extend(register_autocast())
+    register_host_optimizer()
 
 
 class Simulation:
@@ -122,6 +124,7 @@ class Simulation:
         accelerator.allocator = _make_allocator(profile, accelerator.timeline, allocator_conf)
         accelerator.trace = None
         accelerator.host_link_ns = _host_link(profile)
+        accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
         accelerator.on_out_of_memory = None
         accelerator.stop_listening()
         accelerator.flops = None
