@@ -10,6 +10,8 @@ import importlib
 
 _NEEDED = (
     "torch",
+    "torch._functorch.config",
+    "torch.distributed.checkpoint.default_planner",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
