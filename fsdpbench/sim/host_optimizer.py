@@ -20,9 +20,9 @@ _PASSES_UNFUSED = 3
 """Of AdamW: its dozen operators touch 21 tensors where the fused one touches 7."""
 
 
-def register_host_optimizer() -> Any:
-    """Charge every optimizer's step from now on; the handle returned takes it back."""
-    return register_optimizer_step_post_hook(_charge)
+def register_host_optimizer() -> None:
+    """Charge every optimizer's step from now on, in this process."""
+    register_optimizer_step_post_hook(_charge)
 
 
 def _charge(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -8,7 +8,9 @@ in:
     runs on    a100-40gb, a100-80gb (one chip, fitted together)      h100-80gb
     keys from  h100-80gb                                             a100-80gb
 
-The rest of what was fitted belongs to the runs' software (`systems/composer.py`).
+Shares of a peak are taken as they are; the rate of attention's backward, which is of the software of the
+runs (`attention_backward` of its system), as its ratio to the forward's. The efficiency of memory-bound
+kernels was fitted to all runs together, and is held out from none.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.sim.hardware import HardwareProfile, load_profile
+from fsdpbench.systems import get_system
 from fsdpbench.toml_text import to_toml
+from fsdpbench.validation import llm_foundry
 from fsdpbench.validation.case import Case
 from fsdpbench.validation.predict import Prediction
 
@@ -79,19 +83,29 @@ def compare_held_out(own: Sequence[Prediction], foreign: Sequence[Prediction]) -
     ]
 
 
-def fitted_keys(profile: HardwareProfile) -> dict[str, dict[str, Any]]:
-    """What was fitted to published runs on this hardware, by section."""
+def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, dict[str, Any]]:
+    """The keys fitted to runs on `other` as they apply to `profile`, by section."""
+    backward = other.attention.backward_tflops / other.attention.forward_tflops * _software_share(other)
     return {
-        "gemm": {"under_load": profile.gemm.under_load, "weight_grad": profile.gemm.weight_grad},
-        "attention": {"under_load": profile.attention.under_load},
-        "bandwidth": {"efficiency": dict(profile.bandwidth.efficiency)},
-        "contention": {"compute_slowdown": profile.contention.compute_slowdown},
-        "cpu": {"cuda_free_us_per_gib": profile.cpu.cuda_free_us_per_gib},
+        "gemm": {"under_load": other.gemm.under_load, "weight_grad": other.gemm.weight_grad},
+        "attention": {
+            "under_load": other.attention.under_load,
+            "backward_tflops": round(
+                profile.attention.forward_tflops * backward / _software_share(profile), 1
+            ),
+        },
+        "contention": {"compute_slowdown": other.contention.compute_slowdown},
     }
 
 
+def _software_share(profile: HardwareProfile) -> float:
+    """Attention's rate backward under the runs' software over that of the profile."""
+    share: float = get_system(llm_foundry.system_of(profile.name)).attention_backward  # type: ignore[attr-defined]
+    return share
+
+
 def _write(folder: Path, hardware: str, keys_from: str) -> Path:
-    keys = fitted_keys(load_profile(keys_from))
+    keys = with_keys_of(load_profile(hardware), load_profile(keys_from))
     head = {"base": hardware, "name": f"{hardware}-keys-of-{keys_from}"}
     folder.mkdir(parents=True, exist_ok=True)
     path = (folder / f"{head['name']}.toml").resolve()

@@ -76,4 +76,4 @@ def _case(path: Path, line: int, row: dict[str, str]) -> Case:
         settings=llm_foundry.settings_of(settings) if known else settings,
         published={Figure.TOKENS: float(row["tokens_per_s_per_gpu"])},
         system=llm_foundry.system_of(hardware) if known else "torch-fsdp1",
-    )  # fmt: skip
+    )

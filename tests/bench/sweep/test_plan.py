@@ -12,6 +12,10 @@ import pytest
 from fsdpbench.sweep.prediction import available_memory
 
 Plan = Callable[..., dict[str, Any]]
+FOUR_LAYERS = (
+    "--model gpt-2.8b --shape layers=4 --gpus 8 --device sim --system impl-fsdp2 --wrap block "
+    "--backward-prefetch pre --reduce-dtype fp32"
+)
 
 
 @pytest.fixture
@@ -28,9 +32,7 @@ def planned(fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_it_tells_what_cannot_fit_on_simulated_gpus(planned: Plan) -> None:
-    words = ["--model", "gpt-2.8b", "--shape", "layers=4", "--gpus", "8", "--device", "sim"]
-    space = ["--system", "impl-fsdp2", "--batch", "4,400", "--wrap", "block", "--backward-prefetch", "pre"]
-    plan = planned(*words, *space, "--reduce-dtype", "fp32")
+    plan = planned(*FOUR_LAYERS.split(), "--batch", "4,400")
     small, large = (point["prediction"] for point in plan["points"])
     assert small["fits"] is True
     assert 0 < small["peak_reserved_bytes"] < 80 * 2**30
@@ -45,20 +47,7 @@ def test_the_table_names_the_fastest_point_and_tells_a_reason_once(
     fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [
-        "--model",
-        "gpt-2.8b",
-        "--shape",
-        "layers=4",
-        "--gpus",
-        "8",
-        "--device",
-        "sim",
-        "--wrap",
-        "block",
-    ]
-    space = ["--system", "impl-fsdp2", "--batch", "2,4,400,800", "--backward-prefetch", "pre"]
-    done = fsdpbench("plan", *words, *space, "--reduce-dtype", "fp32")
+    done = fsdpbench("plan", *FOUR_LAYERS.split(), "--batch", "2,4,400,800")
     assert done.returncode == 0, done.stderr
     header, *lines = done.stdout.splitlines()
     assert "retries" in header
