@@ -6,7 +6,7 @@ Three ways, in this order: the user's ``param_init_fn``; the replay of what ``de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .flat_checks import mark_replaced
-from .full_params import full_parameters
+from .full_params import gather_flat, split_full
 from .init_recording import Deferred, deferred_of, window_of, written_since
 from .init_tape import Tape
 from .unit import Unit
@@ -47,8 +47,15 @@ class Materialised:
                 mark_replaced([deferred], unit.name)
 
 
-def _gathered(unit: Unit) -> list[torch.Tensor]:
-    return full_parameters(unit)
+def _gathered(unit: Unit, indices: Sequence[int]) -> list[torch.Tensor]:
+    """Copies of some of the unit's whole parameters. A collective."""
+    gathered = gather_flat(unit, unit.shard)
+    values = split_full(unit, gathered)
+    copies = [values[index].clone(memory_format=torch.contiguous_format) for index in indices]
+    if gathered.untyped_storage().data_ptr() != unit.shard.untyped_storage().data_ptr():
+        # A backend's thread may keep the tensor of a collective for a while after it is done.
+        gathered.untyped_storage().resize_(0)
+    return copies
 
 
 def materialise(

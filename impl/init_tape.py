@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-Home = Callable[[], Sequence[torch.Tensor]]
-"""Where values are that were computed before: returns several storages' tensors at once."""
+Home = Callable[[Sequence[int]], Sequence[torch.Tensor]]
+"""Where values are that were computed before: returns contiguous copies of those with the given indices."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Tape:
             self._writers[storage].append(position)
 
     def settle(self, storage: int, home: Home, index: int) -> None:
-        """From now on the final values of ``storage`` are fetched: entry ``index`` of ``home()``."""
+        """From now on the final values of ``storage`` are fetched: ``home([index])``."""
         self._known[storage] = home, index
 
     def replay(self, wanted: Iterable[int]) -> dict[int, torch.UntypedStorage]:
@@ -144,11 +144,8 @@ class Tape:
             by_home.setdefault(self._known[storage][0], []).append(storage)
         data: dict[int, torch.UntypedStorage] = {}
         for home, wanted in by_home.items():
-            values = home()
-            for storage in wanted:
-                value = values[self._known[storage][1]]
-                data[storage] = value.clone(memory_format=torch.contiguous_format).untyped_storage()
-            del values
+            copies = home([self._known[storage][1] for storage in wanted])
+            data |= {storage: copy.untyped_storage() for storage, copy in zip(wanted, copies, strict=True)}
         return data
 
     def _needed(self, wanted: frozenset[int], known: set[int]) -> tuple[set[int], set[int], set[int]]:

@@ -122,7 +122,9 @@ class RankPool:
             left = max(0, deadline - time.monotonic())
             ready, _, _ = select.select([self._answers[i] for i in waiting], [], [], left)
             if not ready:
-                raise AssertionError(f"ranks {sorted(waiting)} did not answer in {timeout} s: {answers}")
+                silent = f"ranks {sorted(waiting)} did not answer in {timeout} s, or 5 s after a failure"
+                told = [f"rank {i}:\n{answers[i][1]}" for i in range(self.world_size) if i not in waiting]
+                raise AssertionError("\n".join([silent, *told]))
             for index in [i for i in waiting if self._answers[i] in ready]:
                 answers[index] = _read(self._answers[index]) or (False, "the process ended", 0)
                 waiting.discard(index)

@@ -218,7 +218,7 @@ class Live(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._seen: dict[int, StorageWeakRef] = {}
         self.peak = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -226,10 +226,15 @@ class Live(TorchDispatchMode):
         for value in torch.utils._pytree.tree_leaves(output):
             if isinstance(value, torch.Tensor) and value.device.type != "meta":
                 storage = value.untyped_storage()
-                self._alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}
-        self.peak = max(self.peak, sum(nbytes for _, nbytes in self._alive.values()))
+                self._seen[storage._cdata] = StorageWeakRef(storage)
+        self._seen = {key: seen for key, seen in self._seen.items() if not seen.expired()}
+        self.peak = max(self.peak, sum(map(self._bytes_now, self._seen.values())))
         return output
+
+    @staticmethod
+    def _bytes_now(seen: StorageWeakRef) -> int:
+        storage = torch.UntypedStorage._new_with_weak_ptr(seen.cdata)
+        return 0 if storage is None else storage.nbytes()
 
 
 class Chain(nn.Module):
