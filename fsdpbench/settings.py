@@ -96,6 +96,12 @@ def _every_k(text: str) -> Value:
     return f"every-{int(count)}"
 
 
+def _checkpointing(text: str) -> Value:
+    if text in ("none", "full", "op"):
+        return text
+    return f"op-{_every_k(text[3:])}" if text.startswith("op-") else _every_k(text)
+
+
 def _wrap(text: str) -> Value:
     if text in ("block", "root"):
         return text
@@ -252,10 +258,10 @@ _TABLE: tuple[Setting, ...] = (
     Setting(
         "activation_checkpointing",
         "none",
-        "none, full, every-K, op",
+        "none, full, every-K, op, op-every-K",
         "Which activations are recomputed.",
-        "Recomputing costs a third of the FLOPs: only worth it when memory is short.",
-        _or({"none": "none", "full": "full", "op": "op"}, _every_k),
+        "Recomputing costs up to a third of the FLOPs: only worth it when memory is short.",
+        _checkpointing,
     ),
     Setting(
         "cpu_offload",

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import torch
 
+from fsdpbench.compute_type import compute_type
 from fsdpbench.config import Config
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Device, Placement
 from fsdpbench.records import RankRecord, Status, trace_path
 from fsdpbench.systems import BuildContext, get_system
+from fsdpbench.systems.base import TORCH_DTYPES
 from fsdpbench.training import Batch, TrainingLoop
 from fsdpbench.warmup import warm_up
 from workloads import Workload, get_workload
@@ -91,7 +93,8 @@ def _trace(steps: int, device: Device, loop: TrainingLoop, record: RankRecord, p
 def _fill_constants(config: Config, workload: Workload, device: Device, record: RankRecord) -> None:
     settings = config.settings
     seq = workload.resolve_seq(settings.seq)
-    flops = workload.flops_per_step(settings.batch, seq, settings.activation_checkpointing)
+    in_full = get_system(config.system).recomputes_in_full
+    flops = workload.flops_per_step(settings.batch, seq, settings.activation_checkpointing, in_full)
     record.flops_per_step = {
         "model": flops.model * settings.grad_accum,
         "hardware": flops.hardware * settings.grad_accum,
@@ -99,7 +102,8 @@ def _fill_constants(config: Config, workload: Workload, device: Device, record: 
     record.samples_per_step = settings.batch * settings.grad_accum
     tokens = workload.tokens(settings.batch, seq)
     record.tokens_per_step = None if tokens is None else tokens * settings.grad_accum
-    record.peak_flops = device.peak_flops(settings.param_dtype)
+    arithmetic = compute_type(TORCH_DTYPES[settings.param_dtype], convolution=workload.is_convolutional)
+    record.peak_flops = device.peak_flops(arithmetic)
     record.hardware = device.describe()
 
 

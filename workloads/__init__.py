@@ -8,23 +8,20 @@
 One file a family. Imports torch and nothing of this project.
 """
 
-from workloads.base import (
-    DataError,
-    Flops,
-    ShapeError,
-    UnknownModelError,
-    Workload,
-    WorkloadError,
-)
+from workloads.base import Workload
 from workloads.checkpointing import ActivationCheckpointing
+from workloads.errors import DataError, ShapeError, UnknownModelError, WorkloadError
+from workloads.flops import BlockFlops, Flops, ForwardFlops
 from workloads.grouping import BlockGroup, group_blocks
 from workloads.registry import families, get_workload, workload_names
 
 __all__ = [
     "ActivationCheckpointing",
+    "BlockFlops",
     "BlockGroup",
     "DataError",
     "Flops",
+    "ForwardFlops",
     "ShapeError",
     "UnknownModelError",
     "Workload",

@@ -1,53 +1,21 @@
-"""What every workload offers, and the errors that it raises."""
+"""What every workload offers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from workloads.checkpointing import ActivationCheckpointing
+from workloads.errors import WorkloadError
+from workloads.flops import Flops, ForwardFlops
+
 TRAINING_BYTES = 16
 """Bytes a parameter trained in float32 by AdamW needs: weight, gradient and two moments, four bytes each."""
-
-
-class WorkloadError(ValueError):
-    """Something that the user asked of a workload cannot be had; the message says what to ask instead."""
-
-
-class UnknownModelError(WorkloadError):
-    """No model has this name. `nearest` holds the names that look like it."""
-
-    def __init__(self, name: str, nearest: Sequence[str], known: Sequence[str]) -> None:
-        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known models: {', '.join(known)}"
-        super().__init__(f"unknown model '{name}': {hint}")
-        self.name = name
-        self.nearest = tuple(nearest)
-
-
-class ShapeError(WorkloadError):
-    """A shape has an unknown, a missing or an impossible field."""
-
-
-class DataError(WorkloadError):
-    """The file or folder given as input data cannot be used."""
-
-
-@dataclass(frozen=True)
-class Flops:
-    """Floating point operations of one forward and backward pass of one rank's microbatch.
-
-    `model` is what MFU counts (forward + 2 x backward, no recomputation), `hardware` what HFU counts
-    (`model` + the forward passes that activation checkpointing runs again).
-    """
-
-    model: int
-    hardware: int
-
 
 Batch = tuple[Tensor, ...]
 """What one forward takes: the inputs, then the targets."""
@@ -65,6 +33,8 @@ class Workload(ABC):
 
     name: str
     family: str
+    is_convolutional: ClassVar[bool] = False
+    """Its products are convolutions, which torch rounds to TF32 by other rules than matrix products."""
 
     @property
     @abstractmethod
@@ -126,10 +96,22 @@ class Workload(ABC):
         """
 
     @abstractmethod
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        """FLOPs of one forward pass over one microbatch."""
+
     def flops_per_step(
-        self, batch: int, seq: int | None = None, activation_checkpointing: str = "none"
+        self,
+        batch: int,
+        seq: int | None = None,
+        activation_checkpointing: str = "none",
+        recomputes_in_full: bool = False,
     ) -> Flops:
-        """FLOPs of one forward and backward pass over one microbatch."""
+        """FLOPs of one forward and backward pass over one microbatch.
+
+        `recomputes_in_full`: checkpoints compute again also what backward does not need, as before torch 2.1.
+        """
+        checkpointing = ActivationCheckpointing.parse(activation_checkpointing)
+        return self.forward_flops(batch, seq).training(checkpointing, recomputes_in_full)
 
     def samples(self, batch: int) -> int:
         """Samples in one microbatch."""

@@ -7,13 +7,14 @@ The block calls the checkpoint itself, inside its `forward`:
 so that no wrapper module changes names or classes, and so that a unit's all-gather is issued once by the
 hooks outside and not again by the recomputation inside.
 
-A checkpointed block is recomputed in full. torch's early stop would leave out its last matrix product (a
-third of a GPT block's forward FLOPs), but published figures, and the 4/3 in the usual formula of HFU, are of
-the full recomputation; and early stop leaves the recomputation by an exception, so that post-forward hooks of
-FSDP units nested in the block would not run.
+A recomputation ends where backward has all that it needs, as torch's own checkpoint does by default since
+2.1: a GPT block's last matrix product, a third of its FLOPs, is not made again. (HFU by the usual formula,
+4/3, counts it.) It ends by an exception, so post-forward hooks of FSDP units nested in the block may not run
+then; their parameters stay until their own backward has used them.
 
-By operator (`op`) a block keeps, besides its input, the outputs of matrix products and attention, and
-computes again only what is cheap: norms, activations, sums.
+By operator (`op`) a block keeps, besides its input, what attention and every second product with weights
+gave, and computes the rest again: the selection that TorchTitan makes. `op-every-K` keeps every K-th product,
+`op-every-1` all of them.
 """
 
 from __future__ import annotations
@@ -27,65 +28,76 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from workloads.base import WorkloadError
+from workloads.errors import WorkloadError
 
-_COSTLY = (
-    "mm",
-    "addmm",
+_PRODUCTS = ("mm", "addmm", "convolution")
+"""With weights."""
+_ATTENTION = (
     "bmm",
     "baddbmm",
-    "convolution",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-"""Matrix products, convolutions, and fused attention in its forms."""
-_COSTLY_OPERATORS = [
-    getattr(torch.ops.aten, name).default for name in _COSTLY if hasattr(torch.ops.aten, name)
-]
-"""Those that this torch has."""
+"""Fused in its forms, or the products of activations with each other that it is made of."""
+
+
+def _operators(names: tuple[str, ...]) -> frozenset[torch._ops.OpOverload]:
+    """Those of the names that this torch has."""
+    return frozenset(getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name))
+
+
+_PRODUCT_OPERATORS = _operators(_PRODUCTS)
+_ATTENTION_OPERATORS = _operators(_ATTENTION)
 
 
 @dataclass(frozen=True)
 class ActivationCheckpointing:
     """Which blocks are checkpointed: none (`every` = 0), or blocks 0, `every`, 2 x `every`, ...
 
-    `by_operator`: a checkpointed block keeps the outputs of its costly operators.
+    `keeps_every`: a checkpointed block keeps what attention gave, and products 0, `keeps_every`,
+    2 x `keeps_every`, ... of those with weights; 0: nothing but its input.
     """
 
     every: int = 0
-    by_operator: bool = False
+    keeps_every: int = 0
 
     @classmethod
     def parse(cls, text: str) -> ActivationCheckpointing:
-        """From the setting's value: `none`, `full`, `every-K` or `op`.
+        """From the setting's value: `none`, `full`, `every-K`, `op` or `op-every-K`.
 
         Raises:
             WorkloadError: it is none of these.
         """
-        if text == "none":
-            return cls(0)
-        if text == "full":
-            return cls(1)
-        if text == "op":
-            return cls(1, by_operator=True)
-        match = re.fullmatch(r"every-([1-9]\d*)", text)
+        if text in _NAMED:
+            return cls(*_NAMED[text])
+        match = re.fullmatch(r"(op-)?every-([1-9]\d*)", text)
         if match is None:
             raise WorkloadError(
-                f"activation_checkpointing '{text}' is not known: use none, full, every-K (K from 1) or op"
+                f"activation_checkpointing '{text}' is not known: use none, full, every-K (K from 1), op or "
+                "op-every-K"
             )
-        return cls(int(match.group(1)))
+        number = int(match.group(2))
+        return cls(1, number) if match.group(1) else cls(number)
+
+    @property
+    def by_operator(self) -> bool:
+        """Whether a checkpointed block keeps outputs of operators."""
+        return self.keeps_every > 0
+
+    def keeps_product(self, index: int) -> bool:
+        """Whether a checkpointed block keeps the output of its product number `index`."""
+        return self.by_operator and index % self.keeps_every == 0
 
     def applies_to(self, index: int) -> bool:
         """Whether block number `index` is checkpointed."""
         return self.every > 0 and index % self.every == 0
 
-    def recomputed(self, blocks: int) -> int:
-        """Of `blocks` blocks, how many have their matrix products and attention computed again."""
-        return 0 if self.every == 0 or self.by_operator else -(-blocks // self.every)
+
+_NAMED = {"none": (0, 0), "full": (1, 0), "op": (1, 2)}
 
 
 class CheckpointedBlock(nn.Module):
@@ -100,13 +112,13 @@ class CheckpointedBlock(nn.Module):
     def __init__(self, checkpointing: ActivationCheckpointing, index: int) -> None:
         super().__init__()
         self.checkpointed = checkpointing.applies_to(index)
-        self.by_operator = checkpointing.by_operator
+        self.checkpointing = checkpointing
         self.random = False
 
     def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
         if self.checkpointed and torch.is_grad_enabled():
             return run_checkpointed(
-                self.transform, x, *context, by_operator=self.by_operator, random=self.random
+                self.transform, x, *context, checkpointing=self.checkpointing, random=self.random
             )
         return self.transform(x, *context)
 
@@ -118,18 +130,32 @@ class CheckpointedBlock(nn.Module):
 def run_checkpointed(
     function: Callable[..., Tensor],
     *args: Tensor | None,
-    by_operator: bool = False,
+    checkpointing: ActivationCheckpointing,
     random: bool = False,
 ) -> Tensor:
-    """Run `function` and keep its arguments only (and costly outputs, by operator); what else it saves for
-    backward is computed again then.
+    """Run `function` and keep its arguments only (and what `checkpointing` keeps of operators); what else it
+    saves for backward is computed again then.
 
     `random`: it draws random numbers (dropout), and must draw the same again; their state is kept too.
     """
     selection: dict[str, Any] = {}
-    if by_operator:
-        selection["context_fn"] = partial(create_selective_checkpoint_contexts, _COSTLY_OPERATORS)
-    if not torch.compiler.is_compiling():
-        selection["early_stop"] = False  # the compiler decides itself what it computes again
+    if checkpointing.by_operator:
+        selection["context_fn"] = partial(_selection, checkpointing)
     output: Tensor = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=random, **selection)
     return output
+
+
+def _selection(checkpointing: ActivationCheckpointing) -> tuple[Any, Any]:
+    """torch's contexts for the forward and the recomputation of one call, each with a count of its own."""
+    products = {False: 0, True: 0}
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if operator in _PRODUCT_OPERATORS:
+            index = products[context.is_recompute]
+            products[context.is_recompute] += 1
+            keep = checkpointing.keeps_product(index)
+        else:
+            keep = operator in _ATTENTION_OPERATORS
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workloads.base import Batch, DataError
+from workloads.base import Batch
+from workloads.errors import DataError
 from workloads.streaming import check_counts, rank_generator, reason_of, stream
 
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Flops
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from workloads.flops import BlockFlops, ForwardFlops
 from workloads.images import CHANNELS
 from workloads.layers import WEIGHT_STD, Projection
 from workloads.shape import check_divides, check_positive
@@ -191,16 +191,16 @@ class DeepViTWorkload(Shaped[DeepViTShape], VisionWorkload):
         self.resolve_seq(seq)
         return DeepViT(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
 
-    def flops_per_step(
-        self, batch: int, seq: int | None = None, activation_checkpointing: str = "none"
-    ) -> Flops:
-        """Model: 3 forward passes, 2 of the patch embedding. Hardware adds one of each block recomputed."""
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        """2 a token and weight, attention in full. The patch embedding's input needs no gradient."""
         self.resolve_seq(seq)
         s = self._shape
-        attention = 4 * s.d_model * s.tokens + 2 * s.heads**2 * s.tokens
-        block = s.tokens * (2 * s.block_weights + attention)
-        embedding = 2 * s.patches * CHANNELS * s.patch**2 * s.d_model
-        head = 2 * s.d_model * s.classes
-        model = batch * (3 * (s.layers * block + head) + 2 * embedding)
-        recomputed = ActivationCheckpointing.parse(activation_checkpointing).recomputed(s.layers)
-        return Flops(model=model, hardware=model + batch * recomputed * block)
+        tokens = batch * s.tokens
+        mixing = 2 * tokens * s.heads**2 * s.tokens
+        qkv, projection, up, down = (
+            2 * tokens * s.d_model**2 * width for width in (3, 1, s.expansion, s.expansion)
+        )
+        block = BlockFlops((qkv, mixing, projection, up, down), attention=4 * tokens * s.d_model * s.tokens)
+        embedding = 2 * batch * s.patches * CHANNELS * s.patch**2 * s.d_model
+        head = 2 * batch * s.d_model * s.classes
+        return ForwardFlops([[block] * s.layers], rest=embedding + head, first=embedding)

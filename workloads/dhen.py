@@ -26,9 +26,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Batch, Flops, SampleWorkload, ShapeError
+from workloads.base import Batch, SampleWorkload
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from workloads.clicks import click_batches
+from workloads.errors import ShapeError
+from workloads.flops import BlockFlops, ForwardFlops
 from workloads.layers import Projection
 from workloads.shape import check_divides, check_positive
 from workloads.shaped import Shaped
@@ -211,17 +213,17 @@ class DHENWorkload(Shaped[DHENShape], SampleWorkload):
             world_size=world_size,
         )
 
-    def flops_per_step(
-        self, batch: int, seq: int | None = None, activation_checkpointing: str = "none"
-    ) -> Flops:
-        """Model: 3 forward passes, 2 of the numbers' first layer. Hardware adds one of each block recomputed
-        in full."""
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        """2 a weight and position, attention in full. The numbers' first layer needs no input gradient."""
         self.resolve_seq(seq)
         s, w = self._shape, self._shape.width
-        attention = 2 * s.tokens * 4 * w * w + 4 * s.tokens**2 * w
-        block = attention + 2 * s.tokens**2 * w + 2 * s.flat**2
-        ends = 2 * (s.features * (s.tokens - 1) * w + 4 * w * w + s.hidden * (s.flat + 1))
         numbers_in = 2 * s.numbers * 4 * w
-        model = batch * (3 * (s.layers * block + ends) + 2 * numbers_in)
-        recomputed = ActivationCheckpointing.parse(activation_checkpointing).recomputed(s.layers)
-        return Flops(model=model, hardware=model + batch * recomputed * block)
+        ends = 2 * (s.features * (s.tokens - 1) * w + 4 * w * w + s.hidden * (s.flat + 1))
+        products = (s.tokens**2 * w, s.flat**2, s.tokens * 3 * w * w, s.tokens * w * w)
+        block = BlockFlops(
+            tuple(2 * batch * product for product in products),
+            attention=4 * batch * s.tokens**2 * w,
+            ends_needed=True,
+        )
+        rest = batch * (ends + numbers_in)
+        return ForwardFlops([[block] * s.layers], rest, first=batch * numbers_in)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Flops, ShapeError, WorkloadError
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from workloads.errors import ShapeError, WorkloadError
+from workloads.flops import BlockFlops, ForwardFlops
 from workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
 from workloads.next_token import NextTokenWorkload
 from workloads.shape import check_divides, check_positive, check_share
@@ -241,16 +242,15 @@ class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
             self._shape, self.resolve_seq(seq), ActivationCheckpointing.parse(activation_checkpointing)
         )
 
-    def flops_per_step(
-        self, batch: int, seq: int | None = None, activation_checkpointing: str = "none"
-    ) -> Flops:
-        """Model: tokens x (6 x matrix weights + 12 x layers x d_model x seq). Hardware adds one forward pass
-        (a third of that) of each block recomputed in full; the lm head is never recomputed."""
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        """A token costs 2 for each weight of a matrix product, and 4 x d_model x seq a block for attention,
+        in full although it is causal."""
         s = self._shape
         seq = self.resolve_seq(seq)
         tokens = batch * seq
-        block_forward = tokens * (2 * s.block_weights + 4 * s.d_model * seq)
-        head_forward = tokens * 2 * s.vocab * s.d_model
-        model = 3 * (s.layers * block_forward + head_forward)
-        recomputed = ActivationCheckpointing.parse(activation_checkpointing).recomputed(s.layers)
-        return Flops(model=model, hardware=model + recomputed * block_forward)
+        block = BlockFlops(
+            products=tuple(2 * tokens * s.d_model**2 * width for width in (3, 1, s.expansion, s.expansion)),
+            attention=4 * tokens * s.d_model * seq,
+            ends_needed=s.dropout > 0,
+        )
+        return ForwardFlops([[block] * s.layers], rest=2 * tokens * s.vocab * s.d_model)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from workloads.base import WorkloadError
+from workloads.errors import WorkloadError
 
 
 class BlockGroup(nn.Sequential):

@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Flops, ShapeError
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from workloads.errors import ShapeError
+from workloads.flops import BlockFlops, ForwardFlops
 from workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
 from workloads.next_token import NextTokenWorkload
 from workloads.shape import check_divides, check_positive
@@ -213,14 +214,14 @@ class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
         self.resolve_seq(seq)  # any length will do, but not any number
         return Llama(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
 
-    def flops_per_step(
-        self, batch: int, seq: int | None = None, activation_checkpointing: str = "none"
-    ) -> Flops:
-        """Model: tokens x (6 x matrix weights + 12 x layers x d_model x seq). Hardware adds one forward pass
-        (a third of that) of each block recomputed in full; the lm head is never recomputed."""
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        """As GPT's: 2 a token and weight, and attention in full."""
         s, seq = self._shape, self.resolve_seq(seq)
         tokens = batch * seq
-        block_forward = tokens * (2 * s.block_weights + 4 * s.d_model * seq)
-        model = 3 * (s.layers * block_forward + tokens * 2 * s.vocab * s.d_model)
-        recomputed = ActivationCheckpointing.parse(activation_checkpointing).recomputed(s.layers)
-        return Flops(model=model, hardware=model + recomputed * block_forward)
+        kv_width = s.kv_heads * s.head_width
+        widths = (s.d_model, kv_width, kv_width, s.d_model, s.d_ff, s.d_ff, s.d_ff)
+        block = BlockFlops(
+            products=tuple(2 * tokens * s.d_model * width for width in widths),
+            attention=4 * tokens * s.d_model * seq,
+        )
+        return ForwardFlops([[block] * s.layers], rest=2 * tokens * s.vocab * s.d_model)

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from workloads import deepvit, dhen, gpt, llama, regnet, t5
-from workloads.base import ShapeError, UnknownModelError, Workload
+from workloads.base import Workload
+from workloads.errors import ShapeError, UnknownModelError
 
 
 @dataclass(frozen=True)

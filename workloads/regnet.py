@@ -25,8 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Flops, ShapeError
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from workloads.errors import ShapeError
+from workloads.flops import BlockFlops, ForwardFlops
 from workloads.images import CHANNELS
 from workloads.layers import Projection
 from workloads.shape import check_positive
@@ -125,16 +126,17 @@ class BlockShape:
         return convolutions + excitation + shortcut + 3 * 2 * self.width
 
     @property
-    def forward_flops(self) -> int:
-        """FLOPs of one image's forward pass."""
+    def forward_flops(self) -> tuple[int, ...]:
+        """FLOPs of each convolution of one image's forward pass, in order."""
         pixels = self.side**2
         pixels_out = _halved(self.side) ** 2 if self.stride == 2 else pixels
-        inner = self.width * (9 * self.width // self.groups + self.width)
-        shortcut = self.width * self.inputs if self.has_projection else 0
-        multiplications = (
-            pixels * self.inputs * self.width + pixels_out * (inner + shortcut) + 2 * self.width * self.hidden
-        )
-        return 2 * multiplications
+        enter = pixels * self.inputs * self.width
+        grouped = pixels_out * self.width * 9 * self.width // self.groups
+        excitation = self.width * self.hidden
+        multiplications = [enter, grouped, excitation, excitation, pixels_out * self.width**2]
+        if self.has_projection:
+            multiplications.append(pixels_out * self.width * self.inputs)
+        return tuple(2 * count for count in multiplications)
 
 
 # 32gf as published (Radosavovic et al. 2020; 145.0 M parameters); 9b is the RegNet-Y of SEER's largest model
@@ -249,6 +251,7 @@ class RegNetWorkload(Shaped[RegNetShape], VisionWorkload):
     """A RegNet-Y of one shape, with images as data."""
 
     family = FAMILY
+    is_convolutional = True
     shape_type = RegNetShape
 
     @property
@@ -265,20 +268,14 @@ class RegNetWorkload(Shaped[RegNetShape], VisionWorkload):
         self.resolve_seq(seq)
         return RegNet(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
 
-    def flops_per_step(
-        self, batch: int, seq: int | None = None, activation_checkpointing: str = "none"
-    ) -> Flops:
-        """Model: 3 forward passes, 2 of the stem. Hardware adds one of each block recomputed in full."""
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        """2 a weight and pixel. The stem's input needs no gradient."""
         self.resolve_seq(seq)
         s, blocks = self._shape, list(self._shape.blocks())
-        checkpointing = ActivationCheckpointing.parse(activation_checkpointing)
-        stem = 2 * _halved(s.image) ** 2 * 9 * CHANNELS * s.stem
-        head = 2 * blocks[-1].width * s.classes
-        forward = [block.forward_flops for block in blocks]
-        recomputed = [
-            flops
-            for index, flops in enumerate(forward)
-            if checkpointing.applies_to(index) and not checkpointing.by_operator
+        stem = 2 * batch * _halved(s.image) ** 2 * 9 * CHANNELS * s.stem
+        head = 2 * batch * blocks[-1].width * s.classes
+        stack = [
+            BlockFlops(tuple(batch * flops for flops in block.forward_flops), ends_needed=True)
+            for block in blocks
         ]
-        model = batch * (3 * (sum(forward) + head) + 2 * stem)
-        return Flops(model=model, hardware=model + batch * sum(recomputed))
+        return ForwardFlops([stack], rest=stem + head, first=stem)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from workloads.base import ShapeError
+from workloads.errors import ShapeError
 
 S = TypeVar("S")
 

@@ -25,9 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Batch, Flops, ShapeError, TokenWorkload
+from workloads.base import Batch, TokenWorkload
 from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from workloads.data import token_rows
+from workloads.errors import ShapeError
+from workloads.flops import BlockFlops, ForwardFlops
 from workloads.layers import Lookup, Projection, token_loss
 from workloads.shape import check_positive, check_share
 from workloads.shaped import Shaped
@@ -348,19 +350,18 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
         )
         return (_source_and_target(row, seq) for row in rows)
 
-    def flops_per_step(
-        self, batch: int, seq: int | None = None, activation_checkpointing: str = "none"
-    ) -> Flops:
-        """Model: 3 forward passes (one, and two for backward). Hardware adds one of each block recomputed in
-        full, of both stacks; the lm head is never recomputed."""
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        """2 a token and weight of either stack, attention in full; a decoder's block attends twice."""
         s, seq = self._shape, self.resolve_seq(seq)
         tokens = batch * seq
-        attention = tokens * (2 * s.attention_weights + 4 * s.inner * seq)
-        feed_forward = tokens * 2 * s.feed_forward_weights
-        pair_of_blocks = 3 * attention + 2 * feed_forward
-        model = 3 * (s.layers * pair_of_blocks + tokens * 2 * s.vocab * s.d_model)
-        recomputed = ActivationCheckpointing.parse(activation_checkpointing).recomputed(s.layers)
-        return Flops(model=model, hardware=model + recomputed * pair_of_blocks)
+        attention = (2 * tokens * s.d_model * s.inner,) * 4
+        feed_forward = (2 * tokens * s.d_model * s.d_ff,) * (3 if s.gated else 2)
+        scores = 4 * tokens * s.inner * seq
+        random = s.dropout > 0
+        encoder = BlockFlops(attention + feed_forward, scores, ends_needed=random)
+        decoder = BlockFlops(attention * 2 + feed_forward, 2 * scores, ends_needed=random)
+        stacks = [[encoder] * s.layers, [decoder] * s.layers]
+        return ForwardFlops(stacks, rest=2 * tokens * s.vocab * s.d_model)
 
     def tokens(self, batch: int, seq: int | None = None) -> int:
         """Source and target tokens."""

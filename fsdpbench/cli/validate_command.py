@@ -67,8 +67,9 @@ def _known_cases() -> list[Case]:
     from fsdpbench.validation.paper import paper_cases
     from fsdpbench.validation.paper_open import open_cases
     from fsdpbench.validation.paper_t5 import t5_cases
+    from fsdpbench.validation.torchtitan import torchtitan_cases
 
-    return paper_cases() + t5_cases() + open_cases()
+    return paper_cases() + t5_cases() + open_cases() + torchtitan_cases()
 
 
 def _chosen(cases: list[Case], only: str | None) -> list[Case]:

@@ -98,8 +98,8 @@ class Device(Protocol):
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
         """Call `report(message)` before an out-of-memory error unwinds; a backward hook may end there."""
 
-    def peak_flops(self, dtype: str) -> float | None:
-        """FLOP/s of the device at best in that dtype; `None` if unknown."""
+    def peak_flops(self, compute_type: str) -> float | None:
+        """FLOP/s of the device at best in `bf16`, `fp16`, `tf32` or `fp32`; `None` if unknown."""
 
     def describe(self) -> dict[str, Any]:
         """The `hardware` of a result: at least `name`, `simulated` and `source`."""

@@ -90,7 +90,7 @@ class CpuDevice:
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
         """Nothing to watch: a failed allocation raises here and now, and the launcher knows its message."""
 
-    def peak_flops(self, dtype: str) -> float | None:
+    def peak_flops(self, compute_type: str) -> float | None:
         return None
 
     def describe(self) -> dict[str, Any]:

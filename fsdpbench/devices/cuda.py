@@ -99,10 +99,8 @@ class CudaDevice:
     def on_out_of_memory(self, report: Callable[[str], None]) -> None:
         self._report_out_of_memory = report
 
-    def peak_flops(self, dtype: str) -> float | None:
-        if dtype == "fp32" and torch.get_float32_matmul_precision() != "highest":
-            dtype = "tf32"
-        return peak_flops_of(torch.cuda.get_device_name(self.torch_device), dtype)
+    def peak_flops(self, compute_type: str) -> float | None:
+        return peak_flops_of(torch.cuda.get_device_name(self.torch_device), compute_type)
 
     def describe(self) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(self.torch_device)

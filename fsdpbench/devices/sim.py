@@ -90,8 +90,8 @@ class SimDevice:
         if self._simulation is not None:
             self._simulation.on_out_of_memory = report
 
-    def peak_flops(self, dtype: str) -> float | None:
-        return self._profile.peak_flops[dtype]
+    def peak_flops(self, compute_type: str) -> float | None:
+        return self._profile.peak_flops[compute_type]
 
     def describe(self) -> dict[str, Any]:
         described = {

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.compute_type import compute_type
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.tensors import tensors_in
 
@@ -79,7 +80,6 @@ _POINTWISE = {
 _TWO_PASS_BACKWARD = {
     "native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward",
 }  # fmt: skip
-_DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def price(
@@ -104,16 +104,6 @@ def price(
         nbytes += sum(map(tensor_bytes, tensors_in(args[:2], {})))
     duration = costs.memory_bound_ns(nbytes, kind or "pointwise")
     return OperatorCost(name.strip("_") + "_kernel", duration, unknown=kind is None)
-
-
-def compute_type(dtype: torch.dtype) -> str:
-    """Arithmetic that a matrix product of this dtype uses; float32 follows torch's TF32 setting."""
-    name = _DTYPE_NAMES.get(dtype)
-    if name is not None:
-        return name
-    if dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest":
-        return "tf32"
-    return "fp32"
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
@@ -238,7 +228,7 @@ def _convolution(call: Call, costs: KernelCosts) -> OperatorCost:
         m, n, k = x.shape[0] * prod(x.shape[2:]), prod(weight.shape[1:]), weight.shape[0] // groups
     else:
         m, n, k = _convolution_gemm(x, weight, outs[0], groups)
-    dtype = compute_type(x.dtype)
+    dtype = compute_type(x.dtype, convolution=True)
     return OperatorCost(f"conv_fprop_{dtype}_{groups}x{m}x{n}x{k}", costs.gemm_ns(m, n, k, groups, dtype))
 
 
@@ -248,7 +238,7 @@ def _convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
     groups = _argument(args, kwargs, 9, "groups", 1)
     wants_input, wants_weight, wants_bias = _argument(args, kwargs, 10, "output_mask", (True, True, True))
     m, n, k = _convolution_gemm(x, weight, grad, groups)
-    dtype = compute_type(x.dtype)
+    dtype = compute_type(x.dtype, convolution=True)
     duration = costs.gemm_ns(m, k, n, groups, dtype) if wants_input else 0
     duration += costs.gemm_ns(n, k, m, groups, dtype, "weight_grad") if wants_weight else 0
     duration += costs.memory_bound_ns(tensor_bytes(grad), "reduction") if wants_bias else 0

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from fsdpbench.compute_type import compute_type
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.classify import FREE, OperatorCost, compute_type, price
+from fsdpbench.sim.classify import FREE, OperatorCost, price
 from fsdpbench.sim.tensors import contiguous_strides, meta_twin, tensors_in
 
 NEW, ARGUMENT, VIEW, CONSTANT = range(4)
@@ -68,9 +69,8 @@ def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     costs = ACCELERATOR.cpu_costs
     plan.cpu_ns = costs.view_ns if cost is FREE else costs.operator_ns
     if ACCELERATOR.flops is not None and meta_tensors:
-        plan.flops = ACCELERATOR.flops.of_call(
-            func, meta_args, meta_kwargs, out, compute_type(meta_tensors[0].dtype)
-        )
+        arithmetic = compute_type(meta_tensors[0].dtype, convolution="convolution" in func._schema.name)
+        plan.flops = ACCELERATOR.flops.of_call(func, meta_args, meta_kwargs, out, arithmetic)
     for index, (tensor, before) in enumerate(zip(meta_tensors, shapes, strict=True)):
         if (tensor.shape, tensor.stride()) != before:
             nbytes = tensor.untyped_storage().nbytes()

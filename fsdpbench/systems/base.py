@@ -61,6 +61,8 @@ class System(ABC):
     summary: ClassVar[str]
     devices: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu", "sim"})
     shards: ClassVar[bool] = True
+    recomputes_in_full: ClassVar[bool] = False
+    """Activation checkpointing computes again also what backward does not need (torch before 2.1)."""
     absent: ClassVar[Mapping[str, str]] = {}
     package: ClassVar[str | None] = None
     """The module that must be installed for it, where that is none of the bench's own dependencies."""

@@ -19,8 +19,6 @@ sources of llm-foundry 0.1.0 and 0.4.0 and of Composer (`mosaicml`) 0.14.1 and 0
   padded. Finding the places (`nonzero`) and the longest sequence (`.item()`) makes the CPU wait, six times
   a layer. `attn_impl: triton`, the default of 0.1.0, does without.
 * Both attentions were slower backward than today's (`slow_attention_backward`).
-* torch 2.1's checkpoint stops recomputing where nothing more is needed (early stop): a block's last matrix
-  product is not made again. The bench's own checkpointing recomputes in full.
 """
 
 from __future__ import annotations
@@ -33,13 +31,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from fsdpbench.config import Config
 from fsdpbench.systems.base import BuildContext
 from fsdpbench.systems.fsdp1 import TorchFsdp1
 from fsdpbench.systems.fsdp1_of_2022 import TorchFsdp1Of2022, slow_attention_backward
-from workloads import checkpointing, gpt
+from workloads import gpt
 
 _METRICS = ("cross entropy", "perplexity")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -82,7 +79,6 @@ class LlmFoundry04(_UnderComposer):
 
         ACCELERATOR.collectives_on_own_streams = True
         slow_attention_backward(self.attention_backward)
-        checkpointing.checkpoint = _with_early_stop
         wrapped = super().wrap(context)
         for module in wrapped.modules():
             if isinstance(module, gpt.GPTAttention):
@@ -138,10 +134,6 @@ class _FusedCrossEntropy(torch.autograd.Function):
         (rows,) = ctx.saved_tensors
         result: Tensor = rows * gradient
         return result
-
-
-def _with_early_stop(function: Any, *args: Any, **options: Any) -> Any:
-    return checkpoint(function, *args, **{**options, "early_stop": True})
 
 
 def _unpadded(attend: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

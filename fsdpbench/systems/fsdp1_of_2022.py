@@ -16,7 +16,7 @@ of torch 1.13.1 (`distributed/fsdp/fully_sharded_data_parallel.py` where no othe
   CPU runs a unit further ahead, whose gradient, copy and parameters are taken on top.
 * Modules had views of one flat parameter; `use_orig_params` came with 2.0.
 * Activation checkpointing was reentrant by default (`utils/checkpoint.py`; `CheckpointImpl.REENTRANT` in
-  `distributed/algorithms/_checkpoint/checkpoint_wrapper.py`).
+  `distributed/algorithms/_checkpoint/checkpoint_wrapper.py`), and recomputed a block to its end.
 * Fused attention was that of Triton and of flash attention 1, slower backward than today's.
 * There was no RMSNorm in torch: models composed it (here as Hugging Face's `T5LayerNorm`, `modeling_t5.py`).
 """
@@ -42,6 +42,7 @@ class TorchFsdp1Of2022(TorchFsdp1):
     name = "torch-fsdp1-1.13"
     summary = "PyTorch's FSDP1 as torch 1.13 had it: collectives, gradient copy, rate limiter, checkpointing"
     devices = frozenset({"sim"})
+    recomputes_in_full = True
     attention_backward: ClassVar[float] = 0.667
     """Fused attention's rate backward over today's; fitted to llm-foundry's runs on A100."""
 

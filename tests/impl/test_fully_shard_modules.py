@@ -208,7 +208,8 @@ def case_unshard_before_the_first_forward(rank: int) -> None:
 
 
 class Regions(nn.Module):
-    """Checkpointing over several units at once, so that a unit is recomputed before its own backward."""
+    """Checkpointing over several units at once, so that a unit is recomputed before its own backward; the
+    recomputation ends early, inside the second unit, whose post-forward hooks do not run."""
 
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -218,7 +219,7 @@ class Regions(nn.Module):
         self.reentrant = reentrant
 
     def two(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        return torch.tanh(self.blocks[start + 1](torch.tanh(self.blocks[start](x))))
+        return self.blocks[start + 1](torch.tanh(self.blocks[start](x)))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.enter(tokens)

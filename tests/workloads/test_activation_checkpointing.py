@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads import ActivationCheckpointing, WorkloadError, get_workload
+from workloads.llama import rotary_tables
 
 SHAPE = {"layers": 4, "d_model": 32, "heads": 4, "vocab": 64, "max_seq": 16}
 
@@ -18,7 +20,7 @@ def loss_and_gradients(workload, batch, activation_checkpointing):
     return loss, [parameter.grad for parameter in model.parameters()], sum(kept)
 
 
-@pytest.mark.parametrize("value", ["full", "every-2", "op"])
+@pytest.mark.parametrize("value", ["full", "every-2", "op", "op-every-1", "op-every-3"])
 def test_loss_and_gradients_are_bitwise_those_without(value, tiny, one_batch):
     batch = one_batch(tiny)
     plain_loss, plain_gradients, plain_kept = loss_and_gradients(tiny, batch, "none")
@@ -43,19 +45,62 @@ def test_more_checkpointing_keeps_less(one_batch):
 def test_which_blocks(value, blocks):
     checkpointing = ActivationCheckpointing.parse(value)
     assert [index for index in range(5) if checkpointing.applies_to(index)] == blocks
-    assert checkpointing.recomputed(5) == len(blocks)
+    assert not checkpointing.by_operator
 
 
-def test_by_operator_keeps_costly_outputs_and_recomputes_no_product():
-    full, by_operator = ActivationCheckpointing.parse("full"), ActivationCheckpointing.parse("op")
-    assert by_operator.recomputed(5) == 0
-    assert [by_operator.applies_to(index) for index in range(5)] == [True] * 5
-    assert by_operator != full
+@pytest.mark.parametrize(
+    ("value", "kept"), [("op", [0, 2, 4, 6]), ("op-every-1", range(7)), ("op-every-4", [0, 4])]
+)
+def test_which_products(value, kept):
+    checkpointing = ActivationCheckpointing.parse(value)
+    assert [index for index in range(7) if checkpointing.keeps_product(index)] == list(kept)
+    assert [checkpointing.applies_to(index) for index in range(5)] == [True] * 5
 
 
-@pytest.mark.parametrize("value", ["all", "every-0", "every-", "every-2x", ""])
+class Products(TorchDispatchMode):
+    """The output sizes of products with weights, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        output = function(*args, **(kwargs or {}))
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            self.sizes.append(output.shape[-1])
+        return output
+
+
+@pytest.mark.parametrize(
+    ("value", "again"),
+    [
+        ("full", ["query", "key", "value", "output", "gate", "up"]),
+        ("op", ["key", "output", "up"]),
+        ("op-every-1", []),
+        ("op-every-3", ["key", "value", "gate", "up"]),
+    ],
+)
+def test_what_is_computed_again(value, again):
+    """Llama's seven products: which of them run in the recomputation, seen by their widths."""
+    widths = {"query": 32, "key": 16, "value": 16, "output": 32, "gate": 80, "up": 80, "down": 32}
+    workload = get_workload(
+        "llama", shape={"layers": 1, "d_model": 32, "heads": 4, "kv_heads": 2, "d_ff": 80, "vocab": 64}
+    )
+    model = workload.build(value)
+    x = torch.randn(1, 8, 32, requires_grad=True)
+    with Products() as forward:
+        output = model.blocks[0](x, *rotary_tables(8, 8, 10000, x))
+    assert forward.sizes == list(widths.values())
+    # What is recomputed comes first; then the backward of the last product begins.
+    with Products() as backward:
+        output.sum().backward()
+    assert backward.sizes[: len(again)] == [widths[name] for name in again]
+    assert len(backward.sizes) == len(again) + 2 * len(widths)
+
+
+@pytest.mark.parametrize("value", ["all", "every-0", "every-", "every-2x", "op-2", "op-every-0", ""])
 def test_unknown_value_is_refused(value, tiny):
-    with pytest.raises(WorkloadError, match="use none, full, every-K"):
+    with pytest.raises(WorkloadError, match=r"use none, full, every-K .* op or op-every-K"):
         tiny.build(value)
 
 

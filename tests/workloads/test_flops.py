@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 from workloads import get_workload
@@ -41,7 +42,9 @@ def counted_flops(workload, batch, seq, activation_checkpointing, backward=True)
 def test_formula_equals_the_counter(name, shape):
     workload = get_workload(name, shape=shape)
     seq = None if workload.default_seq is None else 48
-    counted = {ac: counted_flops(workload, 3, seq, ac) for ac in ("none", "full", "every-2", "op")}
+    counted = {
+        ac: counted_flops(workload, 3, seq, ac) for ac in ("none", "full", "every-2", "op", "op-every-3")
+    }
     for activation_checkpointing, count in counted.items():
         flops = workload.flops_per_step(3, seq, activation_checkpointing)
         assert flops.hardware == pytest.approx(count, rel=0.01), activation_checkpointing
@@ -75,10 +78,33 @@ def test_regnet_32gf_costs_its_name():
 
 def test_recomputation_is_hardware_work_only():
     workload = get_workload("gpt-2.8b")
-    none, full = (workload.flops_per_step(2, 2048, ac) for ac in ("none", "full"))
-    assert none.model == none.hardware == full.model
+    none, full, op, all_products = (
+        workload.flops_per_step(2, 2048, ac) for ac in ("none", "full", "op", "op-every-1")
+    )
+    assert none.model == none.hardware == full.model == op.model == all_products.hardware
+    in_full = workload.flops_per_step(2, 2048, "full", recomputes_in_full=True)
     # The lm head is not recomputed, so a little less than the 4/3 of the blocks alone.
-    assert 1.25 < full.hardware / full.model < 4 / 3
+    assert 1.25 < in_full.hardware / in_full.model < 4 / 3
+    layers, width, tokens = 32, 2560, 2 * 2048
+    assert in_full.hardware - full.hardware == layers * 2 * tokens * 4 * width**2  # the last product, down
+    assert op.hardware - op.model == layers * 2 * tokens * width**2  # the second, attention's projection
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_in_full_equals_the_counter_without_early_stop(name, shape):
+    workload = get_workload(name, shape=shape)
+    seq = None if workload.default_seq is None else 48
+    with set_checkpoint_early_stop(False):
+        counted = counted_flops(workload, 3, seq, "full")
+    flops = workload.flops_per_step(3, seq, "full", recomputes_in_full=True)
+    assert flops.hardware == pytest.approx(counted, rel=0.01)
+
+
+@pytest.mark.parametrize("family", ["gpt", "t5"])
+def test_dropout_needs_the_last_product_again(family):
+    workload = get_workload(f"{family}-tiny", shape={"dropout": 0.1})
+    counted = counted_flops(workload, 3, 48, "full")
+    assert workload.flops_per_step(3, 48, "full").hardware == pytest.approx(counted, rel=0.01)
 
 
 def test_a_token_costs_what_palm_counts():

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from fsdpbench.planning import not_applicable
@@ -11,12 +15,13 @@ from fsdpbench.validation.paper_network import network_predictions
 from fsdpbench.validation.paper_open import open_cases
 from fsdpbench.validation.predict import Prediction, config_of
 from fsdpbench.validation.text import as_markdown
+from fsdpbench.validation.torchtitan import torchtitan_cases
 
 
 def test_every_case_can_run_and_says_what_it_assumes() -> None:
-    cases = open_cases()
+    cases = [*open_cases(), *torchtitan_cases()]
     assert {case.group.rpartition(", ")[2] for case in cases} == {
-        "Fig 6a", "Fig 6c", "Fig 7a and 8a", "PyTorch 1.11 on AWS", "pytorch#104509",
+        "Fig 6a", "Fig 6c", "Fig 7a and 8a", "PyTorch 1.11 on AWS", "pytorch#104509", "TorchTitan",
     }  # fmt: skip
     assert len({case.name for case in cases}) == len(cases)
     for case in cases:
@@ -34,6 +39,16 @@ def test_assumptions_stand_below_the_table() -> None:
     predictions = [Prediction(case, {"status": "ok"}) for case in open_cases()]
     text = as_markdown(predictions, [])
     assert text.count("| FSDP paper, Fig 6c | 80 GB GPUs") == 1
+
+
+def test_torchtitan_s_memory_is_reached(fsdpbench: Any, tmp_path: Path) -> None:
+    """Which needs its selection of what is kept, our Llama's shapes, and the allocator to agree."""
+    done = fsdpbench("validate", "--only", "TorchTitan", "--json", "-o", str(tmp_path / "runs"))
+    cases = json.loads(done.stdout)["cases"]
+    assert len(cases) == 2
+    for case in cases:
+        memory = next(figure for figure in case["figures"] if figure["figure"] == "reserved")
+        assert memory["predicted"] == pytest.approx(memory["published"], rel=0.01), case["name"]
 
 
 def test_a_time_s_error_is_its_own() -> None:

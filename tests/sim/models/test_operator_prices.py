@@ -68,3 +68,23 @@ def test_whole_copies_are_the_driver_s() -> None:
     assert priced(ATEN.copy_.default, meta(4096, 4096), x, out=x) == plain
     cast = priced(ATEN.copy_.default, meta(4096, 4096, dtype=torch.float32), x, out=x)
     assert cast > 1.5 * plain
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_convolutions_in_float32_are_rounded_to_tf32_by_default(
+    backward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight, y = (
+        meta(*shape, dtype=torch.float32) for shape in ((8, 64, 56, 56), (64, 64, 3, 3), (8, 64, 56, 56))
+    )
+    geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+
+    def duration() -> int:
+        if backward:
+            func = ATEN.convolution_backward.default
+            return priced(func, y, x, weight, None, *geometry, [True, True, False], out=[x, weight, None])
+        return priced(ATEN.convolution.default, x, weight, None, *geometry, out=y)
+
+    rounded = duration()
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    assert duration() > 4 * rounded

@@ -1,0 +1,78 @@
+"""FLOPs of a model's forward pass, block by block, and what follows for a training step.
+
+Only matrix products, convolutions and attention count; what autograd does with them costs twice the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workloads.checkpointing import ActivationCheckpointing
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating point operations of one forward and backward pass of one rank's microbatch.
+
+    `model` is what MFU counts (forward + 2 x backward, no recomputation), `hardware` what HFU counts
+    (`model` + what activation checkpointing computes again).
+    """
+
+    model: int
+    hardware: int
+
+
+@dataclass(frozen=True)
+class BlockFlops:
+    """The forward pass of one block that checkpointing applies to or not.
+
+    Fields: `products`: of each product with weights, in the order in which they run; `attention`: products
+    of activations with each other; `ends_needed`: backward needs what the last product gave (a norm or
+    dropout follows it), so a recomputation has to make it again.
+    """
+
+    products: tuple[int, ...]
+    attention: int = 0
+    ends_needed: bool = False
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return sum(self.products) + self.attention
+
+    def recomputed(self, checkpointing: ActivationCheckpointing, in_full: bool) -> int:
+        """What a checkpointed block computes again; `in_full`: also what backward does not need."""
+        again = sum(
+            flops for index, flops in enumerate(self.products) if not checkpointing.keeps_product(index)
+        )
+        last = len(self.products) - 1
+        if not (in_full or self.ends_needed or checkpointing.keeps_product(last)):
+            again -= self.products[last]
+        return again if checkpointing.by_operator else again + self.attention
+
+
+@dataclass(frozen=True)
+class ForwardFlops:
+    """A model's forward pass over one microbatch.
+
+    Fields: `stacks`: the blocks, in stacks that checkpointing counts one by one; `rest`: what is outside of
+    them; `first`: of that, products whose input needs no gradient.
+    """
+
+    stacks: Sequence[Sequence[BlockFlops]]
+    rest: int
+    first: int = 0
+
+    def training(self, checkpointing: ActivationCheckpointing, in_full: bool = False) -> Flops:
+        """Forward and backward pass. `in_full`: checkpoints recompute also what backward does not need, as
+        they did before torch 2.1, and as formulas for HFU have it."""
+        forward = sum(block.total for stack in self.stacks for block in stack) + self.rest
+        model = 3 * forward - self.first
+        again = sum(
+            block.recomputed(checkpointing, in_full)
+            for stack in self.stacks
+            for index, block in enumerate(stack)
+            if checkpointing.applies_to(index)
+        )
+        return Flops(model=model, hardware=model + again)
