@@ -33,7 +33,12 @@ def _jitter(config: Config) -> list[str]:
 
 
 def _script_command(config: Config, script: ScriptSource) -> str:
-    words = ["fsdpbench", "run", "--script", script.path, "--hardware", str(config.hardware)]
+    words = [
+        "fsdpbench",
+        "run",
+        *(("--module", script.module) if script.module else ("--script", script.path)),
+    ]
+    words += ["--hardware", str(config.hardware)]
     words += ["--gpus", str(config.gpus), "--gpus-per-node", str(config.gpus_per_node)]
     if script.steps_by is not StepsBy.OPTIMIZER:
         words += ["--steps-by", script.steps_by.value]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run one configuration, or a training script of your own (--script), and print its result."""
-    fork_server.start("sim" if options.get("script") else options.get("device"))
+    fork_server.start("sim" if options.get("script") or options.get("module") else options.get("device"))
     from fsdpbench.cli.progress import describe_result
     from fsdpbench.records import Status
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fsdpbench.errors import UsageError
-from fsdpbench.script.source import ScriptSource, StepsBy
+from fsdpbench.script.source import ScriptSource, StepsBy, file_of_module
 from fsdpbench.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ def script_options(function: F) -> F:
             "--script",
             type=click.Path(path_type=Path, dir_okay=False),
             help="Run this training script on simulated GPUs instead of a model; its arguments after `--`.",
+        ),
+        click.option(
+            "--module",
+            metavar="NAME",
+            help="The same for a module, as torchrun's -m runs it (torchtitan.train).",
         ),
         click.option(
             "--steps-by",
@@ -49,10 +54,12 @@ def script_options(function: F) -> F:
 
 def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> Config | None:
     """The configuration of `--script`; None without it. Raises `UsageError`."""
-    path = options.get("script")
-    if path is None:
+    path, module = options.get("script"), options.get("module")
+    if path is None and module is None:
         _refuse(options, ("steps_by", "to_the_end", "script_arguments"), "belongs to --script")
         return None
+    if path is not None and module is not None:
+        raise UsageError(f"--script {path} and --module {module}: give one of them")
     _refuse(options, _NOT_FOR_SCRIPTS, "is what the script decides itself; leave it out with --script")
     if assignments:
         raise UsageError("--set is what the script decides itself; leave it out with --script")
@@ -62,10 +69,11 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> C
             "with torchrun, and read their traces with `fsdpbench analyze`"
         )
     source = ScriptSource.read(
-        path,
+        path or file_of_module(module or ""),
         tuple(options.get("script_arguments") or ()),
         StepsBy(options.get("steps_by") or StepsBy.OPTIMIZER),
         to_the_end=bool(options.get("to_the_end")),
+        module=module or "",
     )
     return _config(source, options)
 

@@ -21,6 +21,7 @@ from fsdpbench.config import Config
 from fsdpbench.devices.base import Placement
 from fsdpbench.devices.sim import SimDevice
 from fsdpbench.records import RankRecord, Status, trace_path
+from fsdpbench.script.clock import map_clock
 from fsdpbench.script.cuda import ProfilerRequests, map_cuda
 from fsdpbench.script.explain import explained
 from fsdpbench.script.peaks import Peaks
@@ -44,6 +45,7 @@ def run_script(config: Config, placement: Placement, folder: Path) -> Status:
     ACCELERATOR.flops = FlopCount()
     peaks = Peaks()
     requests = map_cuda(simulation)
+    map_clock(simulation, source)
     steps = Steps(
         simulation,
         config.measurement,
@@ -101,9 +103,12 @@ def _execute(source: ScriptSource) -> tuple[Status, str | None]:
     path = Path(source.path)
     multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
     sys.argv = [source.path, *source.arguments]
-    sys.path.insert(0, str(path.parent.absolute()))
+    sys.path.insert(0, os.getcwd() if source.module else str(path.parent.absolute()))
     try:
-        runpy.run_path(source.path, run_name="__main__")
+        if source.module:
+            runpy.run_module(source.module, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(source.path, run_name="__main__")
     except MeasuredAllError:
         pass
     except SystemExit as stop:

@@ -73,7 +73,7 @@ _POINTWISE = {
     "dropout", "_conj_physical", "polar", "complex", "view_as_real_copy", "outer", "ger", "searchsorted",
     "bucketize", "upsample_nearest2d", "upsample_bilinear2d", "smooth_l1_loss", "smooth_l1_loss_backward",
     "huber_loss", "huber_loss_backward", "linalg_cross", "_euclidean_dist",
-    "binary_cross_entropy_with_logits", "cross",
+    "binary_cross_entropy_with_logits", "cross", "log_sigmoid_forward", "log_sigmoid_backward",
 }  # fmt: skip
 # Two passes over inputs that do not fit the caches between them: one for the data's gradient, one for the
 # weight's.

@@ -146,6 +146,10 @@ class Simulation:
         """The CPU's simulated time in nanoseconds."""
         return ACCELERATOR.timeline.cpu
 
+    def advance_cpu(self, ns: int) -> None:
+        """The CPU is busy, or asleep, for so long."""
+        ACCELERATOR.timeline.cpu += ns
+
     def synchronize(self) -> None:
         """Block the simulated CPU until the device is idle."""
         torch.get_device_module(DEVICE_TYPE).synchronize()

@@ -8,6 +8,7 @@ Scripts name their device in many ways; each way has a file here:
 `amp.py`            `torch.autocast("cuda")`
 `distributed.py`    `init_process_group("nccl")`, `get_backend()`, `mp.spawn`
 `profiling.py`      `torch.profiler.profile`: the bench's own trace is what it exports
+`absent_triton.py`  `import triton` where it is not installed
 `refusals.py`       what cannot be simulated, refused by name with the way out
 ==================  ===================================================================================
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fsdpbench.script.cuda.absent_triton import map_triton
 from fsdpbench.script.cuda.amp import map_amp
 from fsdpbench.script.cuda.cuda_module import map_cuda_module
 from fsdpbench.script.cuda.device_names import map_device_names
@@ -37,6 +39,7 @@ def map_cuda(simulation: Simulation) -> ProfilerRequests:
     map_cuda_module()
     map_amp(replacements)
     map_distributed(replacements, simulation)
+    map_triton()
     requests = map_profiler(replacements)
     refuse_what_cannot_be_simulated(replacements)
     replacements.apply()

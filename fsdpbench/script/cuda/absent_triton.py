@@ -1,0 +1,102 @@
+"""`import triton` where it is not installed: kernels may be defined, and are refused when they are launched.
+
+Scripts and libraries define Triton kernels beside what they use, at import. On a laptop there is no Triton,
+and none would run without a GPU; most of these definitions are never called.
+
+    @triton.autotune(configs=[triton.Config({}, num_warps=4)], key=["n"])
+    @triton.jit                                        remembered by name
+    def fill(x, n: tl.constexpr): ...
+
+    fill[(blocks,)](x, n=4)                            refused: "Triton kernel fill ..."
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from types import FunctionType, ModuleType
+from typing import Any, NoReturn
+
+from torch.utils._triton import has_triton_package
+
+_NAME = "triton"
+
+
+def map_triton() -> None:
+    """From now on Triton can be imported, unless the real one can."""
+    # torch looks for Triton once and remembers; it must not take this for the real one.
+    if has_triton_package() or importlib.util.find_spec(_NAME) is not None:
+        return
+    sys.meta_path.append(_Finder())
+
+
+class _Kernel:
+    """A function that was to be compiled."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getitem__(self, grid: Any) -> _Kernel:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"Triton kernel {self.__name__} runs code compiled for CUDA, which is not simulated; "
+            "use torch's operators"
+        )
+
+
+class _Anything:
+    """Stands for whatever Triton has: a type, a constant, a decorator, a call that makes one of these."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> _Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(f"{self.__name__}.{name}")
+
+    def __getitem__(self, index: Any) -> _Anything:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and not kwargs and isinstance(args[0], FunctionType):
+            return _Kernel(args[0].__name__)
+        if len(args) == 1 and not kwargs and isinstance(args[0], _Kernel):
+            return args[0]
+        return self
+
+
+class _Module(ModuleType):
+    __version__ = "0.0.0"
+
+    def __getattr__(self, name: str) -> _Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything(f"{self.__name__}.{name}")
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds Triton and every submodule that is asked for."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.partition(".")[0] != _NAME:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
