@@ -58,7 +58,8 @@ def refuse_what_cannot_be_simulated(replacements: Replacements) -> None:
     for name, way_out in _REFUSED:
         found = _find(name)
         if found is not None:
-            replacements.add(found, _refusal(name, way_out))
+            refusal = _refused_class if isinstance(found, type) else _refusal
+            replacements.add(found, refusal(name, way_out))
     replacements.add(torch.compile, _compile)
 
 
@@ -77,6 +78,15 @@ def _refusal(name: str, way_out: str) -> Callable[..., Any]:
         raise NotSimulatedError(name, way_out)
 
     return refuse
+
+
+def _refused_class(name: str, way_out: str) -> type:
+    """Still a class: scripts ask `isinstance(model, nn.DataParallel)`, and annotate `CUDAGraph | None`."""
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+        raise NotSimulatedError(name, way_out)
+
+    return type(name.rpartition(".")[2], (), {"__new__": refuse, "__module__": name.rpartition(".")[0]})
 
 
 def _compile(model: Any = None, **options: Any) -> Any:

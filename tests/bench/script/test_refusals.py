@@ -43,6 +43,28 @@ for name, call in {
 """
 
 
+def test_refused_classes_stay_classes(run_probe: RunScript) -> None:
+    run = run_probe(
+        """
+        def replay(graph: torch.cuda.CUDAGraph | None, pool: "torch.cuda.MemPool | None" = None): ...
+        class Parallel(torch.nn.DataParallel): ...
+        model = torch.nn.Linear(2, 2)
+        assert not isinstance(model, torch.nn.DataParallel)
+        assert not isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel))
+        kinds = (torch.cuda.Stream, torch.cuda.Event, torch.cuda.device)
+        assert all(isinstance(kind, type) for kind in kinds)
+        try:
+            Parallel(model)
+        except NotImplementedError as error:
+            assert "torch.nn.DataParallel is not simulated" in str(error)
+        else:
+            raise AssertionError
+        train(2)
+        """
+    )
+    assert run.result["status"] == "ok", run.cause
+
+
 def test_each_of_them_by_its_name(run_probe: RunScript) -> None:
     run = run_probe(REFUSED + "train(2)")
     assert run.result["status"] == "ok", run.cause
