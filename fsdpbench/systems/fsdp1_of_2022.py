@@ -46,6 +46,12 @@ class TorchFsdp1Of2022(TorchFsdp1):
     attention_backward: ClassVar[float] = 0.667
     """Fused attention's rate backward over today's; fitted to llm-foundry's runs on A100."""
 
+    def refuses(self, config: Config) -> dict[str, str]:
+        refused = super().refuses(config)
+        if str(config.settings.activation_checkpointing).startswith("op"):
+            refused["activation_checkpointing"] = "checkpointing by operator came with torch 2.4"
+        return refused
+
     def wrap(self, context: BuildContext) -> nn.Module:
         from torch.distributed.fsdp import _runtime_utils
 
@@ -94,9 +100,7 @@ def _limit_then_prefetch(prefetch: Callable[..., None], state: Any, handle: Any,
 
 
 def _reentrant(function: Any, *args: Any, **options: Any) -> Any:
-    """torch's `checkpoint` in the form that was its default (which cannot select by operator)."""
-    if "context_fn" in options:
-        return checkpoint(function, *args, **options)
+    """torch's `checkpoint` in the form that was its default."""
     return checkpoint(
         function, *args, use_reentrant=True, preserve_rng_state=options.get("preserve_rng_state", True)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -65,3 +66,10 @@ def test_rms_norm_is_composed_to_the_same(dtype: torch.dtype) -> None:
     norm = torch.nn.RMSNorm(16, eps=1e-6).to(dtype)
     x = torch.randn(4, 16, dtype=dtype)
     torch.testing.assert_close(of_2022._composed_norm(norm, x), norm(x))
+
+
+@pytest.mark.parametrize("system", ["torch-fsdp1-1.13", "llm-foundry-0.1"])
+def test_checkpointing_by_operator_is_refused(system: str, fsdpbench: Any) -> None:
+    done = fsdpbench("run", "--model", "gpt-tiny", "--system", system, "--activation-checkpointing", "op")
+    assert f"{system} does not have it: activation_checkpointing: " in done.stdout
+    assert "checkpointing by operator came with torch 2.4" in done.stdout
