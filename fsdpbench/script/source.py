@@ -73,8 +73,7 @@ class ScriptSource:
 
 
 def file_of_module(name: str) -> Path:
-    """The file that `python -m NAME` would run, found without importing anything but what lies on the way
-    to a top level package. Raises `UsageError`."""
+    """The file that `python -m NAME` would run, found without importing it. Raises `UsageError`."""
     top, *rest = name.split(".")
     spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) if top else None
     if spec is None:
@@ -84,7 +83,7 @@ def file_of_module(name: str) -> Path:
         return Path(spec.origin)
     for folder in folders:
         inside = folder.joinpath(*rest)
-        for path in (inside.with_suffix(".py"), inside / "__main__.py"):
+        for path in ([Path(f"{inside}.py")] if rest else []) + [inside / "__main__.py"]:
             if path.is_file():
                 return path
     raise UsageError(f"--module '{name}': {top} has no such module, or it is a package without __main__.py")
