@@ -34,6 +34,7 @@ DCP's `_validate_global_plan`                   every rank's plan is this one's,
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -326,7 +327,16 @@ def _patch_checkpoint_plans() -> None:
         simulated = isinstance(dist.group.WORLD, SimProcessGroup) and dist.group.WORLD.size() > 1
         return fine if simulated else original(global_plan, metadata)
 
-    _replace(planner, _validate_global_plan=validate)
+    deduplicated = planner.dedup_save_plans
+
+    def dedup_save_plans(plans: Any, *args: Any, **kwargs: Any) -> Any:
+        """All ranks' plans are rank 0's: it keeps all of it, nothing may be left to the others."""
+        simulated = isinstance(dist.group.WORLD, SimProcessGroup) and dist.group.WORLD.size() > 1
+        if not simulated:
+            return deduplicated(plans, *args, **kwargs)
+        return [plans[0], *(dataclasses.replace(plan, items=[]) for plan in plans[1:])]
+
+    _replace(planner, _validate_global_plan=validate, dedup_save_plans=dedup_save_plans)
 
 
 def _patch_sharding_propagation() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.tensors import is_on_device
+from fsdpbench.sim.torchscript import stand_in_for_builtin
 
 _TRUE = "_sim_is_true"
 
@@ -27,7 +28,10 @@ def install_placeholders() -> None:
     """Mark what `isfinite` answers, and `all` over marked tensors."""
     for owner in (torch, torch.Tensor):
         for name, marks in (("isfinite", _always), ("all", _if_marked)):
-            setattr(owner, name, _marking(getattr(owner, name), marks))
+            original = getattr(owner, name)
+            marking = _marking(original, marks)
+            setattr(owner, name, marking)
+            stand_in_for_builtin(original, marking)
 
 
 def _always(tensor: torch.Tensor) -> bool:

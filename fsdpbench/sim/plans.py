@@ -47,7 +47,8 @@ class Plan:
 def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     """Run the operator on meta tensors and note what it does.
 
-    Raises NotImplementedError, naming the operator, if its output depends on data that does not exist.
+    Raises NotImplementedError, naming the operator, if its output depends on data that does not exist, or if
+    torch cannot tell its shape without computing it.
     """
     meta_args, meta_kwargs = meta_twin(args), {name: meta_twin(value) for name, value in kwargs.items()}
     meta_tensors = tensors_in(meta_args, meta_kwargs)
@@ -57,7 +58,7 @@ def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
             out = func(*meta_args, **meta_kwargs)
     except NotImplementedError as error:
         if func._schema.returns:
-            raise data_dependent(func) from error
+            raise (data_dependent if _depends_on_data(func) else _without_shapes)(func) from error
         out = None  # it only writes into its arguments (fused SGD has no meta kernel)
     container = type(out) if isinstance(out, (list, tuple)) else (None if out is None else False)
     flat = list(out) if container in (list, tuple) else ([] if out is None else [out])
@@ -92,6 +93,17 @@ def _describe(item: Any, arguments: list[torch.Tensor]) -> tuple[Any, ...]:
             return (VIEW, index, shape, strides, item.storage_offset(), item.dtype)
     nbytes = storage.nbytes() if item.device.type == "meta" else item.numel() * item.element_size()
     return (NEW, shape, None if strides == contiguous_strides(shape) else strides, item.dtype, nbytes)
+
+
+def _depends_on_data(func: Any) -> bool:
+    return bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(func.tags))
+
+
+def _without_shapes(func: Any) -> NotImplementedError:
+    return NotImplementedError(
+        f"{func._schema.name} is not simulated: torch has no rule for the shapes of its results (no kernel "
+        "for the meta device); use other operators, or give it one (torch.library.impl for 'Meta')"
+    )
 
 
 def data_dependent(func: Any) -> NotImplementedError:

@@ -46,6 +46,11 @@ class SimProcessGroup(CollectiveCalls):
         self._last: Marker | None = None
         ACCELERATOR.process_groups.append(self)
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where a group's tensors are; torch's own answer knows only of backends in C++."""
+        return [torch.device(DEVICE_TYPE)]
+
     def run(
         self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any
     ) -> CollectiveWork:

@@ -19,9 +19,13 @@ from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.placeholders import placeholder
 from fsdpbench.sim.plans import data_dependent
 from fsdpbench.sim.storage import attach, record_of, resize, use_on_stream
-from fsdpbench.sim.tensors import contiguous_strides, is_on_device, is_simulated, set_geometry
+from fsdpbench.sim.tensors import contiguous_strides, is_on_device, is_simulated, meta_twin, set_geometry
 
 Kernel = Callable[..., Any]
+_LIKE = (
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
+    "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
+)  # fmt: skip
 
 
 def _item(operator: Any, by_shape: Kernel) -> Kernel:
@@ -151,6 +155,19 @@ def _record_stream(operator: Any, by_shape: Kernel) -> Kernel:
     return kernel
 
 
+def _like(operator: Any, by_shape: Kernel) -> Kernel:
+    """`zeros_like` and its kin: a tensor of the host, if that is what `device` says."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or device.type != "cpu":
+            return by_shape(*args, **kwargs)
+        kwargs.pop("pin_memory", None)  # pinned is what all of the host's memory is taken for
+        return operator(*meta_twin(args), **kwargs)
+
+    return kernel
+
+
 def _refused(operator: Any, by_shape: Kernel) -> Kernel:
     """Operators whose result's shape depends on values."""
 
@@ -161,6 +178,7 @@ def _refused(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
+    **dict.fromkeys(_LIKE, _like),
     "_local_scalar_dense": _item,
     "equal": _equal,
     "allclose": _equal,

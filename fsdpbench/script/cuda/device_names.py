@@ -115,10 +115,12 @@ def _opened(kind: type) -> Iterator[None]:
 
 
 def _taking_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with its keyword `device` resolved."""
+    """`function` with its keyword `device` resolved. All of the host's memory is taken for pinned: there is
+    nothing to ask for."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("pin_memory", None)
         if kwargs.get("device") is not None:
             kwargs["device"] = own_device(kwargs["device"])
         return function(*args, **kwargs)

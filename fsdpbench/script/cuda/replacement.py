@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from fsdpbench.sim.torchscript import stand_in_for_builtin
+
 
 class Replacements:
     """What is to be replaced by what."""
@@ -36,3 +38,5 @@ class Replacements:
                 found = self._by_id.get(id(value))
                 if found is not None:
                     setattr(module, attribute, found[1])
+        for original, replacement in self._by_id.values():
+            stand_in_for_builtin(original, replacement)
