@@ -30,6 +30,7 @@ from fsdpbench.sim.kernels import forget_plans, register_kernels
 from fsdpbench.sim.network import Network
 from fsdpbench.sim.patches import apply_patches
 from fsdpbench.sim.process_group import BACKEND, register_backend
+from fsdpbench.sim.shape_rules import register_shape_rules
 from fsdpbench.sim.streams import Stream
 from fsdpbench.sim.timeline import DEFAULT_STREAM, Contention, Timeline
 from fsdpbench.sim.trace import TraceRecorder
@@ -59,6 +60,7 @@ def preload() -> None:
     register_backend()
     _REGISTERED.extend(register_kernels())
     _REGISTERED.append(register_attention())
+    _REGISTERED.append(register_shape_rules())
     _REGISTERED.extend(register_autocast())
     register_host_optimizer()
 
