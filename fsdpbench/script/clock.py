@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 
+import fsdpbench
 from fsdpbench.script.source import ScriptSource
 from fsdpbench.sim import Simulation
 
 _INSTALLED = ("site-packages", "dist-packages")
-_LIBRARY = os.path.dirname(os.__file__) + os.sep
+# Python's library and this package, which may lie below the script's folder too.
+_NOT_THE_SCRIPTS = tuple(os.path.dirname(file) + os.sep for file in (os.__file__, fsdpbench.__file__))
 
 
 def map_clock(simulation: Simulation, source: ScriptSource) -> None:
@@ -30,7 +32,7 @@ def map_clock(simulation: Simulation, source: ScriptSource) -> None:
         name = sys._getframe(2).f_code.co_filename
         if name == source.path:
             return True
-        if not name.startswith(folder) or name.startswith(_LIBRARY):
+        if not name.startswith(folder) or name.startswith(_NOT_THE_SCRIPTS):
             return False
         return not any(part in name[len(folder) :].split(os.sep) for part in _INSTALLED)
 
