@@ -39,6 +39,8 @@ class SimProcessGroup(CollectiveCalls):
     """One communicator of the simulated device."""
 
     backend_name = BACKEND
+    asked_backend = ""
+    """What a script takes it for, where that is not NCCL."""
 
     def __init__(self, rank: int, size: int, ranks: Sequence[int], name: str) -> None:
         super().__init__(rank, size, ranks, name)

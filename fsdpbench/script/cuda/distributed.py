@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 from fsdpbench.script.cuda.replacement import Replacements
-from fsdpbench.sim.process_group import BACKEND
+from fsdpbench.sim.process_group import BACKEND, SimProcessGroup
 
 if TYPE_CHECKING:
     from fsdpbench.sim import Simulation
@@ -26,7 +26,8 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     replacements.wrap(dist, "new_group", _without_backend)
     replacements.wrap(dist, "new_subgroups", _without_backend)
     replacements.wrap(dist, "new_subgroups_by_enumeration", _without_backend)
-    replacements.wrap(dist, "get_backend", _called_nccl)
+    replacements.wrap(dist, "get_backend", _called_as_asked)
+    replacements.wrap(dist, "monitored_barrier", lambda monitored: _barrier)
     replacements.add(torch.multiprocessing.spawn, _spawn)
     # In torch.distributed alone: where torch itself asks, it goes on to use the C++ class.
     dist.is_nccl_available = lambda: True
@@ -67,20 +68,31 @@ def _without_backend(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        asked = kwargs.get("backend")
         for name in ("backend", "pg_options", "device_id"):
             kwargs.pop(name, None)
-        return function(*args, **kwargs)
+        made = function(*args, **kwargs)
+        if asked is not None and isinstance(made, SimProcessGroup):
+            made.asked_backend = str(asked)
+        return made
 
     return call
 
 
-def _called_nccl(function: Callable[..., str]) -> Callable[..., str]:
+def _called_as_asked(function: Callable[..., str]) -> Callable[..., str]:
+    """`get_backend`: what the script asked for, else nccl."""
+
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> str:
-        name = function(*args, **kwargs)
-        return _NCCL if name == BACKEND else name
+    def call(group: Any = None, *args: Any, **kwargs: Any) -> str:
+        name = function(group, *args, **kwargs)
+        return (getattr(group, "asked_backend", "") or _NCCL) if name == BACKEND else name
 
     return call
+
+
+def _barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """`monitored_barrier`: all ranks are there."""
+    dist.barrier(group)
 
 
 def _spawn(

@@ -97,6 +97,8 @@ def main(rank, greeting):
     dist.init_process_group("nccl", rank=rank, world_size=16, device_id=torch.device("cuda", rank))
     assert dist.get_backend() == "nccl" and dist.get_world_size() == 16 and dist.get_rank() == 0
     on_host = dist.new_group(backend="gloo")
+    assert dist.get_backend(on_host) == "gloo" and dist.get_backend(dist.new_group()) == "nccl"
+    dist.monitored_barrier(on_host)
     dist.all_reduce(torch.ones(1), group=on_host)
     mesh = init_device_mesh("cuda", (2, 8), mesh_dim_names=("replicate", "shard"))
     assert mesh.device_type == "cuda" and mesh["shard"].size() == 8
