@@ -2,6 +2,7 @@
 
 H100 of 96 GB HBM2e, sequences of 8192 tokens, 2 samples a GPU, every second matrix product recomputed (its
 "selective op"), bf16 with fp32 reduction. Memory there is in GiB.
+The four published figures were written down without the paper at hand.
 
 Assumed: the paper's Llama had its norms and rotary positions composed of operators, in fp32; ours has torch's
 fused norm, and positions in bf16.
