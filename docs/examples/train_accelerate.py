@@ -9,7 +9,8 @@ import argparse
 
 import torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_llama import SHAPE
+from transformers import LlamaForCausalLM
 
 
 def main() -> None:
@@ -26,19 +27,11 @@ def main() -> None:
         reshard_after_forward=True if options.fsdp_version == 2 else "FULL_SHARD",
     )
     accelerator = Accelerator(mixed_precision="bf16", fsdp_plugin=plugin)
-    shape = LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=22,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(shape)
+    model = LlamaForCausalLM(SHAPE)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
     for step in range(10):
         size = (options.batch, options.seq)
-        tokens = torch.randint(0, shape.vocab_size, size, device=accelerator.device)
+        tokens = torch.randint(0, SHAPE.vocab_size, size, device=accelerator.device)
         loss = model(input_ids=tokens, labels=tokens).loss
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), 1.0)

@@ -6,16 +6,8 @@ fsdpbench run --script docs/examples/train_transformers.py --gpus 8
 from __future__ import annotations
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-
-SHAPE = LlamaConfig(
-    hidden_size=2048,
-    intermediate_size=5632,
-    num_hidden_layers=8,
-    num_attention_heads=32,
-    num_key_value_heads=4,
-    use_cache=False,
-)
+from small_llama import SHAPE
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 
 class RandomTokens(torch.utils.data.Dataset):

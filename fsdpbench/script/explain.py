@@ -22,7 +22,7 @@ _HINTS: tuple[tuple[type[BaseException], str, str], ...] = (
         "the traceback in stderr.log names it",
     ),
 )
-_CUDA_PACKAGES = ("triton", "flash_attn", "apex", "transformer_engine", "xformers", "bitsandbytes", "cupy")
+_CUDA_PACKAGES = ("flash_attn", "apex", "transformer_engine", "xformers", "bitsandbytes", "cupy")
 
 
 def explained(error: BaseException) -> str:

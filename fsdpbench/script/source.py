@@ -54,6 +54,8 @@ class ScriptSource:
     def own_folder(self) -> Path:
         """Where the script's own files lie: beside it, or in its package."""
         path = Path(self.path).absolute()
+        if not self.module:
+            return path.parent
         package = self.module.partition(".")[0]
         return next((folder for folder in path.parents if folder.name == package), path.parent)
 

@@ -58,7 +58,8 @@ _REDUCTIONS = {
     "native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "_fused_rms_norm", "nansum",
     "count_nonzero", "native_batch_norm_backward", "_foreach_norm", "_foreach_max", "mse_loss", "aminmax",
     "_foreach_powsum", "bincount", "cudnn_batch_norm", "_batch_norm_with_update", "batch_norm_backward",
-    "batch_norm_stats", "batch_norm_gather_stats_with_counts", "batch_norm_backward_reduce",
+    "batch_norm_stats", "batch_norm_gather_stats_with_counts", "batch_norm_backward_reduce", "_ctc_loss",
+    "_ctc_loss_backward",
     "avg_pool2d", "max_pool2d_with_indices", "adaptive_avg_pool2d", "_adaptive_avg_pool2d",
     "_adaptive_avg_pool2d_backward", "max_pool2d_with_indices_backward", "avg_pool2d_backward", "dist",
     "trace", "dot", "mv", "addmv", "histc", "_weight_norm_interface",
@@ -75,7 +76,7 @@ _POINTWISE = {
     "bucketize", "upsample_nearest2d", "upsample_bilinear2d", "smooth_l1_loss", "smooth_l1_loss_backward",
     "huber_loss", "huber_loss_backward", "linalg_cross", "_euclidean_dist",
     "binary_cross_entropy_with_logits", "cross", "log_sigmoid_forward", "log_sigmoid_backward",
-    "batch_norm_elemt", "batch_norm_backward_elemt",
+    "batch_norm_elemt", "batch_norm_backward_elemt", "_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward",
 }  # fmt: skip
 # Two passes over inputs that do not fit the caches between them: one for the data's gradient, one for the
 # weight's.

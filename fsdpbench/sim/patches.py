@@ -317,6 +317,10 @@ def _patch_object_collectives() -> None:
         )
 
 
+def _others_are_simulated() -> bool:
+    return isinstance(dist.group.WORLD, SimProcessGroup) and dist.group.WORLD.size() > 1
+
+
 def _patch_checkpoint_plans() -> None:
     import torch.distributed.checkpoint.default_planner as planner
 
@@ -324,15 +328,13 @@ def _patch_checkpoint_plans() -> None:
     fine: Any = True if original.__annotations__.get("return") in (bool, "bool") else []
 
     def validate(global_plan: Any, metadata: Any) -> Any:
-        simulated = isinstance(dist.group.WORLD, SimProcessGroup) and dist.group.WORLD.size() > 1
-        return fine if simulated else original(global_plan, metadata)
+        return fine if _others_are_simulated() else original(global_plan, metadata)
 
     deduplicated = planner.dedup_save_plans
 
     def dedup_save_plans(plans: Any, *args: Any, **kwargs: Any) -> Any:
         """All ranks' plans are rank 0's: it keeps all of it, nothing may be left to the others."""
-        simulated = isinstance(dist.group.WORLD, SimProcessGroup) and dist.group.WORLD.size() > 1
-        if not simulated:
+        if not _others_are_simulated():
             return deduplicated(plans, *args, **kwargs)
         return [plans[0], *(dataclasses.replace(plan, items=[]) for plan in plans[1:])]
 

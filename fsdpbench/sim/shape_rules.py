@@ -1,4 +1,6 @@
-"""Shapes of the results of operators that torch has for CUDA alone: those of `SyncBatchNorm`."""
+"""Shapes of results where torch has no rule: `SyncBatchNorm`'s and GRUs' operators, which it has for CUDA
+alone, and CTC's backward.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,33 @@ def _backward_reduce(
     return sums[0], sums[1], grads[0], grads[1]
 
 
+def _gru_cell(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *biases: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The new state, and what backward needs: three gates, the old state, the hidden part of the new one."""
+    return torch.empty_like(hx), hx.new_empty((hx.shape[0], 5 * hx.shape[1]))
+
+
+def _gru_cell_backward(grad: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor, ...]:
+    """Gradients of both kinds of gates, the old state, and both biases (empty without them)."""
+    batch, gates = grad.shape[0], 3 * grad.shape[1]
+    biases = [grad.new_empty((gates if has_bias else 0,)) for _ in range(2)]
+    return grad.new_empty((batch, gates)), grad.new_empty((batch, gates)), torch.empty_like(grad), *biases
+
+
+def _like_second(grad: Tensor, x: Tensor, *others: object) -> Tensor:
+    return torch.empty_like(x)
+
+
 _RULES = {
     "batch_norm_stats": _two,
     "batch_norm_gather_stats_with_counts": _two,
     "batch_norm_elemt": _like_first,
     "batch_norm_backward_reduce": _backward_reduce,
     "batch_norm_backward_elemt": _like_first,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "_ctc_loss_backward": _like_second,
 }
 
 

@@ -13,7 +13,6 @@ and none would run without a GPU; most of these definitions are never called.
 from __future__ import annotations
 
 import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -22,15 +21,16 @@ from typing import Any, NoReturn
 
 from torch.utils._triton import has_triton_package
 
+from fsdpbench.script.cuda.refusals import CUDA_CODE, NotSimulatedError
+
 _NAME = "triton"
 
 
 def map_triton() -> None:
     """From now on Triton can be imported, unless the real one can."""
     # torch looks for Triton once and remembers; it must not take this for the real one.
-    if has_triton_package() or importlib.util.find_spec(_NAME) is not None:
-        return
-    sys.meta_path.append(_Finder())
+    if not has_triton_package():
+        sys.meta_path.append(_Finder())
 
 
 class _Kernel:
@@ -48,10 +48,7 @@ class _Kernel:
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"Triton kernel {self.__name__} runs code compiled for CUDA, which is not simulated; "
-            "use torch's operators"
-        )
+        raise NotSimulatedError(f"Triton kernel {self.__name__}", CUDA_CODE)
 
 
 class _Anything:

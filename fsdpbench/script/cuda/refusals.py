@@ -28,7 +28,7 @@ class NotSimulatedError(NotImplementedError):
 
 _EAGER = "leave the graph out; launches of the eager program are what is simulated"
 _ONE_DEVICE = "a process has one device here; use DistributedDataParallel or FSDP, one process a GPU"
-_CUDA_CODE = "code compiled for CUDA has no simulated kernel; use torch's operators"
+CUDA_CODE = "code compiled for CUDA has no simulated kernel; use torch's operators"
 _ALLOCATOR = "the caching allocator is simulated as it is; leave other allocators and pools out"
 _REFUSED: tuple[tuple[str, str], ...] = (
     ("torch.cuda.CUDAGraph", _EAGER),
@@ -39,8 +39,8 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     ("torch.cuda.comm.scatter", _ONE_DEVICE),
     ("torch.cuda.comm.gather", _ONE_DEVICE),
     ("torch.cuda.comm.reduce_add", _ONE_DEVICE),
-    ("torch.utils.cpp_extension.load", _CUDA_CODE),
-    ("torch.utils.cpp_extension.load_inline", _CUDA_CODE),
+    ("torch.utils.cpp_extension.load", CUDA_CODE),
+    ("torch.utils.cpp_extension.load_inline", CUDA_CODE),
     ("torch.cuda.MemPool", _ALLOCATOR),
     ("torch.cuda.use_mem_pool", _ALLOCATOR),
     ("torch.cuda.memory.CUDAPluggableAllocator", _ALLOCATOR),
@@ -100,4 +100,4 @@ def _compile(model: Any = None, **options: Any) -> Any:
     return _refusal("torch.compile", _COMPILED)
 
 
-__all__ = ["NotSimulatedError", "refuse_what_cannot_be_simulated"]
+__all__ = ["CUDA_CODE", "NotSimulatedError", "refuse_what_cannot_be_simulated"]

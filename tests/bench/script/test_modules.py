@@ -80,3 +80,9 @@ def test_what_is_not_there_is_told(name: str, package: Path, monkeypatch: pytest
     monkeypatch.chdir(package)
     with pytest.raises(UsageError, match=f"--module '{name}': "):
         file_of_module(name)
+
+
+def test_a_script_s_own_files_lie_beside_it(package: Path) -> None:
+    path = package / "mine" / "inner" / "train.py"
+    source = ScriptSource.read(path, (), StepsBy.OPTIMIZER, to_the_end=False)
+    assert source.own_folder == path.parent
