@@ -196,7 +196,8 @@ def _become_the_command(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.update(request["environment"])
     # The shared server is no child of this process, so that it cannot be asked whether it lives.
-    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+    for owner in (forkserver, forkserver._forkserver):  # type: ignore[attr-defined]
+        owner.ensure_running = lambda: None
     sys.argv = ["fsdpbench", *request["argv"]]
 
 
