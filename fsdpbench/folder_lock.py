@@ -135,7 +135,7 @@ class FolderLock:
 
     def _break_or_refuse(self) -> None:
         """Put a dead owner's lock away. Raises `UsageError` if it is not known to be dead."""
-        before, reason = _identity(self._path), self._why_stale()
+        before, reason = _text(self._path), self._why_stale()
         owner = self._owner()
         told = owner.words if owner else "owner unknown"
         if reason is None:
@@ -149,7 +149,7 @@ class FolderLock:
         aside = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._path, aside)
-            if _identity(aside) != before:
+            if _text(aside) != before:
                 with contextlib.suppress(OSError):
                     move_new(aside, self._path)
             with contextlib.suppress(OSError):
@@ -223,11 +223,12 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _identity(path: Path) -> object:
-    """What tells one lock from another."""
-    with contextlib.suppress(OSError):
+def _text(path: Path) -> bytes | None:
+    """What the lock says, as far as it can be read."""
+    try:
         return _content(path)
-    return b""
+    except OSError:
+        return b""
 
 
 def _lock_now(handle: int) -> bool:

@@ -6,9 +6,10 @@ import os
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
+
+from fsdpbench.reading import UnreadableFileError, parse_json
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ def this_process(token: str, beat_s: float) -> Owner:
 def read_owner(content: bytes) -> Owner | None:
     """The holder that a lock names; None where it names none."""
     try:
-        owner: Any = msgspec.json.decode(content, type=Owner)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+        owner = msgspec.convert(parse_json(content, "lock"), Owner)
+    except (UnreadableFileError, msgspec.ValidationError):
         return None
-    return owner if isinstance(owner, Owner) and owner.pid > 0 and owner.host else None
+    return owner if owner.pid > 0 and owner.host else None
 
 
 def _place() -> str | None:
