@@ -39,6 +39,10 @@ _GUARD_S = 2.0
 _MOST_BYTES = 1 << 16
 
 
+class FolderTakenError(UsageError):
+    """Another sweep holds the folder, or may."""
+
+
 class FolderLock:
     """The lock file at `path`. One holder at a time; its beat is a thread of the holder's process."""
 
@@ -83,28 +87,26 @@ class FolderLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock. Raises `UsageError` if another does, `BenchError` if nothing can be written."""
+        """Hold the lock. Raises `FolderTakenError` if another does, `BenchError` if nothing can be written."""
         over = threading.Event()
         beat = threading.Thread(target=self._beat_until, args=(over,), name="folder lock", daemon=True)
         with interruption.unwinding():
+            with self._guarded():
+                self._take()
+            beat.start()
             try:
-                with self._guarded():
-                    self._take()
-                beat.start()
                 yield
             finally:
                 over.set()
-                if beat.ident is not None:
-                    beat.join()
-                if self._token and self._is_mine():
+                beat.join()
+                if self._is_mine():
                     with contextlib.suppress(OSError):
                         self._path.unlink(missing_ok=True)
-                self._token = ""
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Alone among those that take or break the lock just now. The system ends this with the process; where
-        a file system does not know it, looking again after renaming must do."""
+        """Alone among those that take or break the lock just now. The system ends this with the process;
+        where a file system does not know it, looking again after renaming must do."""
         try:
             handle = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
@@ -121,25 +123,23 @@ class FolderLock:
     def _take(self) -> None:
         token = uuid.uuid4().hex
         for _ in range(2):
-            self._token, self._lost = token, False
             try:
                 write_new(self._path, this_process(token, self._beat_s).to_json())
+                self._token, self._lost = token, False
                 return
             except FileExistsError:
-                self._token = ""
                 self._break_or_refuse()
             except OSError as error:
-                self._token = ""
                 raise BenchError(f"{self._path.parent}: cannot be written ({error.strerror})") from None
-        raise UsageError(f"{self._path}: the lock is taken by another sweep that has just started")
+        raise FolderTakenError(f"{self._path}: the lock is taken by another sweep that has just started")
 
     def _break_or_refuse(self) -> None:
-        """Put a dead owner's lock away. Raises `UsageError` if it is not known to be dead."""
+        """Put a dead owner's lock away. Raises `FolderTakenError` if it is not known to be dead."""
         before, reason = _text(self._path), self._why_stale()
         owner = self._owner()
         told = owner.words if owner else "owner unknown"
         if reason is None:
-            raise UsageError(
+            raise FolderTakenError(
                 f"another sweep is running in {self._path.parent} ({told}); wait for it, "
                 f"name another folder with -o, or remove {self._path} if that process is gone"
             )

@@ -14,12 +14,11 @@ an interruption prints where it struck.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # Python's own `signal` takes milliseconds to import
 import _thread
 import os
 import sys
 import time
-
-import _signal  # type: ignore[import-not-found]  # Python's own `signal` takes milliseconds to import
 
 PATIENCE_S = 1.0
 """How long unwinding may take: with the end itself less than the two seconds that are promised."""

@@ -16,7 +16,7 @@ from fsdpbench import interruption
 
 _NO_REPLACE = 1
 _AT_FDCWD = -100
-_ASIDE = re.compile(r"^\..+\.(?P<pid>\d+)@(?P<host>.+)\.partial$")
+_ASIDE = re.compile(r"^\..+\.(?P<pid>\d+)(?:@(?P<host>.+))?\.(?:partial|tmp)$")
 _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -51,9 +51,9 @@ def move_new(source: Path, path: Path) -> None:
 
 def clear_leftovers(folder: Path) -> None:
     """Remove what writers in `folder` left that were killed."""
-    for path in folder.glob(".*.partial"):
+    for path in folder.glob(".*"):
         found = _ASIDE.match(path.name)
-        if found and found["host"] == _host() and not _lives(int(found["pid"])):
+        if found and found["host"] in (None, _host()) and not _lives(int(found["pid"])):
             with contextlib.suppress(OSError):
                 path.unlink()
 
