@@ -26,6 +26,7 @@ from reports.analysis.model import (
     merge,
 )
 from reports.analysis.name_totals import name_totals
+from reports.analysis.parallel import end_with_the_caller, interruptions_held
 from reports.analysis.ranks import summarize
 from reports.analysis.roof import Links, links_of
 from reports.analysis.sanity import check
@@ -82,8 +83,12 @@ def _outcomes(files: Sequence[TraceFile], processes: int, links: Mapping[str, Li
     if processes <= 1:
         yield from (_outcome(file, links) for file in files)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(_outcome, links=links), files)
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=end_with_the_caller
+    ) as pool:
+        with interruptions_held():
+            outcomes = pool.map(partial(_outcome, links=links), files)
+        yield from outcomes
 
 
 def _outcome(file: TraceFile, links: Mapping[str, Links]) -> _Outcome:
