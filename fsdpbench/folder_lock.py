@@ -22,9 +22,9 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.reading import UnreadableFileError, parse_json, read_json_object
 
 BEAT_S = 10.0
 SILENCE_S = 120.0
@@ -134,10 +134,10 @@ class FolderLock:
         if text is None:
             return ""
         try:
-            owner = json.loads(text)
+            owner = parse_json(text, str(self._path))
             here = owner["host"] == socket.gethostname()
             pid = int(owner["pid"])
-        except (ValueError, KeyError, TypeError):
+        except (UnreadableFileError, ValueError, KeyError, TypeError):
             return None
         if here:
             return "" if _is_gone(pid, owner.get("began")) else None
@@ -173,20 +173,18 @@ class FolderLock:
     def _is_mine(self) -> bool:
         """Whether the lock file is this holder's. A file that cannot be read says nothing against it."""
         try:
-            return bool(json.loads(self._path.read_text())["token"] == self._token)
-        except FileNotFoundError:
-            return False
-        except (OSError, ValueError, KeyError, TypeError):
-            return True
+            return bool(read_json_object(self._path)["token"] == self._token)
+        except (UnreadableFileError, KeyError):
+            return self._path.exists()
 
     def _content(self) -> str | None:
         return _text(self._path)
 
     def _owner(self) -> str:
         try:
-            owner: dict[str, Any] = json.loads(self._path.read_text())
+            owner = read_json_object(self._path)
             return f"process {owner['pid']} on {owner['host']}"
-        except (OSError, ValueError, KeyError, TypeError):
+        except (UnreadableFileError, KeyError):
             return "owner unknown"
 
 

@@ -6,12 +6,15 @@ exception inside a backward hook ends the process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+from fsdpbench.reading import UnreadableFileError, read_json_object
 
 TRACE_FOLDER = "trace"
 
@@ -83,8 +86,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     writing)."""
     records = []
     for path in sorted((folder / TRACE_FOLDER).glob("rank*_record.json")):
-        try:
-            records.append(json.loads(path.read_text()))
-        except (OSError, ValueError):
-            continue
-    return sorted(records, key=lambda record: record["rank"])
+        with contextlib.suppress(UnreadableFileError):
+            records.append(read_json_object(path))
+    whole = [record for record in records if isinstance(record.get("rank"), int)]
+    return sorted(whole, key=lambda record: record["rank"])

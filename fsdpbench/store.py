@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import sqlite3
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.folder_lock import FolderLock
 from fsdpbench.plugins import foreign_identity
 from fsdpbench.provenance import content_key
+from fsdpbench.reading import UnreadableFileError, read_json_object, read_toml
 from fsdpbench.records import Status
 from fsdpbench.reproduce import run_command
 from fsdpbench.toml_text import to_toml
@@ -107,11 +107,7 @@ class Store:
 
     def read_space(self) -> dict[str, Any]:
         """What `write_space` wrote. Raises `UsageError` if it cannot be read."""
-        path = self.folder / SWEEP_FILE
-        try:
-            return tomllib.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: cannot be read ({error})") from None
+        return read_toml(self.folder / SWEEP_FILE)
 
     def work_folder(self, config: Config, run: int = 1) -> Path:
         """A fresh folder for a run of a configuration, `config.json` in it. Raises `BenchError` if the lock
@@ -181,11 +177,11 @@ class Store:
     def _read(folder: Path) -> StoredPoint | None:
         """The point in `folder`; None if there is none, or a broken one."""
         try:
-            config = json.loads((folder / "config.json").read_text())
-            result = json.loads((folder / RESULT_FILE).read_text())
+            config = read_json_object(folder / "config.json")
+            result = read_json_object(folder / RESULT_FILE)
             Status(result["status"])
             return StoredPoint(folder, config["key"], config, result)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (UnreadableFileError, ValueError, KeyError, TypeError):
             return None
 
     def current_points(self) -> list[StoredPoint]:

@@ -19,6 +19,7 @@ from fsdpbench.check.entries import Entry
 from fsdpbench.check.surroundings import Surroundings
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.provenance import git_revision, versions
+from fsdpbench.reading import read_json
 
 if TYPE_CHECKING:
     from fsdpbench.check.sides import Side
@@ -36,12 +37,7 @@ class Baseline:
     @classmethod
     def read(cls, path: Path) -> Baseline:
         """Raises `UsageError` naming the file and what is wrong with it."""
-        try:
-            content = json.loads(path.read_text())
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-        except ValueError as error:
-            raise UsageError(f"{path}: is not JSON ({error})") from None
+        content = read_json(path)
         if not is_baseline(content):
             raise UsageError(f"{path}: is not a baseline of this version (schema {SCHEMA} with `sets`)")
         return cls(content["space"], content["sets"])

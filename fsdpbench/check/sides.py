@@ -6,7 +6,6 @@ A side is a sweep's folder, a configuration's folder in one (its repeated runs w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from fsdpbench.check.entries import Entry, entry_of
 from fsdpbench.check.surroundings import Surroundings, surroundings_of
 from fsdpbench.config import Config
 from fsdpbench.errors import CannotJudgeError, UsageError
+from fsdpbench.reading import read_json
 from fsdpbench.store import RESULT_FILE, SWEEP_FILE, Store
 
 Result = Mapping[str, Any]
@@ -41,7 +41,7 @@ def read_side(path: Path) -> Side:
         if (path / RESULT_FILE).is_file():
             return side_of(str(path), {_name_in(path): _runs_beside(path)})
         raise UsageError(f"{path}: neither a sweep's folder ({SWEEP_FILE}) nor a result's ({RESULT_FILE})")
-    content = _read_json(path)
+    content = read_json(path)
     if is_baseline(content):
         baseline = Baseline.read(path)
         return Side(str(path), baseline.entries(path), baseline.surroundings(path))
@@ -94,14 +94,14 @@ def _runs_beside(folder: Path) -> list[Result]:
     """The result in a configuration's folder, and those of its further runs."""
     further = [path for path in folder.parent.glob(f"{folder.name}.run*") if (path / RESULT_FILE).is_file()]
     numbered = sorted(further, key=lambda path: int(path.name.rpartition(".run")[2]))
-    return [_read_json(path / RESULT_FILE) for path in (folder, *numbered)]
+    return [read_json(path / RESULT_FILE) for path in (folder, *numbered)]
 
 
 def _name_in(folder: Path) -> str:
     path = folder / "config.json"
     if path.is_file():
-        return str(_read_json(path)["name"])
-    return _name_of(folder / RESULT_FILE, _read_json(folder / RESULT_FILE))
+        return str(read_json(path)["name"])
+    return _name_of(folder / RESULT_FILE, read_json(folder / RESULT_FILE))
 
 
 def _name_of(path: Path, result: Result) -> str:
@@ -109,15 +109,6 @@ def _name_of(path: Path, result: Result) -> str:
         return Config.from_dict(result["config"]).name
     except (KeyError, TypeError) as error:
         raise UsageError(f"{path}: its `config` is not that of this version ({error})") from None
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: is not JSON ({error})") from None
 
 
 def require_common(before: Iterable[str], after: Iterable[str]) -> None:

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 from fsdpbench.check.metrics import METRICS
 from fsdpbench.errors import UsageError
+from fsdpbench.reading import read_toml
 from fsdpbench.toml_text import to_toml
 
 USUAL_LEVEL = 0.01
@@ -64,12 +64,7 @@ def read_thresholds(path: Path | None) -> Thresholds:
     """The thresholds in a file; without one, the usual ones. Raises `UsageError` naming file and key."""
     if path is None:
         return Thresholds()
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: is not TOML ({error})") from None
+    content = read_toml(path)
     measured = _table(path, content, "measured")
     level = measured.get("level", USUAL_LEVEL)
     if not isinstance(level, int | float) or isinstance(level, bool) or not 0 < level < 1:

@@ -6,7 +6,6 @@ fit side by side they become one column that may be folded. No figure is ever cu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from fsdpbench.cli.side_by_side import print_side_by_side
 from fsdpbench.cli.units import each
+from fsdpbench.reading import UnreadableFileError, read_json_object
 from reports.page import best_sentence, load_run
 from reports.page.ranking import metric_of, rank, varying_settings
 from reports.page.view import Configuration, RunView, Status
@@ -152,9 +152,8 @@ def _spread(row: Configuration) -> str:
 def _stored(row: Configuration) -> dict[str, Any]:
     """The whole result, of which the page's view holds what the page shows."""
     try:
-        result: dict[str, Any] = json.loads((row.folder / "result.json").read_text())
-        return result
-    except (OSError, ValueError):
+        return read_json_object(row.folder / "result.json")
+    except UnreadableFileError:
         return {}
 
 

@@ -14,6 +14,7 @@ from fsdpbench.cli.options import setting_options, space_options, target_options
 from fsdpbench.cli.sweep_command import default_name, device_named, request_from
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
+from fsdpbench.reading import read_json_object
 
 if TYPE_CHECKING:
     from fsdpbench.tune.run import Answer, Effort, Goal
@@ -93,7 +94,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
         with disk_errors(folder):
             write_report(folder, folder / REPORT_FILE)
     if as_json:
-        record = json.loads((folder / "tune.json").read_text())
+        record = read_json_object(folder / "tune.json")
         print(json.dumps({**record, "points": len(plan.points), "folder": str(folder)}))
     else:
         _print(answer, goal, folder, len(plan.points))

@@ -25,6 +25,7 @@ from typing import Any
 from fsdpbench.config import Config
 from fsdpbench.errors import BenchError
 from fsdpbench.launch.rank_files import LOG_FOLDER
+from fsdpbench.reading import UnreadableFileError, read_json_object
 from fsdpbench.records import Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records
 
@@ -90,9 +91,9 @@ def follow(folder: Path, nodes: Nodes, is_over: Callable[[], bool], patience_s: 
     while True:
         for path in sorted(folder.glob(f".work-*/{LAUNCH_FILE}")):
             try:
-                run_id = json.loads(path.read_text())["run_id"]
-                config = Config.from_dict(json.loads((path.parent / "config.json").read_text()))
-            except (OSError, ValueError, KeyError):
+                run_id = read_json_object(path)["run_id"]
+                config = Config.from_dict(read_json_object(path.parent / "config.json"))
+            except (UnreadableFileError, KeyError):
                 continue  # it ended just now
             if run_id not in served:
                 served.add(run_id)

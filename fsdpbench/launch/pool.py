@@ -7,7 +7,6 @@ result written here, from the records its ranks left.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -24,6 +23,7 @@ from fsdpbench.errors import BenchError
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import record_result, run_point, timestamp
+from fsdpbench.reading import UnreadableFileError, read_json_object
 from fsdpbench.records import Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records
 
@@ -109,9 +109,8 @@ class PointPool:
 def _result_of(point: _Running) -> dict[str, Any]:
     path = point.folder / "result.json"
     try:
-        result: dict[str, Any] = json.loads(path.read_text())
-        return result
-    except (OSError, ValueError):
+        return read_json_object(path)
+    except UnreadableFileError:
         pass  # it died before or while writing
     outcome = outcome_of_records(read_records(point.folder), world_recorded=1)
     if outcome.status in (Status.OK, Status.CRASH):

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from reports.reading import LARGEST_JSON, UnreadableError, read_bytes
+
 
 class FolderContentError(Exception):
     """One configuration's folder cannot be read; the message is one line for people."""
@@ -107,11 +109,11 @@ def read_file(path: Path, kind: type[FileT]) -> FileT:
         FolderContentError: the file is missing, unreadable, cut off, not JSON, or a field is of a wrong type.
     """
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise FolderContentError(f"{path.name} is missing") from None
-    except OSError as error:
-        raise FolderContentError(f"{path.name} cannot be read: {error.strerror or error}") from None
+        content = read_bytes(path, LARGEST_JSON)
+    except UnreadableError as error:
+        if not path.exists():
+            raise FolderContentError(f"{path.name} is missing") from None
+        raise FolderContentError(f"{path.name} {error.reason}") from None
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
