@@ -6,7 +6,8 @@ are.
 ==============================================  ==========================================================
 `UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and takes buffers by resizing storages; the
 `data_ptr`, `__len__`                           simulated storages keep their size in a `StorageRecord`
-`UntypedStorage(n, device=)`, `to`, `cpu`       loading and saving checkpoints makes storages directly
+`UntypedStorage(n, device=)`, `to`, `cpu`,      loading, staging and saving checkpoints makes and copies
+`copy_`                                         storages directly
 `Tensor.data_ptr`                               the simulated address
 `Tensor.data` (assignment), `Parameter.grad`     torch refuses data of another device for devices it does not
                                                 know; FSDP1 moves parameters in that way (`two_sided.py`)
@@ -117,13 +118,25 @@ def _patch_storages() -> None:
         ACCELERATOR.copy_over_host_link("DtoH", self.nbytes(), blocking=True)
         return torch.zeros(self.nbytes(), dtype=torch.uint8).untyped_storage()
 
-    original_repr = storage_type.__repr__
+    original_copy, original_repr = storage_type.copy_, storage_type.__repr__
+
+    def copy_(
+        self: torch.UntypedStorage, source: Any, non_blocking: bool | None = None
+    ) -> torch.UntypedStorage:
+        sides = [record_of(storage) for storage in (self, source)]
+        if sides == [None, None]:
+            return original_copy(self, source, bool(non_blocking))
+        if self.nbytes() != source.nbytes():
+            raise RuntimeError(f"size does not match, self was {self.nbytes()} bytes but src was {source.nbytes()} bytes")
+        target, origin = (torch.empty((0,), dtype=torch.uint8, device=s.device).set_(s) for s in (self, source))
+        target.copy_(origin, non_blocking=bool(non_blocking))
+        return self
 
     def represent(self: torch.UntypedStorage) -> str:
         record = record_of(self)
         return original_repr(self) if record is None else f"[sim storage of {record.nbytes} bytes]"
 
-    _replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu, __repr__=represent)
+    _replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu, copy_=copy_, __repr__=represent)
 
 
 def _patch_tensors() -> None:

@@ -16,6 +16,7 @@ Only the own rank is simulated; the others are taken to arrive at the same time.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from fsdpbench.sim.timeline import Work as WorkKind
 from fsdpbench.sim.trace_records import KernelRecord
 
 BACKEND = "sim"
+_MAIN_THREAD = threading.main_thread().ident
 
 
 class SimProcessGroup(CollectiveCalls):
@@ -51,13 +53,18 @@ class SimProcessGroup(CollectiveCalls):
     @property
     def _device_types(self) -> list[torch.device]:
         """Where a group's tensors are; torch's own answer knows only of backends in C++."""
-        return [torch.device(DEVICE_TYPE)]
+        host, device = torch.device("cpu"), torch.device(DEVICE_TYPE)
+        if self.asked_backend == "gloo":
+            return [host]
+        return [host, device] if "cpu:" in self.asked_backend else [device]
 
     def run(
         self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any
     ) -> CollectiveWork:
         """Queue one collective (a barrier holds the CPU too)."""
         timeline = ACCELERATOR.timeline
+        if threading.get_ident() != _MAIN_THREAD and not any(map(is_on_device, outputs)):
+            return CollectiveWork(None, outputs)  # a checkpoint's thread, beside the training
         start = timeline.cpu
         timeline.cpu += ACCELERATOR.cpu_costs.collective_ns
         if any(not is_on_device(tensor) for tensor in outputs):

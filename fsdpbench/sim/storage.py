@@ -26,14 +26,38 @@ class StorageRecord(weakref.ref):
 
     __slots__ = ("allocator", "block", "nbytes")
     nbytes: int
-    block: Block | None
-    allocator: CachingAllocator
+    block: Block | Lent | None
+    allocator: CachingAllocator | Lent
+
+
+class Lent:
+    """Memory that belongs to another storage, block and allocator in one: what DLPack hands over. The lender
+    lives as long as the storage that borrows."""
+
+    def __init__(self, lender: torch.UntypedStorage, offset: int) -> None:
+        self._lender: torch.UntypedStorage | None = lender
+        self._offset = offset
+
+    @property
+    def address(self) -> int:
+        start = None if self._lender is None else address(self._lender)
+        return start + self._offset if start else 0
+
+    def free(self, block: Any) -> None:
+        """The borrower has died."""
+        self._lender = None
+
+    def record_stream(self, block: Any, stream: int) -> None:
+        """Do not reuse the lender's memory before that stream has come here."""
+        record: Any = None if self._lender is None else record_of(self._lender)
+        if record is not None and record.block is not None:
+            record.allocator.record_stream(record.block, stream)
 
 
 def _free(record: StorageRecord) -> None:
     """The storage has died."""
     if record.block is not None:
-        record.allocator.free(record.block)
+        record.allocator.free(record.block)  # type: ignore[arg-type]
         record.block = None
 
 
@@ -47,6 +71,14 @@ def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
     return record
 
 
+def borrow(storage: torch.UntypedStorage, lender: torch.UntypedStorage, offset: int, nbytes: int) -> None:
+    """Give a new storage `nbytes` of the lender's memory, from `offset` on."""
+    record = StorageRecord(storage, _free)
+    record.nbytes = nbytes
+    record.block = record.allocator = Lent(lender, offset)
+    storage._sim_record = record  # type: ignore[attr-defined]
+
+
 def record_of(storage: torch.UntypedStorage) -> StorageRecord | None:
     """The record of a storage of the device; None for any other storage."""
     return getattr(storage, _RECORD, None)
@@ -56,9 +88,11 @@ def resize(record: StorageRecord, nbytes: int) -> None:
     """Free the storage's memory and take new memory of another size (contents do not exist)."""
     if nbytes == record.nbytes:
         return
+    if isinstance(record.block, Lent):
+        raise RuntimeError("Trying to resize storage that is not resizable: its memory came by DLPack")
     block = allocate(nbytes) if nbytes else None
     if record.block is not None:
-        record.allocator.free(record.block)
+        record.allocator.free(record.block)  # type: ignore[arg-type]
     record.block = block
     record.nbytes = nbytes
     record.allocator = ACCELERATOR.allocator
