@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 TRACE_FOLDER = "trace"
+OF_SCRIPTS = ("script", "placeholder_decisions", "compiled")
+"""What the records of scripts alone hold."""
 
 
 class Status(StrEnum):
@@ -34,8 +36,8 @@ class Status(StrEnum):
 
 @dataclass
 class RankRecord:
-    """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. `script`: what is known of
-    a user's own script alone."""
+    """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. What is known of a user's own
+    script alone: `script`, `placeholder_decisions` and `compiled`."""
 
     rank: int
     world_size: int
@@ -56,6 +58,8 @@ class RankRecord:
     warmup_stable: bool | None = None
     trace: str | None = None
     script: dict[str, Any] | None = None
+    placeholder_decisions: list[dict[str, Any]] | None = None
+    compiled: bool | None = None
 
     def write(self, folder: Path) -> Path:
         """Write into `folder`/trace, over an earlier record of this rank."""
@@ -63,8 +67,9 @@ class RankRecord:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         content = asdict(self)
-        if self.script is None:
-            del content["script"]
+        for name in OF_SCRIPTS:
+            if content[name] is None:
+                del content[name]
         partial.write_text(json.dumps({"schema": 1, **content}, indent=1))
         os.replace(partial, path)
         return path

@@ -12,7 +12,6 @@ are.
 `Tensor.data` (assignment), `Parameter.grad`     torch refuses data of another device for devices it does not
                                                 know; FSDP1 moves parameters in that way (`two_sided.py`)
 `Tensor.__repr__`, `Tensor.tolist`              printing must not read data
-`isfinite`, `all`                               what they answer of placeholders (`placeholders.py`)
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
 `Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks
 `nn.Module.__call__`                            a module call and its hooks cost CPU time
@@ -48,7 +47,6 @@ from fsdpbench.sim.annotations import FastSpan, make_span_methods
 from fsdpbench.sim.autocast import CAST_CACHE
 from fsdpbench.sim.chunks import cut_when_asked
 from fsdpbench.sim.dynamo import stand_in_for_dynamo
-from fsdpbench.sim.placeholders import install_placeholders
 from fsdpbench.sim.process_group import SimProcessGroup
 from fsdpbench.sim.sharding_shortcut import install_sharding_shortcut
 from fsdpbench.sim.storage import address, record_of, resize
@@ -62,7 +60,6 @@ def apply_patches() -> None:
     stand_in_for_dynamo()
     _patch_storages()
     _patch_tensors()
-    install_placeholders()
     install_two_sided_parameters()
     _patch_module_calls()
     _patch_profiler()

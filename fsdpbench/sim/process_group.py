@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import Work
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.collective_calls import CollectiveCalls, collective_ranks, total_bytes
 from fsdpbench.sim.collective_work import CollectiveRecord, CollectiveWork
+from fsdpbench.sim.known_values import follow_collective
 from fsdpbench.sim.storage import use_on_stream
 from fsdpbench.sim.tensors import is_on_device, new_tensor
 from fsdpbench.sim.timeline import Marker
@@ -72,6 +73,9 @@ class SimProcessGroup(CollectiveCalls):
         own, asynchronous = ACCELERATOR.collectives_on_own_streams, _is_asynchronous(opts)
         stream = self._stream_behind_current() if own or asynchronous else ACCELERATOR.stream
         self._queue(stream, kind, nbytes, inputs, outputs, opts, start)
+        if ACCELERATOR.known_values:
+            reduction = getattr(opts, "reduceOp", None)
+            follow_collective(kind, self._group_size, reduction, inputs, outputs)
         if own:
             for tensor in (*inputs, *outputs):
                 use_on_stream(tensor, stream)

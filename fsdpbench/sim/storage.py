@@ -11,7 +11,7 @@ FSDP frees and takes its buffers by `storage.resize_`; `patches.py` routes that 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,13 +21,21 @@ from fsdpbench.sim.allocator import Block, CachingAllocator, SimOutOfMemoryError
 _RECORD = "_sim_record"
 
 
-class StorageRecord(weakref.ref):
-    """Size in bytes and block of one storage (None while it is empty)."""
+class Known(NamedTuple):
+    """The value of all elements, as a tensor of the host with one of them (`known_values.py`)."""
 
-    __slots__ = ("allocator", "block", "nbytes")
+    value: torch.Tensor
+    assumed: bool
+
+
+class StorageRecord(weakref.ref):
+    """Size in bytes and block of one storage (None while it is empty), and what is known of its values."""
+
+    __slots__ = ("allocator", "block", "known", "nbytes")
     nbytes: int
     block: Block | Lent | None
     allocator: CachingAllocator | Lent
+    known: Known | None
 
 
 class Lent:
@@ -59,11 +67,20 @@ def _free(record: StorageRecord) -> None:
     if record.block is not None:
         record.allocator.free(record.block)  # type: ignore[arg-type]
         record.block = None
+    forget(record)
+
+
+def forget(record: StorageRecord | None) -> None:
+    """A storage has died, or is written with values that nobody knows."""
+    if record is not None and record.known is not None:
+        record.known = None
+        ACCELERATOR.known_values -= 1
 
 
 def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
     """Give a new storage its size and its memory. Raises torch.OutOfMemoryError."""
     record = StorageRecord(storage, _free)
+    record.known = None
     record.nbytes = nbytes
     record.allocator = ACCELERATOR.allocator
     record.block = allocate(nbytes) if nbytes else None
@@ -74,6 +91,7 @@ def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
 def borrow(storage: torch.UntypedStorage, lender: torch.UntypedStorage, offset: int, nbytes: int) -> None:
     """Give a new storage `nbytes` of the lender's memory, from `offset` on."""
     record = StorageRecord(storage, _free)
+    record.known = None
     record.nbytes = nbytes
     record.block = record.allocator = Lent(lender, offset)
     storage._sim_record = record  # type: ignore[attr-defined]
@@ -93,6 +111,7 @@ def resize(record: StorageRecord, nbytes: int) -> None:
     block = allocate(nbytes) if nbytes else None
     if record.block is not None:
         record.allocator.free(record.block)  # type: ignore[arg-type]
+    forget(record)
     record.block = block
     record.nbytes = nbytes
     record.allocator = ACCELERATOR.allocator
