@@ -286,6 +286,7 @@ class Stage:
         """The whole backward is done: what did not come to its post-backward does now."""
         if self.state is not StageState.REDUCED or self._has_late_gradients():
             self.post_backward()
+        self.backward_position = -1
         self._to_run.clear()
         self.state = StageState.IDLE
 
@@ -319,6 +320,7 @@ class Stage:
             for parameter in unit.unsharded:
                 parameter.grad = None
         self.forward_positions.clear()
+        self.backward_position = -1
         self._to_run.clear()
         self.state = StageState.IDLE
 
