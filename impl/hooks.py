@@ -80,6 +80,8 @@ class Stage:
         self.forward_targets: list[Stage] = []
         """Stages that forward gathers ahead after this one, in place of those the recorded order names."""
         self.backward_targets: list[Stage] = []
+        self.unsharded_by_hand = False
+        """Whether the user gathered the parameters since the last forward, for the next one."""
         self.forward_positions: list[int] = []
         """Where this stage stands in the recorded order, once a call."""
         self.backward_position = -1
@@ -307,6 +309,7 @@ class Stage:
 
     def drop_unused_gather(self) -> None:
         """Let go of parameters that were gathered ahead and not used."""
+        self.unsharded_by_hand = False
         for unit in self.units:
             if unit.state is UnitState.GATHERING:
                 unit.reshard()

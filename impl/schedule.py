@@ -102,6 +102,8 @@ class Schedule:
         # With streams, waiting queues a wait on the device: do it first, as the next gather's memory may
         # depend on it. Without them waiting blocks the program: issue the next gathers first.
         self._prefetch_before_wait = not has_streams
+        self.gathered_ahead = False
+        """Whether the last forward gathered ahead: what it then skipped is still gathered."""
         self._forward_order: list[Stage] = []
         self._forward_so_far: list[Stage] = []
         self._post_forward_order: list[Stage] = []
@@ -142,11 +144,13 @@ class Schedule:
         if stage.units:
             self._forward_so_far.append(stage)
         for target in stage.forward_targets:
+            self.gathered_ahead = True
             self.gather(target)
         depth = self.settings.forward_prefetch_depth
         if not depth or stage.forward_targets:
             return
         order = self._forward_order
+        self.gathered_ahead = True
         # Another order than last time is no error: there is just nothing to go by.
         if position < len(order) and order[position] is stage:
             for target in order[position + 1 : position + 1 + depth]:
