@@ -19,7 +19,7 @@ from fsdpbench.check.entries import Entry
 from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.strict import check_names, strictly
 from fsdpbench.check.surroundings import Surroundings
-from fsdpbench.check.whole_file import replace_file
+from fsdpbench.check.committed_file import replace_file
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.provenance import git_revision, versions
 from fsdpbench.reading import read_json
@@ -121,12 +121,12 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         mine = self.sets.get(torch_minor())
         return max((len(record.runs) for record in mine.configurations.values()), default=1) if mine else 1
 
-    def updated(self, space: Mapping[str, Any], side: Side, command: str, left_out: Sequence[str]) -> Baseline:
+    def updated(
+        self, space: Mapping[str, Any], side: Side, command: str, left_out: Sequence[str]
+    ) -> Baseline:
         """With the figures of `side` as the set of the torch at hand."""
         figures = FigureSet(
-            configurations={
-                name: Figures(**entry.to_dict()) for name, entry in side.entries.items()
-            },
+            configurations={name: Figures(**entry.to_dict()) for name, entry in side.entries.items()},
             surroundings=dict(side.surroundings.facts),
             provenance=Provenance(
                 versions=dict(versions()),

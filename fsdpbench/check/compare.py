@@ -219,7 +219,8 @@ def _too_few(tested: list[Change], level: float) -> str | None:
     needed = runs_needed(level / len(tested))
     return (
         f"has too few runs: {fewest.runs[0]} and {fewest.runs[1]} cannot show a change at level {level:g} "
-        f"over {len(tested)} figures: at least {needed} a side are needed (`fsdpbench sweep --repeat {needed}`)"
+        f"over {len(tested)} figures: at least {needed} a side are needed "
+        f"(`fsdpbench sweep --repeat {needed}`)"
     )
 
 

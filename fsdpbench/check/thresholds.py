@@ -19,7 +19,7 @@ import msgspec
 
 from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.strict import check_names, strictly
-from fsdpbench.check.whole_file import replace_file
+from fsdpbench.check.committed_file import replace_file
 from fsdpbench.reading import read_toml
 from fsdpbench.toml_text import to_toml
 
@@ -36,9 +36,10 @@ _LEAST_LEVEL = 1e-9
 
 _HEAD = """\
 # What the performance gate allows (docs/gate.md).
-# relative_change: of exact figures, such as simulated ones; where a metric is not listed none, but
-# for bytes less than 0.01 MiB and a thousandth. measured: level is the chance of a false alarm, minimum_effect
-# the relative change below which none is raised.
+# relative_change: of exact figures, such as simulated ones; where a metric is not listed none, but of
+# bytes less than 0.01 MiB and a thousandth.
+# measured: level is the chance of a false alarm, minimum_effect the relative change below which none is
+# raised.
 """
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=MOST_ALLOWED)]

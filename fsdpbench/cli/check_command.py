@@ -1,4 +1,4 @@
-"""`fsdpbench check`: the gate. Exit 0 as good as the baseline, 1 worse, 3 cannot judge, 4 what is new failed."""
+"""`fsdpbench check`: the gate. Exit 0 as good as the baseline, 1 worse, 3 cannot judge, 4 new ones failed."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def format_options(function: F) -> F:
 
 
 def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes: Sequence[str] = ()) -> None:
-    """Print the comparison and end with its exit code: 0, 1 for a regression, 3 if something cannot be judged,
-    4 if only a configuration failed that the older side does not have; of several the first."""
+    """Print the comparison and end with its exit code: 0, 1 for a regression, 3 if something cannot be
+    judged, 4 if a configuration failed that the older side does not have; of several the first."""
     from fsdpbench.check.github import as_github_benchmark
     from fsdpbench.check.text import as_json, as_markdown, as_text
 
@@ -48,7 +48,9 @@ def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes:
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
     unjudged = comparison.unjudged
     if unjudged or not comparison.compared:
-        raise CannotJudgeError(f"cannot judge {_named(unjudged) or 'anything: no configuration is on both sides'}")
+        raise CannotJudgeError(
+            f"cannot judge {_named(unjudged) or 'anything: no configuration is on both sides'}"
+        )
     if comparison.added_failed:
         raise SomeFailedError(f"failed, and new on this side: {_named(comparison.added_failed)}")
 

@@ -138,7 +138,10 @@ def test_thresholds_are_read_and_written(tmp_path: Path) -> None:
         ("[relative_change]\nstep_time_s = '3'\n", "step_time_s must be a number"),
         ("relative_change = 3\n", "must be a table"),
         ("[relative_chang]\n", "relative_chang is no key; did you mean relative_change"),
-        ("[measured]\nminimum_efect = {}\n", r"measured\.minimum_efect is no key; did you mean minimum_effect"),
+        (
+            "[measured]\nminimum_efect = {}\n",
+            r"measured\.minimum_efect is no key; did you mean minimum_effect",
+        ),
         ("[measured]\nminimum_effect = nan\n", r"measured\.minimum_effect must be a table, not nan"),
         ("[measured]\nminimum_effect = { step_time_s = nan }\n", "step_time_s must be a number"),
         ("[measured]\nminimum_effect = { step_time_s = inf }\n", "step_time_s must be a number"),

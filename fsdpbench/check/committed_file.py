@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from fsdpbench.errors import BenchError
+from fsdpbench.whole_files import write_whole
 
 
 def replace_file(path: Path, text: str) -> None:
     """Put `text` in place of what is at `path`. Raises `BenchError`."""
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(path, text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise BenchError(f"{path}: cannot be written ({error.strerror})") from None
