@@ -45,7 +45,8 @@ def flaws_of(side: Side) -> dict[str, str]:
         if not entry.status.is_answer:
             flaws[name] = f"ended with {entry.status.value}" + (f" ({entry.cause})" if entry.cause else "")
         elif entry.status is Status.OK:
-            broken = next((f"{m} {why}" for m in METRICS if (why := entry.problem(m))), None)
+            told = ((metric, entry.problem(metric) or entry.doubt(metric)) for metric in METRICS)
+            broken = next((f"{metric} {why}" for metric, why in told if why), None)
             if broken is not None:
                 flaws[name] = broken
             elif len(entry.runs) < most:
