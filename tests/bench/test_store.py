@@ -131,8 +131,8 @@ def test_the_index_is_made_from_the_folders(tmp_path: Path) -> None:
 def test_only_points_of_the_current_space_are_current(tmp_path: Path) -> None:
     store, old, new = Store.open_or_create(tmp_path), a_config(batch=1), a_config(batch=2)
     store.write_space({"schema": 1}, [old, new])
-    finish(store, old)
-    finish(store, new)
+    finish(store, old, device="sim")
+    finish(store, new, device="sim")
     store.write_space({"schema": 1}, [new])
     assert list(stored_side(tmp_path).entries) == [new.name]
     assert len(store.points()) == 2
