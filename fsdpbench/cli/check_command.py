@@ -104,8 +104,8 @@ def swept_side(space: dict[str, Any], repeat: int) -> Side:
 
 
 def _prepared(space: dict[str, Any], repeat: int) -> Callable[[Path], None]:
-    """The sweep that `space` (as in sweep.toml) describes, without a report, in a folder yet to be named. What
-    takes long to import is imported, and its points are known."""
+    """The sweep that `space` (as in sweep.toml) describes, without a report, in a folder yet to be named.
+    What takes long to import is imported, and its points are known."""
     fork_server.start(space.get("device"))
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.request import request_of_space
