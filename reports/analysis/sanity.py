@@ -49,13 +49,9 @@ class Gate:
 
 def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
     """All findings about one trace."""
-    doubts: list[str] = []
-    remarks: list[str] = []
+    doubts = list(trace.problems)
+    remarks = list(trace.remarks)
     overlap_known = True
-    for problem in trace.problems:
-        (doubts if trace.dropped_kernels else remarks).append(problem)
-    if trace.dropped_kernels:
-        doubts.append(f"{trace.dropped_kernels} device events could not be placed in time")
     if trace.rank is None:
         remarks.append("the file does not say its rank; 0 is assumed")
     if activity.kind == "gpu":
