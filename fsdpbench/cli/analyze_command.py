@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.cli.output import show, show_json
 from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,10 @@ def command(
         except HtaMissingError as error:
             raise UsageError(str(error)) from None
         texts += told
-    print(json.dumps(content) if as_json else "\n\n".join(texts))
+    if as_json:
+        show_json(content)
+    else:
+        show("\n\n".join(texts))
 
 
 def _analyzed(paths: tuple[Path, ...], jobs: int | None, links: dict[str, Links]) -> Analysis:
