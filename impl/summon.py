@@ -43,7 +43,7 @@ class ShownUnit:
     def show(self, with_grads: bool = False) -> None:
         """Gather and show; a collective over the unit's shard group."""
         unit = self._unit
-        unit.reshard()
+        unit.reshard_by_hand()
         values = self._gather(unit.shard)
         gradients: Sequence[torch.Tensor | None] | None = None
         if with_grads:
@@ -56,7 +56,7 @@ class ShownUnit:
         self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None = None
     ) -> None:
         """Show tensors of the whole parameters' shapes, wherever they come from; no communication."""
-        self._unit.reshard()
+        self._unit.reshard_by_hand()
         self._wrapper._parameters.pop(FLAT_NAME, None)
         self._shown = self._presentation.show_full(values, gradients)
 

@@ -438,6 +438,12 @@ class Unit:
                 self.presentation.show_sharded()
         self._move(UnitState.SHARDED)
 
+    def reshard_by_hand(self) -> None:
+        """Reshard for somebody outside, who may write to the shard next."""
+        self.reshard()
+        if self._runtime is not None:
+            self._runtime.shards_may_change()
+
     def reshard_in_forward(self, hold: int) -> None:
         """Free the parameters between forward and backward, if this unit does so."""
         if not self.reshard_after_forward:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench import interruption
 from fsdpbench.cli.comparison_output import finish, format_options
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.launch import fork_server
@@ -94,14 +96,16 @@ def swept_side(space: dict[str, Any], repeat: int) -> Side:
     """Run the sweep of `space` in a folder that is thrown away, and return its figures."""
     from fsdpbench.check.sides import stored_side
 
-    with tempfile.TemporaryDirectory(prefix="fsdpbench-check-") as temporary:
+    sweep = _prepared(space, repeat)
+    with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-check-") as temporary:
         folder = Path(temporary) / "sweep"
-        sweep_space(space, folder, repeat)
+        sweep(folder)
         return stored_side(folder)
 
 
-def sweep_space(space: dict[str, Any], folder: Path, repeat: int = 1) -> None:
-    """Run the sweep that `space` (as in sweep.toml) describes into `folder`, without a report."""
+def _prepared(space: dict[str, Any], repeat: int) -> Callable[[Path], None]:
+    """The sweep that `space` (as in sweep.toml) describes, without a report, in a folder yet to be named. What
+    takes long to import is imported, and its points are known."""
     fork_server.start(space.get("device"))
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.request import request_of_space
@@ -111,8 +115,12 @@ def sweep_space(space: dict[str, Any], folder: Path, repeat: int = 1) -> None:
     request = request_of_space(space)
     plan = request.plan()
     device = request.target.device
-    store = Store.open_or_create(folder)
-    with store.locked():
-        store.write_space(request.to_space(), plan.points)
-        runs = 1 if device == "sim" else repeat
-        run_sweep(store, plan.points, make_progress(), jobs=jobs_for(device), repeat=runs)
+    runs = 1 if device == "sim" else repeat
+
+    def sweep(folder: Path) -> None:
+        store = Store.open_or_create(folder)
+        with store.locked():
+            store.write_space(request.to_space(), plan.points)
+            run_sweep(store, plan.points, make_progress(), jobs=jobs_for(device), repeat=runs)
+
+    return sweep

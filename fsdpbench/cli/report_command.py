@@ -17,8 +17,9 @@ from fsdpbench.errors import BenchError, UsageError
 @click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html")
 def command(folder: Path, output: Path | None, form: str) -> None:
     """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV."""
-    from fsdpbench.index import build_index
+    from fsdpbench.index import refresh_index
     from fsdpbench.store import INDEX_FILE, REPORT_FILE, Store
+    from fsdpbench.whole_files import write_whole
     from reports.page import RunFolderError, write_csv, write_json, write_markdown, write_report
 
     try:
@@ -27,13 +28,13 @@ def command(folder: Path, output: Path | None, form: str) -> None:
             if output is None:
                 click.echo(text, nl=not text.endswith("\n"))
                 return
-            output.write_text(text)
+            write_whole(output, text)
         else:
             output = output or folder / REPORT_FILE
             write_report(folder, output)
             if (folder / "sweep.toml").is_file():
                 store = Store.open(folder)
-                build_index(folder / INDEX_FILE, store.points())
+                refresh_index(folder / INDEX_FILE, store.points())
     except RunFolderError as error:
         raise UsageError(str(error)) from None
     except OSError as error:

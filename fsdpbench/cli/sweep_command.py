@@ -18,7 +18,7 @@ from fsdpbench.cli.options import (
     space_options,
     target_options,
 )
-from fsdpbench.errors import ExitCode, UsageError
+from fsdpbench.errors import BenchError, ExitCode, UsageError
 from fsdpbench.launch import fork_server
 from fsdpbench.settings import SETTINGS
 
@@ -114,8 +114,12 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
             repeat=repeat,
             pool=launcher.pool(folder, jobs),
         )
-        with disk_errors(folder):
-            write_report(folder, folder / REPORT_FILE)
+        report_failed = None
+        try:
+            with disk_errors(folder):
+                write_report(folder, folder / REPORT_FILE)
+        except BenchError as error:
+            report_failed = error  # once the results are told
     keys = {content_key(config) for config in plan.points}
     stored = [point for point in store.points() if point.key in keys]
     failed = [p for p in stored if p.result["status"] in ("error", "crash", "timeout")]
@@ -124,6 +128,8 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
         print(json.dumps({"schema": 1, "folder": str(folder), "notes": plan.notes, "results": results}))
     else:
         print_ranking(folder, ran=len(summary.ran), already_done=summary.already_done)
+    if report_failed is not None:
+        raise report_failed
     return ExitCode.SOME_FAILED if failed else ExitCode.OK
 
 

@@ -9,6 +9,7 @@ Nothing is kept in a database or held by a lock across nodes.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.errors import BenchError
+from fsdpbench.launch.lifetime import PARENT, die_with_parent
 from fsdpbench.launch.rank_files import LOG_FOLDER
 from fsdpbench.reading import UnreadableFileError, read_json_object
 from fsdpbench.records import Status, read_records
@@ -117,7 +119,11 @@ def run_agent(config: Config, folder: Path, nodes: Nodes, run_id: str) -> tuple[
         (folder / LOG_FOLDER / f"node{nodes.rank}_stderr.log").open("ab") as stderr,
     ):
         process = subprocess.Popen(
-            _command(config, folder, nodes, run_id), stdout=stdout, stderr=stderr, start_new_session=True
+            _command(config, folder, nodes, run_id),
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=functools.partial(_follow_parent, os.getpid()),
         )
         try:
             return process.wait(timeout=config.measurement.timeout_s), False
@@ -136,6 +142,12 @@ def _command(config: Config, folder: Path, nodes: Nodes, run_id: str) -> list[st
         f"--rdzv-conf=timeout={max(30, int(config.measurement.timeout_s))},is_host={int(nodes.rank == 0)}",
         "--max-restarts=0", "-m", "fsdpbench.worker", str(folder / "config.json"), str(folder),
     ]  # fmt: skip
+
+
+def _follow_parent(parent: int) -> None:
+    """Before it becomes the agent: it ends with this node's process, and its ranks will know its number."""
+    die_with_parent(parent)
+    os.environ[PARENT] = str(os.getpid())
 
 
 def _end(process: subprocess.Popen[Any]) -> None:

@@ -27,6 +27,7 @@ from reports.analysis.model import (
     merge,
 )
 from reports.analysis.name_totals import name_totals
+from reports.analysis.parallel import end_with_the_caller, interruptions_held
 from reports.analysis.ranks import summarize
 from reports.analysis.roof import Links, links_of
 from reports.analysis.sanity import check
@@ -91,9 +92,13 @@ def _outcomes(
     if processes <= 1:
         yield from map(read, files)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=end_with_the_caller
+    ) as pool:
+        with interruptions_held():
+            outcomes = pool.map(read, files)
         try:
-            yield from pool.map(read, files)
+            yield from outcomes
         except BrokenProcessPool:
             reason = "or one beside it, was not read to its end: a process died, out of memory?"
             raise TraceError(files[0].path, reason) from None

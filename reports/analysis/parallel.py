@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
 
 _UNPACKS_TO = 15
@@ -31,6 +35,31 @@ def suitable_processes(
     largest = max(sizes) * _MEMORY_A_BYTE + _MEMORY_A_PROCESS
     by_memory = (free_memory() // 2 if memory is None else memory) // largest
     return max(1, min(len(sizes), by_memory, processors or len(os.sched_getaffinity(0))))
+
+
+@contextmanager
+def interruptions_held() -> Iterator[None]:
+    """While processes are started: one that is told to end before it listens would print where it was."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with_the_caller() -> None:
+    """In a process that reads traces: interrupted it ends without a word, and it does not outlive its caller,
+    for whose next trace it would wait."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    caller = parent_process()
+
+    def follow() -> None:
+        if caller is not None:
+            caller.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, name="follow the caller", daemon=True).start()
 
 
 def free_memory() -> int:
