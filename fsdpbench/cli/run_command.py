@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.cli.options import given_settings, setting_options, single_settings, target_options
+from fsdpbench.cli.script_notes import script_notes
 from fsdpbench.cli.script_request import script_config, script_options
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
@@ -95,6 +96,8 @@ def _tell_notes(result: dict[str, Any]) -> None:
     """What a reader should know of the measurement of a script, and where its output is."""
     for note in (result.get("script") or {}).get("notes", ()):
         print(f"note: {note}", file=sys.stderr)
+    for line in script_notes(result):
+        print(f"note: {line}", file=sys.stderr)
     unknown = result.get("unknown_operators")
     if unknown:
         print(f"note: costed by their bytes alone: {', '.join(unknown)}", file=sys.stderr)
