@@ -22,13 +22,15 @@ OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled")
 
 
 class Status(StrEnum):
-    """The fate of a rank, and of a configuration (`not_applicable` only of the latter)."""
+    """The fate of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the sanitizer
+    found one; the figures are kept."""
 
     OK = "ok"
     OOM = "oom"
     TIMEOUT = "timeout"
     ERROR = "error"
     CRASH = "crash"
+    RACE = "race"
     NOT_APPLICABLE = "not_applicable"
 
     @property
