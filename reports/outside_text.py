@@ -21,6 +21,11 @@ def printable(text: object) -> str:
     return _NOT_PRINTABLE.sub(_escaped, str(text))
 
 
+def printable_lines(text: object) -> str:
+    """`printable` for what is made of lines: those stay."""
+    return "\n".join(printable(line) for line in str(text).split("\n"))
+
+
 def one_line(text: object, longest: int = LONGEST_LINE) -> str:
     """`printable`, and no longer than `longest`: of more, beginning and end are kept."""
     whole = str(text)

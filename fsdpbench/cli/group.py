@@ -12,6 +12,8 @@ import sys
 import click
 
 from fsdpbench import __version__, interruption
+from fsdpbench.cli import last_resort
+from fsdpbench.cli.output import say
 from fsdpbench.errors import BenchError, ExitCode
 
 _COMMANDS = {
@@ -66,11 +68,15 @@ def run() -> None:
     atexit.register(gc.freeze)
     try:
         code = _invoke()
-    except BaseException:
+    except BaseException as error:
         # What an interruption made of whatever it struck is no error of its own.
-        if not interruption.arrived():
+        if interruption.arrived():
+            code = ExitCode.OK
+        elif isinstance(error, Exception):
+            say(last_resort.told(error))
+            code = ExitCode.BENCH_FAILED
+        else:
             raise
-        code = ExitCode.OK
     if number := interruption.arrived():
         _end_interrupted(number)
     sys.exit(int(code))
@@ -88,17 +94,17 @@ def _invoke() -> int:
             code = stop.exit_code
         sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        say(_told_by_click(error))
+        return ExitCode.USAGE
     except BenchError as error:
-        _say(str(error))
+        say(error)
         return error.exit_code
     return code
 
 
 def _end_interrupted(number: int) -> None:
     """Nothing is taken down: what was held is let go already, and time is short."""
-    _say("interrupted; what is finished is kept, start the same command again to go on")
+    say("interrupted; what is finished is kept, start the same command again to go on")
     if not interruption.is_command():
         interruption.forget()
         sys.exit(128 + number)
@@ -107,5 +113,9 @@ def _end_interrupted(number: int) -> None:
     os._exit(128 + number)
 
 
-def _say(message: str) -> None:
-    print(f"fsdpbench: {message}", file=sys.stderr)
+def _told_by_click(error: click.ClickException) -> str:
+    """What is wrong with the words of the command, on one line."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "fsdpbench"
+    message = " ".join(error.format_message().split())
+    return f"{message} (`{command} --help` tells more)"

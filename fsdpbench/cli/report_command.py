@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fsdpbench.cli.output import show, tell
 from fsdpbench.errors import BenchError, UsageError
 
 
@@ -26,7 +27,7 @@ def command(folder: Path, output: Path | None, form: str) -> None:
         if form != "html":
             text = {"md": write_markdown, "json": write_json, "csv": write_csv}[form](folder)
             if output is None:
-                click.echo(text, nl=not text.endswith("\n"))
+                show(text)
                 return
             write_whole(output, text)
         else:
@@ -39,4 +40,4 @@ def command(folder: Path, output: Path | None, form: str) -> None:
         raise UsageError(str(error)) from None
     except OSError as error:
         raise BenchError(f"{error.filename or output}: {error.strerror}") from None
-    click.echo(f"wrote {output}", err=True)
+    tell(f"wrote {output}")
