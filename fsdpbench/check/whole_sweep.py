@@ -11,8 +11,10 @@ from fsdpbench.check.sides import Side
 from fsdpbench.check.strict import check_names
 from fsdpbench.errors import CannotJudgeError
 from fsdpbench.records import Status
+from reports.outside_text import one_line
 
-_NAMED = 20
+_NAMED = 5
+_LONGEST = 150
 
 
 def whole(side: Side, leave_out: Collection[str]) -> Side:
@@ -26,7 +28,8 @@ def whole(side: Side, leave_out: Collection[str]) -> Side:
     )
     flaws = flaws_of(kept)
     if flaws:
-        shown = "; ".join(f"{name}: {flaw}" for name, flaw in list(flaws.items())[:_NAMED])
+        told = [one_line(f"{name}: {flaw}", _LONGEST) for name, flaw in flaws.items()]
+        shown = "; ".join(told[:_NAMED])
         more = f"; and {len(flaws) - _NAMED} more" if len(flaws) > _NAMED else ""
         raise CannotJudgeError(
             f"{side.label}: no baseline can be made of what failed or is not finished: {shown}{more}. "
