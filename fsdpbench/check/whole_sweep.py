@@ -14,7 +14,7 @@ from fsdpbench.records import Status
 from reports.outside_text import one_line
 
 _NAMED = 5
-_LONGEST = 150
+_LONGEST = 250
 
 
 def whole(side: Side, leave_out: Collection[str]) -> Side:
@@ -30,7 +30,7 @@ def whole(side: Side, leave_out: Collection[str]) -> Side:
     if flaws:
         told = [one_line(f"{name}: {flaw}", _LONGEST) for name, flaw in flaws.items()]
         shown = "; ".join(told[:_NAMED])
-        more = f"; and {len(flaws) - _NAMED} more" if len(flaws) > _NAMED else ""
+        more = f"; and also {', '.join(list(flaws)[_NAMED:])}" if len(flaws) > _NAMED else ""
         raise CannotJudgeError(
             f"{side.label}: no baseline can be made of what failed or is not finished: {shown}{more}. "
             f"Run the sweep again (--retry-failed), or leave a configuration out with `{FLAG} NAME`"
