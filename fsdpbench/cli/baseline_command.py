@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.cli.values import MOST_RUNS, PossiblePath, whole
+
 if TYPE_CHECKING:
     from fsdpbench.check.baseline import Baseline
     from fsdpbench.check.sides import Side
@@ -18,8 +20,8 @@ def command() -> None:
 
 
 @command.command("create")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("folder", type=PossiblePath())
+@click.argument("file", type=PossiblePath())
 def create(folder: Path, file: Path) -> None:
     """Write the figures of the sweep in FOLDER to FILE, as the set of the torch at hand."""
     from fsdpbench.check.baseline import Baseline
@@ -34,8 +36,8 @@ def create(folder: Path, file: Path) -> None:
 
 
 @command.command("update")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--repeat", type=click.IntRange(min=1), help="Runs of each configuration (measured devices).")
+@click.argument("file", type=PossiblePath())
+@click.option("--repeat", type=whole(most=MOST_RUNS), help="Runs of each configuration (measured devices).")
 def update(file: Path, repeat: int | None) -> None:
     """Run FILE's own sweep again and write its figures into FILE, as the set of the torch at hand."""
     from fsdpbench.check.baseline import Baseline

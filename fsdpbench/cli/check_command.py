@@ -12,6 +12,7 @@ import click
 
 from fsdpbench import interruption
 from fsdpbench.cli.comparison_output import finish, format_options
+from fsdpbench.cli.values import MOST_RUNS, PossiblePath, whole
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.launch import fork_server
 
@@ -22,13 +23,11 @@ _NOISE_RUNS = 20
 
 
 @click.command("check")
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option("--baseline", type=click.Path(path_type=Path), help="The committed baseline.")
-@click.option(
-    "--thresholds", type=click.Path(path_type=Path), help="TOML: what is allowed (ci/thresholds.toml)."
-)
+@click.argument("folder", required=False, type=PossiblePath())
+@click.option("--baseline", type=PossiblePath(), help="The committed baseline.")
+@click.option("--thresholds", type=PossiblePath(), help="TOML: what is allowed (ci/thresholds.toml).")
 @click.option("--noise", is_flag=True, help="Measure A against A here, and write --thresholds from it.")
-@click.option("--repeat", type=click.IntRange(min=1), help="Runs of each configuration (measured devices).")
+@click.option("--repeat", type=whole(most=MOST_RUNS), help="Runs of each configuration (measured devices).")
 @format_options
 def command(
     folder: Path | None,

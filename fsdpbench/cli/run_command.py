@@ -16,6 +16,7 @@ import click
 from fsdpbench.cli.options import given_settings, setting_options, single_settings, target_options
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.script_request import script_config, script_options
+from fsdpbench.cli.values import PossiblePath
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
 from fsdpbench.settings import Settings
@@ -34,7 +35,7 @@ _POLL_S = 0.2
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PossiblePath(),
     help="Folder (default runs/single; runs/single-2 while that is in use).",
 )
 @script_options
