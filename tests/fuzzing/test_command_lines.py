@@ -23,7 +23,7 @@ REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("run", *TINY, "--hardware", "x" * 1_000_000), "unknown hardware"),
     (("run", "--model", "gpt\x1b[31m"), r"gpt\x1b[31m"),
     (("run", "--nope"), "--nope"),
-    (("plan", *TINY, "--when", "a=\" => batch=1"), "No closing quotation"),
+    (("plan", *TINY, "--when", 'a=" => batch=1'), "No closing quotation"),
     (("plan", *TINY, "--when", "gpus=x => batch=1"), "gpus=x"),
     (("sweep", *TINY, "--launcher", "slurm", "--partition", "a\n#SBATCH --wrap=x"), "--partition"),
     (("report", "n" * 5000), "no possible path"),
