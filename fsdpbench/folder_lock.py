@@ -87,7 +87,7 @@ class FolderLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock. Raises `FolderTakenError` if another does, `BenchError` if nothing can be written."""
+        """Hold the lock. Raises `FolderTakenError` if another does, `BenchError` if it cannot be written."""
         over = threading.Event()
         beat = threading.Thread(target=self._beat_until, args=(over,), name="folder lock", daemon=True)
         with interruption.unwinding():
