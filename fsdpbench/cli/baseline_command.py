@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fsdpbench.check import LEAVE_OUT as FLAG
+from fsdpbench.cli.output import tell
 from fsdpbench.cli.values import MOST_RUNS, PossiblePath, whole
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -79,4 +80,4 @@ def _write(
     kept = whole(side, leave_out)
     words = ["fsdpbench", "baseline", verb, *(f"{FLAG} {name}" for name in leave_out)]
     baseline.updated(space, kept, " ".join(words), leave_out).write(file)
-    click.echo(f"wrote {len(kept.entries)} configurations to {file}", err=True)
+    tell(f"wrote {len(kept.entries)} configurations to {file}")

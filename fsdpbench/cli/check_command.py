@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 
 from fsdpbench import interruption
 from fsdpbench.cli.comparison_output import finish, format_options
+from fsdpbench.cli.output import show, tell
 from fsdpbench.cli.values import MOST_RUNS, PossiblePath, whole
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.launch import fork_server
@@ -86,14 +86,14 @@ def _write_noise(side: Side, path: Path | None) -> None:
         raise CannotJudgeError(f"{side.label}: {name}: {reason}: the noise of a whole sweep is measured")
     noise = measure_noise(side.entries)
     least = noise.minimum_effects()
-    click.echo(f"A against A over {noise.runs} runs a configuration; 99 % of comparisons stay below:")
+    show(f"A against A over {noise.runs} runs a configuration; 99 % of comparisons stay below:")
     for metric, value in noise.effects.items():
-        click.echo(f"  {metric}: {value:.2%}, so the gate asks for {least[metric]:.1%}")
+        show(f"  {metric}: {value:.2%}, so the gate asks for {least[metric]:.1%}")
     if path is None:
-        print("  (--thresholds FILE writes it down)", file=sys.stderr)
+        tell("  (--thresholds FILE writes it down)")
         return
     replace(known, minimum_effect={**known.minimum_effect, **least}).write(path)
-    click.echo(f"wrote {path}", err=True)
+    tell(f"wrote {path}")
 
 
 def swept_side(space: dict[str, Any], repeat: int) -> Side:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -148,7 +147,7 @@ def _locked(output: Path | None) -> Iterator[Store]:
                 break
             except FolderTakenError as taken:
                 if attempt == 1 and output is not None:
-                    print(f"waiting: {taken}", file=sys.stderr)
+                    tell(f"waiting: {taken}")
                 if output is not None:
                     time.sleep(_POLL_S)
         yield store

@@ -157,9 +157,7 @@ class _Tensors:
         @functools.wraps(original)
         def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
             made: torch.Tensor = original(data, *args, **kwargs)
-            if isinstance(data, Followed) or (
-                isinstance(data, (list, tuple)) and any(map(_is_followed, data))
-            ):
+            if isinstance(data, Followed) or (isinstance(data, (list, tuple)) and any(map(_is_followed, data))):
                 if not is_on_device(made):
                     return mark_as_placeholders(made)
                 forget(record_of(made.untyped_storage()))

@@ -33,20 +33,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 # Of a `GradScaler`, when it has found all gradients finite: the scale stays, but for its growth.
 _UPDATE_SCALE = "aten::_amp_update_scale_"
 _OF_ITSELF = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt": False}
-_SAME = {
-    "clone",
-    "_to_copy",
-    "cat",
-    "stack",
-    "mean",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "all",
-    "any",
-    "expand_copy",
-}
+_SAME = {"clone", "_to_copy", "cat", "stack", "mean", "amax", "amin", "max", "min", "all", "any", "expand_copy"}
 
 
 def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) -> None:

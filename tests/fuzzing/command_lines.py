@@ -51,6 +51,7 @@ def command_line(random_: random.Random) -> list[str]:
     name = random_.choices(list(COMMANDS), weights=list(COMMANDS.values()))[0]
     found: Any = command_named(name)
     words = [name]
+    spoilt = random_.choice((0.0, 0.2, 0.2, 0.6))
     if isinstance(found, click.Group):
         word = random_.choice([*found.commands, "nothing"])
         words, found = [name, word], found.commands.get(word)
@@ -66,19 +67,19 @@ def command_line(random_: random.Random) -> list[str]:
     for option in chosen:
         words.append(random_.choice(option.opts))
         if not option.is_flag:
-            words.append(_value(random_, option.name or ""))
+            words.append(_value(random_, option.name or "", spoilt))
     for argument in (p for p in found.params if isinstance(p, click.Argument)):
         if argument.name == "script_arguments":
             continue
         if argument.required or random_.random() < 0.3:
-            words.append(_path(random_))
+            words.append(_path(random_, spoilt))
     if random_.random() < 0.05:
         words.insert(random_.randrange(len(words) + 1), random_.choice(TEXTS))
     return words
 
 
-def _value(random_: random.Random, name: str) -> str:
-    if random_.random() < 0.45:
+def _value(random_: random.Random, name: str, spoilt: float) -> str:
+    if random_.random() >= spoilt:
         good = _GOOD.get(name)
         if good is None and name in SETTINGS:
             good = ("1", "2", "none", "FULL_SHARD", "block", "fp32", "true", "every-2", "full")
@@ -90,8 +91,8 @@ def _value(random_: random.Random, name: str) -> str:
     return random_.choice(TEXTS)
 
 
-def _path(random_: random.Random) -> str:
-    return random_.choice(FILES) if random_.random() < 0.6 else random_.choice(TEXTS)
+def _path(random_: random.Random, spoilt: float) -> str:
+    return random_.choice(FILES) if random_.random() >= spoilt else random_.choice(TEXTS)
 
 
 def _pairs(words: list[str]) -> list[tuple[str, str | None]]:

@@ -124,8 +124,7 @@ class RaceFinder(TorchDispatchMode):
             if block.event_count == 0:
                 streams = kept_for.pop(start, set())
                 self._accesses["sim"] = [
-                    a
-                    for a in self._accesses["sim"]
+                    a for a in self._accesses["sim"]
                     if not (a.agent in streams and start <= a.start and a.end <= end)
                 ]
 
@@ -147,9 +146,7 @@ class RaceFinder(TorchDispatchMode):
             return
         self.seen += 1
         start = base + tensor.storage_offset() * tensor.itemsize
-        extent = 1 + sum(
-            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         new = _Access(start, start + extent * tensor.itemsize, agent, self.clock(agent)[agent], writes, what)
         self._meet(self._accesses[tensor.device.type], new)
 
@@ -166,9 +163,7 @@ class RaceFinder(TorchDispatchMode):
                     f"{new.what} ({'writes' if new.writes else 'reads'}, stream {new.agent}) does not wait for "
                     f"{old.what} ({'writes' if old.writes else 'reads'}, stream {old.agent})"
                 )
-            if not (
-                ordered and (new.writes or not old.writes) and new.start <= old.start and old.end <= new.end
-            ):
+            if not (ordered and (new.writes or not old.writes) and new.start <= old.start and old.end <= new.end):
                 kept.append(old)
         kept.append(new)
         accesses[:] = kept

@@ -97,12 +97,7 @@ class ScriptFiles:
         replacement = functools.wraps(original)(wrapper(original))
         self._restore.append((owner, name, original))
         setattr(owner, name, replacement)
-        for known in (
-            os.supports_dir_fd,
-            os.supports_fd,
-            os.supports_follow_symlinks,
-            os.supports_effective_ids,
-        ):
+        for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             if original in known:
                 known.add(replacement)
 
@@ -133,9 +128,7 @@ class ScriptFiles:
             folder = self._layered(path)
             if folder is None:
                 return original(path)
-            return _Entries(
-                _Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder)
-            )
+            return _Entries(_Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder))
 
         return scandir
 

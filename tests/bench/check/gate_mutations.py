@@ -193,20 +193,12 @@ def broken_files(files: Files, side_words: str) -> Iterator[Case]:
     for part in range(1, 20):
         cut = size * part // 20
         yield Case(f"{side_words}: baseline cut at {part}/20", cut_to(cut), frozenset({USAGE}))
-    for label, text in {
-        "empty": "",
-        "null": "null",
-        "list": "[]",
-        "deep": "[" * 5000,
-        "latin-1": "\xff",
-    }.items():
+    for label, text in {"empty": "", "null": "null", "list": "[]", "deep": "[" * 5000, "latin-1": "\xff"}.items():
         raw = text.encode("latin-1")
         yield Case(f"{side_words}: baseline {label}", write_baseline(raw), frozenset({USAGE}))
         yield Case(f"{side_words}: result {label}", write_result(raw), frozenset({UNKNOWN}), (name,))
     for part in range(1, 10):
-        yield Case(
-            f"{side_words}: result cut at {part}/10", cut_result(part / 10), frozenset({UNKNOWN}), (name,)
-        )
+        yield Case(f"{side_words}: result cut at {part}/10", cut_result(part / 10), frozenset({UNKNOWN}), (name,))
     for label, change in {
         "unknown figure": lambda content: run_of(content, name).update(step_tme_s=1.0),
         "unknown key": lambda content: content.update(sett={}),
@@ -240,18 +232,7 @@ def thresholds_that_are_none(side_words: str) -> Iterator[Case]:
         "[measured.minimum_effect]\nstep_time_s = {}",
         "[measured]\nminimum_effect = {{ peak_reserved_bytes = {} }}",
     ):
-        for value in (
-            "nan",
-            "inf",
-            "-inf",
-            "-0.01",
-            "'3'",
-            "true",
-            "[0.1]",
-            "1e400",
-            "99999999999999999999",
-            "50",
-        ):
+        for value in ("nan", "inf", "-inf", "-0.01", "'3'", "true", "[0.1]", "1e400", "99999999999999999999", "50"):
             told = text.format(value)
             yield Case(f"{side_words}: thresholds {told!r}", write_thresholds(told), frozenset({USAGE}))
     for told, near in (
