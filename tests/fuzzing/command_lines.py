@@ -13,7 +13,7 @@ from hostile import TEXTS
 from workshop import TINY
 
 from fsdpbench.cli.group import command_named
-from fsdpbench.settings import SETTINGS
+from fsdpbench.settings import SETTINGS, show_value
 
 FILES = (
     "run", "point", "baseline.json", "result.json", "space.toml", "thresholds.toml", "profile.toml",
@@ -34,7 +34,10 @@ _SMALL = {
     "calibrate": ["--quick"],
 }
 _GOOD: dict[str, tuple[str, ...]] = {
-    "model": ("gpt-125m", "gpt", "t5-11b", "regnet-9b"),
+    "when": ("strategy=HYBRID_SHARD => shard_size=2",), "exclude": ("batch=2 wrap=root",),
+    "reference": ("single",), "assignments": ("batch=1", "wrap=root,block"), "only": ("no such case",),
+    "against": ("point", "trace.json.gz"), "limits": ("depth=100", "unpacked=1MiB"), "leave_out": ("a",),
+    "finalists": ("1",), "trials": ("1", "2"), "model": ("gpt-125m", "gpt", "t5-11b", "regnet-9b"),
     "system": ("impl-fsdp1", "torch-fsdp2", "torch-ddp,single"), "gpus": ("1", "2", "8", "16", "7"),
     "gpus_per_node": ("1", "2", "8"), "device": ("sim", "cuda", "auto"),
     "preset": ("default", "memory", "wide", "scaling"), "timeout": ("10", "0.001"), "goal": ("mfu", "tflops"),
@@ -67,7 +70,7 @@ def command_line(random_: random.Random) -> list[str]:
     for option in chosen:
         words.append(random_.choice(option.opts))
         if not option.is_flag:
-            words.append(_value(random_, option.name or "", spoilt))
+            words.append(_value(random_, option, spoilt))
     for argument in (p for p in found.params if isinstance(p, click.Argument)):
         if argument.name == "script_arguments":
             continue
@@ -78,17 +81,21 @@ def command_line(random_: random.Random) -> list[str]:
     return words
 
 
-def _value(random_: random.Random, name: str, spoilt: float) -> str:
-    if random_.random() >= spoilt:
-        good = _GOOD.get(name)
-        if good is None and name in SETTINGS:
-            good = ("1", "2", "none", "FULL_SHARD", "block", "fp32", "true", "every-2", "full")
-        if good is None:
-            good = FILES
-        return random_.choice(good)
-    if random_.random() < 0.1:
-        return ",".join(random_.choice(TEXTS) for _ in range(random_.randrange(2, 6)))
-    return random_.choice(TEXTS)
+def _value(random_: random.Random, option: click.Option, spoilt: float) -> str:
+    if random_.random() < spoilt:
+        if random_.random() < 0.1:
+            return ",".join(random_.choice(TEXTS) for _ in range(random_.randrange(2, 6)))
+        return random_.choice(TEXTS)
+    name = option.name or ""
+    if name in _GOOD:
+        return random_.choice(_GOOD[name])
+    if name in SETTINGS:
+        return random_.choice((show_value(SETTINGS[name].default), "none", "1", "2", "block", "fp32"))
+    if isinstance(option.type, click.Choice):
+        return str(random_.choice(option.type.choices))
+    if isinstance(option.type, click.IntRange):
+        return random_.choice(("1", "2"))
+    return random_.choice(FILES)
 
 
 def _path(random_: random.Random, spoilt: float) -> str:

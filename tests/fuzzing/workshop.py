@@ -48,7 +48,7 @@ def furnish(folder: Path, commands: CommandServer) -> None:
     (folder / "thresholds.toml").write_text(THRESHOLDS)
     shutil.copy(PROFILES / "a100-80gb.toml", folder / "profile.toml")
     for words in (
-        ["sweep", *TINY, "--wrap", "block,root", "--system", "impl-fsdp2", "-o", "run"],
+        ["sweep", *TINY, "--wrap", "block,root", "--system", "impl-fsdp2", "--max-points", "2", "-o", "run"],
         ["baseline", "create", "run", "baseline.json"],
     ):
         done = commands.run_case(words, folder, timeout=200)
