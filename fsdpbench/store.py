@@ -116,7 +116,10 @@ class Store:
 
     def read_space(self) -> dict[str, Any]:
         """What `write_space` wrote. Raises `UsageError` if it cannot be read."""
-        return read_toml(self.folder / SWEEP_FILE)
+        space = read_toml(self.folder / SWEEP_FILE)
+        if not isinstance(space.get("points", []), list):
+            raise UsageError(f"{self.folder / SWEEP_FILE}: points must be a list of folders")
+        return space
 
     def work_folder(self, config: Config, run: int = 1) -> Path:
         """A fresh folder for a run of a configuration, `config.json` in it. Raises `BenchError` if the lock

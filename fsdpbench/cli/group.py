@@ -43,15 +43,19 @@ class _LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"fsdpbench.cli.{name}_command")
-        command: click.Command = module.command
-        return command
+        return command_named(name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
+
+
+def command_named(name: str) -> click.Command | None:
+    """The command of that name; None if there is none."""
+    if name not in _COMMANDS:
+        return None
+    command: click.Command = importlib.import_module(f"fsdpbench.cli.{name}_command").command
+    return command
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

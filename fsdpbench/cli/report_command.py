@@ -7,14 +7,13 @@ from pathlib import Path
 import click
 
 from fsdpbench.cli.output import show, tell
+from fsdpbench.cli.values import PossiblePath
 from fsdpbench.errors import BenchError, UsageError
 
 
 @click.command("report")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: in the folder)."
-)
+@click.argument("folder", type=PossiblePath())
+@click.option("-o", "--output", type=PossiblePath(), help="File to write (default: in the folder).")
 @click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html")
 def command(folder: Path, output: Path | None, form: str) -> None:
     """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV."""
