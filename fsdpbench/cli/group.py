@@ -14,6 +14,7 @@ import click
 from fsdpbench import __version__, interruption
 from fsdpbench.cli import last_resort
 from fsdpbench.cli.output import say
+from fsdpbench.cli.startup import check_place
 from fsdpbench.errors import BenchError, ExitCode
 
 _COMMANDS = {
@@ -86,6 +87,7 @@ def _invoke() -> int:
     """The exit code of the command. Raises what nobody foresaw."""
     code: int = ExitCode.OK
     try:
+        check_place()
         try:
             # Not click's own `main`: that one turns a closed pipe into exit code 1, a regression here.
             with _group.make_context("fsdpbench", sys.argv[1:]) as context:

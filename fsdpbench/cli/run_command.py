@@ -144,7 +144,7 @@ def _locked(output: Path | None) -> Iterator[Store]:
                 break
             except FolderTakenError as taken:
                 if attempt == 1 and output is not None:
-                    print(f"waiting: {taken}", file=sys.stderr)
+                    print(f"{str(taken).split(';')[0]}; waiting until it ends", file=sys.stderr)
                 if output is not None:
                     time.sleep(_POLL_S)
         yield store

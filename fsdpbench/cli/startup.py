@@ -17,6 +17,14 @@ def begin() -> None:
     _open_streams()
 
 
+def check_place() -> None:
+    """Raises `BenchError` where this process is in a folder that was removed: not even torch starts there."""
+    try:
+        os.getcwd()
+    except OSError:
+        raise BenchError("the folder it was started in was removed; change to another") from None
+
+
 def _in_utf8() -> None:
     """Start again in Python's UTF-8 mode where the locale knows ASCII alone: paths with other letters, and
     every text file, would depend on it."""
