@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from fsdpbench import __version__, interruption
+from fsdpbench import __version__, interruption, is_command
 from fsdpbench.cli import last_resort
 from fsdpbench.cli.output import say
 from fsdpbench.cli.startup import check_place
@@ -107,7 +107,7 @@ def _invoke() -> int:
 def _end_interrupted(number: int) -> None:
     """Nothing is taken down: what was held is let go already, and time is short."""
     say("interrupted; what is finished is kept, start the same command again to go on")
-    if not interruption.is_command():
+    if not is_command():
         interruption.forget()
         sys.exit(128 + number)
     with contextlib.suppress(Exception):
