@@ -211,11 +211,6 @@ class Store:
             return None
         return StoredPoint(folder, named.key, config, result)
 
-    def current_points(self) -> list[StoredPoint]:
-        """The finished points of the space that `sweep.toml` names; results of older sources are left out."""
-        named = set(self.read_space().get("points", ()))
-        return [point for point in self.points() if point.folder.name in named]
-
     def finished(self) -> dict[str, StoredPoint]:
         """Finished configurations by content key."""
         return {point.key: point for point in self.points()}

@@ -71,6 +71,16 @@ class Repeats(msgspec.Struct, frozen=True):
     spread: float | None = None
 
 
+class PlaceholderDecision(msgspec.Struct, frozen=True):
+    """What one line of a script asked of a simulated tensor, what it was told, and how often."""
+
+    file: str
+    line: int
+    operation: str
+    answer: bool | int | float | str | None
+    count: int
+
+
 class ResultFile(msgspec.Struct, frozen=True):
     """`result.json`: what came of it. A figure that the device cannot know is None."""
 
@@ -97,6 +107,7 @@ class ResultFile(msgspec.Struct, frozen=True):
     traces: list[Any] | None = None
     measured: Measured | None = None
     repeats: Repeats | None = None
+    placeholder_decisions: list[PlaceholderDecision] | None = None
 
 
 FileT = TypeVar("FileT", ConfigFile, ResultFile)

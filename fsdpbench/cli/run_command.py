@@ -15,6 +15,7 @@ import click
 
 from fsdpbench.cli.options import given_settings, setting_options, single_settings, target_options
 from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.script_notes import script_notes
 from fsdpbench.cli.script_request import script_config, script_options
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
@@ -107,6 +108,8 @@ def _tell_notes(result: dict[str, Any]) -> None:
     """What a reader should know of the measurement of a script, and where its output is."""
     for note in (result.get("script") or {}).get("notes", ()):
         tell(f"note: {one_line(note)}")
+    for line in script_notes(result):
+        tell(f"note: {one_line(line)}")
     unknown = result.get("unknown_operators")
     if unknown:
         tell(one_line(f"note: costed by their bytes alone: {', '.join(unknown)}"))

@@ -82,6 +82,7 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.ranking import print_ranking
     from fsdpbench.provenance import content_key
+    from fsdpbench.records import Status
     from fsdpbench.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.sweep.runner import jobs_for, run_sweep
     from reports.page import write_report
@@ -122,7 +123,7 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
             report_failed = error  # once the results are told
     keys = {content_key(config) for config in plan.points}
     stored = [point for point in store.points() if point.key in keys]
-    failed = [p for p in stored if p.result["status"] in ("error", "crash", "timeout")]
+    failed = [p for p in stored if not Status(p.result["status"]).is_answer]
     if as_json:
         results = [{"name": p.config["name"], "folder": str(p.folder), **p.result} for p in stored]
         show_json({"schema": 1, "folder": str(folder), "notes": plan.notes, "results": results})

@@ -25,6 +25,7 @@ from fsdpbench.script.clock import map_clock
 from fsdpbench.script.cuda import ProfilerRequests, compile_notes, map_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.explain import explained
+from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.optimizers import Optimizers
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.peaks import Peaks
@@ -70,10 +71,13 @@ def run_script(config: Config, placement: Placement, folder: Path) -> Status:
         optimizers.on_step = steps.ended
     else:
         requests.on_step = steps.ended
+    files = ScriptFiles(folder)
+    files.install()
     status, cause = _execute(source)
     for child in multiprocessing.active_children():  # data loaders of a script that was ended
         child.terminate()
     record.status, record.cause = status, cause
+    record.redirected_files = files.settle()
     steps.finish()
     record.hardware = device.describe()
     record.unknown_operators = device.unknown_operators

@@ -69,6 +69,7 @@ _HOLDS_PLACEHOLDERS = "_sim_placeholders"
 def mark_as_placeholders(host: torch.Tensor) -> torch.Tensor:
     """Remember of a tensor of the host that it came from the device without values."""
     host.untyped_storage()._sim_placeholders = True  # type: ignore[attr-defined]
+    ACCELERATOR.copied_to_host = True
     return host
 
 

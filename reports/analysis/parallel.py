@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -74,9 +75,12 @@ def free_memory() -> int:
 
 def _unpacked(file: Path) -> int:
     try:
-        size = file.stat().st_size
+        state = file.stat()
+        if not stat.S_ISREG(state.st_mode):
+            return 0  # opening a pipe would wait for its other end
+        size = state.st_size
         with file.open("rb") as opened:
             packed = opened.read(2) == b"\x1f\x8b"
-    except OSError:
+    except (OSError, ValueError):
         return 0
     return size * (_UNPACKS_TO if packed else 1)

@@ -62,6 +62,9 @@ def read_blocks(path: Path, limits: TraceLimits) -> Iterator[bytes]:
                 total += len(block)
                 if total > limits.unpacked:
                     raise TraceError(path, limits.refusal("unpacked", _size(path, compressed, limits)))
+                if not begun and total - len(block) > limits.event:
+                    found = f"begins with more than {told_bytes(limits.event)} of white space"
+                    raise TraceError(path, limits.refusal("event", found))
                 if not begun:
                     block = _beginning(path, block, first=total == len(block))
                     begun = bool(block)

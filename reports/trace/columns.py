@@ -52,6 +52,24 @@ CATEGORIES = {
     "Memcpy": Category.MEMCPY,
     "Memset": Category.MEMSET,
 }
+IGNORED = frozenset(
+    {
+        "",
+        *(
+            "Trace",
+            "ac2g",
+            "fwdbwd",
+            "async",
+            "async_gpu",
+            "async_cpu_to_gpu",
+            "async_cpu_gpu",
+            "python_function",
+        ),
+        *("cpu_instant_event", "overhead", "collective_comm", "cuda_profiler_range", "gpu_pm_counter"),
+        *("PythonFunction", "User Annotation", "forward_backward", "mtia_runtime", "hpu_op", "External"),
+    }
+)
+"""Other categories of Kineto, which say nothing of what is measured here."""
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
 SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:", "emulated:")
@@ -71,6 +89,7 @@ class EventColumns:
     memory: MemoryEvents
     retries: RetryEvents
     problems: list[str]
+    remarks: list[str]
 
 
 class _Numbering(dict[Any, int]):
@@ -95,6 +114,7 @@ class ColumnBuilder:
         self._memory = InstantColumns(MemoryEvents)
         self._retries = InstantColumns(RetryEvents)
         self._incomplete = self._uncategorised = self._broken = 0
+        self._unknown: set[str] = set()
 
     def add(self, events: Sequence[AnyEvent]) -> None:
         """Appends a chunk; its events and their texts are not needed afterwards."""
@@ -155,10 +175,18 @@ class ColumnBuilder:
             names=tuple(self._names),
             lanes=tuple((_lane(pid), _lane(tid)) for pid, tid in self._lanes),
             collectives=collectives,
-            memory=self._memory.finish(),
-            retries=self._retries.finish(),
+            memory=MemoryEvents(*self._memory.finish()),
+            retries=RetryEvents(*self._retries.finish()),
             problems=problems,
+            remarks=self._remarks(),
         )
+
+    def _remarks(self) -> list[str]:
+        if not self._unknown:
+            return []
+        some = ", ".join(repr(name[:40]) for name in sorted(self._unknown)[:5])
+        more = f" and {len(self._unknown) - 5} more" if len(self._unknown) > 5 else ""
+        return [f"events of categories that are not known do not count: {some}{more}"]
 
     def _problems(self, columns: Events) -> list[str]:
         """What else the figures may lack."""
@@ -168,6 +196,7 @@ class ColumnBuilder:
         counts = {
             "events of the profiler are not complete ones (ph is not 'X'): left out": self._incomplete,
             "events have no category: left out": self._uncategorised,
+            "events have no name": int((columns.name == self._names.get("", MISSING)).sum()),
             "events on the CPU name no process or thread": threadless,
             "events have arguments that cannot be read, and count as if they had not": self._broken,
             "memory events cannot be read: left out": self._memory.lost + self._retries.lost,
@@ -175,7 +204,9 @@ class ColumnBuilder:
         return [f"{count} {told}" for told, count in counts.items() if count]
 
     def _add_others(self, events: Sequence[AnyEvent]) -> None:
-        self._uncategorised += sum([event.ph == "X" and not event.cat for event in events])
+        complete = [event.cat for event in events if event.ph == "X"]
+        self._uncategorised += complete.count("")
+        self._unknown |= set(complete) - IGNORED
         instants = [event for event in events if event.ph == "i"]
         for name, kept in (("[memory]", self._memory), ("[alloc_retry]", self._retries)):
             chosen = [event for event in instants if event.name == name]
@@ -264,7 +295,7 @@ def _described(name: str, arguments: DeviceArguments) -> CollectiveInfo:
         in_elements=_whole(arguments.in_elements),
         out_elements=_whole(arguments.out_elements),
         dtype=arguments.dtype,
-        group_size=_whole(arguments.group_size) or None,
+        group_size=_group_size(arguments.group_size),
         group_name=arguments.group_name,
         group_ranks=arguments.group_ranks,
     )
@@ -286,6 +317,12 @@ def _from_input_shapes(name: str, arguments: SpanArguments) -> CollectiveInfo:
 def _whole(number: Number | None) -> int | None:
     """A count or size; None where it is no such thing."""
     return int(number) if number is not None and 0 <= number < 2.0**62 else None
+
+
+def _group_size(number: Number | None) -> int | None:
+    """No job has a million ranks."""
+    size = _whole(number)
+    return size if size and size <= 1 << 20 else None
 
 
 def _lane(number: int | str | None) -> int | str:

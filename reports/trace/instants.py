@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, Generic, TypeVar
 
 import numpy as np
 from msgspec import Raw
@@ -12,17 +11,14 @@ from msgspec import Raw
 from reports.trace.arguments import MemoryArguments, Number, decode_arguments
 from reports.trace.model import MISSING, Bool, Int64, MemoryEvents, RetryEvents
 
-InstantsT = TypeVar("InstantsT", MemoryEvents, RetryEvents)
 
+class InstantColumns:
+    """Takes instants in chunks; `finish` gives the columns of `kind` in order of time."""
 
-class InstantColumns(Generic[InstantsT]):
-    """Takes instants in chunks; `finish` gives their columns in order of time."""
-
-    def __init__(self, kind: type[InstantsT]) -> None:
+    def __init__(self, kind: type[MemoryEvents] | type[RetryEvents]) -> None:
         self.lost = 0
-        self._kind: type[InstantsT] = kind
         self._fields = [each.name for each in fields(kind) if each.name != "time"]
-        self._chunks: list[list[Any]] = []
+        self._chunks: list[list[Int64]] = []
 
     def add(self, time: Int64, present: Bool, arguments: Sequence[Raw]) -> None:
         """Appends those that have a time and arguments that can be read."""
@@ -37,11 +33,11 @@ class InstantColumns(Generic[InstantsT]):
         columns = [integers([getattr(each, name) for each in decoded]) for name in self._fields]
         self._chunks.append([time, *columns])
 
-    def finish(self) -> InstantsT:
+    def finish(self) -> list[Int64]:
         empty = [np.empty(0, np.int64) for _ in range(len(self._fields) + 1)]
-        columns = list(map(np.concatenate, zip(empty, *self._chunks, strict=True)))
+        columns = [np.concatenate(column) for column in zip(empty, *self._chunks, strict=True)]
         order = np.argsort(columns[0], kind="stable")
-        return self._kind(*(column[order] for column in columns))
+        return [column[order] for column in columns]
 
 
 def integers(values: Sequence[Number]) -> Int64:

@@ -186,5 +186,5 @@ def _assemble(path: Path, decoded: _Decoded) -> Trace:
         else (),
         simulated=simulated if isinstance(simulated, dict) else None,
         problems=(*decoded.problems, *columns.problems, *identity.problems),
-        remarks=(*decoded.remarks, *identity.remarks),
+        remarks=(*decoded.remarks, *columns.remarks, *identity.remarks),
     )

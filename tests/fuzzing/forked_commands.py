@@ -4,7 +4,7 @@
         outcome = server.run_case(["check", "--baseline", "b.json"], cwd=folder, timeout=60)
         assert not violations(outcome)
 
-`run_case(argv, cwd, timeout, environment, signals)` -> `Outcome(argv, code, out, err, seconds, hung)`. A case
+`run_case(argv, cwd, timeout, environment, signals)` -> `Outcome(argv, code, out, err, seconds, hung, peak_bytes)`. A case
 is a session of its own with empty standard input. It begins at `fsdpbench.cli.main`, so what a signal meets
 while modules are still being imported needs a process of its own. `signals` are (seconds after the start,
 number). A case that is not over after `timeout` seconds has hung: its stacks are added to `err`, and it is
@@ -46,7 +46,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left. `code` is negative for a death by a signal, None if it hung."""
+    """What a command left. `code` is negative for a death by a signal, None if it hung; `peak_bytes`: the
+    memory it held at most, what it was forked with included."""
 
     argv: tuple[str, ...]
     code: int | None
@@ -54,6 +55,7 @@ class Outcome:
     err: str
     seconds: float
     hung: bool
+    peak_bytes: int = 0
 
     def __str__(self) -> str:
         return f"{list(self.argv)!r:.600}: exit {self.code}, {self.seconds:.1f} s\n{self.err[-3000:]}"
@@ -124,7 +126,7 @@ class CommandServer:
         reply: dict[str, Any] = json.loads(answer)
         if reply["hung"]:
             self.close()  # with what the command had started
-        return Outcome(tuple(argv), reply["code"], out, err, reply["seconds"], reply["hung"])
+        return Outcome(tuple(argv), out=out, err=err, **reply)
 
     def close(self) -> None:
         if self._process is None:
@@ -210,10 +212,11 @@ def _wait(pid: int, request: dict[str, Any]) -> dict[str, Any]:
     signals = list(request["signals"])
     asked_for_stacks = False
     while True:
-        found, status = os.waitpid(pid, os.WNOHANG)
+        found, status, usage = os.wait4(pid, os.WNOHANG)
         passed = time.monotonic() - began
         if found:
-            return {"code": os.waitstatus_to_exitcode(status), "seconds": passed, "hung": False}
+            code, peak = os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
+            return {"code": code, "seconds": passed, "hung": False, "peak_bytes": peak}
         if signals and passed >= signals[0][0]:
             os.kill(pid, signals.pop(0)[1])
         if passed > request["timeout"] and not asked_for_stacks:
