@@ -4,9 +4,8 @@
         outcome = server.run_case(["check", "--baseline", "b.json"], cwd=folder, timeout=60)
         assert not violations(outcome)
 
-`run_case(argv, cwd, timeout, environment, signals)` -> `Outcome(argv, code, out, err, seconds, hung, peak_bytes)`. A case
-is a session of its own with empty standard input. It begins at `fsdpbench.cli.main`, so what a signal meets
-while modules are still being imported needs a process of its own. `signals` are (seconds after the start,
+`run_case(argv, cwd, timeout, environment, signals)` -> an `Outcome`. A case is a session of its own with empty standard input. It begins at `fsdpbench.cli.main`, so what a signal
+meets while modules are still being imported needs a process of its own. `signals` are (seconds after the start,
 number). A case that is not over after `timeout` seconds has hung: its stacks are added to `err`, and it is
 killed. Configurations of a case start from one fork server that all cases share.
 
