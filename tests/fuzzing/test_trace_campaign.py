@@ -23,7 +23,7 @@ from trace_seeds import Document
 
 from reports.trace import TraceLimits
 
-BROKEN, ANYTHING, DAMAGED, PACKED = 40, 25, 12, 15
+BROKEN, ANYTHING, DAMAGED, PACKED = 35, 20, 10, 10
 """Cases a seed."""
 MEMORY_AN_EVENT = 500
 MEMORY_A_BYTE_OF_AN_EVENT = 24
@@ -101,10 +101,10 @@ def write(folder: Path, documents: list[Document], first: bytes) -> Path:
 
 
 def figures(outcome: Outcome) -> Any:
-    """All that was printed but paths, and notes on what did no harm."""
+    """All that was printed but notes on what did no harm."""
     content = json.loads(outcome.out)
     for rank in content["ranks"]:
-        rank.pop("path"), rank.pop("warnings")
+        del rank["trace"], rank["warnings"]
     return content
 
 
@@ -132,7 +132,7 @@ def test_changes_of_valid_traces(campaign: Campaign, seed: list[Document], tmp_p
     assert original.code == 0, original
     campaign.base_bytes = original.peak_bytes
     for name, rewrite in SAME.items():
-        for number in range(3):
+        for number in range(2):
             path = write(tmp_path / f"{name}{number}", seed, rewrite(rng, deepcopy(seed[0])))
             outcome = campaign.analyze("changes that mean nothing", path)
             if outcome.code != 0 or figures(outcome) != figures(original):
@@ -177,7 +177,7 @@ def check_packed(campaign: Campaign, original: Outcome, told: str, path: Path) -
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("bomb", bombs(), ids=lambda bomb: bomb.name)
+@pytest.mark.parametrize("bomb", list(bombs()), ids=lambda bomb: bomb.name)
 def test_files_that_ask_for_much(campaign: Campaign, tmp_path: Path, bomb: Bomb) -> None:
     before = len(campaign.failed)
     if not campaign.base_bytes:

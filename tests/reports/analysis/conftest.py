@@ -1,4 +1,4 @@
-"""A builder of small Kineto traces whose truth is known, and the folder of real ones."""
+"""A builder of small Kineto traces whose truth is known, and traces that look as real ones do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from real_shapes import write_all
 from trace_writing import TraceBuilder, build_fsdp_trace
 
 
@@ -24,11 +25,9 @@ def fsdp_trace() -> TraceBuilder:
 
 
 @pytest.fixture(scope="session")
-def real_traces() -> Path:
-    """The folder of real traces that lies beside the repository, where it does."""
-    root = Path(__file__).resolve().parents[3]
-    shared = Path(os.environ.get("FSDPBENCH_SHARED", root / "../shared"))
-    folder = shared / "data" / "traces"
-    if not folder.is_dir():
-        pytest.skip(f"no real traces at {folder} (FSDPBENCH_SHARED names their parent)")
-    return folder
+def real_traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces that look as those from elsewhere do; real ones where FSDPBENCH_SHARED has them."""
+    shared = os.environ.get("FSDPBENCH_SHARED")
+    if shared is not None:
+        return Path(shared) / "data" / "traces"
+    return write_all(tmp_path_factory.mktemp("traces"))

@@ -9,9 +9,13 @@ from typing import Any
 
 
 class TraceBuilder:
-    """Writes events as `torch.profiler` does; times are given in ns and written in microseconds."""
+    """Writes events as `torch.profiler` does; times are given in ns and written in microseconds.
+
+    With `exact` time stamps are text with all digits, which whoever writes the file makes numbers.
+    """
 
     main = (100, 100)
+    exact = False
 
     def __init__(self, **head: Any) -> None:
         self.head: dict[str, Any] = {
@@ -30,7 +34,7 @@ class TraceBuilder:
             "name": name,
             "pid": lane[0],
             "tid": lane[1],
-            "ts": start / 1000,
+            "ts": f"{start // 1000}.{start % 1000:03d}" if self.exact else start / 1000,
             "dur": duration / 1000,
             **more,
         }
