@@ -54,7 +54,8 @@ class Campaign:
         self.tried[kind] += 1
         self.ends[f"exit {outcome.code}"] += 1
         self.slowest = max(self.slowest, outcome.seconds)
-        self.greatest = max(self.greatest, outcome.peak_bytes - self.base_bytes)
+        if self.base_bytes:
+            self.greatest = max(self.greatest, outcome.peak_bytes - self.base_bytes)
         for violation in violations(outcome):
             self.fail(kind, f"{violation}: {outcome}")
         return outcome
