@@ -143,16 +143,19 @@ class FlatPresentation:
             )
         wrote = flat.data_ptr() != self.shard.data_ptr()
         if wrote:
-            if flat.numel() != self.shard.numel():
-                raise AssertionError(
-                    f"the data of a flat parameter was replaced by {flat.numel()} elements, this rank's "
-                    f"shard has {self.shard.numel()}: assign as many, or change parameters inside of "
-                    "summon_full_params()"
-                )
+            self._check_elements()
             self.shard.copy_(flat.view(-1))
             flat.data = self.shard.data
         self._version = flat._version
         return wrote
+
+    def _check_elements(self) -> None:
+        given, expected = self.flat_param.numel(), self._layout.shard_numel
+        if given != expected:
+            raise AssertionError(
+                f"the data of a flat parameter was replaced by {given} elements, this rank's shard has "
+                f"{expected}: assign as many, or change parameters inside of summon_full_params()"
+            )
 
     def changed(self) -> bool:
         return self.flat_param._version != self._version
@@ -225,6 +228,7 @@ class FlatPresentation:
         data = self.flat_param.data
         if data.untyped_storage()._cdata == self.shard.untyped_storage()._cdata:
             return None
+        self._check_elements()
         self.shard = data
         if not isinstance(self._attributes[0], nn.Parameter):
             self._attributes = [
