@@ -222,6 +222,7 @@ class FlatPresentation:
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the flat parameter's memory after the module was moved; the new shard if there is one."""
+        check_sharded(self.shows_full)
         for described in self._parameters:
             for place in described.places:
                 check_place(described, place, place.module.__dict__.get(place.name))
@@ -239,9 +240,11 @@ class FlatPresentation:
 
 
 def check_sharded(shows_full: bool) -> None:
-    """Raise AssertionError if parameters are to be gathered while whole ones are shown."""
+    """Raise AssertionError if sharded parameters are wanted while whole ones are shown."""
     if shows_full:
-        raise AssertionError("forward was called inside of summon_full_params(): leave that first")
+        raise AssertionError(
+            "summon_full_params() shows whole parameters: leave it before forward, or before moving the module"
+        )
 
 
 def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:

@@ -12,7 +12,7 @@ from flat_programs import Side, attempt, compare
 
 
 def accumulating(side: Side, zero: str = "", **arguments: Any) -> Iterator[tuple[str, Any]]:
-    """Two passes that reduce, two that do not, one that does; ``zero``: when gradients are changed and how."""
+    """Two passes that reduce, two that do not, one that does; ``zero``: when gradients change and how."""
     side.build(**arguments)
     objects = {id(parameter) for parameter in side.model.parameters()}
     for number, reduces in enumerate((True, True, False, False, True)):
