@@ -75,6 +75,8 @@ class Runtime:
 
     def begin_forward(self, stage: Stage) -> None:
         """The outermost forward starts: gathers must see what the optimizer wrote."""
+        if len(self.root.modules) > 1:
+            _ = self.root.root_module  # which tells that these modules are no root
         self.forward_root = stage
         self.ran = True
         if self.schedule.gathered_ahead:
