@@ -304,6 +304,8 @@ class Stage:
                     keep_gradients(unit)
                 if unit.reshard_after_backward:
                     unit.reshard()
+                else:
+                    unit.hide()
             runtime.schedule.after_gradients(self)
             for unit, which, gradients in ready:
                 if runtime.rank_check is not None:
@@ -314,6 +316,10 @@ class Stage:
         """The whole backward is done: what did not come to its post-backward does now."""
         if self.state is not StageState.REDUCED or self._has_late_gradients():
             self.post_backward()
+        for unit in self.units:
+            if not unit.gradients.synchronize and unit.presentation.unreduced is not None:
+                self.runtime.show_unreduced(unit)
+        self.backward_position = -1
         self._to_run.clear()
         self.state = StageState.IDLE
 
@@ -348,6 +354,7 @@ class Stage:
             for parameter in unit.unsharded:
                 parameter.grad = None
         self.forward_positions.clear()
+        self.backward_position = -1
         self._to_run.clear()
         self.state = StageState.IDLE
 

@@ -20,6 +20,7 @@ from .rank_check import RankCheck
 from .reduction import Reducer
 from .schedule import RateLimiter, Schedule
 from .streams import Lanes
+from .unit import Unit, UnitState
 
 if TYPE_CHECKING:
     from .hooks import Stage
@@ -67,6 +68,8 @@ class Runtime:
         self.rank_check: RankCheck | None = None
         if settings.check_ranks:
             self.rank_check = RankCheck(None if settings.check_ranks is True else settings.check_ranks)
+        self._unreduced: list[Unit] = []
+        """Units that show gradients of ``no_sync()``."""
         self.ran = False
         """Whether a forward ran; before that the tree may become part of a larger one."""
         self._callback_queued = False
@@ -79,10 +82,18 @@ class Runtime:
             _ = self.root.root_module  # which tells that these modules are no root
         self.forward_root = stage
         self.ran = True
+        self._drop_what_changed()
         if self.schedule.gathered_ahead:
             self._drop_what_was_skipped()
         mark, self.optimizer_mark = self.optimizer_mark, None
         self.let_gathers_wait(mark)
+
+    def _drop_what_changed(self) -> None:
+        """Drop parameters that an earlier forward left gathered, where the shards were written to since."""
+        for stage in self.stages:
+            for unit in stage.units:
+                if unit.state is UnitState.UNSHARDED and unit.presentation.changed():
+                    unit.reshard()
 
     def _drop_what_was_skipped(self) -> None:
         """Drop what the forward before gathered ahead and did not come to: values may have changed since."""
@@ -116,7 +127,15 @@ class Runtime:
         self.handover.trim()
         self.schedule.end_forward()
         if not torch.is_grad_enabled():
+            self._drop_without_grad()
             self.await_host_read()
+
+    def _drop_without_grad(self) -> None:
+        """No backward will use what this forward left gathered, and values may be changed in any way next."""
+        for stage in self.stages:
+            for unit in stage.units:
+                if not unit.kept_without_grad and unit.state is UnitState.UNSHARDED:
+                    unit.reshard()
 
     def await_host_read(self) -> None:
         """The user may write to shards on the host now: copies out of them have to be done."""
@@ -131,6 +150,7 @@ class Runtime:
         if not self._callback_queued:
             self._callback_queued = True
             Variable._execution_engine.queue_callback(self._end_backward)
+            self._take_back_unreduced()
             if self._gathers_wait:
                 self.let_gathers_wait()
 
@@ -153,6 +173,23 @@ class Runtime:
             for stage in self.stages:
                 stage.forward_positions.clear()
                 stage.drop_unused_gather()
+
+    @torch.no_grad()
+    def show_unreduced(self, unit: Unit) -> None:
+        """Backward ended: let ``unit`` show the gradients that it keeps for a later one."""
+        unreduced = unit.presentation.unreduced
+        assert unreduced is not None
+        unreduced.show(unit)
+        if unreduced.shown:
+            self._unreduced.append(unit)
+
+    @torch.no_grad()
+    def _take_back_unreduced(self) -> None:
+        for unit in self._unreduced:
+            unreduced = unit.presentation.unreduced
+            assert unreduced is not None
+            unreduced.take_back(unit)
+        self._unreduced.clear()
 
     # -- errors ----------------------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
+
 from .annotations import span
 from .api import MemoryHandover, ScheduleSettings
 from .streams import Lane, Mark
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 _CALM_ITERATIONS = 8
 """With an adapting limit: iterations without a retry before it is raised by one."""
+
+_LONGEST_ORDER = 10_000
+"""Stages in the recorded order of forwards that still await their backward, before it is forgotten."""
 
 
 class RateLimiter:
@@ -152,8 +157,8 @@ class Schedule:
                 self.gather(target)
 
     def leave_forward(self, stage: Stage) -> None:
-        """A stage's forward is done: remember the order for backward."""
-        if stage.units:
+        """A stage's forward is done: remember the order for the backward that it may have."""
+        if stage.units and torch.is_grad_enabled():
             stage.forward_positions.append(len(self._post_forward_order))
             self._post_forward_order.append(stage)
 
@@ -162,6 +167,12 @@ class Schedule:
         if self._forward_so_far:
             self._forward_order = self._forward_so_far
             self._forward_so_far = []
+        if len(self._post_forward_order) > _LONGEST_ORDER:
+            # Forwards whose backward may never come. The order serves prefetch alone: without it a stage is
+            # gathered when it is needed.
+            for stage in set(self._post_forward_order):
+                stage.forward_positions.clear()
+            self._post_forward_order.clear()
 
     # -- backward --------------------------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .flat_param import FlatPresentation, OriginalPresentation
+from .flat_param import FlatPresentation
 from .full_params import gather_flat, split_full, write_back
+from .original_params import OriginalPresentation
 from .parameter_names import FLAT_NAME
 from .unit import Unit
 
