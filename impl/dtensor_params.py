@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from .gradient_state import step_in_backward
 from .layout import Segment, UnitLayout, chunk_rows
 from .offload import HOST, HostOffload, new_shard
 from .placement import ParameterPlan, local_tensor, new_dtensor
@@ -148,6 +149,8 @@ class DTensorPresentation:
             if hooks:
                 for hook in list(hooks.values()):
                     hook(sharded)
+            if "_in_backward_optimizers" in sharded.__dict__ and sharded.grad is not None:
+                step_in_backward(sharded)
 
     # -- changes from outside --------------------------------------------------------------------------------
 
