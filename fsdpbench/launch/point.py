@@ -34,7 +34,7 @@ def run_point(config_record: dict[str, Any], folder: str, nodes: Nodes | None = 
 
     With `nodes`, this machine leads several.
     """
-    config, path = Config.from_dict(config_record), Path(folder)
+    config, path = Config.from_dict(config_record), Path(folder).absolute()  # scripts change folders
     die_with_parent()
     with contextlib.suppress(PermissionError):  # it leads a session, and so a group, already
         os.setpgid(0, 0)

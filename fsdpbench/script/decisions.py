@@ -1,7 +1,8 @@
 """What a script decides from placeholders: where, which question, what it was told, how often.
 
-A simulated tensor has no value. Whatever a script asks of it, `if loss < best`, `range(int(count))`, is answered
-all the same, and the run goes the way of that answer; so every such answer is written down with the line that asked.
+A simulated tensor has no value. Whatever a script asks of it, `if loss < best`, `range(int(count))`, is
+answered all the same, and the run goes the way of that answer; so every such answer is written down with
+its line.
 
     loss.item(), loss.cpu().item() ──> a number that remembers where it comes from (`numbers.py`)
         number < best, bool(number), int(number), math.isnan(number) ──> recorded
@@ -126,7 +127,8 @@ class _Tensors:
         return call
 
     def _numbered(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`item`: floats are followed; of a bool or an integer, which may become a length, it is told at once."""
+        """`item`: floats are followed; of a bool or an integer, which may become a length, it is told at
+        once."""
         decisions = self._decisions
 
         @functools.wraps(original)
@@ -157,7 +159,9 @@ class _Tensors:
         @functools.wraps(original)
         def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
             made: torch.Tensor = original(data, *args, **kwargs)
-            if isinstance(data, Followed) or (isinstance(data, (list, tuple)) and any(map(_is_followed, data))):
+            if isinstance(data, Followed) or (
+                isinstance(data, (list, tuple)) and any(map(_is_followed, data))
+            ):
                 if not is_on_device(made):
                     return mark_as_placeholders(made)
                 forget(record_of(made.untyped_storage()))

@@ -1,4 +1,4 @@
-"""`open`, `os`, `shutil`, `torch.save` and `torch.load` of a script, through the layer."""
+"""`open`, `os` and `shutil` of a script, through the layer."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ import io
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fsdpbench.script.cuda.refusals import NotSimulatedError
+from fsdpbench.script.files.checkpoints import Checkpoints
 from fsdpbench.script.files.overlay import Overlay
 from fsdpbench.script.files.writing import Writing
-from fsdpbench.sim.accelerator import ACCELERATOR
 
 _LOOKING = ("stat", "access", "getxattr", "listxattr", "statvfs")
 _CHANGING = ("chmod", "utime", "truncate", "chown")
 _WRITING_MODES = set("wax+")
 _MOVING = {"rm", "mv", "cp", "ln", "rsync", "rmdir", "unlink", "truncate", "tar", "zip"}
-_SHARDED = "torch.distributed.checkpoint"
 _NAMED = 20
 
 
@@ -36,6 +32,7 @@ class ScriptFiles:
         self._overlay = Overlay(folder / "files", folder)
         self._writing = Writing(self._overlay)
         self._restore: list[tuple[Any, str, Any]] = []
+        self._checkpoints = Checkpoints(self._overlay, self._writing, self._replace)
 
     def install(self) -> None:
         """Look through the layer from now on."""
@@ -48,8 +45,8 @@ class ScriptFiles:
         own = {
             "open": self._os_open, "mkdir": self._mkdir, "rmdir": self._removing, "remove": self._removing,
             "unlink": self._removing, "rename": self._renaming, "replace": self._renaming,
-            "listdir": self._listing, "scandir": self._scanning, "symlink": self._linking, "link": self._copying,
-            "system": self._shell,
+            "listdir": self._listing, "scandir": self._scanning, "symlink": self._linking,
+            "link": self._copying, "system": self._shell,
         }  # fmt: skip
         for name, wrapper in own.items():
             self._replace(os, name, wrapper)
@@ -57,21 +54,13 @@ class ScriptFiles:
         self._replace(subprocess.Popen, "__init__", self._starting)
         self._replace(builtins, "open", self._opening)
         io.open, self._restore = builtins.open, [*self._restore, (io, "open", io.open)]
-        self._replace(torch, "save", self._saving)
-        self._replace(torch, "load", self._loading)
-        torch.serialization.save, torch.serialization.load = torch.save, torch.load
-        self._replace(torch.serialization, "location_tag", self._seen)
-        for name in ("numpy", "__array__"):
-            self._replace(torch.Tensor, name, self._array)
-        self._saw_storage = False
-        self._install_safetensors()
+        self._checkpoints.install()
 
     def settle(self) -> dict[str, Any] | None:
         """The script has ended: what lies in the layer, for the result; None if nothing does."""
         self._writing.close_all()
         for owner, name, original in reversed(self._restore):
             setattr(owner, name, original)
-        torch.serialization.save, torch.serialization.load = torch.save, torch.load
         overlay = self._overlay
         if overlay.is_empty:
             return None
@@ -97,7 +86,12 @@ class ScriptFiles:
         replacement = functools.wraps(original)(wrapper(original))
         self._restore.append((owner, name, original))
         setattr(owner, name, replacement)
-        for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+        for known in (
+            os.supports_dir_fd,
+            os.supports_fd,
+            os.supports_follow_symlinks,
+            os.supports_effective_ids,
+        ):
             if original in known:
                 known.add(replacement)
 
@@ -128,7 +122,9 @@ class ScriptFiles:
             folder = self._layered(path)
             if folder is None:
                 return original(path)
-            return _Entries(_Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder))
+            return _Entries(
+                _Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder)
+            )
 
         return scandir
 
@@ -156,9 +152,9 @@ class ScriptFiles:
                     self._writing.at_large = True  # what it copies of this may hold tensors
                 return original(found, mode, buffering, *args, **options)
             path = overlay.resolve(file)
-            if "b" in mode and (overlay.has(path) or not overlay.is_real(path) or os.path.isfile(path)):
-                if os.path.isdir(os.path.dirname(path)):
-                    return self._writing.open(path, mode, buffering)
+            replaceable = overlay.has(path) or not overlay.is_real(path) or os.path.isfile(path)
+            if "b" in mode and replaceable and os.path.isdir(os.path.dirname(path)):
+                return self._writing.open(path, mode, buffering)
             return original(self._text_place(path, mode), mode, buffering, *args, **options)
 
         return open
@@ -252,9 +248,9 @@ class ScriptFiles:
             if not self._concerns(path, options):
                 return original(path, ignore_errors, *args, **options)  # type: ignore[no-any-return]
             resolved = overlay.resolve(path, follow=False)
-            if not (overlay.has(resolved) or overlay.is_real(resolved)):
-                if ignore_errors or options.get("onerror") or options.get("onexc"):
-                    return None
+            tolerant = ignore_errors or any(options.get(name) for name in ("onerror", "onexc")) or any(args)
+            if tolerant and not (overlay.has(resolved) or overlay.is_real(resolved)):
+                return None
             return overlay.remove(resolved, tree=True)
 
         return rmtree
@@ -296,7 +292,7 @@ class ScriptFiles:
 
         return link
 
-    # ------------------------------------------------------------------------------------------ other programs
+    # --------------------------------------------------------------------------------------- other programs
 
     def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def init(process: Any, args: Any, *others: Any, **options: Any) -> None:
@@ -318,78 +314,8 @@ class ScriptFiles:
         if any(os.path.basename(word) in _MOVING for word in words):
             raise NotSimulatedError(
                 f"'{' '.join(words)[:80]}'",
-                "another program would change files from before the run; use os and shutil, which are redirected",
+                "another program would change the files from before the run; use Python's os and shutil",
             )
-
-    # --------------------------------------------------------------------------------------------- checkpoints
-
-    def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        overlay = self._overlay
-
-        def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
-            before, self._saw_storage = self._saw_storage, False
-            try:
-                if isinstance(f, (str, os.PathLike)) and overlay.concerns(f):
-                    path = overlay.resolve(f)
-                    was_there = overlay.has(path) or overlay.hides(path)
-                    original(obj, overlay.place(path), *args, **options)
-                    self._writing.closed(path, tainted=self._saw_storage or was_there)
-                else:
-                    original(obj, f, *args, **options)
-                    if self._saw_storage:
-                        caller = str(sys._getframe(1).f_globals.get("__name__"))
-                        self._writing.holds_tensors(f, alone=not caller.startswith(_SHARDED))
-            finally:
-                self._saw_storage = before or self._saw_storage
-
-        return save
-
-    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(f: Any, *args: Any, **options: Any) -> Any:
-            path = self._overlay.visible(f) if isinstance(f, (str, os.PathLike)) else f
-            return original(path, *args, **options)
-
-        return load
-
-    def _seen(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Asked of each storage that is saved."""
-
-        def location_tag(storage: Any) -> Any:
-            self._saw_storage = True
-            return original(storage)
-
-        return location_tag
-
-    def _array(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def array(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if ACCELERATOR.copied_to_host:
-                self._writing.at_large = True
-            return original(tensor, *args, **options)
-
-        return array
-
-    def _install_safetensors(self) -> None:
-        """Its files are written and read in Rust."""
-        try:
-            import safetensors
-        except ImportError:
-            return
-        overlay = self._overlay
-
-        def writing(original: Callable[..., Any]) -> Callable[..., Any]:
-            def serialize_file(tensors: Any, filename: Any, *args: Any, **options: Any) -> Any:
-                return original(tensors, overlay.place(overlay.resolve(filename)), *args, **options)
-
-            return serialize_file
-
-        def reading(original: Any) -> Callable[..., Any]:
-            def safe_open(filename: Any, *args: Any, **options: Any) -> Any:
-                return original(overlay.visible(filename), *args, **options)
-
-            return safe_open
-
-        self._replace(safetensors, "serialize_file", writing)
-        self._replace(safetensors, "safe_open", reading)
 
 
 class _Entry:

@@ -24,8 +24,8 @@ _NOT_FILES = ("/dev", "/proc", "/sys")
 
 
 class Overlay:
-    """The layer in `root`. Paths are the script's, absolute; `made` are files and folders that are new in this
-    run and lie where the script put them."""
+    """The layer in `root`. Paths are the script's, absolute; `made` are files and folders that are new in
+    this run and lie where the script put them."""
 
     def __init__(self, root: Path, exempt: Path) -> None:
         self.root = str(root)
@@ -195,7 +195,7 @@ class Overlay:
             if os.path.isdir(source):
                 raise NotSimulatedError(
                     f"renaming the folder {source}, which was there before the run,",
-                    "files from before are not changed; copy what the script needs, or let it write elsewhere",
+                    "files from before are not changed; let the script copy what it needs",
                 )
             self.copy_up(source)
         place = self.place(target)

@@ -1,8 +1,8 @@
 """Which files belong into the layer: those into which simulated tensors go.
 
-A file that is opened to write bytes is written in the layer first. When it is closed it is known whether tensors
-went in: `torch.save` says so of the file that it writes to; once tensors have been made bytes or arrays in memory,
-any file may hold them. One without is put where the script wanted it.
+A file that is opened to write bytes is written in the layer first. When it is closed it is known whether
+tensors went in: `torch.save` says so of the file that it writes to; once tensors have been made bytes or
+arrays in memory, any file may hold them. One without is put where the script wanted it.
 """
 
 from __future__ import annotations
