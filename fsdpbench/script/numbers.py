@@ -59,14 +59,14 @@ class Followed:
         return _told(f"numpy.{name}", answer) if answer.dtype.kind == "b" else _followed(answer.item())
 
 
-class PlaceholderFloat(Followed, float):
+class PlaceholderFloat(Followed, float):  # type: ignore[misc]
     """A float of a simulated run."""
 
     __hash__ = float.__hash__
     __repr__ = float.__repr__
 
 
-class PlaceholderInt(Followed, int):
+class PlaceholderInt(Followed, int):  # type: ignore[misc]
     """An integer of a simulated run."""
 
     __hash__ = int.__hash__

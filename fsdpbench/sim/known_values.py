@@ -138,6 +138,8 @@ def _evaluate(
     results: list[torch.Tensor],
 ) -> Known | None:
     name = operator._schema.name.removeprefix("aten::")
+    if name == "zero_":
+        return Known(torch.zeros(1), assumed=False)
     if name == "copy_" and len(taken) == 2:
         return known_of(taken[1])
     known = [known_of(tensor) for tensor in taken]

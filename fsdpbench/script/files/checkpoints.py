@@ -11,9 +11,19 @@ import torch
 
 from fsdpbench.script.files.overlay import Overlay
 from fsdpbench.script.files.writing import Writing
+from fsdpbench.script.numbers import plain
 from fsdpbench.sim.accelerator import ACCELERATOR
 
 _SHARDED = "torch.distributed.checkpoint"
+
+
+def _with_plain_numbers(value: Any) -> Any:
+    """The same containers, with numbers that any reader knows instead of followed ones."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_with_plain_numbers, value))
+    if type(value) is dict:
+        return {key: _with_plain_numbers(each) for key, each in value.items()}
+    return plain(value)
 
 
 class Checkpoints:
@@ -44,6 +54,7 @@ class Checkpoints:
         overlay = self._overlay
 
         def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
+            obj = _with_plain_numbers(obj)
             before, self._saw_storage = self._saw_storage, False
             try:
                 if isinstance(f, (str, os.PathLike)) and overlay.concerns(f):

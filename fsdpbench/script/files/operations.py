@@ -176,14 +176,14 @@ class ScriptFiles:
 
         def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
             if dir_fd is not None or not overlay.concerns(path):
-                return original(path, flags, mode, dir_fd=dir_fd)  # type: ignore[no-any-return]
+                return original(path, flags, mode, dir_fd=dir_fd)
             if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
-                return original(overlay.visible(path), flags, mode)  # type: ignore[no-any-return]
+                return original(overlay.visible(path), flags, mode)
             resolved = overlay.resolve(path)
             if overlay.is_real(resolved) and resolved not in overlay.made and os.path.isfile(resolved):
                 place = overlay.place(resolved) if flags & os.O_TRUNC else overlay.copy_up(resolved)
-                return original(place, flags | os.O_CREAT, mode)  # type: ignore[no-any-return]
-            return original(self._text_place(resolved, "w"), flags, mode)  # type: ignore[no-any-return]
+                return original(place, flags | os.O_CREAT, mode)
+            return original(self._text_place(resolved, "w"), flags, mode)
 
         return open
 
@@ -207,11 +207,11 @@ class ScriptFiles:
 
         def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
             if dir_fd is not None or not overlay.concerns(path):
-                return original(path, mode, dir_fd=dir_fd)  # type: ignore[no-any-return]
+                return original(path, mode, dir_fd=dir_fd)
             resolved = overlay.resolve(path)
             parent = os.path.dirname(resolved)
             if overlay.hides(resolved) or overlay.has(resolved) or not overlay.is_real(parent):
-                return original(overlay.place(resolved), mode)  # type: ignore[no-any-return]
+                return original(overlay.place(resolved), mode)
             original(resolved, mode)
             overlay.made.add(resolved)
             return None
@@ -224,7 +224,7 @@ class ScriptFiles:
 
         def remove(path: Any, *, dir_fd: int | None = None) -> None:
             if dir_fd is not None or not overlay.concerns(path):
-                return original(path, dir_fd=dir_fd)  # type: ignore[no-any-return]
+                return original(path, dir_fd=dir_fd)
             resolved = overlay.resolve(path, follow=False)
             if resolved in overlay.made and not overlay.has(resolved):
                 original(resolved)
@@ -246,7 +246,7 @@ class ScriptFiles:
 
         def rmtree(path: Any, ignore_errors: bool = False, *args: Any, **options: Any) -> None:
             if not self._concerns(path, options):
-                return original(path, ignore_errors, *args, **options)  # type: ignore[no-any-return]
+                return original(path, ignore_errors, *args, **options)
             resolved = overlay.resolve(path, follow=False)
             tolerant = ignore_errors or any(options.get(name) for name in ("onerror", "onexc")) or any(args)
             if tolerant and not (overlay.has(resolved) or overlay.is_real(resolved)):
@@ -260,7 +260,7 @@ class ScriptFiles:
 
         def rename(src: Any, dst: Any, **options: Any) -> None:
             if not self._concerns(src, options) or not overlay.concerns(dst):
-                return original(src, dst, **options)  # type: ignore[no-any-return]
+                return original(src, dst, **options)
             source, target = overlay.resolve(src, follow=False), overlay.resolve(dst, follow=False)
             if not overlay.rename(source, target):
                 original(source, target)
@@ -275,18 +275,18 @@ class ScriptFiles:
 
         def symlink(src: Any, dst: Any, *args: Any, **options: Any) -> None:
             if not self._concerns(dst, options):
-                return original(src, dst, *args, **options)  # type: ignore[no-any-return]
+                return original(src, dst, *args, **options)
             path = overlay.resolve(dst, follow=False)
             if overlay.is_real(path) or overlay.has(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
-            return original(src, overlay.place(path))  # type: ignore[no-any-return]
+            return original(src, overlay.place(path))
 
         return symlink
 
     def _copying(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def link(src: Any, dst: Any, *args: Any, **options: Any) -> None:
             if not self._concerns(src, options) or not self._overlay.concerns(dst):
-                return original(src, dst, *args, **options)  # type: ignore[no-any-return]
+                return original(src, dst, *args, **options)
             shutil.copyfile(src, dst)
             return None
 
@@ -305,7 +305,7 @@ class ScriptFiles:
     def _shell(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def system(command: Any) -> int:
             self._refuse(os.fsdecode(command).split())
-            return original(command)  # type: ignore[no-any-return]
+            return original(command)
 
         return system
 

@@ -35,7 +35,7 @@ class Writing:
         if "a" in mode or "r" in mode:
             overlay.copy_up(path)
         raw = _Raw(overlay.place(path), mode.replace("b", "").replace("t", ""))
-        raw.writing, raw.tainted, raw.name = self, was_kept, path  # type: ignore[misc]
+        raw.writing, raw.tainted, raw.name = self, was_kept, path
         file: Any = raw
         if buffering != 0:
             size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
