@@ -11,9 +11,10 @@ import sys
 
 import click
 
-from fsdpbench import __version__, interruption
+from fsdpbench import __version__, interruption, is_command
 from fsdpbench.cli import last_resort
 from fsdpbench.cli.output import say
+from fsdpbench.cli.startup import check_place
 from fsdpbench.errors import BenchError, ExitCode
 
 _COMMANDS = {
@@ -90,6 +91,7 @@ def _invoke() -> int:
     """The exit code of the command. Raises what nobody foresaw."""
     code: int = ExitCode.OK
     try:
+        check_place()
         try:
             # Not click's own `main`: that one turns a closed pipe into exit code 1, a regression here.
             with _group.make_context("fsdpbench", sys.argv[1:]) as context:
@@ -109,7 +111,7 @@ def _invoke() -> int:
 def _end_interrupted(number: int) -> None:
     """Nothing is taken down: what was held is let go already, and time is short."""
     say("interrupted; what is finished is kept, start the same command again to go on")
-    if not interruption.is_command():
+    if not is_command():
         interruption.forget()
         sys.exit(128 + number)
     with contextlib.suppress(Exception):

@@ -147,7 +147,7 @@ def _locked(output: Path | None) -> Iterator[Store]:
                 break
             except FolderTakenError as taken:
                 if attempt == 1 and output is not None:
-                    tell(f"waiting: {taken}")
+                    tell(f"{str(taken).split(';')[0]}; waiting until it ends")
                 if output is not None:
                     time.sleep(_POLL_S)
         yield store
