@@ -17,18 +17,20 @@ from typing import Any
 from fsdpbench.reading import UnreadableFileError, read_json_object
 
 TRACE_FOLDER = "trace"
-OF_SCRIPTS = ("script", "placeholder_decisions", "compiled")
+OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled")
 """What the records of scripts alone hold."""
 
 
 class Status(StrEnum):
-    """The fate of a rank, and of a configuration (`not_applicable` only of the latter)."""
+    """The fate of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the sanitizer
+    found one; the figures are kept."""
 
     OK = "ok"
     OOM = "oom"
     TIMEOUT = "timeout"
     ERROR = "error"
     CRASH = "crash"
+    RACE = "race"
     NOT_APPLICABLE = "not_applicable"
 
     @property
@@ -39,8 +41,8 @@ class Status(StrEnum):
 
 @dataclass
 class RankRecord:
-    """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. What is known of a user's own
-    script alone: `script`, `placeholder_decisions` and `compiled`."""
+    """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. What is known of a user's
+    own script alone: `script`, `placeholder_decisions`, `redirected_files` and `compiled`."""
 
     rank: int
     world_size: int
@@ -62,6 +64,7 @@ class RankRecord:
     trace: str | None = None
     script: dict[str, Any] | None = None
     placeholder_decisions: list[dict[str, Any]] | None = None
+    redirected_files: dict[str, Any] | None = None
     compiled: bool | None = None
 
     def write(self, folder: Path) -> Path:

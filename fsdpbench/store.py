@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -20,6 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from fsdpbench.config import Config
 from fsdpbench.errors import BenchError, UsageError
@@ -31,6 +34,7 @@ from fsdpbench.records import Status
 from fsdpbench.reproduce import run_command
 from fsdpbench.toml_text import to_toml
 from fsdpbench.whole_files import clear_leftovers, write_whole
+from reports.run_files import ConfigFile, ResultFile
 
 SWEEP_FILE = "sweep.toml"
 INDEX_FILE = "results.sqlite"
@@ -112,7 +116,10 @@ class Store:
 
     def read_space(self) -> dict[str, Any]:
         """What `write_space` wrote. Raises `UsageError` if it cannot be read."""
-        return read_toml(self.folder / SWEEP_FILE)
+        space = read_toml(self.folder / SWEEP_FILE)
+        if not isinstance(space.get("points", []), list):
+            raise UsageError(f"{self.folder / SWEEP_FILE}: points must be a list of folders")
+        return space
 
     def work_folder(self, config: Config, run: int = 1) -> Path:
         """A fresh folder for a run of a configuration, `config.json` in it. Raises `BenchError` if the lock
@@ -189,19 +196,23 @@ class Store:
 
     @staticmethod
     def _read(folder: Path) -> StoredPoint | None:
-        """The point in `folder`; None if there is none, or a broken one."""
+        """The point in `folder`; None if there is none, or a broken one: files that the report cannot read
+        either, a result of another configuration, a figure that cannot be."""
         try:
             config = read_json_object(folder / "config.json")
             result = read_json_object(folder / RESULT_FILE)
-            Status(result["status"])
-            return StoredPoint(folder, config["key"], config, result)
-        except (UnreadableFileError, ValueError, KeyError, TypeError):
+            named, told = msgspec.convert(config, ConfigFile), msgspec.convert(result, ResultFile)
+            status = Status(told.status)
+        except (UnreadableFileError, ValueError):
             return None
-
-    def current_points(self) -> list[StoredPoint]:
-        """The finished points of the space that `sweep.toml` names; results of older sources are left out."""
-        named = set(self.read_space().get("points", ()))
-        return [point for point in self.points() if point.folder.name in named]
+        same = result.get("config", {})
+        if not isinstance(same, dict) or any(config.get(name) != value for name, value in same.items()):
+            return None
+        if not (named.name and named.key):
+            return None
+        if status is Status.OK and told.step_time_s is not None and not 0 < told.step_time_s < math.inf:
+            return None
+        return StoredPoint(folder, named.key, config, result)
 
     def finished(self) -> dict[str, StoredPoint]:
         """Finished configurations by content key."""
@@ -219,12 +230,19 @@ def disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        free = shutil.disk_usage(folder).free if folder.exists() else 0
-        reason = getattr(error, "strerror", None) or error
-        raise BenchError(
-            f"{folder}: cannot be written ({reason}; {free >> 20} MiB free). "
-            f"What is finished is kept: start the same command again to go on."
-        ) from None
+        raise BenchError(f"{folder}: {_why_not_written(folder, error)}") from None
+
+
+def _why_not_written(folder: Path, error: Exception) -> str:
+    again = "start the same command again to go on"
+    try:
+        free = shutil.disk_usage(folder).free >> 20
+    except FileNotFoundError:
+        return f"was removed while it was written; {again}"
+    except OSError:
+        free = 0
+    reason = getattr(error, "strerror", None) or error
+    return f"cannot be written ({reason}; {free} MiB free). What is finished is kept: {again}."
 
 
 def point_folder_name(config: Config, run: int = 1) -> str:

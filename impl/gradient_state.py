@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from .comm_hooks import CommHook
     from .custom_comm import ReduceScatter
     from .streams import Lane
+
+
+@dataclass(frozen=True)
+class PartialSum:
+    """A sum over one shard group: of which parameters, where each one's part starts, and the parts, 1-D."""
+
+    which: Sequence[int]
+    offsets: Sequence[int]
+    parts: torch.Tensor
 
 
 @dataclass
@@ -39,5 +49,14 @@ class GradientState:
     """Unsharded gradients in the reduce dtype, kept where autograd's own accumulation would be in a lower
     one.
     """
-    partial: torch.Tensor | None = None
+    partial: PartialSum | None = None
     """A reduce-scattered gradient that awaits its all-reduce."""
+    held_back: bool = False
+    """Whether backward passes that are over left gradients here that are not reduced, or not on all ranks."""
+
+
+def step_in_backward(parameter: nn.Parameter) -> None:
+    """Let the optimizers of ``_apply_optimizer_in_backward`` step with the reduced gradient, and drop it."""
+    for optimizer in parameter.__dict__["_in_backward_optimizers"]:
+        optimizer.step()
+    parameter.grad = None

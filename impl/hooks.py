@@ -18,6 +18,7 @@ there: what frees them again is the post-backward of the same backward.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .annotations import NOTHING as _NOTHING
 from .annotations import span
 from .api import ScheduleSettings
 from .offload import check_on_host
@@ -33,6 +35,10 @@ from .runtime import Runtime, build_runtime, in_backward
 from .streams import Lanes
 from .tree import caster, collect_grad_tensors, map_tensors, mover
 from .unit import Unit, UnitState
+
+_in_transform = torch._C._are_functorch_transforms_active
+outside_transforms = torch._C._DisableFuncTorch
+"""What gathers and frees is no part of what ``torch.func`` transforms."""
 
 _STAGE = "_fsdp_stage"
 """Attribute (kept out of the module's own registries) that holds a wrapped module's stage."""
@@ -85,6 +91,8 @@ class Stage:
         self.forward_positions: list[int] = []
         """Where this stage stands in the recorded order, once a call."""
         self.backward_position = -1
+        self.error_of_second_root: type[Exception] = RuntimeError
+        """What is raised where this stage ran as a root before it became part of a larger tree."""
         self._runtime: Runtime | None = None
         self._cast_input = caster(input_dtype) if input_dtype is not None else None
         self._cast_root_input = caster(root_input_dtype) if root_input_dtype is not None else None
@@ -117,6 +125,16 @@ class Stage:
             build_runtime(self, self.settings)
             assert self._runtime is not None
         return self._runtime
+
+    @property
+    def runtime_by_hand(self) -> Runtime:
+        """The same for what comes before the first forward. Several modules wrapped as one are no root, so that
+        they are a tree of their own until their root runs.
+        """
+        if self._runtime is None and len(self.modules) > 1:
+            name = ", ".join(type(module).__name__ for module in self.modules)
+            self.join(Runtime(self, [self], self.settings), name)
+        return self.runtime
 
     @property
     def is_root(self) -> bool:
@@ -171,13 +189,14 @@ class Stage:
         if not self.units:
             return args, kwargs
         with span(self.units[0].labels.pre_forward):
-            if recomputing:
-                runtime.schedule.gather(self)
-                runtime.schedule.await_stage(self)
-            else:
-                if runtime.order_check is not None:
-                    runtime.order_check.enter(self)
-                runtime.schedule.enter_forward(self)
+            with outside_transforms() if _in_transform() else _NOTHING:
+                if recomputing:
+                    runtime.schedule.gather(self)
+                    runtime.schedule.await_stage(self)
+                else:
+                    if runtime.order_check is not None:
+                        runtime.order_check.enter(self)
+                    runtime.schedule.enter_forward(self)
             if torch.is_grad_enabled():
                 args, kwargs = self._put_boundary(args, kwargs)
         return args, kwargs
@@ -221,13 +240,14 @@ class Stage:
         if self.units:
             with span(self.units[0].labels.post_forward):
                 if not in_backward():
-                    for unit in self.units:
-                        unit.reshard_in_forward(runtime.schedule.forward_hold)
+                    with outside_transforms() if _in_transform() else _NOTHING:
+                        for unit in self.units:
+                            unit.reshard_in_forward(runtime.schedule.forward_hold)
                     runtime.schedule.leave_forward(self)
                 if torch.is_grad_enabled():
-                    self._hook_outputs(output)
+                    output = self._hook_outputs(output)
         elif torch.is_grad_enabled():
-            self._hook_outputs(output)
+            output = self._hook_outputs(output)
         self.state = StageState.IDLE
         if runtime.forward_root is self:
             for stage in reversed(runtime.stages):
@@ -239,13 +259,20 @@ class Stage:
     def _finish_output(self, output: Any) -> Any:
         return output if self._cast_output is None else map_tensors(self._cast_output, output)
 
-    def _hook_outputs(self, output: Any) -> None:
-        if isinstance(output, torch.Tensor):
-            if output.requires_grad:
-                output.register_hook(self.pre_backward)
-            return
-        for tensor in collect_grad_tensors(output, []):
-            tensor.register_hook(self.pre_backward)
+    def _hook_outputs(self, output: Any) -> Any:
+        tensors = [output] if isinstance(output, torch.Tensor) else collect_grad_tensors(output, [])
+        for tensor in tensors:
+            if tensor.requires_grad:
+                if tensor._base is not None:
+                    _warn_of_view(self.modules)
+                tensor.register_hook(self.pre_backward)
+        return map_tensors(self._hook_transformed, output) if _in_transform() else output
+
+    def _hook_transformed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Inside ``torch.func`` an output may not show that it requires a gradient."""
+        if tensor.requires_grad or not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        return _Output.apply(self, tensor)
 
     # -- backward --------------------------------------------------------------------------------------------
 
@@ -258,7 +285,8 @@ class Stage:
         self.state = StageState.BACKWARD
         if self.units:
             with span(self.units[0].labels.pre_backward):
-                runtime.schedule.enter_backward(self)
+                with outside_transforms() if _in_transform() else _NOTHING:
+                    runtime.schedule.enter_backward(self)
 
     @torch.no_grad()
     def post_backward(self) -> None:
@@ -269,16 +297,23 @@ class Stage:
         runtime = self.runtime
         with span(self.units[0].labels.post_backward):
             ready: list[tuple[Unit, tuple[int, ...], list[torch.Tensor]]] = []
+            partial: list[Unit] = []
             for unit in reversed(self.units):
                 if unit.gradients.synchronize:
                     which, gradients = take_gradients(unit)
                     if which:
                         ready.append((unit, which, gradients))
+                    elif unit.gradients.partial is not None and unit.gradients.all_reduce:
+                        partial.append(unit)
                 else:
                     keep_gradients(unit)
                 if unit.reshard_after_backward:
                     unit.reshard()
+                else:
+                    unit.hide()
             runtime.schedule.after_gradients(self)
+            for unit in partial:
+                runtime.reducer.reduce_partial(unit)
             for unit, which, gradients in ready:
                 if runtime.rank_check is not None:
                     _check_reduction(runtime.rank_check, unit, which)
@@ -288,6 +323,11 @@ class Stage:
         """The whole backward is done: what did not come to its post-backward does now."""
         if self.state is not StageState.REDUCED or self._has_late_gradients():
             self.post_backward()
+        for unit in self.units:
+            state = unit.gradients
+            state.held_back = not state.synchronize or state.partial is not None
+            if not state.synchronize and unit.presentation.unreduced is not None:
+                self.runtime.show_unreduced(unit)
         self.backward_position = -1
         self._to_run.clear()
         self.state = StageState.IDLE
@@ -301,11 +341,16 @@ class Stage:
                         return True
         return False
 
-    def check_idle(self, what: str) -> None:
+    @property
+    def is_idle(self) -> bool:
+        """Whether this stage is outside of forward and backward."""
+        return self.state is StageState.IDLE
+
+    def check_idle(self, what: str, error: type[Exception] = RuntimeError) -> None:
         """Raise if this stage is inside forward or backward, where ``what`` must not be called."""
         if self.state is not StageState.IDLE:
             name = self.units[0].name if self.units else type(self.modules[0]).__name__
-            raise RuntimeError(f"{what} was called inside the {self.state.name.lower()} of unit '{name}'")
+            raise error(f"{what} was called inside the {self.state.name.lower()} of unit '{name}'")
 
     def drop_unused_gather(self) -> None:
         """Let go of parameters that were gathered ahead and not used."""
@@ -314,14 +359,21 @@ class Stage:
             if unit.state is UnitState.GATHERING:
                 unit.reshard()
 
-    def reset(self) -> None:
-        """After a failed iteration: sharded, without gradients that were on their way."""
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward that is not over came here."""
+        return self.state in (StageState.BACKWARD, StageState.REDUCED)
+
+    def reset(self, *, keep: bool) -> None:
+        """After a failed iteration: sharded, without gradients that were on their way.
+
+        Args:
+            keep: what earlier passes left unreduced, unless this one's backward came here.
+        """
         for unit in self.units:
             unit.reshard()
-            unit.gradients.accumulated.clear()
-            unit.gradients.partial = None
-            for parameter in unit.unsharded:
-                parameter.grad = None
+            if not keep or self.in_backward:
+                unit.drop_gradients()
         self.forward_positions.clear()
         self.backward_position = -1
         self._to_run.clear()
@@ -333,18 +385,61 @@ class _Boundary(torch.autograd.Function):
     done.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, stage: Stage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.stage = stage
-        ctx.set_materialize_grads(False)
+    def forward(stage: Stage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tensors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.stage = inputs[0]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def jvp(ctx: Any, _: object, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tangents
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         # Modules wrapped as one and run in part have no hook on their outputs that would have done this.
         ctx.stage.runtime.begin_backward()
-        ctx.stage.post_backward()
+        with outside_transforms() if _in_transform() else _NOTHING:
+            ctx.stage.post_backward()
         return (None, *gradients)
+
+
+class _Output(torch.autograd.Function):
+    """An output of a stage passes through it unchanged; its backward is the stage's pre-backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(stage: Stage, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.stage = inputs[0]
+
+    @staticmethod
+    def jvp(ctx: Any, _: object, tangent: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tangent is None else _Output.apply(ctx.stage, tangent)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        ctx.stage.pre_backward(gradient)
+        return None, gradient
+
+
+def _warn_of_view(modules: Sequence[nn.Module]) -> None:
+    kinds = ", ".join(type(module).__name__ for module in modules)
+    warnings.warn(
+        f"{kinds} returned a view: an operation in place on it (x += y) would drop the hook that gathers its "
+        "parameters for backward. Write x = x + y, or return a clone",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:

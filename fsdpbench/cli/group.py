@@ -11,7 +11,10 @@ import sys
 
 import click
 
-from fsdpbench import __version__, interruption
+from fsdpbench import __version__, interruption, is_command
+from fsdpbench.cli import last_resort
+from fsdpbench.cli.output import say
+from fsdpbench.cli.startup import check_place
 from fsdpbench.errors import BenchError, ExitCode
 
 _COMMANDS = {
@@ -41,15 +44,19 @@ class _LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"fsdpbench.cli.{name}_command")
-        command: click.Command = module.command
-        return command
+        return command_named(name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
+
+
+def command_named(name: str) -> click.Command | None:
+    """The command of that name; None if there is none."""
+    if name not in _COMMANDS:
+        return None
+    command: click.Command = importlib.import_module(f"fsdpbench.cli.{name}_command").command
+    return command
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -66,11 +73,15 @@ def run() -> None:
     atexit.register(gc.freeze)
     try:
         code = _invoke()
-    except BaseException:
+    except BaseException as error:
         # What an interruption made of whatever it struck is no error of its own.
-        if not interruption.arrived():
+        if interruption.arrived():
+            code = ExitCode.OK
+        elif isinstance(error, Exception):
+            say(last_resort.told(error))
+            code = ExitCode.BENCH_FAILED
+        else:
             raise
-        code = ExitCode.OK
     if number := interruption.arrived():
         _end_interrupted(number)
     sys.exit(int(code))
@@ -80,6 +91,7 @@ def _invoke() -> int:
     """The exit code of the command. Raises what nobody foresaw."""
     code: int = ExitCode.OK
     try:
+        check_place()
         try:
             # Not click's own `main`: that one turns a closed pipe into exit code 1, a regression here.
             with _group.make_context("fsdpbench", sys.argv[1:]) as context:
@@ -88,18 +100,18 @@ def _invoke() -> int:
             code = stop.exit_code
         sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        say(_told_by_click(error))
+        return ExitCode.USAGE
     except BenchError as error:
-        _say(str(error))
+        say(error)
         return error.exit_code
     return code
 
 
 def _end_interrupted(number: int) -> None:
     """Nothing is taken down: what was held is let go already, and time is short."""
-    _say("interrupted; what is finished is kept, start the same command again to go on")
-    if not interruption.is_command():
+    say("interrupted; what is finished is kept, start the same command again to go on")
+    if not is_command():
         interruption.forget()
         sys.exit(128 + number)
     with contextlib.suppress(Exception):
@@ -107,5 +119,9 @@ def _end_interrupted(number: int) -> None:
     os._exit(128 + number)
 
 
-def _say(message: str) -> None:
-    print(f"fsdpbench: {message}", file=sys.stderr)
+def _told_by_click(error: click.ClickException) -> str:
+    """What is wrong with the words of the command, on one line."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "fsdpbench"
+    message = " ".join(error.format_message().split())
+    return f"{message} (`{command} --help` tells more)"

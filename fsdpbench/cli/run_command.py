@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.cli.options import given_settings, setting_options, single_settings, target_options
+from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.script_notes import script_notes
 from fsdpbench.cli.script_request import script_config, script_options
+from fsdpbench.cli.values import PossiblePath
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
 from fsdpbench.settings import Settings
+from reports.outside_text import one_line
 
 if TYPE_CHECKING:
     from fsdpbench.config import Config
@@ -33,7 +35,7 @@ _POLL_S = 0.2
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PossiblePath(),
     help="Folder (default runs/single; runs/single-2 while that is in use).",
 )
 @script_options
@@ -52,15 +54,15 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     config = script_config(options, assignments)
     if config is not None:
         config = _with_jitter(config, options.get("jitter"))
-        print(f"{config.name}: {config.gpus} simulated GPUs", file=sys.stderr)
+        tell(f"{config.name}: {config.gpus} simulated GPUs")
         result = _run(config, options.get("output"))
         _tell_notes(result)
     else:
         result = _run_model(assignments, options)
     if as_json:
-        print(json.dumps(result, indent=1))
+        show_json(result, indent=1)
     else:
-        print(describe_result(result))
+        show(describe_result(result))
     if not Status(result["status"]).is_answer:
         raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
 
@@ -84,7 +86,7 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
     if reasons:
         return not_applicable_result(config, reasons)
     config = _with_jitter(without_absent(config), options.get("jitter"))
-    print(f"{config.name}: on {config.device} ({choice.reason})", file=sys.stderr)
+    tell(f"{config.name}: on {config.device} ({choice.reason})")
     return _run(config, options.get("output"))
 
 
@@ -105,11 +107,13 @@ def _with_jitter(config: Config, text: str | None) -> Config:
 def _tell_notes(result: dict[str, Any]) -> None:
     """What a reader should know of the measurement of a script, and where its output is."""
     for note in (result.get("script") or {}).get("notes", ()):
-        print(f"note: {note}", file=sys.stderr)
+        tell(f"note: {one_line(note)}")
+    for line in script_notes(result):
+        tell(f"note: {one_line(line)}")
     unknown = result.get("unknown_operators")
     if unknown:
-        print(f"note: costed by their bytes alone: {', '.join(unknown)}", file=sys.stderr)
-    print(f"the script's output: {Path(result['folder']) / 'stdout.log'}", file=sys.stderr)
+        tell(one_line(f"note: costed by their bytes alone: {', '.join(unknown)}"))
+    tell(f"the script's output: {Path(result['folder']) / 'stdout.log'}")
 
 
 def _run(config: Config, output: Path | None) -> dict[str, Any]:
@@ -143,7 +147,7 @@ def _locked(output: Path | None) -> Iterator[Store]:
                 break
             except FolderTakenError as taken:
                 if attempt == 1 and output is not None:
-                    print(f"waiting: {taken}", file=sys.stderr)
+                    tell(f"{str(taken).split(';')[0]}; waiting until it ends")
                 if output is not None:
                     time.sleep(_POLL_S)
         yield store

@@ -191,6 +191,8 @@ def _become_the_command(request: dict[str, Any]) -> None:
     import faulthandler
     from multiprocessing import forkserver
 
+    from fsdpbench import interruption
+
     os.setsid()
     for name, target in ((os.devnull, 0), (f"{request['folder']}/out", 1), (f"{request['folder']}/err", 2)):
         handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -203,6 +205,8 @@ def _become_the_command(request: dict[str, Any]) -> None:
     for owner in (forkserver, forkserver._forkserver):  # type: ignore[attr-defined]
         owner.ensure_running = lambda: None
     sys.argv = ["fsdpbench", *request["argv"]]
+    sys.orig_argv[:] = [sys.executable, "-m", "fsdpbench", *request["argv"]]
+    interruption.take_over()
 
 
 def _wait(pid: int, request: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from reports.outside_text import all_on_one_line, one_line
 from reports.reading import LARGEST_JSON, UnreadableError, read_bytes
 
 
@@ -71,6 +72,16 @@ class Repeats(msgspec.Struct, frozen=True):
     spread: float | None = None
 
 
+class PlaceholderDecision(msgspec.Struct, frozen=True):
+    """What one line of a script asked of a simulated tensor, what it was told, and how often."""
+
+    file: str
+    line: int
+    operation: str
+    answer: bool | int | float | str | None
+    count: int
+
+
 class ResultFile(msgspec.Struct, frozen=True):
     """`result.json`: what came of it. A figure that the device cannot know is None."""
 
@@ -97,6 +108,7 @@ class ResultFile(msgspec.Struct, frozen=True):
     traces: list[Any] | None = None
     measured: Measured | None = None
     repeats: Repeats | None = None
+    placeholder_decisions: list[PlaceholderDecision] | None = None
 
 
 FileT = TypeVar("FileT", ConfigFile, ResultFile)
@@ -115,8 +127,9 @@ def read_file(path: Path, kind: type[FileT]) -> FileT:
             raise FolderContentError(f"{path.name} is missing") from None
         raise FolderContentError(f"{path.name} {error.reason}") from None
     try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
-        raise FolderContentError(f"{path.name} ({len(content)} bytes): {error}") from None
+        # Whoever shows what is in it, on a terminal, in Markdown or on a page, shows it as it is read here.
+        return msgspec.convert(all_on_one_line(msgspec.json.decode(content)), kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FolderContentError(f"{path.name} ({len(content)} bytes): {one_line(error)}") from None
     except RecursionError:
         raise FolderContentError(f"{path.name}: nested too deeply") from None
