@@ -18,7 +18,9 @@ WIDTH = 256
 LOW = (torch.bfloat16, torch.float32)
 
 
-def sharded(mesh: tuple[int, ...] = (8,), *, offload: bool = False, policy: Any = None, **arguments: Any) -> Any:
+def sharded(
+    mesh: tuple[int, ...] = (8,), *, offload: bool = False, policy: Any = None, **arguments: Any
+) -> Any:
     names = ("replicate", "shard")[-len(mesh) :]
     arguments["mesh"] = init_device_mesh("sim", mesh, mesh_dim_names=names)
     if policy is not None:
