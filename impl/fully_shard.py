@@ -29,7 +29,7 @@ from .offload import HostOffload
 from .ownership import Ignored, Owned
 from .sharded_units import make_units
 from .spmd_mesh import DataParallelMeshDims, SpmdMesh
-from .unit import Unit, UnitState
+from .unit import UnitState
 
 _wrapped_classes: dict[type, type] = {}
 
@@ -209,7 +209,9 @@ def _offload(policy: Any, device: torch.device) -> HostOffload | None:
 
 def _check_mesh(mesh: DeviceMesh) -> None:
     if mesh.ndim not in (1, 2):
-        raise ValueError(f"fully_shard needs a mesh of 1 (shard) or 2 (replicate, shard) dimensions, not {mesh}")
+        raise ValueError(
+            f"fully_shard needs a mesh of 1 (shard) or 2 (replicate, shard) dimensions, not {mesh}"
+        )
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
         raise AssertionError(
             f"the 2-D mesh {mesh} has no mesh_dim_names: name its dimensions, replicas first, as in "
