@@ -10,7 +10,7 @@ import click
 
 from fsdpbench.check import LEAVE_OUT as FLAG
 from fsdpbench.cli.output import tell
-from fsdpbench.cli.values import MOST_RUNS, PossiblePath, whole
+from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, whole
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,7 +37,7 @@ def leave_out_option(function: F) -> F:
 
 @command.command("create")
 @click.argument("folder", type=PossiblePath())
-@click.argument("file", type=PossiblePath())
+@click.argument("file", type=PlaceForFile())
 @leave_out_option
 def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
     """Write the figures of the sweep in FOLDER to FILE, as the set of the torch at hand.
