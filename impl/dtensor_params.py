@@ -7,7 +7,7 @@ of their gradients are views of what the reduce-scatter returned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from .layout import Segment, UnitLayout, chunk_rows
 from .offload import HOST, HostOffload, new_shard
 from .placement import ParameterPlan, local_tensor, new_dtensor
 from .presentation import UnitParameter
+from .unreduced import Unreduced
 
 
 class DTensorPresentation:
@@ -92,11 +93,11 @@ class DTensorPresentation:
             if sharded.requires_grad != unsharded.requires_grad:  # frozen or thawed since
                 unsharded.requires_grad_(sharded.requires_grad)
 
-    unreduced = None
+    unreduced: Unreduced | None = None
     extended = False
     """Whether the parameters say themselves what is gathered (``extensions.py``)."""
 
-    def take_up_changes(self) -> bool:
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         """Nothing to do: freezing is followed where the parameters are shown, the rest by ``readopt``."""
         return False
 

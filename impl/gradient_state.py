@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from .custom_comm import ReduceScatter
     from .streams import Lane
     from .unit import Unit
+
+
+@dataclass(frozen=True)
+class PartialSum:
+    """A sum over one shard group: of which parameters, where each one's part starts, and the parts, 1-D."""
+
+    which: Sequence[int]
+    offsets: Sequence[int]
+    parts: torch.Tensor
 
 
 @dataclass
@@ -41,7 +50,7 @@ class GradientState:
     """Unsharded gradients in the reduce dtype, kept where autograd's own accumulation would be in a lower
     one.
     """
-    partial: torch.Tensor | None = None
+    partial: PartialSum | None = None
     """A reduce-scattered gradient that awaits its all-reduce."""
     held_back: bool = False
     """Whether backward passes that are over left gradients here that are not reduced, or not on all ranks."""

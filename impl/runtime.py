@@ -271,7 +271,7 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
             if stage.has_runtime and not stage.runtime.ran:
                 stage.runtime.disband()
             if stage.has_runtime:
-                raise RuntimeError(
+                raise stage.error_of_second_root(
                     f"module '{name}' already ran forward as a root of its own; run the outermost module's "
                     "forward first, so that its parts belong to one tree"
                 )
@@ -283,8 +283,13 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
             stages.append(stage)
         names.setdefault(stage, []).append(name)
     runtime = Runtime(root, stages, settings)
-    for stage in stages:
-        stage.join(runtime, ", ".join(names[stage]))
+    try:
+        for stage in stages:
+            stage.join(runtime, ", ".join(names[stage]))
+    except BaseException:
+        for stage in stages:
+            stage.leave()  # none of them is half in a tree: the user may mend what was wrong
+        raise
     return runtime
 
 
