@@ -140,6 +140,10 @@ def fully_shard(
     modules = _roots(module)
     for each in modules:
         check_not_applied(each)
+        if stage_of(each) is not None:
+            raise ValueError(
+                f"this {type(each).__name__} was wrapped by FullyShardedDataParallel already; use one of the two"
+            )
     mesh = mesh if mesh is not None else _default_mesh()
     if dp_mesh_dims is None:
         _check_mesh(mesh)

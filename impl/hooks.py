@@ -124,8 +124,8 @@ class Stage:
 
     @property
     def runtime_by_hand(self) -> Runtime:
-        """The same for what comes before the first forward. Several modules wrapped as one are no root, and so
-        are a tree of their own until their root runs.
+        """The same for what comes before the first forward: several modules wrapped as one are no root, and
+        so are a tree of their own until it runs.
         """
         if self._runtime is None and len(self.modules) > 1:
             name = ", ".join(type(module).__name__ for module in self.modules)
