@@ -142,7 +142,7 @@ def fully_shard(
         check_not_applied(each)
         if stage_of(each) is not None:
             raise ValueError(
-                f"this {type(each).__name__} was wrapped by FullyShardedDataParallel already; use one of the two"
+                f"this {type(each).__name__} was wrapped by FullyShardedDataParallel already: use one"
             )
     mesh = mesh if mesh is not None else _default_mesh()
     if dp_mesh_dims is None:
