@@ -6,6 +6,7 @@ exception inside a backward hook ends the process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -13,19 +14,23 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.reading import UnreadableFileError, read_json_object
+
 TRACE_FOLDER = "trace"
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled")
 """What the records of scripts alone hold."""
 
 
 class Status(StrEnum):
-    """The fate of a rank, and of a configuration (`not_applicable` only of the latter)."""
+    """The fate of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the sanitizer
+    found one; the figures are kept."""
 
     OK = "ok"
     OOM = "oom"
     TIMEOUT = "timeout"
     ERROR = "error"
     CRASH = "crash"
+    RACE = "race"
     NOT_APPLICABLE = "not_applicable"
 
     @property
@@ -89,8 +94,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     writing)."""
     records = []
     for path in sorted((folder / TRACE_FOLDER).glob("rank*_record.json")):
-        try:
-            records.append(json.loads(path.read_text()))
-        except (OSError, ValueError):
-            continue
-    return sorted(records, key=lambda record: record["rank"])
+        with contextlib.suppress(UnreadableFileError):
+            records.append(read_json_object(path))
+    whole = [record for record in records if isinstance(record.get("rank"), int)]
+    return sorted(whole, key=lambda record: record["rank"])

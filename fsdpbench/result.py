@@ -19,6 +19,7 @@ from fsdpbench.provenance import environment
 from fsdpbench.records import OF_SCRIPTS, TRACE_FOLDER, Status, read_records
 from reports.analysis import analyze
 from reports.analysis.model import Analysis
+from reports.outside_text import one_line
 from reports.result_figures import result_figures
 
 SCHEMA = 1
@@ -33,6 +34,11 @@ class Outcome:
     status: Status
     cause: str | None = None
     log: str | None = None
+
+    def __post_init__(self) -> None:
+        # A rank's words: torch's own go on for paragraphs, a script's may hold anything.
+        if self.cause is not None:
+            object.__setattr__(self, "cause", one_line(self.cause))
 
 
 def outcome_of_records(records: list[dict[str, Any]], world_recorded: int) -> Outcome:

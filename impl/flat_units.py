@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,11 @@ from .api import (
 )
 from .flat_checks import check_first_calls, mark_replaced
 from .flat_extension import pre_flatten_transform
-from .flat_param import FlatPresentation, OriginalPresentation
+from .flat_param import FlatPresentation
+from .hooks import stage_of
 from .layout import flat_layout
 from .offload import HostOffload
+from .original_params import OriginalPresentation
 from .ownership import Ignored, Owned
 from .unit import Unit
 
@@ -105,6 +107,36 @@ def compute_device(module: nn.Module, device_id: int | torch.device | None, igno
     return torch.device(accelerator.type, torch.get_device_module(accelerator).current_device())
 
 
+def check_wrapped_inside(
+    module: nn.Module, by_policy: bool, use_orig_params: bool, limit_all_gathers: bool | int | str
+) -> None:
+    """Raise ``ValueError`` for wrappers inside ``module`` that a policy or these settings do not go with."""
+    for name, inner in module.named_modules():
+        if stage_of(inner) is None or not hasattr(inner, "sharding_strategy"):
+            continue
+        if by_policy:
+            title = name or type(inner).__name__
+            raise ValueError(
+                f"auto_wrap_policy is for modules that are not wrapped yet, but '{title}' is: leave out the "
+                "policy, or the wrapping by hand"
+            )
+        wrapper: Any = inner
+        for what, own, outer in (
+            ("use_orig_params", wrapper._use_orig_params, use_orig_params),
+            ("limit_all_gathers", wrapper.limit_all_gathers, limit_all_gathers),
+        ):
+            if own != outer:
+                raise ValueError(
+                    f"all FullyShardedDataParallel of a model need the same {what}: that of '{name}' is "
+                    f"{own!r}, around it it is {outer!r}"
+                )
+
+
+def flat_units(units: Iterable[Unit]) -> list[Any]:
+    """Units whose presentation knows a flat parameter: all of this front end."""
+    return [u for u in units if isinstance(u.presentation, (FlatPresentation, OriginalPresentation))]
+
+
 # -- the unit ------------------------------------------------------------------------------------------------
 
 
@@ -131,6 +163,11 @@ def make_units(
         tensor, one.whole = pre_flatten_transform(original)
         flattened.append(tensor)
     layout = flat_layout([p.shape for p in flattened], groups.shard_size, groups.shard_rank)
+    if not use_orig_params and any("_in_backward_optimizers" in p.__dict__ for p in originals):
+        raise RuntimeError(
+            f"parameters of {owned.title} have an optimizer in backward, which would never step, as a flat "
+            "parameter takes their place: pass use_orig_params=True"
+        )
     owned.take()
     kind: Any = OriginalPresentation if use_orig_params else FlatPresentation
     presentation = kind(layout, described, flattened, offload)
@@ -146,12 +183,16 @@ def make_units(
         presentation=presentation,
         offload=offload,
     )
+    unit.hides = use_orig_params
+    unit.kept_without_grad = False
     kept = set(flattened) if use_orig_params else set()
     mark_replaced((p for p in originals if p not in kept), owned.title)
     check_first_calls(unit)
     if unit.precision.delivered != unit.precision.original:
         for parameter in presentation.trained():
             parameter.grad_dtype = None  # autograd then allows gradients of another dtype
+        if isinstance(presentation, OriginalPresentation):
+            presentation.any_grad_dtype = True
     return (unit,)
 
 

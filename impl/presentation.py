@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from .unreduced import Unreduced
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,19 @@ class Presentation(Protocol):
 
     def show_unsharded(self) -> None:
         """Let the modules show the unsharded parameters."""
+
+    @property
+    def unreduced(self) -> Unreduced | None:
+        """Shows gradients that were not reduced yet, where the front end does."""
+
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
+        """Follow what the user did to the sharded parameters; whether the shard was written to.
+
+        Called before each gather. ``before_write`` is called before the shard is written to.
+        """
+
+    def changed(self) -> bool:
+        """Whether the user wrote to the sharded parameters since, as far as that can be seen."""
 
     def trained(self) -> Sequence[nn.Parameter]:
         """The parameters that an optimizer sees: those that hold this rank's part."""

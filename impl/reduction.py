@@ -27,7 +27,8 @@ import torch
 from . import comm
 from .annotations import span
 from .api import MemoryHandover
-from .exchange import Exchange
+from .exchange import Exchange, plain
+from .gradient_state import PartialSum
 from .offload import GradientReturns
 from .streams import Lane, Lanes, Mark
 
@@ -72,7 +73,7 @@ class Reducer:
         self._returns = GradientReturns(lanes, mode)
         # EVENTS: memory of one lane that another one still reads, with that one's mark.
         self._gradients: deque[tuple[list[torch.Tensor], Mark | None]] = deque()
-        self._sums: deque[tuple[torch.Tensor, Mark | None]] = deque()
+        self._outputs: deque[tuple[torch.Tensor, Lane, Mark | None]] = deque()
         self._last: dict[Lane, Mark | None] = {}
         self._plans: dict[tuple[Unit, tuple[int, ...]], tuple[list[int], int, int]] = {}
 
@@ -104,6 +105,13 @@ class Reducer:
             while len(self._in_flight) > _MOST_IN_FLIGHT:
                 self._complete(self._in_flight.popleft())
 
+    def reduce_partial(self, unit: Unit) -> None:
+        """Hybrid sharding: sum over replicas what earlier passes left, after one without gradients."""
+        partial, unit.gradients.partial = unit.gradients.partial, None
+        assert partial is not None
+        average = self._averaging(unit)
+        self._complete(_Reduction(unit, partial.which, partial.offsets, partial.parts, average))
+
     def finish(self) -> None:
         """Deliver everything and make computation wait for it: the end of backward."""
         while self._in_flight:
@@ -113,7 +121,7 @@ class Reducer:
         self._last.clear()
         self._returns.finish()
         self._drop_gradients()
-        self._sums.clear()
+        self._outputs.clear()
 
     def discard(self) -> None:
         """Wait for what is in flight and deliver nothing: the iteration failed."""
@@ -223,13 +231,14 @@ class Reducer:
 
     def _complete(self, reduction: _Reduction) -> None:
         unit, lanes = reduction.unit, self._lanes
+        owner = lane = lanes.reduce if unit.groups.shard is not None else lanes.all_reduce
         if reduction.work is not None:
-            reduction.work.wait()
+            with lane:
+                reduction.work.wait()
             reduction.work = None
         if reduction.exchange is not None:
             reduction.output = reduction.exchange.finish()
             reduction.exchange = None
-        lane = lanes.reduce if unit.groups.shard is not None else lanes.all_reduce
         if unit.groups.shard is not None and unit.groups.replicate is not None:
             with lane:
                 if not self._add_partial(reduction):
@@ -238,9 +247,12 @@ class Reducer:
             lane = self._all_reduce_shard(reduction)
         if unit.gradients.all_reduce_hook is not None:
             lane = self._call_all_reduce_hook(reduction, lane)
+        drops = lane is not owner and _drops_output(unit)
         with lane:
             self._deliver(reduction, lane)
-            self._last[lane] = lane.record()
+            mark = self._last[lane] = lane.record()
+        if drops:
+            self._keep_output(reduction.output, owner, lane, mark)
 
     def _add_partial(self, reduction: _Reduction) -> bool:
         """Hybrid sharding: add what earlier passes left; false if this pass is kept for a later one as
@@ -248,12 +260,33 @@ class Reducer:
         """
         state = reduction.unit.gradients
         if state.partial is not None:
-            reduction.output.add_(state.partial)
+            self._add(reduction, state.partial)
             state.partial = None
         if not state.all_reduce:
-            state.partial = reduction.output
+            state.partial = PartialSum(reduction.which, reduction.offsets, reduction.output)
             return False
         return True
+
+    def _add(self, reduction: _Reduction, earlier: PartialSum) -> None:
+        """Add what an earlier pass left, perhaps of other parameters than this one's."""
+        if tuple(earlier.which) == tuple(reduction.which):
+            reduction.output.add_(earlier.parts)
+            return
+        unit, layout = reduction.unit, reduction.unit.layout
+        both = tuple(sorted({*earlier.which, *reduction.which}))
+        offsets, numel, _ = self._plan(unit, both)
+        places = dict(zip(both, offsets, strict=True))
+        total = torch.zeros(
+            numel // layout.world_size, dtype=reduction.output.dtype, device=reduction.output.device
+        )
+        for which, starts, parts in (
+            (earlier.which, earlier.offsets, earlier.parts),
+            (reduction.which, reduction.offsets, reduction.output),
+        ):
+            for index, start in zip(which, starts, strict=True):
+                size = layout.segments[index].shard_padded_numel
+                total[places[index] : places[index] + size].add_(parts[start : start + size])
+        reduction.which, reduction.offsets, reduction.output = both, offsets, total
 
     def _all_reduce_shard(self, reduction: _Reduction) -> Lane:
         unit, lanes = reduction.unit, self._lanes
@@ -262,7 +295,6 @@ class Reducer:
         lanes.all_reduce.follow(lanes.reduce)
         with span(unit.labels.all_reduce), lanes.all_reduce:
             comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
-        self._keep_sum(reduction, lanes.all_reduce)
         return lanes.all_reduce
 
     def _call_all_reduce_hook(self, reduction: _Reduction, lane: Lane) -> Lane:
@@ -275,22 +307,7 @@ class Reducer:
             if not (state.force_sum or comm.may_overflow(reduction.output.dtype)):
                 _divide(reduction)
             state.all_reduce_hook(reduction.output)
-        self._keep_sum(reduction, hook_lane)
         return hook_lane
-
-    def _keep_sum(self, reduction: _Reduction, lane: Lane) -> None:
-        """``lane`` works on memory of another one, and drops it if it casts it."""
-        unit, lanes = reduction.unit, self._lanes
-        if unit.precision.delivered != unit.precision.reduce:
-            # A cast follows and this memory, which the reduce lane allocated, is dropped: not before the sum
-            # is done.
-            while self._mode is MemoryHandover.EVENTS and len(self._sums) > 1:
-                _, mark = self._sums.popleft()
-                lanes.reduce.wait(mark)
-            if self._mode is MemoryHandover.RECORD_STREAM:
-                lane.keep(reduction.output)
-            else:
-                self._sums.append((reduction.output, lane.record()))
 
     def _deliver(self, reduction: _Reduction, lane: Lane) -> None:
         unit, output = reduction.unit, reduction.output
@@ -315,6 +332,16 @@ class Reducer:
                 self._gradients.append((list(gradients), lane.record()))
         gradients.clear()
 
+    def _keep_output(self, output: torch.Tensor, owner: Lane, lane: Lane, mark: Mark | None) -> None:
+        """``lane`` read ``output`` up to ``mark``, memory of ``owner`` that nothing else holds any more."""
+        if self._mode is MemoryHandover.RECORD_STREAM:
+            lane.keep(output)
+            return
+        while len(self._outputs) > 1:
+            _, other, done = self._outputs.popleft()
+            other.wait(done)
+        self._outputs.append((output, owner, mark))
+
     def _drop_gradients(self, held: int = 0) -> None:
         """Let computation have the memory of gradients that were copied, but for those of the last ``held``
         units.
@@ -322,6 +349,20 @@ class Reducer:
         while len(self._gradients) > held:
             _, mark = self._gradients.popleft()
             self._lanes.compute.wait(mark)
+
+
+def _drops_output(unit: Unit) -> bool:
+    """Whether the reduced gradient's memory is given up at delivery, where usually it becomes ``grad``: it is
+    cast, added to an earlier gradient, or used up by a hook.
+    """
+    if unit.precision.delivered != unit.precision.reduce:
+        return True
+    for parameter in unit.presentation.trained():
+        if parameter.grad is not None or parameter._post_accumulate_grad_hooks:
+            return True
+        if "_in_backward_optimizers" in parameter.__dict__:
+            return True
+    return False
 
 
 def _run_hook(reduction: _Reduction, hook: CommHook) -> None:
@@ -364,6 +405,7 @@ def _fill_missing(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tens
 def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
     """World size 1: the gradients themselves, cast and scaled only if that was asked for."""
     precision, factor = unit.precision, unit.gradients.divide_factor
+    gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
     if precision.reduce != precision.compute:
         gradients = [g.to(precision.reduce) for g in gradients]
     if factor is not None and factor != 1:

@@ -7,22 +7,34 @@ the replicate, since steps of one run share what that run happened to get.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.check.metrics import METRICS, figures_of
+from fsdpbench.check.consistency import checked, contradictions
+from fsdpbench.check.figures import Figure, Unusable, figure_from
+from fsdpbench.check.metrics import ALWAYS_KNOWN, METRICS, figures_of
 from fsdpbench.records import Status
 
-Figures = Mapping[str, float | None]
+Figures = Mapping[str, Figure]
+
+_WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.ERROR, Status.RACE, Status.OOM, Status.NOT_APPLICABLE)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """`runs`: the figures of each run that succeeded, by metric; of the only one where none did."""
+    """`status`: the worst of all runs.  `runs`: the figures of each run that succeeded, by metric; of the
+    only one where none did.  `cause`: why a configuration failed, where it is known."""
 
     status: Status
     device: str
     runs: tuple[Figures, ...]
+    cause: str | None = field(default=None, compare=False)
+    contradictions: tuple[Mapping[str, str], ...] = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        runs = tuple(checked(run) for run in self.runs)
+        object.__setattr__(self, "runs", runs)
+        object.__setattr__(self, "contradictions", tuple(contradictions(run) for run in runs))
 
     @property
     def is_exact(self) -> bool:
@@ -30,28 +42,106 @@ class Entry:
 
     def values(self, metric: str) -> list[float]:
         """The figure in every run that knows it."""
-        return [value for run in self.runs if (value := run.get(metric)) is not None]
+        return [value for run in self.runs if isinstance(value := run[metric], int | float)]
+
+    def problem(self, metric: str) -> str | None:
+        """Why the figure cannot be judged, if so: what stands in its place in a run, or that only some runs
+        know it."""
+        for run in self.runs:
+            if isinstance(broken := run[metric], Unusable):
+                return f"is {broken}{self._in_one}"
+        known = len(self.values(metric))
+        if 0 < known < len(self.runs):
+            return f"is unknown in {len(self.runs) - known} of {len(self.runs)} runs"
+        if self.is_exact and len(set(self.values(metric))) > 1:
+            return "differs between runs of a simulation, which is exact"
+        if metric == ALWAYS_KNOWN and not known:
+            return "is unknown"
+        return None
+
+    def doubt(self, metric: str) -> str | None:
+        """What other figures of a run say against this one, which is a possible one alone."""
+        for run, found in zip(self.runs, self.contradictions, strict=True):
+            if metric in found:
+                return f"cannot be {run[metric]:g}{self._in_one}: {found[metric]}"
+        return None
+
+    @property
+    def _in_one(self) -> str:
+        return f" in one of {len(self.runs)} runs" if len(self.runs) > 1 else ""
 
     def to_dict(self) -> dict[str, Any]:
         """For a baseline's file; figures that are not known are left out."""
-        runs = [{name: value for name, value in run.items() if value is not None} for run in self.runs]
+        runs = [{name: run[name] for name in METRICS if run[name] is not None} for run in self.runs]
         return {"status": self.status.value, "device": self.device, "runs": runs}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Entry:
-        """Raises `KeyError`, `TypeError` or `ValueError` on what `to_dict` did not write."""
-        runs = tuple({name: run.get(name) for name in METRICS} for run in record["runs"])
-        return cls(Status(record["status"]), str(record["device"]), runs)
 
 
 def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
     """From the results of all runs of a configuration, the first one first."""
-    first = results[0]
-    succeeded = [figures_of(_own(result)) for result in results if Status(result["status"]) is Status.OK]
-    return Entry(Status(first["status"]), first["device"], tuple(succeeded) or (figures_of(first),))
+    statuses = [Status(result["status"]) for result in results]
+    worst = next((status for status in _WORST_FIRST if status in statuses), Status.OK)
+    succeeded = [
+        _own_figures(result, alone=len(results) == 1)
+        for result, status in zip(results, statuses, strict=True)
+        if status is Status.OK
+    ]
+    return Entry(
+        worst,
+        results[0]["device"],
+        tuple(succeeded) or (figures_of(results[0]),),
+        _cause(results, statuses, worst),
+    )
 
 
-def _own(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The result with the step time of its own run: that of a repeated first run is the median over all."""
+def _own_figures(result: Mapping[str, Any], alone: bool) -> Figures:
+    """With the step time of its own run: that of a repeated first run is the median over all."""
+    figures = figures_of(result)
     repeats = result.get("repeats")
-    return {**result, "step_time_s": repeats["step_time_s"][0]} if repeats else result
+    if repeats is None:
+        return figures
+    if not isinstance(repeats, Mapping):
+        return {**figures, "step_time_s": Unusable.of(repeats, "repeats is no object")}
+    own, samples = _own_step(repeats, alone), repeats.get("samples_s")
+    if isinstance(samples, list) and all(isinstance(run, list) for run in samples):
+        broken = next((why for run in samples if (why := _broken_times(run))), None)
+    else:
+        broken = "no lists of samples"
+    changes: dict[str, Figure] = {}
+    if not isinstance(figures["step_time_s"], Unusable | None):
+        changes["step_time_s"] = own
+    if broken is not None and figures["fastest_step_s"] is not None:
+        changes["fastest_step_s"] = Unusable.of(samples, f"of repeats.samples_s, {broken}")
+    return {**figures, **changes}
+
+
+def _own_step(repeats: Mapping[str, Any], alone: bool) -> Figure:
+    """From what the store merged into the first run's result. `alone`: the other runs are not at hand."""
+    steps = repeats.get("step_time_s")
+    if not isinstance(steps, list) or not steps:
+        return Unusable.of(steps, "repeats.step_time_s is no list of times")
+    broken = _broken_times(steps)
+    if broken is not None:
+        return Unusable.of(steps, f"of repeats.step_time_s, {broken}")
+    failed = figure_from(repeats.get("failed", 0))
+    if isinstance(failed, Unusable | None) or (alone and failed):
+        return Unusable.of(failed, "runs failed, and how is not known here")
+    if len(steps) + failed != repeats.get("runs"):
+        return Unusable.of(steps, "repeats.step_time_s is not one of each run")
+    return figure_from(steps[0])
+
+
+def _broken_times(times: Sequence[object]) -> str | None:
+    """The first one that is no step time, if any."""
+    for time in map(METRICS["step_time_s"].checked, times):
+        if not isinstance(time, int | float):
+            return str(time or "one is null")
+    return None
+
+
+def _cause(results: Sequence[Mapping[str, Any]], statuses: Sequence[Status], worst: Status) -> str | None:
+    if worst is Status.OK:
+        return None
+    cause = results[statuses.index(worst)].get("cause")
+    message = cause.get("message") if isinstance(cause, Mapping) else None
+    where = f"in {statuses.count(worst)} of {len(results)} runs" if len(results) > 1 else None
+    return ": ".join(str(part) for part in (where, message) if part) or None

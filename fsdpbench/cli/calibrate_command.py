@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +10,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fsdpbench.cli.output import show_json, tell
+from fsdpbench.cli.values import PossiblePath, whole
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import MOST_GPUS
 
 if TYPE_CHECKING:
     from fsdpbench.calibrate import Machine
 
 
 @click.command("calibrate")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True)
+@click.option("-o", "--output", type=PossiblePath(dir_okay=False), required=True)
 @click.option("--name", help="The profile's name (default: the file's).")
 @click.option("--base", help="Profile of the nearest hardware, for what cannot be measured here.")
 @click.option("--device", type=click.Choice(["cuda", "sim"]), default="cuda", show_default=True)
 @click.option("--hardware", help="With --device sim: the profile to measure, as a check of the calibration.")
-@click.option("--gpus", type=click.IntRange(min=1), default=1, help="With --device sim: ranks.")
+@click.option("--gpus", type=whole(most=MOST_GPUS), default=1, help="With --device sim: ranks.")
 @click.option("--quick", is_flag=True, help="Do not wait until the chip is warm.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
@@ -62,8 +64,8 @@ def command(
                 else simulated_machine(hardware or "", gpus, load_profile(hardware or "").gpus_per_node)
             )
             base_profile = load_profile(base or hardware or _base_of(machine))
-            tell = (lambda line: click.echo(f"measuring {line}", err=True)) if machine.rank == 0 else _silent
-            found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=tell)
+            report = (lambda line: tell(f"measuring {line}")) if machine.rank == 0 else _silent
+            found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=report)
     except ProfileError as error:
         raise UsageError(str(error)) from None
     if machine.rank != 0:
@@ -71,14 +73,12 @@ def command(
     output.write_text(to_toml(found.to_toml_tables()), encoding="utf-8")
     load_profile(output)
     fit = ", ".join(f"{part} {100 * error:.1f} %" for part, error in found.errors.items())
-    click.echo(
-        f"{output}: {len(found.measured)} figures measured, {len(found.assumed)} from {found.base}", err=True
-    )
-    click.echo(f"mean error of the fits: {fit}", err=True)
+    tell(f"{output}: {len(found.measured)} figures measured, {len(found.assumed)} from {found.base}")
+    tell(f"mean error of the fits: {fit}")
     if as_json:
         record = {"schema": 1, "file": str(output), "base": found.base, "fit_errors": found.errors}
         record |= {"measured": list(found.measured), "assumed": list(found.assumed)}
-        print(json.dumps(record))
+        show_json(record)
 
 
 @contextmanager

@@ -7,14 +7,13 @@ from pathlib import Path
 import click
 
 from fsdpbench.cli.comparison_output import finish, format_options
+from fsdpbench.cli.values import PossiblePath
 
 
 @click.command("compare")
-@click.argument("before", metavar="A", type=click.Path(path_type=Path))
-@click.argument("after", metavar="B", type=click.Path(path_type=Path))
-@click.option(
-    "--thresholds", type=click.Path(path_type=Path), help="TOML: what is allowed (ci/thresholds.toml)."
-)
+@click.argument("before", metavar="A", type=PossiblePath())
+@click.argument("after", metavar="B", type=PossiblePath())
+@click.option("--thresholds", type=PossiblePath(), help="TOML: what is allowed (ci/thresholds.toml).")
 @format_options
 def command(before: Path, after: Path, thresholds: Path | None, form: str, as_json: bool) -> None:
     """Compare B with A: run folders, configuration folders, result files or baselines.
@@ -24,7 +23,7 @@ def command(before: Path, after: Path, thresholds: Path | None, form: str, as_js
     configuration folders of one sweep are compared with each other, whatever their settings.
     """
     from fsdpbench.check.compare import compare
-    from fsdpbench.check.sides import notes_on, paired, read_side, require_common
+    from fsdpbench.check.sides import absent_of, notes_on, paired, read_side, require_common
     from fsdpbench.check.surroundings import require_alike
     from fsdpbench.check.thresholds import read_thresholds
 
@@ -34,4 +33,5 @@ def command(before: Path, after: Path, thresholds: Path | None, form: str, as_js
     old, new = paired(first, second)
     require_common(old, new)
     form = "json" if as_json else form
-    finish(compare(old, new, allowed), second.entries, form, notes_on(first, second))
+    comparison = compare(old, new, allowed, absent_of(first, second), first.left_out)
+    finish(comparison, second.entries, form, notes_on(first, second))

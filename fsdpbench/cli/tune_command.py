@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -11,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.cli.options import setting_options, space_options, target_options
+from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import default_name, device_named, request_from
+from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
+from fsdpbench.reading import read_json_object
 
 if TYPE_CHECKING:
     from fsdpbench.tune.run import Answer, Effort, Goal
@@ -27,23 +29,21 @@ _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 @space_options
 @click.option("--for", "goal", default="tokens_per_s", help="tokens_per_s, samples_per_s, tflops or mfu.")
 @click.option("--memory", help="Most memory a GPU may reserve: 80GB, 40GiB.")
-@click.option("--trials", type=click.IntRange(min=1), default=160, help="Points to simulate at most.")
-@click.option("--seed-search", type=int, default=0, help="Seed of the search.")
+@click.option("--trials", type=whole(most=1_000_000), default=160, help="Points to simulate at most.")
+@click.option("--seed-search", type=whole(0, 2**32 - 1), default=0, help="Seed of the search.")
 @click.option(
-    "--finalists", type=click.IntRange(min=1), default=8, help="Best simulated points to run in full."
+    "--finalists", type=whole(most=MOST_RUNS), default=8, help="Best simulated points to run in full."
 )
 @click.option(
     "--real-runs",
-    type=click.IntRange(min=1),
+    type=whole(most=MOST_RUNS),
     help="Real devices: points to run at most; the finalists first, then what the search asks for.",
 )
+@click.option("--real-time", type=Positive(MOST_SECONDS // 60), help="Real devices: minutes for such runs.")
 @click.option(
-    "--real-time", type=click.FloatRange(min=0, min_open=True), help="Real devices: minutes for such runs."
+    "--repeat", type=whole(most=MOST_RUNS), default=1, help="Real devices: runs of each of the best few."
 )
-@click.option(
-    "--repeat", type=click.IntRange(min=1), default=1, help="Real devices: runs of each of the best few."
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder (default runs/tune-NAME).")
+@click.option("-o", "--output", type=PossiblePath(), help="Folder (default runs/tune-NAME).")
 @setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search settings for the fastest configurations at each memory size.
@@ -75,7 +75,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     plan = request.plan()
     if not plan.points:
         raise UsageError("nothing is left to search: " + "; ".join(plan.notes))
-    print(request.announcement(len(plan.points)), file=sys.stderr)
+    tell(request.announcement(len(plan.points)))
     folder = options.get("output") or Path("runs") / f"tune-{default_name(request)}"
     store = Store.open_or_create(folder)
     with store.locked():
@@ -93,8 +93,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
         with disk_errors(folder):
             write_report(folder, folder / REPORT_FILE)
     if as_json:
-        record = json.loads((folder / "tune.json").read_text())
-        print(json.dumps({**record, "points": len(plan.points), "folder": str(folder)}))
+        record = read_json_object(folder / "tune.json")
+        show_json({**record, "points": len(plan.points), "folder": str(folder)})
     else:
         _print(answer, goal, folder, len(plan.points))
 
@@ -129,21 +129,18 @@ def _check_device(device: str, goal: Goal, effort: Effort) -> None:
 
 def _tell(line: str) -> None:
     live = sys.stderr.isatty()
-    print(("\r" if live else "") + line, end=" " if live else "\n", file=sys.stderr, flush=True)
+    tell(line, end=" " if live else "\n", over=live)
 
 
 def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from fsdpbench.cli.units import goal_unit
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200, no_color=True, highlight=False)
-    else:
-        print(file=sys.stderr)
+    console = make_console()
+    if console.is_terminal:
+        tell("")
     device = answer.front[0].config.device
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("configuration", overflow="fold")

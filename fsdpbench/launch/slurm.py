@@ -11,7 +11,6 @@ killed and started again. Jobs of an earlier start are cancelled first.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -25,8 +24,10 @@ from fsdpbench.config import Config
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
+from fsdpbench.reading import UnreadableFileError, read_json_object
 from fsdpbench.records import Status
 from fsdpbench.result import Outcome
+from reports.outside_text import printable
 
 _START_GRACE_S = 120.0
 """On top of a configuration's timeout: what a job may take besides (imports, the file system)."""
@@ -46,6 +47,13 @@ class SlurmSettings:
     account: str | None = None
     time_minutes: int | None = None
     most_jobs: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("partition", "account"):
+            value = getattr(self, name)
+            if value is not None and (printable(value) != value or not value.strip()):
+                # It becomes a line of the job's script.
+                raise UsageError(f"--{name} {printable(value)!r}: holds what no name of Slurm's does")
 
 
 @dataclass
@@ -171,9 +179,8 @@ class SlurmPool:
 
     def _result_of(self, entry: _Job, state: str | None) -> dict[str, Any] | None:
         try:
-            result: dict[str, Any] = json.loads((entry.folder / "result.json").read_text())
-            return result
-        except (OSError, ValueError):
+            return read_json_object(entry.folder / "result.json")
+        except UnreadableFileError:
             pass
         if state in _UNDER_WAY:
             return None

@@ -53,7 +53,13 @@ def write_sweep(tmp_path: Path) -> Callable[..., Path]:
             (path / "config.json").write_text(json.dumps(config))
             result = a_result(step * factor, **changes)
             if number == 1:  # as the store merges repeats: the median in place of its own
-                result["repeats"] = {"step_time_s": [s * factor for s in STEPS]}
+                steps = [s * factor for s in STEPS]
+                result["repeats"] = {
+                    "runs": len(steps),
+                    "failed": 0,
+                    "step_time_s": steps,
+                    "samples_s": [[s] for s in steps],
+                }
                 result["step_time_s"] = 99.0
             (path / "result.json").write_text(json.dumps(result))
         (folder / "sweep.toml").write_text(f'schema = 1\nmodel = "gpt"\npoints = ["{point}"]\n')
@@ -135,8 +141,9 @@ def test_a_baseline_is_created_and_checked(write_sweep: Callable[..., Path], tmp
     assert done.exit_code == 0, done.exception
     ((torch_version, stored),) = Baseline.read(file).sets.items()
     assert torch_version
-    assert {"versions", "revision", "date", "command"} <= stored["provenance"].keys()
-    assert stored["surroundings"]["processor"] == "a processor"
+    assert stored.provenance is not None
+    assert stored.provenance.date
+    assert stored.surroundings["processor"] == "a processor"
     assert "somewhere" not in file.read_text()
     assert run(check_command.command, write_sweep("b"), "--baseline", file).exit_code == ExitCode.OK
     worse = run(check_command.command, write_sweep("c", 1.1), "--baseline", file)

@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from reports.outside_text import all_on_one_line, one_line
+from reports.reading import LARGEST_JSON, UnreadableError, read_bytes
+
 
 class FolderContentError(Exception):
     """One configuration's folder cannot be read; the message is one line for people."""
@@ -118,14 +121,15 @@ def read_file(path: Path, kind: type[FileT]) -> FileT:
         FolderContentError: the file is missing, unreadable, cut off, not JSON, or a field is of a wrong type.
     """
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise FolderContentError(f"{path.name} is missing") from None
-    except OSError as error:
-        raise FolderContentError(f"{path.name} cannot be read: {error.strerror or error}") from None
+        content = read_bytes(path, LARGEST_JSON)
+    except UnreadableError as error:
+        if not path.exists():
+            raise FolderContentError(f"{path.name} is missing") from None
+        raise FolderContentError(f"{path.name} {error.reason}") from None
     try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
-        raise FolderContentError(f"{path.name} ({len(content)} bytes): {error}") from None
+        # Whoever shows what is in it, on a terminal, in Markdown or on a page, shows it as it is read here.
+        return msgspec.convert(all_on_one_line(msgspec.json.decode(content)), kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FolderContentError(f"{path.name} ({len(content)} bytes): {one_line(error)}") from None
     except RecursionError:
         raise FolderContentError(f"{path.name}: nested too deeply") from None
