@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import singledispatch
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from differential import operations as ops
 from differential.models import Model, batch_of, loss_of, plain_blocks
 from differential.observing import Seen, value_of
-from differential.specs import Program
+from differential.specs import Flat, Program
 from differential.wrapping import api_of, build
 from torch import nn
 
@@ -25,6 +25,19 @@ class Run:
         self.optimizer: torch.optim.Optimizer | None = None
         self.losses: list[torch.Tensor] = []
         self.batches = 0
+        self.other: Run = self
+        """The other side's run."""
+        self.contexts = ExitStack()
+        """What the program entered and did not leave yet."""
+        self.cleanups = ExitStack()
+        """What has to be undone when the program ends."""
+        self.saved: tuple[ops.SaveState, dict[str, Any]] | None = None
+        self.saved_optimizer: tuple[ops.SaveOptimizer, dict[str, Any]] | None = None
+        self.dtype = program.model.dtype
+
+    @property
+    def is_flat(self) -> bool:
+        return isinstance(self.program.wrap, Flat)
 
     @property
     def plain(self) -> Model:
@@ -62,7 +75,8 @@ def _(operation: ops.Forward, run: Run) -> Seen:
     for index, block in enumerate(plain_blocks(run.model)):
         block.uses_branch = operation.branch
         block.fails_forward = index == operation.fail
-    batch = batch_of(run.rank, run.batches, run.program.model).requires_grad_(operation.input_grad)
+    batch = batch_of(run.rank, run.batches, run.program.model).to(getattr(torch, run.dtype))
+    batch.requires_grad_(operation.input_grad)
     run.batches += 1
     modes: dict[str, Any] = {"grad": nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
     with modes[operation.mode]():
@@ -118,10 +132,15 @@ def _(operation: ops.SetTraining, run: Run) -> Seen:
 def whole_parameters(run: Run) -> Seen:
     """Every parameter whole, as this side's API gives it."""
     model: nn.Module = run.model
-    if hasattr(run.api, "FullyShardedDataParallel") and isinstance(model, run.api.FullyShardedDataParallel):
-        with run.api.FullyShardedDataParallel.summon_full_params(model, writeback=False):
-            return {f"whole {name}": value_of(p) for name, p in model.named_parameters()}
-    found: Seen = {}
+    if run.is_flat:
+        found: Seen = {}
+        grads = run.program.wrap.originals
+        with run.api.FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=grads):
+            for name, parameter in model.named_parameters():
+                found[f"whole {name}"] = value_of(parameter)
+                found[f"whole grad {name}"] = value_of(parameter.grad)
+        return found
+    found = {}
     for name, parameter in model.named_parameters():
         whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         found[f"whole {name}"] = value_of(whole)

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from differential import misuse, saving, training  # noqa: F401 (they register their operations)
 from differential import operations as ops
 from differential.explained import Situation, explanation_of
 from differential.interpreter import Run, carry_out, whole_parameters
 from differential.observing import Seen, Tolerance, differences, looked_at, tolerance_for
-from differential.specs import Program
+from differential.specs import Flat, Program
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,15 @@ def compare(rank: int, program: Program) -> Result:
     """Run the program on both sides."""
     result, tolerance = Result(), tolerance_of(program)
     runs = [Run(side, rank, program) for side in ("torch", "impl")]
-    for index, operation in enumerate((None, *program.operations), start=-1):
-        ended = _one(result, runs, program, index, operation, tolerance)
-        result.operations += 1
-        if _anywhere(bool(result.differences) or ended):
-            return result
-    _final(result, runs, program, len(program.operations), tolerance)
-    _anywhere(False)
+    runs[0].other, runs[1].other = runs[1], runs[0]
+    with runs[0].cleanups, runs[1].cleanups:
+        for index, operation in enumerate((None, *program.operations), start=-1):
+            ended = _one(result, runs, program, index, operation, tolerance)
+            result.operations += 1
+            if _anywhere(bool(result.differences) or ended):
+                return result
+        _final(result, runs, program, len(program.operations), tolerance)
+        _anywhere(False)
     return result
 
 
@@ -70,17 +73,38 @@ def _one(
     error = outcomes[0][0]["error"]
     if error:
         result.errors.append(error)
-    if ended or outcomes[0][0]["error"] != outcomes[1][0]["error"] or (error and ends_program(program, operation)):
+    if ended or outcomes[0][0]["error"] != outcomes[1][0]["error"] or (error and ends_program(program, index)):
         return True
+    if error and operation_at(program, index + 1) == ops.ResetIterState():
+        return False  # in between the state is not defined
     looks = [looked_at(run.model) for run in runs]
+    if not views_comparable(program):
+        looks = [{k: v for k, v in seen.items() if not k.startswith(("parameter", "grad"))} for seen in looks]
+        if not any(run.losses for run in runs):
+            looks = [{**seen, **whole_parameters(run)} for seen, run in zip(looks, runs, strict=True)]
     return _compare(result, program, index, operation, looks, tolerance, None)
 
 
-def ends_program(program: Program, operation: ops.Operation | None) -> bool:
-    """After an exception in these, torch's own state is not defined: FSDP1 has no way back, a model that
-    could not be wrapped is none.
+def operation_at(program: Program, index: int) -> ops.Operation | None:
+    return program.operations[index] if 0 <= index < len(program.operations) else None
+
+
+def ends_program(program: Program, index: int) -> bool:
+    """After an exception in these torch's own state is not defined: a model that could not be wrapped is none,
+    FSDP1 has no way back, FSDP2 has ``reset_iter_state``.
     """
-    return operation is None or isinstance(operation, ops.Forward | ops.Backward)
+    operation = operation_at(program, index)
+    if isinstance(operation, ops.Forward | ops.Backward):
+        return operation_at(program, index + 1) != ops.ResetIterState()
+    return operation is None or isinstance(operation, ops.RemakeGroups)
+
+
+def views_comparable(program: Program) -> bool:
+    """Whether each rank shows the same parts: torch aligns original parameters in the flat one to 16 bytes."""
+    wrap, model = program.wrap, program.model
+    if not isinstance(wrap, Flat) or not wrap.originals or wrap.strategy == "NO_SHARD":
+        return True
+    return model.width % 8 == 0 or (model.width % 4 == 0 and not wrap.precision)
 
 
 def _final(result: Result, runs: list[Run], program: Program, index: int, tolerance: Tolerance) -> None:
