@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from differential import operations as ops
 from differential.specs import Program
 
 
@@ -39,7 +40,35 @@ class Explanation:
     ends: bool = True
 
 
-EXPLANATIONS: list[Explanation] = []
+FLAT = "docs/impl-fsdp1.md"
+SHARDED = "docs/impl-fsdp2.md"
+
+
+def _has(*words: str) -> Callable[[str], bool]:
+    return lambda text: any(word in text for word in words)
+
+
+EXPLANATIONS: list[Explanation] = [
+    Explanation(
+        "several dtypes in one unit",
+        "ours becomes one unit a dtype, torch refuses",
+        f"{SHARDED}#where-it-differs-on-purpose",
+        lambda s: "FSDP expects uniform original parameter dtype" in s.torch_words and not s.impl_words,
+    ),
+    Explanation(
+        "deep copy of a flat wrapper",
+        "torch's fails in the middle (RuntimeError) or crashes, ours refuses (TypeError)",
+        f"{FLAT}#training-and-settings",
+        lambda s: isinstance(s.operation, ops.Copy) and s.torch == "RuntimeError" and s.impl == "TypeError",
+        ends=False,
+    ),
+    Explanation(
+        "sync_module_states on a CPU",
+        "gloo can broadcast from a CPU; torch asks for a GPU whatever the backend",
+        f"{FLAT}#training-and-settings",
+        lambda s: "`sync_module_states=True`, which requires them to be on GPU" in s.torch_words and not s.impl_words,
+    ),
+]
 
 
 def explanation_of(situation: Situation) -> Explanation | None:

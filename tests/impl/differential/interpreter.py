@@ -12,7 +12,6 @@ from differential.models import Model, batch_of, loss_of, plain_blocks
 from differential.observing import Seen, value_of
 from differential.specs import Flat, Program
 from differential.wrapping import api_of, build
-from torch import nn
 
 
 class Run:
@@ -130,18 +129,20 @@ def _(operation: ops.SetTraining, run: Run) -> Seen:
 
 
 def whole_parameters(run: Run) -> Seen:
-    """Every parameter whole, as this side's API gives it."""
-    model: nn.Module = run.model
-    if run.is_flat:
-        found: Seen = {}
+    """Every parameter whole, as this side's API gives it, or the exception of that."""
+    found: Seen = {}
+    try:
+        if not run.is_flat:
+            for name, parameter in run.model.named_parameters():
+                whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+                found[f"whole {name}"] = value_of(whole)
+            return found
+        summon = run.api.FullyShardedDataParallel.summon_full_params
         grads = run.program.wrap.originals
-        with run.api.FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=grads):
-            for name, parameter in model.named_parameters():
+        with summon(run.model, writeback=False, with_grads=grads):
+            for name, parameter in run.model.named_parameters():
                 found[f"whole {name}"] = value_of(parameter)
                 found[f"whole grad {name}"] = value_of(parameter.grad)
-        return found
-    found = {}
-    for name, parameter in model.named_parameters():
-        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-        found[f"whole {name}"] = value_of(whole)
+    except Exception as error:
+        return {"whole error": type(error).__name__}
     return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import tempfile
 from datetime import timedelta
 from typing import Any
@@ -18,17 +16,15 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
-_GENERATIONS = itertools.count()
-
 
 def remake_groups(rank: int, ranks: int) -> None:
-    """Destroy all groups and join new ones, at a place that all ranks know without asking."""
-    dist.barrier()
+    """Destroy all groups and join new ones, at a place that rank 0 names."""
+    place = [tempfile.mktemp(prefix="groups-")]
+    dist.broadcast_object_list(place)
     dist.destroy_process_group()
     MESHES.forget()
-    place = os.path.join(tempfile.gettempdir(), f"groups-{os.getpgrp()}-{ranks}-{next(_GENERATIONS)}")
     dist.init_process_group(
-        "gloo", init_method=f"file://{place}", rank=rank, world_size=ranks, timeout=timedelta(seconds=30)
+        "gloo", init_method=f"file://{place[0]}", rank=rank, world_size=ranks, timeout=timedelta(seconds=30)
     )
 
 

@@ -59,12 +59,16 @@ def models(draw: Draw, flat: bool) -> ModelSpec:
     )
 
 
+def meshes(ranks: int) -> list[tuple[int, ...]]:
+    return [(), (2,), (1, 2), (2, 1)] if ranks == 2 else [(), (4,), (2, 2)]
+
+
 LOW = ["bfloat16", "float16"]
 
 
 @st.composite
-def flats(draw: Draw, model: ModelSpec) -> Flat:
-    mesh: tuple[int, ...] = draw(one_of([(), (2,), (1, 2), (2, 1)], 5))
+def flats(draw: Draw, model: ModelSpec, ranks: int) -> Flat:
+    mesh: tuple[int, ...] = draw(one_of(meshes(ranks), 5 if ranks == 2 else 2))
     strategies = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
     if len(mesh) == 2:
         strategies = ["HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
@@ -86,16 +90,16 @@ def flats(draw: Draw, model: ModelSpec) -> Flat:
 
 
 @st.composite
-def shardeds(draw: Draw, model: ModelSpec) -> Sharded:
+def shardeds(draw: Draw, model: ModelSpec, ranks: int) -> Sharded:
     dtypes = st.tuples(
         st.sampled_from(["bfloat16", ""]), st.sampled_from(["", "float32", "bfloat16"]), st.sampled_from(["", "float32"])
     )
     number = st.integers(0, len(model.blocks) - 1)
     return Sharded(
-        reshard=draw(st.sampled_from([None, True, False])),
+        reshard=draw(st.sampled_from([None, True, False] if ranks == 2 else [None, True, False, 2])),
         precision=draw(rarely(dtypes, (), 5)),
         offload=draw(flag(10)),
-        mesh=draw(one_of([(), (2,), (1, 2), (2, 1)], 5)),
+        mesh=draw(one_of(meshes(ranks), 5 if ranks == 2 else 2)),
         columns=model.width % 2 == 0 and draw(flag(8)),
         root=not draw(flag(12)),
         grouped=draw(rarely(st.lists(number, min_size=2, max_size=3, unique=True).map(sorted).map(tuple), (), 6))
@@ -252,16 +256,16 @@ SHARDED_MISUSES = [
 
 
 @st.composite
-def programs(draw: Draw, flat: bool | None = None) -> Program:
+def programs(draw: Draw, flat: bool | None = None, ranks: int = 2) -> Program:
     """A program of one to five parts."""
     if flat is None:
         flat = draw(st.booleans())
     model = draw(models(flat))
-    wrap = draw(flats(model) if flat else shardeds(model))
+    wrap = draw(flats(model, ranks) if flat else shardeds(model, ranks))
     iteration = iterations(model, flat)
     kinds = [iteration, iteration, singles(model, flat), singles(model, flat)]
     kinds += [
         kind(model, flat) for kind in (accumulations, evaluations, two_graphs, retained, failures, state_dicts)
     ]
     parts = draw(st.lists(st.one_of(kinds), min_size=1, max_size=5))
-    return Program(model, wrap, tuple(operation for part in parts for operation in part))
+    return Program(model, wrap, tuple(operation for part in parts for operation in part), ranks)
