@@ -12,6 +12,7 @@ if not torch.accelerator.is_available():  # torch pins the parameters it offload
     torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[assignment,method-assign]
 
 
-def run_program(rank: int, *, program: Program) -> Any:
-    result: Result = compare(rank, program)
+def run_program(rank: int, *, program: Program, log: Any = None) -> Any:
+    """Run the program on both sides; ``log`` is told what either shows after each operation."""
+    result: Result = compare(rank, program, log)
     return result

@@ -38,6 +38,7 @@ class Result:
     explained: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     """The types of exceptions that both raised."""
+    log: Any = None
 
 
 def tolerance_of(program: Program) -> Tolerance:
@@ -48,9 +49,9 @@ def tolerance_of(program: Program) -> Tolerance:
     return tolerance_for(dtypes, 8 if low else 64)
 
 
-def compare(rank: int, program: Program) -> Result:
-    """Run the program on both sides."""
-    result, tolerance = Result(), tolerance_of(program)
+def compare(rank: int, program: Program, log: Any = None) -> Result:
+    """Run the program on both sides; ``log`` is given lines about what each shows."""
+    result, tolerance = Result(log=log), tolerance_of(program)
     runs = [Run(side, rank, program) for side in ("torch", "impl")]
     runs[0].other, runs[1].other = runs[1], runs[0]
     with runs[0].cleanups, runs[1].cleanups:
@@ -69,6 +70,10 @@ def _one(
 ) -> bool:
     """Carry out one operation on both sides; whether the program ends here."""
     outcomes = [carry_out(run, operation) for run in runs]
+    if result.log:
+        result.log(f"operation {index}: {operation}")
+        for run, (seen, words) in zip(runs, outcomes, strict=True):
+            result.log(f"  {run.side}: {seen} {words:.300}")
     ended = _compare(result, program, index, operation, [seen for seen, _ in outcomes], tolerance, outcomes)
     error = outcomes[0][0]["error"]
     if error:
