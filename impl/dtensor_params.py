@@ -90,6 +90,16 @@ class DTensorPresentation:
             if sharded.requires_grad != unsharded.requires_grad:  # frozen or thawed since
                 unsharded.requires_grad_(sharded.requires_grad)
 
+    unreduced = None
+
+    def take_up_changes(self) -> bool:
+        """Nothing to do: freezing is followed where the parameters are shown, the rest by ``readopt``."""
+        return False
+
+    def changed(self) -> bool:
+        """Gathered parameters stay as they are until they are resharded, as the user asked for."""
+        return False
+
     def trained(self) -> Sequence[nn.Parameter]:
         return self.sharded
 

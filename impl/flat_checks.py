@@ -12,8 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .flat_param import FlatPresentation, OriginalPresentation
-from .unit import Unit, UnitState
+from .flat_param import FlatPresentation
+from .original_params import OriginalPresentation
+from .unit import Unit
 
 _REPLACED = "_fsdp_replaced_by"
 """Attribute of a parameter that is not trained any more: what took its place."""
@@ -85,7 +86,7 @@ class _CallCheck:
         if torch.compiler.is_compiling():
             return
         unit = self._unit
-        if unit.state is not UnitState.UNSHARDED and not self._presentation.shows_full:
+        if not unit.shows_unsharded and not self._presentation.shows_full:
             raise RuntimeError(
                 f"{type(module).__name__} was called while its parameters are sharded: they belong to unit "
                 f"'{unit.name}', which gathers them in its own forward. Call that, or wrap this module by "

@@ -1,13 +1,8 @@
 """The FSDP1 way to show a unit: one flat, 1-D parameter for all of its parameters together.
 
-Two modes:
-
-* flat: the wrapper registers the ``FlatParameter``; the modules inside show their parameters as plain
-  attributes, which
-  ``parameters()`` does not see;
-* original parameters: the modules keep their own ``nn.Parameter`` objects, each with the part of it that lies
-  in this
-  rank's shard as 1-D data.
+The wrapper registers the ``FlatParameter``; the modules inside show their parameters as plain attributes,
+which ``parameters()`` does not see. The other mode, which shows the original parameters, is in
+``original_params.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +16,7 @@ from torch import nn
 from .layout import UnitLayout
 from .offload import HostOffload, new_shard
 from .presentation import ModulePlace, UnitParameter
+from .unreduced import Unreduced, UnreducedFlat
 
 
 class FlatParameter(nn.Parameter):
@@ -43,7 +39,7 @@ class FlatParameter(nn.Parameter):
     _sharded_size: torch.Size
 
 
-def _flatten(
+def flatten(
     layout: UnitLayout, originals: Sequence[nn.Parameter], offload: HostOffload | None
 ) -> torch.Tensor:
     like = originals[0]
@@ -70,7 +66,8 @@ class FlatPresentation:
         self._parameters = parameters
         self.shows_full = False
         """Whether whole parameters are shown, outside of forward and backward."""
-        self.shard = _flatten(layout, originals, offload)
+        self._unsharded: list[nn.Parameter] = []
+        self.shard = flatten(layout, originals, offload)
         self.flat_param = FlatParameter(self.shard.data, requires_grad=originals[0].requires_grad)
         self.flat_param._fqns = tuple(p.fqn for p in parameters)
         self.flat_param._param_infos = tuple(p.places[0] for p in parameters)
@@ -85,6 +82,10 @@ class FlatPresentation:
             self.shard[s.shard_offset : s.shard_offset + s.shard_numel] for s in layout.segments
         ]
         """What the modules show as attributes: parts of the shard until the unit was first gathered."""
+        self.unreduced: Unreduced = UnreducedFlat(layout, self.flat_param)
+        self._version = self.flat_param._version
+        self._trains = self.flat_param.requires_grad
+        self._shown: list[tuple[dict[str, Any], str, torch.Tensor, UnitParameter]] = []
         self._show_attributes()
 
     def show_sharded(self) -> None:
@@ -97,18 +98,69 @@ class FlatPresentation:
         return [self.flat_param]
 
     def _show_attributes(self) -> None:
+        self._shown = []
         for described, value in zip(self._parameters, self._attributes, strict=True):
             for place in described.places:
                 place.module._parameters.pop(place.name, None)
                 place.module.__dict__[place.name] = value
+                self._shown.append((place.module.__dict__, place.name, value, described))
 
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._unsharded = list(parameters)
         self._attributes = list(parameters)
         self._show_attributes()
 
+    # -- what the user changes -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def take_up_changes(self) -> bool:
+        flat = self.flat_param
+        for attributes, name, value, described in self._shown:
+            if attributes.get(name) is not value:
+                raise ValueError(
+                    f"parameter '{described.fqn}' was replaced or removed after wrapping, where it is a part "
+                    f"of a flat parameter and '{name}' only shows it: change it inside of "
+                    "summon_full_params(), or wrap with use_orig_params=True"
+                )
+        if flat.requires_grad is not self._trains:
+            self._trains = flat.requires_grad
+            follow_requires_grad(
+                self._parameters, self._unsharded, [flat.requires_grad] * len(self._parameters)
+            )
+        if "_in_backward_optimizers" in flat.__dict__:
+            raise RuntimeError(
+                "an optimizer in backward steps with use_orig_params=True only: a flat parameter's optimizer "
+                "would never step"
+            )
+        wrote = flat.data_ptr() != self.shard.data_ptr()
+        if wrote:
+            if flat.numel() != self.shard.numel():
+                raise AssertionError(
+                    f"the data of a flat parameter was replaced by {flat.numel()} elements, this rank's "
+                    f"shard has {self.shard.numel()}: assign as many, or change parameters inside of "
+                    "summon_full_params()"
+                )
+            self.shard.copy_(flat.view(-1))
+            flat.data = self.shard.data
+        self._version = flat._version
+        return wrote
+
+    def changed(self) -> bool:
+        return self.flat_param._version != self._version
+
     def flat_gradient(self) -> torch.Tensor | None:
         """This rank's part of the gradient, 1-D, ``None`` if there is none."""
+        self.unreduced.check_hidden()
         return self.flat_param.grad
+
+    def which_gradients(self) -> list[bool]:
+        """Which of the originals have a gradient here."""
+        return [self.flat_param.grad is not None] * len(self._parameters)
+
+    def keep_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Keep this rank's part of whole ``gradients``, which the user may have changed."""
+        if self.flat_param.grad is not None:
+            write_parts(self._layout, self.flat_param.grad, gradients)
 
     def show_full(
         self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
@@ -132,11 +184,13 @@ class FlatPresentation:
         self._show_attributes()
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
+        if not self.flat_param.requires_grad:
+            return  # frozen since its forward
         if self.flat_param.grad is None:
             self.flat_param.grad = gradient
         else:
             self.flat_param.grad.add_(gradient)
-        _run_hooks(self.flat_param)
+        run_hooks(self.flat_param)
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
         segments = self._layout.segments
@@ -154,7 +208,7 @@ class FlatPresentation:
         """Take up the flat parameter's memory after the module was moved; the new shard if there is one."""
         for described in self._parameters:
             for place in described.places:
-                _check_place(described, place, place.module.__dict__.get(place.name))
+                check_place(described, place, place.module.__dict__.get(place.name))
         data = self.flat_param.data
         if data.untyped_storage()._cdata == self.shard.untyped_storage()._cdata:
             return None
@@ -167,147 +221,7 @@ class FlatPresentation:
         return data
 
 
-class OriginalPresentation:
-    """Shows the original parameter objects: 1-D parts of the shard when sharded, whole ones when not."""
-
-    def __init__(
-        self,
-        layout: UnitLayout,
-        parameters: Sequence[UnitParameter],
-        originals: Sequence[nn.Parameter],
-        offload: HostOffload | None = None,
-    ) -> None:
-        self._layout = layout
-        self._parameters = parameters
-        self.shows_full = False
-        """Whether whole parameters are shown, outside of forward and backward."""
-        self.shard = _flatten(layout, originals, offload)
-        # The same objects as before, so that an optimizer made earlier still holds what is trained.
-        self.sharded = list(originals)
-        self._kept_gradients: list[torch.Tensor | None] = []
-        self._point_at_shard()
-        self._show_sharded = self._assignments(self.sharded)
-        self._show_unsharded: list[tuple[dict[str, Any], str, nn.Parameter]] = []
-        self.show_sharded()
-
-    def _point_at_shard(self) -> None:
-        for segment, parameter in zip(self._layout.segments, self.sharded, strict=True):
-            start = segment.shard_offset
-            parameter.data = self.shard[start : start + segment.shard_numel]
-
-    def _assignments(self, values: Sequence[nn.Parameter]) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
-        return [
-            (place.module._parameters, place.name, value)
-            for parameter, value in zip(self._parameters, values, strict=True)
-            for place in parameter.places
-        ]
-
-    def show_sharded(self) -> None:
-        for registry, name, parameter in self._show_sharded:
-            registry[name] = parameter
-
-    def show_unsharded(self) -> None:
-        for registry, name, parameter in self._show_unsharded:
-            registry[name] = parameter
-
-    def trained(self) -> Sequence[nn.Parameter]:
-        return self.sharded
-
-    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._show_unsharded = self._assignments(parameters)
-
-    def flat_gradient(self) -> torch.Tensor | None:
-        """This rank's part of the gradient, 1-D with zeros where there is none.
-
-        Never ``None``: another rank may hold gradients of parameters that have nothing here.
-        """
-        flat = torch.zeros_like(self.shard)
-        for segment, parameter in zip(self._layout.segments, self.sharded, strict=True):
-            if parameter.grad is not None:
-                start = segment.shard_offset
-                flat[start : start + segment.shard_numel].copy_(parameter.grad)
-        return flat
-
-    def show_full(
-        self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
-    ) -> list[nn.Parameter]:
-        """Let the parameters hold whole values; returns them."""
-        self.shows_full = True
-        self._kept_gradients = [parameter.grad for parameter in self.sharded]
-        for index, parameter in enumerate(self.sharded):
-            parameter.grad = None
-            parameter.data = values[index]
-            if gradients is not None:
-                parameter.grad = gradients[index]
-        return self.sharded
-
-    def hide_full(self) -> None:
-        """Undo ``show_full``."""
-        self.shows_full = False
-        for parameter in self.sharded:
-            parameter.grad = None
-        self._point_at_shard()
-        for parameter, gradient in zip(self.sharded, self._kept_gradients, strict=True):
-            parameter.grad = gradient
-        self._kept_gradients = []
-
-    def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
-        parts: list[torch.Tensor] = []
-        for index, offset in zip(which, offsets, strict=True):
-            parts.append(gradient[offset : offset + self._layout.segments[index].shard_numel])
-        self._add(parts, which)
-
-    def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
-        self._add([gradient.reshape(-1) for gradient in gradients], which)
-
-    def _add(self, parts: list[torch.Tensor], which: Sequence[int]) -> None:
-        old: list[torch.Tensor] = []
-        new: list[torch.Tensor] = []
-        for index, part in zip(which, parts, strict=True):
-            sharded = self.sharded[index]
-            if part.numel() == 0:
-                continue  # nothing of it on this rank: as torch, no gradient rather than an empty one
-            if sharded.grad is None:
-                sharded.grad = part
-            else:
-                old.append(sharded.grad)
-                new.append(part)
-        if old:
-            torch._foreach_add_(old, new)
-        for index in which:
-            sharded = self.sharded[index]
-            if sharded._post_accumulate_grad_hooks:
-                _run_hooks(sharded)
-
-    def readopt(self) -> torch.Tensor | None:
-        """Take up the parameters' memory after the module was moved; the new shard if there is one."""
-        for index, described in enumerate(self._parameters):
-            for place in described.places:
-                _check_place(described, place, place.module._parameters.get(place.name))
-            place = described.places[0]
-            now = place.module._parameters[place.name]
-            assert now is not None
-            if now.shape != self.sharded[index].shape:
-                raise ValueError(
-                    f"parameter '{described.fqn}' was replaced by one of shape {tuple(now.shape)} after "
-                    "wrapping, where it is this rank's part: replace it before"
-                )
-            self.sharded[index] = now
-        self._show_sharded = self._assignments(self.sharded)
-        ours = self.shard.untyped_storage()._cdata
-        if all(p.numel() == 0 or p.untyped_storage()._cdata == ours for p in self.sharded):
-            return None
-        with torch.no_grad():
-            like = self.sharded[0]
-            self.shard = torch.zeros(self._layout.shard_numel, dtype=like.dtype, device=like.device)
-            for segment, parameter in zip(self._layout.segments, self.sharded, strict=True):
-                start = segment.shard_offset
-                self.shard[start : start + segment.shard_numel].copy_(parameter)
-        self._point_at_shard()
-        return self.shard
-
-
-def _check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:
+def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:
     if not isinstance(found, torch.Tensor):
         raise ValueError(
             f"parameter '{parameter.fqn}' is no longer '{place.name}' of its {type(place.module).__name__}: "
@@ -315,8 +229,28 @@ def _check_place(parameter: UnitParameter, place: ModulePlace, found: object) ->
         )
 
 
-def _run_hooks(parameter: nn.Parameter) -> None:
+def run_hooks(parameter: nn.Parameter) -> None:
     hooks = parameter._post_accumulate_grad_hooks
     if hooks:
         for hook in list(hooks.values()):
             hook(parameter)
+
+
+def follow_requires_grad(
+    parameters: Sequence[UnitParameter], unsharded: Sequence[nn.Parameter], flags: Sequence[bool]
+) -> None:
+    """Parameters were frozen or thawed: the next graph is made for those that are trained now."""
+    for described, flag in zip(parameters, flags, strict=True):
+        described.requires_grad = flag
+    for parameter, flag in zip(unsharded, flags, strict=False):  # none before the unit was first gathered
+        if parameter.requires_grad != flag:
+            parameter.requires_grad_(flag)
+
+
+def write_parts(layout: UnitLayout, shard: torch.Tensor, values: Sequence[torch.Tensor | None]) -> None:
+    """Store this rank's part of whole ``values`` in a flat ``shard``."""
+    for segment, value in zip(layout.segments, values, strict=True):
+        start, end = segment.shard_range
+        if value is not None and end > start:
+            part = value.detach().reshape(-1)[start:end]
+            shard[segment.shard_offset : segment.shard_offset + end - start].copy_(part)

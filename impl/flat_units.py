@@ -21,9 +21,10 @@ from .api import (
 )
 from .flat_checks import check_first_calls, mark_replaced
 from .flat_extension import pre_flatten_transform
-from .flat_param import FlatPresentation, OriginalPresentation
+from .flat_param import FlatPresentation
 from .layout import flat_layout
 from .offload import HostOffload
+from .original_params import OriginalPresentation
 from .ownership import Ignored, Owned
 from .unit import Unit
 
@@ -131,6 +132,11 @@ def make_units(
         tensor, one.whole = pre_flatten_transform(original)
         flattened.append(tensor)
     layout = flat_layout([p.shape for p in flattened], groups.shard_size, groups.shard_rank)
+    if not use_orig_params and any("_in_backward_optimizers" in p.__dict__ for p in originals):
+        raise RuntimeError(
+            f"parameters of {owned.title} have an optimizer in backward, which would never step, as a flat "
+            "parameter takes their place: pass use_orig_params=True"
+        )
     owned.take()
     kind: Any = OriginalPresentation if use_orig_params else FlatPresentation
     presentation = kind(layout, described, flattened, offload)
@@ -146,12 +152,16 @@ def make_units(
         presentation=presentation,
         offload=offload,
     )
+    unit.hides = use_orig_params
+    unit.kept_without_grad = False
     kept = set(flattened) if use_orig_params else set()
     mark_replaced((p for p in originals if p not in kept), owned.title)
     check_first_calls(unit)
     if unit.precision.delivered != unit.precision.original:
         for parameter in presentation.trained():
             parameter.grad_dtype = None  # autograd then allows gradients of another dtype
+        if isinstance(presentation, OriginalPresentation):
+            presentation.any_grad_dtype = True
     return (unit,)
 
 

@@ -38,6 +38,9 @@ class _PendingUnshard(UnshardHandle):
     def wait(self) -> None:
         if self._stage is not None:
             self._stage.runtime.schedule.await_stage(self._stage)
+            self._stage.unsharded_by_hand = False
+            if self._stage.runtime.forward_root is None:
+                self._stage.runtime.await_host_read()  # an optimizer may write there next
             self._stage = None
 
 
@@ -59,6 +62,8 @@ class FSDPModule:
         Returns a handle to wait on if ``async_op``.
         """
         stage = self._stage()
+        stage.unsharded_by_hand = True
+        stage.runtime.let_gathers_wait()  # for the optimizer, above all
         stage.runtime.schedule.gather(stage)
         handle = _PendingUnshard(stage)
         if async_op:
@@ -68,8 +73,10 @@ class FSDPModule:
 
     def reshard(self) -> None:
         """Free this module's own unsharded parameters."""
-        for unit in self._stage().units:
-            unit.reshard()
+        stage = self._stage()
+        stage.unsharded_by_hand = False
+        for unit in stage.units:
+            unit.reshard_by_hand()
 
     def reset_iter_state(self) -> None:
         """After an exception in forward or backward: drop the iteration, so that another can start. Root

@@ -243,7 +243,7 @@ def _reshard_for_state_dict(owned: Owned, units: list[Unit]) -> None:
 
     def reshard(*_: Any) -> None:
         for unit in units:
-            unit.reshard()
+            unit.reshard_by_hand()
 
     for module in {place.module for places in owned.places.values() for place in places}:
         module.register_state_dict_pre_hook(reshard)

@@ -207,7 +207,7 @@ class FullyShardedDataParallel(StateDictMethods):
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """``.to`` and the like act on the sharded parameters; their memory is taken up afterwards."""
         for unit in self._stage.units:
-            unit.reshard()
+            unit.reshard_by_hand()
         result = super()._apply(*args, **kwargs)
         for unit in self._stage.units:
             unit.readopt()

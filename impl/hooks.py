@@ -80,6 +80,8 @@ class Stage:
         self.forward_targets: list[Stage] = []
         """Stages that forward gathers ahead after this one, in place of those the recorded order names."""
         self.backward_targets: list[Stage] = []
+        self.unsharded_by_hand = False
+        """Whether the user gathered the parameters since the last forward, for the next one."""
         self.forward_positions: list[int] = []
         """Where this stage stands in the recorded order, once a call."""
         self.backward_position = -1
@@ -276,6 +278,8 @@ class Stage:
                     keep_gradients(unit)
                 if unit.reshard_after_backward:
                     unit.reshard()
+                else:
+                    unit.hide()
             runtime.schedule.after_gradients(self)
             for unit, which, gradients in ready:
                 if runtime.rank_check is not None:
@@ -286,6 +290,10 @@ class Stage:
         """The whole backward is done: what did not come to its post-backward does now."""
         if self.state is not StageState.REDUCED or self._has_late_gradients():
             self.post_backward()
+        for unit in self.units:
+            if not unit.gradients.synchronize and unit.presentation.unreduced is not None:
+                self.runtime.show_unreduced(unit)
+        self.backward_position = -1
         self._to_run.clear()
         self.state = StageState.IDLE
 
@@ -306,6 +314,7 @@ class Stage:
 
     def drop_unused_gather(self) -> None:
         """Let go of parameters that were gathered ahead and not used."""
+        self.unsharded_by_hand = False
         for unit in self.units:
             if unit.state is UnitState.GATHERING:
                 unit.reshard()
@@ -319,6 +328,7 @@ class Stage:
             for parameter in unit.unsharded:
                 parameter.grad = None
         self.forward_positions.clear()
+        self.backward_position = -1
         self._to_run.clear()
         self.state = StageState.IDLE
 

@@ -240,7 +240,17 @@ def _by_key(
         else:
             unit, index = units[held.unit], held.indices[0]
             here = unit.named.unit.layout.segments[index].shard_numel > 0
-            own = unit.parts.get(index, {}) if here else dict(existing.get(parameter, {}))
+            own = dict(existing.get(parameter, {}))
+            if here:
+                parts = unit.parts.get(index, {})
+                own = {name: _shaped(value, parameter) for name, value in parts.items()}
         if own:
             state[key] = own
     return state
+
+
+def _shaped(value: Any, parameter: nn.Parameter) -> Any:
+    """Elements of a state in the shape of the parameter as this rank shows it."""
+    if isinstance(value, torch.Tensor) and value.dim():
+        return value.view(parameter.shape)
+    return value

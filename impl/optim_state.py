@@ -87,7 +87,7 @@ class _UnitStates:
             )
             return None
         start = segment.shard_offset if self.named.is_flat else 0
-        return value.detach()[start : start + segment.shard_numel]
+        return value.detach().reshape(-1)[start : start + segment.shard_numel]
 
     def outline(self) -> dict[int, State]:
         """What other ranks must know: which states there are, and those that are equal everywhere."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .flat_param import FlatPresentation, OriginalPresentation
+from .flat_param import FlatPresentation
 from .hooks import stage_of
+from .original_params import OriginalPresentation
 from .unit import Unit
 
 WRAPPED = "_fsdp_wrapped_module"

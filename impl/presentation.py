@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from .unreduced import Unreduced
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,18 @@ class Presentation(Protocol):
 
     def show_unsharded(self) -> None:
         """Let the modules show the unsharded parameters."""
+
+    unreduced: Unreduced | None
+    """Shows gradients that were not reduced yet, where the front end does."""
+
+    def take_up_changes(self) -> bool:
+        """Follow what the user did to the sharded parameters; whether the shard was written to.
+
+        Called before each gather.
+        """
+
+    def changed(self) -> bool:
+        """Whether the user wrote to the sharded parameters since, as far as that can be seen."""
 
     def trained(self) -> Sequence[nn.Parameter]:
         """The parameters that an optimizer sees: those that hold this rank's part."""

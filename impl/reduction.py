@@ -72,7 +72,7 @@ class Reducer:
         self._returns = GradientReturns(lanes, mode)
         # EVENTS: memory of one lane that another one still reads, with that one's mark.
         self._gradients: deque[tuple[list[torch.Tensor], Mark | None]] = deque()
-        self._sums: deque[tuple[torch.Tensor, Mark | None]] = deque()
+        self._outputs: deque[tuple[torch.Tensor, Lane, Mark | None]] = deque()
         self._last: dict[Lane, Mark | None] = {}
         self._plans: dict[tuple[Unit, tuple[int, ...]], tuple[list[int], int, int]] = {}
 
@@ -113,7 +113,7 @@ class Reducer:
         self._last.clear()
         self._returns.finish()
         self._drop_gradients()
-        self._sums.clear()
+        self._outputs.clear()
 
     def discard(self) -> None:
         """Wait for what is in flight and deliver nothing: the iteration failed."""
@@ -223,13 +223,14 @@ class Reducer:
 
     def _complete(self, reduction: _Reduction) -> None:
         unit, lanes = reduction.unit, self._lanes
+        owner = lane = lanes.reduce if unit.groups.shard is not None else lanes.all_reduce
         if reduction.work is not None:
-            reduction.work.wait()
+            with lane:
+                reduction.work.wait()
             reduction.work = None
         if reduction.exchange is not None:
             reduction.output = reduction.exchange.finish()
             reduction.exchange = None
-        lane = lanes.reduce if unit.groups.shard is not None else lanes.all_reduce
         if unit.groups.shard is not None and unit.groups.replicate is not None:
             with lane:
                 if not self._add_partial(reduction):
@@ -238,9 +239,12 @@ class Reducer:
             lane = self._all_reduce_shard(reduction)
         if unit.gradients.all_reduce_hook is not None:
             lane = self._call_all_reduce_hook(reduction, lane)
+        drops = lane is not owner and _drops_output(unit)
         with lane:
             self._deliver(reduction, lane)
-            self._last[lane] = lane.record()
+            mark = self._last[lane] = lane.record()
+        if drops:
+            self._keep_output(reduction.output, owner, lane, mark)
 
     def _add_partial(self, reduction: _Reduction) -> bool:
         """Hybrid sharding: add what earlier passes left; false if this pass is kept for a later one as
@@ -262,7 +266,6 @@ class Reducer:
         lanes.all_reduce.follow(lanes.reduce)
         with span(unit.labels.all_reduce), lanes.all_reduce:
             comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
-        self._keep_sum(reduction, lanes.all_reduce)
         return lanes.all_reduce
 
     def _call_all_reduce_hook(self, reduction: _Reduction, lane: Lane) -> Lane:
@@ -275,22 +278,7 @@ class Reducer:
             if not (state.force_sum or comm.may_overflow(reduction.output.dtype)):
                 _divide(reduction)
             state.all_reduce_hook(reduction.output)
-        self._keep_sum(reduction, hook_lane)
         return hook_lane
-
-    def _keep_sum(self, reduction: _Reduction, lane: Lane) -> None:
-        """``lane`` works on memory of another one, and drops it if it casts it."""
-        unit, lanes = reduction.unit, self._lanes
-        if unit.precision.delivered != unit.precision.reduce:
-            # A cast follows and this memory, which the reduce lane allocated, is dropped: not before the sum
-            # is done.
-            while self._mode is MemoryHandover.EVENTS and len(self._sums) > 1:
-                _, mark = self._sums.popleft()
-                lanes.reduce.wait(mark)
-            if self._mode is MemoryHandover.RECORD_STREAM:
-                lane.keep(reduction.output)
-            else:
-                self._sums.append((reduction.output, lane.record()))
 
     def _deliver(self, reduction: _Reduction, lane: Lane) -> None:
         unit, output = reduction.unit, reduction.output
@@ -315,6 +303,16 @@ class Reducer:
                 self._gradients.append((list(gradients), lane.record()))
         gradients.clear()
 
+    def _keep_output(self, output: torch.Tensor, owner: Lane, lane: Lane, mark: Mark | None) -> None:
+        """``lane`` read ``output`` up to ``mark``, memory of ``owner`` that nothing else holds any more."""
+        if self._mode is MemoryHandover.RECORD_STREAM:
+            lane.keep(output)
+            return
+        while len(self._outputs) > 1:
+            _, other, done = self._outputs.popleft()
+            other.wait(done)
+        self._outputs.append((output, owner, mark))
+
     def _drop_gradients(self, held: int = 0) -> None:
         """Let computation have the memory of gradients that were copied, but for those of the last ``held``
         units.
@@ -322,6 +320,18 @@ class Reducer:
         while len(self._gradients) > held:
             _, mark = self._gradients.popleft()
             self._lanes.compute.wait(mark)
+
+
+def _drops_output(unit: Unit) -> bool:
+    """Whether the reduced gradient's memory is given up at delivery, where usually it becomes ``grad``: it is
+    cast, added to an earlier gradient, or used up by a hook.
+    """
+    if unit.precision.delivered != unit.precision.reduce:
+        return True
+    for parameter in unit.presentation.trained():
+        if parameter.grad is not None or parameter._post_accumulate_grad_hooks:
+            return True
+    return False
 
 
 def _run_hook(reduction: _Reduction, hook: CommHook) -> None:

@@ -20,6 +20,7 @@ from .rank_check import RankCheck
 from .reduction import Reducer
 from .schedule import RateLimiter, Schedule
 from .streams import Lanes
+from .unit import Unit, UnitState
 
 if TYPE_CHECKING:
     from .hooks import Stage
@@ -60,11 +61,15 @@ class Runtime:
         """An event that the user recorded after the optimizer, for gathers to wait on instead of
         everything.
         """
+        self._gathers_wait = True
+        """Whether shards may have been written since gathers last waited for computation."""
         self.host_read: Mark | None = None
         """With CPU offload: when the last copy out of a shard on the host is done."""
         self.rank_check: RankCheck | None = None
         if settings.check_ranks:
             self.rank_check = RankCheck(None if settings.check_ranks is True else settings.check_ranks)
+        self._unreduced: list[Unit] = []
+        """Units that show gradients of ``no_sync()``."""
         self.ran = False
         """Whether a forward ran; before that the tree may become part of a larger one."""
         self._callback_queued = False
@@ -75,11 +80,42 @@ class Runtime:
         """The outermost forward starts: gathers must see what the optimizer wrote."""
         self.forward_root = stage
         self.ran = True
+        self._drop_what_changed()
+        if self.schedule.gathered_ahead:
+            self._drop_what_was_skipped()
+        mark, self.optimizer_mark = self.optimizer_mark, None
+        self.let_gathers_wait(mark)
+
+    def _drop_what_changed(self) -> None:
+        """Drop parameters that an earlier forward left gathered, where the shards were written to since."""
+        for stage in self.stages:
+            for unit in stage.units:
+                if unit.state is UnitState.UNSHARDED and unit.presentation.changed():
+                    unit.reshard()
+
+    def _drop_what_was_skipped(self) -> None:
+        """Drop what the forward before gathered ahead and did not come to: values may have changed since."""
+        self.schedule.gathered_ahead = False
+        for stage in self.stages:
+            if not stage.unsharded_by_hand:
+                stage.drop_unused_gather()
+            stage.unsharded_by_hand = False
+
+    def let_gathers_wait(self, mark: Mark | None = None) -> None:
+        """Let later gathers start only after ``mark``, by default after all that computation was given so
+        far, which may have written to shards.
+        """
         lanes = self.lanes
-        mark = self.optimizer_mark if self.optimizer_mark is not None else lanes.compute.record()
-        self.optimizer_mark = None
+        if mark is None:
+            mark = lanes.compute.record()
         lanes.cast.wait(mark)
         lanes.gather.wait(mark)
+        self._gathers_wait = False
+
+    def shards_may_change(self) -> None:
+        """Somebody outside is about to write to shards, on the device or on the host."""
+        self._gathers_wait = True
+        self.await_host_read()
 
     def end_forward(self) -> None:
         """The outermost forward is done."""
@@ -89,9 +125,17 @@ class Runtime:
         self.handover.trim()
         self.schedule.end_forward()
         if not torch.is_grad_enabled():
-            self._await_host_read()
+            self._drop_without_grad()
+            self.await_host_read()
 
-    def _await_host_read(self) -> None:
+    def _drop_without_grad(self) -> None:
+        """No backward will use what this forward left gathered, and values may be changed in any way next."""
+        for stage in self.stages:
+            for unit in stage.units:
+                if not unit.kept_without_grad and unit.state is UnitState.UNSHARDED:
+                    unit.reshard()
+
+    def await_host_read(self) -> None:
         """The user may write to shards on the host now: copies out of them have to be done."""
         if self.host_read is not None:
             self.host_read.synchronize()
@@ -104,6 +148,9 @@ class Runtime:
         if not self._callback_queued:
             self._callback_queued = True
             Variable._execution_engine.queue_callback(self._end_backward)
+            self._take_back_unreduced()
+            if self._gathers_wait:
+                self.let_gathers_wait()
 
     def _end_backward(self) -> None:
         self._callback_queued = False
@@ -111,8 +158,9 @@ class Runtime:
         for stage in self.stages:
             stage.finish_backward()
         self.reducer.finish()
-        self._await_host_read()
+        self.await_host_read()
         if self.is_last_backward:
+            self._gathers_wait = True  # the optimizer comes, perhaps before another pass over the same graph
             self.handover.trim()
             self.schedule.end_backward()
             self.limiter.end_iteration()
@@ -123,6 +171,23 @@ class Runtime:
             for stage in self.stages:
                 stage.forward_positions.clear()
                 stage.drop_unused_gather()
+
+    @torch.no_grad()
+    def show_unreduced(self, unit: Unit) -> None:
+        """Backward ended: let ``unit`` show the gradients that it keeps for a later one."""
+        unreduced = unit.presentation.unreduced
+        assert unreduced is not None
+        unreduced.show(unit)
+        if unreduced.shown:
+            self._unreduced.append(unit)
+
+    @torch.no_grad()
+    def _take_back_unreduced(self) -> None:
+        for unit in self._unreduced:
+            unreduced = unit.presentation.unreduced
+            assert unreduced is not None
+            unreduced.take_back(unit)
+        self._unreduced.clear()
 
     # -- errors ----------------------------------------------------------------------------------------------
 
@@ -152,7 +217,7 @@ class Runtime:
         self.reducer.discard()
         for stage in self.stages:
             stage.reset()
-        self._await_host_read()
+        self.await_host_read()
         self.handover.trim()
         self.schedule.reset()
 

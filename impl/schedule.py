@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
+
 from .annotations import span
 from .api import MemoryHandover, ScheduleSettings
 from .streams import Lane, Mark
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 _CALM_ITERATIONS = 8
 """With an adapting limit: iterations without a retry before it is raised by one."""
+
+_LONGEST_ORDER = 10_000
+"""Stages in the recorded order of forwards that still await their backward, before it is forgotten."""
 
 
 class RateLimiter:
@@ -97,6 +102,8 @@ class Schedule:
         # With streams, waiting queues a wait on the device: do it first, as the next gather's memory may
         # depend on it. Without them waiting blocks the program: issue the next gathers first.
         self._prefetch_before_wait = not has_streams
+        self.gathered_ahead = False
+        """Whether the last forward gathered ahead: what it then skipped is still gathered."""
         self._forward_order: list[Stage] = []
         self._forward_so_far: list[Stage] = []
         self._post_forward_order: list[Stage] = []
@@ -137,19 +144,21 @@ class Schedule:
         if stage.units:
             self._forward_so_far.append(stage)
         for target in stage.forward_targets:
+            self.gathered_ahead = True
             self.gather(target)
         depth = self.settings.forward_prefetch_depth
         if not depth or stage.forward_targets:
             return
         order = self._forward_order
+        self.gathered_ahead = True
         # Another order than last time is no error: there is just nothing to go by.
         if position < len(order) and order[position] is stage:
             for target in order[position + 1 : position + 1 + depth]:
                 self.gather(target)
 
     def leave_forward(self, stage: Stage) -> None:
-        """A stage's forward is done: remember the order for backward."""
-        if stage.units:
+        """A stage's forward is done: remember the order for the backward that it may have."""
+        if stage.units and torch.is_grad_enabled():
             stage.forward_positions.append(len(self._post_forward_order))
             self._post_forward_order.append(stage)
 
@@ -158,6 +167,12 @@ class Schedule:
         if self._forward_so_far:
             self._forward_order = self._forward_so_far
             self._forward_so_far = []
+        if len(self._post_forward_order) > _LONGEST_ORDER:
+            # Forwards whose backward may never come. The order serves prefetch alone: without it a stage is
+            # gathered when it is needed.
+            for stage in set(self._post_forward_order):
+                stage.forward_positions.clear()
+            self._post_forward_order.clear()
 
     # -- backward --------------------------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from .agreement import check_agreement
-from .flat_param import FlatPresentation, OriginalPresentation
+from .flat_param import FlatPresentation
 from .full_params import gather_flat, split_full
+from .original_params import OriginalPresentation
 from .parameter_names import NamedUnit, plain_name
 from .row_chunks import fill_shard, rows_of_shard
 from .sharded_values import is_sharded, rows_of_value, sharded_tensor, sharded_value

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .flat_param import FlatPresentation, OriginalPresentation
+from .flat_param import FlatPresentation
 from .full_params import gather_flat, split_full, write_back
+from .original_params import OriginalPresentation
 from .parameter_names import FLAT_NAME
 from .unit import Unit
 
@@ -43,7 +44,7 @@ class ShownUnit:
     def show(self, with_grads: bool = False) -> None:
         """Gather and show; a collective over the unit's shard group."""
         unit = self._unit
-        unit.reshard()
+        unit.reshard_by_hand()
         values = self._gather(unit.shard)
         gradients: Sequence[torch.Tensor | None] | None = None
         if with_grads:
@@ -56,7 +57,7 @@ class ShownUnit:
         self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None = None
     ) -> None:
         """Show tensors of the whole parameters' shapes, wherever they come from; no communication."""
-        self._unit.reshard()
+        self._unit.reshard_by_hand()
         self._wrapper._parameters.pop(FLAT_NAME, None)
         self._shown = self._presentation.show_full(values, gradients)
 

@@ -103,6 +103,11 @@ class Unit:
         self.reshard_after_backward = True
         self.unshard_in_backward = True
         self.presentation = presentation
+        self.hides = False
+        """Whether the sharded parameters are shown between forward and backward, though these are kept."""
+        self.kept_without_grad = True
+        """Whether what forward does not free stays after a forward without gradients too."""
+        self._hidden = False
         self.smaller = smaller
         self.gradients = GradientState()
         self.state = UnitState.SHARDED
@@ -234,6 +239,8 @@ class Unit:
         """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet."""
         if self.state is not UnitState.SHARDED:
             return
+        if self.presentation.take_up_changes() and self._runtime is not None:
+            self._runtime.let_gathers_wait()
         if self.fetches:
             if self._runtime is not None and self._runtime.rank_check is not None:
                 self._runtime.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
@@ -318,6 +325,9 @@ class Unit:
                 all-gather need not wait for this unit's copy.
         """
         if self.state is not UnitState.GATHERING:
+            if self._hidden:
+                self._hidden = False
+                self.presentation.show_unsharded()
             return
         with span(self.labels.wait_all_gather):
             if self.fetches:
@@ -436,11 +446,30 @@ class Unit:
             else:
                 self._free_parameters(hold)
                 self.presentation.show_sharded()
+                self._hidden = False
         self._move(UnitState.SHARDED)
+
+    def hide(self) -> None:
+        """Show the sharded parameters, but keep the others for backward."""
+        if self.hides and self.state is UnitState.UNSHARDED:
+            self._hidden = True
+            self.presentation.show_sharded()
+
+    @property
+    def shows_unsharded(self) -> bool:
+        """Whether the modules show whole parameters that can be computed with."""
+        return self.state is UnitState.UNSHARDED and not self._hidden
+
+    def reshard_by_hand(self) -> None:
+        """Reshard for somebody outside, who may write to the shard next."""
+        self.reshard()
+        if self._runtime is not None:
+            self._runtime.shards_may_change()
 
     def reshard_in_forward(self, hold: int) -> None:
         """Free the parameters between forward and backward, if this unit does so."""
         if not self.reshard_after_forward:
+            self.hide()
             return
         if self.smaller is None or self.state is not UnitState.UNSHARDED:
             self.reshard(hold)
