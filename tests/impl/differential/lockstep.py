@@ -80,7 +80,7 @@ def _one(
         result.errors.append(error)
     if ended or outcomes[0][0]["error"] != outcomes[1][0]["error"] or (error and ends_program(program, index)):
         return True
-    if error and operation_at(program, index + 1) == ops.ResetIterState():
+    if error and isinstance(operation, ops.Forward | ops.Backward):
         return False  # in between the state is not defined
     looks = [looked_at(run.model) for run in runs]
     if not views_comparable(program):
@@ -100,7 +100,7 @@ def ends_program(program: Program, index: int) -> bool:
     """
     operation = operation_at(program, index)
     if isinstance(operation, ops.Forward | ops.Backward):
-        return operation_at(program, index + 1) != ops.ResetIterState()
+        return isinstance(program.wrap, Flat) or operation_at(program, index + 1) != ops.ResetIterState()
     return operation is None or isinstance(operation, ops.RemakeGroups)
 
 

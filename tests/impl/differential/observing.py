@@ -54,16 +54,21 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone().double()
 
 
+def plain(name: str) -> str:
+    """A parameter's name without its wrappers."""
+    return name.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "")
+
+
 def looked_at(model: nn.Module) -> Seen:
     """Parameters, gradients and buffers as the model shows them now."""
     seen: Seen = {"training": model.training}
     for name, parameter in model.named_parameters():
-        name = name.replace("_fsdp_wrapped_module.", "")
+        name = plain(name)
         seen[f"parameter {name}"] = value_of(parameter)
         seen[f"requires_grad {name}"] = parameter.requires_grad
         seen[f"grad {name}"] = value_of(parameter.grad)
     for name, buffer in model.named_buffers():
-        name = name.replace("_fsdp_wrapped_module.", "")
+        name = plain(name)
         seen[f"buffer {name}"] = value_of(buffer)
     return seen
 

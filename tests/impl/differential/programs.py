@@ -60,7 +60,7 @@ def models(draw: Draw, flat: bool) -> ModelSpec:
 
 
 def meshes(ranks: int) -> list[tuple[int, ...]]:
-    return [(), (2,), (1, 2), (2, 1)] if ranks == 2 else [(), (4,), (2, 2)]
+    return [(), (2,), (2,), (1, 2), (1, 2), (2, 1)] if ranks == 2 else [(), (4,), (2, 2)]
 
 
 LOW = ["bfloat16", "float16"]
@@ -69,23 +69,24 @@ LOW = ["bfloat16", "float16"]
 @st.composite
 def flats(draw: Draw, model: ModelSpec, ranks: int) -> Flat:
     mesh: tuple[int, ...] = draw(one_of(meshes(ranks), 5 if ranks == 2 else 2))
+    originals = draw(st.booleans())
     strategies = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
     if len(mesh) == 2:
         strategies = ["HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
     precision = st.tuples(st.sampled_from(["bfloat16", ""]), st.sampled_from(["", "float32", "bfloat16"]))
     return Flat(
         strategy=draw(st.sampled_from(strategies)),
-        originals=draw(st.booleans()),
+        originals=originals,
         precision=draw(rarely(st.tuples(precision, st.sampled_from(["", *LOW])).map(lambda p: (*p[0], p[1])), (), 5)),
         keep_low=draw(flag(10)),
         cast_root=not draw(flag(10)),
         backward_prefetch=draw(st.sampled_from(["BACKWARD_PRE", "BACKWARD_POST", ""])),
         forward_prefetch=draw(flag(4)),
         limit=not draw(flag(4)),
-        offload=draw(flag(10)),
+        offload=draw(flag(20 if originals else 8)),
         mesh=mesh,
         ignored=draw(rarely(st.integers(0, len(model.blocks) - 1), None, 10)),
-        sync=draw(flag(10)),
+        sync=draw(flag(40)),
     )
 
 
@@ -169,7 +170,7 @@ def failures(draw: Draw, model: ModelSpec, flat: bool) -> Part:
         failing: Part = [draw(forwards(model, fails=True))]
     else:
         failing = [draw(forwards(model)), ops.Backward(fail=draw(number))]
-    return [*failing, ops.ResetIterState()]
+    return failing if flat else [*failing, ops.ResetIterState()]
 
 
 def state_dicts(model: ModelSpec, flat: bool) -> st.SearchStrategy[Part]:
@@ -218,8 +219,6 @@ def singles(model: ModelSpec, flat: bool) -> st.SearchStrategy[Part]:
         st.just(ops.MakeOptimizer("Adam")),
         st.builds(ops.OptimizerInBackward, st.booleans()),
         st.builds(ops.Patch, st.booleans()),
-        st.just(ops.Copy()),
-        st.just(ops.RemakeGroups()),
         st.builds(ops.Clip, st.sampled_from([2.0, float("inf"), 1.0])),
         st.just(ops.Attributes()),
         st.just(ops.ZeroGrad()),
@@ -239,7 +238,12 @@ def singles(model: ModelSpec, flat: bool) -> st.SearchStrategy[Part]:
             settings(model),
             st.builds(ops.Misuse, st.sampled_from(SHARDED_MISUSES)),
             st.just(ops.Convert()),
+            st.just(ops.Copy()),
         ]
+    rare = [st.just(ops.RemakeGroups())]  # it costs as much as the rest of a program
+    if flat:
+        rare.append(st.just(ops.Copy()))
+    choices.append(st.one_of(choices[0], *rare))
     return st.one_of(choices).map(lambda operation: [operation])
 
 
