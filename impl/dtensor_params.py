@@ -18,6 +18,7 @@ from .layout import Segment, UnitLayout, chunk_rows
 from .offload import HOST, HostOffload, new_shard
 from .placement import ParameterPlan, local_tensor, new_dtensor
 from .presentation import UnitParameter
+from .unreduced import Unreduced
 
 
 class DTensorPresentation:
@@ -90,7 +91,7 @@ class DTensorPresentation:
             if sharded.requires_grad != unsharded.requires_grad:  # frozen or thawed since
                 unsharded.requires_grad_(sharded.requires_grad)
 
-    unreduced = None
+    unreduced: Unreduced | None = None
 
     def take_up_changes(self) -> bool:
         """Nothing to do: freezing is followed where the parameters are shown, the rest by ``readopt``."""

@@ -52,6 +52,23 @@ def flatten(
     return shard
 
 
+def flat_parameter(
+    layout: UnitLayout, parameters: Sequence[UnitParameter], shard: torch.Tensor, requires_grad: bool
+) -> FlatParameter:
+    """The ``FlatParameter`` of a unit over this rank's ``shard``."""
+    flat = FlatParameter(shard.data, requires_grad=requires_grad)
+    flat._fqns = tuple(p.fqn for p in parameters)
+    flat._param_infos = tuple(p.places[0] for p in parameters)
+    flat._shared_param_infos = tuple(p.places[1:] for p in parameters)
+    flat._shapes = tuple(torch.Size(s.shape) for s in layout.segments)
+    flat._numels = tuple(s.numel for s in layout.segments)
+    flat._shard_ranges = tuple(s.shard_range for s in layout.segments)
+    flat._unpadded_unsharded_size = torch.Size((layout.parameter_numel,))
+    flat._padded_unsharded_size = torch.Size((layout.gathered_numel,))
+    flat._sharded_size = shard.size()
+    return flat
+
+
 class FlatPresentation:
     """Shows one ``FlatParameter``; the modules' parameters become plain attributes of theirs."""
 
@@ -68,16 +85,7 @@ class FlatPresentation:
         """Whether whole parameters are shown, outside of forward and backward."""
         self._unsharded: list[nn.Parameter] = []
         self.shard = flatten(layout, originals, offload)
-        self.flat_param = FlatParameter(self.shard.data, requires_grad=originals[0].requires_grad)
-        self.flat_param._fqns = tuple(p.fqn for p in parameters)
-        self.flat_param._param_infos = tuple(p.places[0] for p in parameters)
-        self.flat_param._shared_param_infos = tuple(p.places[1:] for p in parameters)
-        self.flat_param._shapes = tuple(torch.Size(s.shape) for s in layout.segments)
-        self.flat_param._numels = tuple(s.numel for s in layout.segments)
-        self.flat_param._shard_ranges = tuple(s.shard_range for s in layout.segments)
-        self.flat_param._unpadded_unsharded_size = torch.Size((layout.parameter_numel,))
-        self.flat_param._padded_unsharded_size = torch.Size((layout.gathered_numel,))
-        self.flat_param._sharded_size = self.shard.size()
+        self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
         self._attributes = [
             self.shard[s.shard_offset : s.shard_offset + s.shard_numel] for s in layout.segments
         ]
@@ -114,6 +122,7 @@ class FlatPresentation:
 
     @torch.no_grad()
     def take_up_changes(self) -> bool:
+        check_sharded(self.shows_full)
         flat = self.flat_param
         for attributes, name, value, described in self._shown:
             if attributes.get(name) is not value:
@@ -147,6 +156,10 @@ class FlatPresentation:
 
     def changed(self) -> bool:
         return self.flat_param._version != self._version
+
+    def flat(self) -> FlatParameter:
+        """The flat parameter."""
+        return self.flat_param
 
     def flat_gradient(self) -> torch.Tensor | None:
         """This rank's part of the gradient, 1-D, ``None`` if there is none."""
@@ -219,6 +232,12 @@ class FlatPresentation:
             ]
             self._show_attributes()
         return data
+
+
+def check_sharded(shows_full: bool) -> None:
+    """Raise AssertionError if parameters are to be gathered while whole ones are shown."""
+    if shows_full:
+        raise AssertionError("forward was called inside of summon_full_params(): leave that first")
 
 
 def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:

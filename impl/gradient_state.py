@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from .comm_hooks import CommHook
     from .custom_comm import ReduceScatter
     from .streams import Lane
+
+
+@dataclass(frozen=True)
+class PartialSum:
+    """A sum over one shard group: of which parameters, where each one's part starts, and the parts, 1-D."""
+
+    which: Sequence[int]
+    offsets: Sequence[int]
+    parts: torch.Tensor
 
 
 @dataclass
@@ -39,5 +48,5 @@ class GradientState:
     """Unsharded gradients in the reduce dtype, kept where autograd's own accumulation would be in a lower
     one.
     """
-    partial: torch.Tensor | None = None
+    partial: PartialSum | None = None
     """A reduce-scattered gradient that awaits its all-reduce."""

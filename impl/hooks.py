@@ -85,6 +85,8 @@ class Stage:
         self.forward_positions: list[int] = []
         """Where this stage stands in the recorded order, once a call."""
         self.backward_position = -1
+        self.error_of_second_root: type[Exception] = RuntimeError
+        """What is raised where this stage ran as a root before it became part of a larger tree."""
         self._runtime: Runtime | None = None
         self._cast_input = caster(input_dtype) if input_dtype is not None else None
         self._cast_root_input = caster(root_input_dtype) if root_input_dtype is not None else None
@@ -269,11 +271,14 @@ class Stage:
         runtime = self.runtime
         with span(self.units[0].labels.post_backward):
             ready: list[tuple[Unit, tuple[int, ...], list[torch.Tensor]]] = []
+            partial: list[Unit] = []
             for unit in reversed(self.units):
                 if unit.gradients.synchronize:
                     which, gradients = take_gradients(unit)
                     if which:
                         ready.append((unit, which, gradients))
+                    elif unit.gradients.partial is not None and unit.gradients.all_reduce:
+                        partial.append(unit)
                 else:
                     keep_gradients(unit)
                 if unit.reshard_after_backward:
@@ -281,6 +286,8 @@ class Stage:
                 else:
                     unit.hide()
             runtime.schedule.after_gradients(self)
+            for unit in partial:
+                runtime.reducer.reduce_partial(unit)
             for unit, which, gradients in ready:
                 if runtime.rank_check is not None:
                     _check_reduction(runtime.rank_check, unit, which)
@@ -306,11 +313,16 @@ class Stage:
                         return True
         return False
 
-    def check_idle(self, what: str) -> None:
+    @property
+    def is_idle(self) -> bool:
+        """Whether this stage is outside of forward and backward."""
+        return self.state is StageState.IDLE
+
+    def check_idle(self, what: str, error: type[Exception] = RuntimeError) -> None:
         """Raise if this stage is inside forward or backward, where ``what`` must not be called."""
         if self.state is not StageState.IDLE:
             name = self.units[0].name if self.units else type(self.modules[0]).__name__
-            raise RuntimeError(f"{what} was called inside the {self.state.name.lower()} of unit '{name}'")
+            raise error(f"{what} was called inside the {self.state.name.lower()} of unit '{name}'")
 
     def drop_unused_gather(self) -> None:
         """Let go of parameters that were gathered ahead and not used."""

@@ -50,8 +50,9 @@ class Presentation(Protocol):
     def show_unsharded(self) -> None:
         """Let the modules show the unsharded parameters."""
 
-    unreduced: Unreduced | None
-    """Shows gradients that were not reduced yet, where the front end does."""
+    @property
+    def unreduced(self) -> Unreduced | None:
+        """Shows gradients that were not reduced yet, where the front end does."""
 
     def take_up_changes(self) -> bool:
         """Follow what the user did to the sharded parameters; whether the shard was written to.

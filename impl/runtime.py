@@ -242,7 +242,7 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
             if stage.has_runtime and not stage.runtime.ran:
                 stage.runtime.disband()
             if stage.has_runtime:
-                raise RuntimeError(
+                raise stage.error_of_second_root(
                     f"module '{name}' already ran forward as a root of its own; run the outermost module's "
                     "forward first, so that its parts belong to one tree"
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,8 +22,12 @@ def groups_of_strategy(
     strategy: ShardingStrategy,
     process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
     mesh: DeviceMesh | None,
+    by_policy: bool = True,
 ) -> comm.UnitGroups:
     """The groups of one unit.
+
+    Args:
+        by_policy: whether one call wraps the whole model, so that hybrid strategies may make groups by node.
 
     Raises:
         ValueError: both or unfitting ways of naming the groups.
@@ -34,6 +38,11 @@ def groups_of_strategy(
     if process_group is not None and mesh is not None:
         raise ValueError("give process_group or device_mesh, not both")
     if strategy in HYBRID:
+        if process_group is None and mesh is None and not by_policy:
+            raise ValueError(
+                f"{strategy.name} without auto_wrap_policy needs process_group or device_mesh: modules that "
+                "are wrapped by hand must share their groups"
+            )
         return _hybrid(strategy, process_group, mesh)
     if isinstance(process_group, tuple):
         raise ValueError(f"a pair of process groups is for the hybrid strategies, not for {strategy.name}")
@@ -46,6 +55,20 @@ def groups_of_strategy(
     if strategy is ShardingStrategy.NO_SHARD:
         return comm.UnitGroups.of(None, group)
     return comm.UnitGroups.of(group)
+
+
+def group_of(
+    strategy: ShardingStrategy,
+    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
+    mesh: DeviceMesh | None,
+) -> ProcessGroup:
+    """The ranks that share one copy; those that hold the replicas where nothing is sharded."""
+    if strategy in HYBRID and process_group is None and mesh is None:
+        return _groups_by_node()[0]
+    if mesh is not None:
+        return mesh.get_group(mesh.ndim - 1)
+    group: Any = process_group[0] if isinstance(process_group, tuple) else process_group
+    return cast(ProcessGroup, dist.group.WORLD if group is None else group)
 
 
 def check_broadcast(groups: comm.UnitGroups, device: torch.device) -> None:
