@@ -44,7 +44,7 @@ FLAT_DOC = "docs/impl-fsdp1.md"
 SHARDED_DOC = "docs/impl-fsdp2.md"
 
 
-def _earlier(s: Situation, kind: type, **values: Any) -> bool:
+def _earlier(s: Situation, kind: type, /, **values: Any) -> bool:
     """Whether such an operation came before, or is this one."""
     return any(
         isinstance(each, kind) and all(getattr(each, name) == value for name, value in values.items())

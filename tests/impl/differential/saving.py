@@ -90,13 +90,18 @@ def _(operation: ops.LoadState, run: Run) -> Seen:
     assert source.saved is not None
     how, kept = source.saved
     state = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in kept.items()}
-    if operation.missing:
+    if operation.missing and state:
         del state[next(iter(state))]
     if run.is_flat:
         with _flat_type(run, how.kind):
             answer = run.model.load_state_dict(state, strict=not operation.missing)
     elif how.kind in ("full", "sharded"):
-        options = dcp.StateDictOptions(full_state_dict=how.kind == "full", strict=not operation.missing)
+        full = how.kind == "full"
+        options = dcp.StateDictOptions(
+            full_state_dict=full,
+            strict=not operation.missing,
+            broadcast_from_rank0=full and how.offload,  # then rank 0 alone has it
+        )
         answer = dcp.set_model_state_dict(run.model, state, options=options)
     else:
         answer = run.model.load_state_dict(state, strict=not operation.missing, assign=operation.assign)
