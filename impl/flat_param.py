@@ -143,16 +143,19 @@ class FlatPresentation:
             )
         wrote = flat.data_ptr() != self.shard.data_ptr()
         if wrote:
-            if flat.numel() != self.shard.numel():
-                raise AssertionError(
-                    f"the data of a flat parameter was replaced by {flat.numel()} elements, this rank's "
-                    f"shard has {self.shard.numel()}: assign as many, or change parameters inside of "
-                    "summon_full_params()"
-                )
+            self._check_elements()
             self.shard.copy_(flat.view(-1))
             flat.data = self.shard.data
         self._version = flat._version
         return wrote
+
+    def _check_elements(self) -> None:
+        given, expected = self.flat_param.numel(), self._layout.shard_numel
+        if given != expected:
+            raise AssertionError(
+                f"the data of a flat parameter was replaced by {given} elements, this rank's shard has "
+                f"{expected}: assign as many, or change parameters inside of summon_full_params()"
+            )
 
     def changed(self) -> bool:
         return self.flat_param._version != self._version
@@ -219,12 +222,14 @@ class FlatPresentation:
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the flat parameter's memory after the module was moved; the new shard if there is one."""
+        check_sharded(self.shows_full)
         for described in self._parameters:
             for place in described.places:
                 check_place(described, place, place.module.__dict__.get(place.name))
         data = self.flat_param.data
         if data.untyped_storage()._cdata == self.shard.untyped_storage()._cdata:
             return None
+        self._check_elements()
         self.shard = data
         if not isinstance(self._attributes[0], nn.Parameter):
             self._attributes = [
@@ -235,9 +240,11 @@ class FlatPresentation:
 
 
 def check_sharded(shows_full: bool) -> None:
-    """Raise AssertionError if parameters are to be gathered while whole ones are shown."""
+    """Raise AssertionError if sharded parameters are wanted while whole ones are shown."""
     if shows_full:
-        raise AssertionError("forward was called inside of summon_full_params(): leave that first")
+        raise AssertionError(
+            "summon_full_params() shows whole parameters: leave it before forward, or before moving the module"
+        )
 
 
 def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:

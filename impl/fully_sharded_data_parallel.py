@@ -306,7 +306,7 @@ class FullyShardedDataParallel(StateDictMethods):
         """Apply ``fn`` to every module inside, with whole parameters, and keep the changes."""
         if self.training_state is not TrainingState.IDLE:
             raise ValueError(f"apply() was called inside of {self.training_state.name}: call it outside")
-        with self.summon_full_params(self):
+        with self.summon_full_params(self, recurse=False):  # wrappers inside show their own
             return super().apply(fn)
 
     @torch.no_grad()

@@ -248,6 +248,7 @@ class OriginalPresentation:
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the parameters' memory after the module was moved; the new shard if there is one."""
+        check_sharded(self.shows_full)
         for index, described in enumerate(self._parameters):
             for place in described.places:
                 check_place(described, place, place.module._parameters.get(place.name))

@@ -254,8 +254,13 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
             stages.append(stage)
         names.setdefault(stage, []).append(name)
     runtime = Runtime(root, stages, settings)
-    for stage in stages:
-        stage.join(runtime, ", ".join(names[stage]))
+    try:
+        for stage in stages:
+            stage.join(runtime, ", ".join(names[stage]))
+    except BaseException:
+        for stage in stages:
+            stage.leave()  # none of them is half in a tree: the user may mend what was wrong
+        raise
     return runtime
 
 
