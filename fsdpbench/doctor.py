@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from fsdpbench import interruption
 from fsdpbench.config import Config, Measurement
 from fsdpbench.machine_state import observe, usable_cores
 from fsdpbench.planning import make_config, make_target, without_absent
@@ -98,7 +99,10 @@ def _machine() -> Finding:
 
 
 def _disk() -> Finding:
-    folder = Path.cwd()
+    try:
+        folder = Path.cwd()
+    except OSError:
+        return Finding("run folders", Verdict.BROKEN, "this folder was removed", "change to another")
     free = shutil.disk_usage(folder).free
     detail = f"{free / 2**30:.1f} GiB free in {folder}"
     if not os.access(folder, os.W_OK):
@@ -127,7 +131,11 @@ def _tried(device: str, gpus: int) -> Finding:
 
     what = f"--device {device}"
     config = _tiny(device, gpus)
-    with tempfile.TemporaryDirectory(prefix="fsdpbench-doctor-") as temporary, PointPool(1) as pool:
+    with (
+        interruption.unwinding(),
+        tempfile.TemporaryDirectory(prefix="fsdpbench-doctor-") as temporary,
+        PointPool(1) as pool,
+    ):
         pool.start(config, Path(temporary))
         results = []
         while pool.running:

@@ -36,6 +36,12 @@ class CannotJudgeError(BenchError):
     exit_code = ExitCode.CANNOT_JUDGE
 
 
+class SomeFailedError(BenchError):
+    """The command did what it was asked to, and some configurations failed."""
+
+    exit_code = ExitCode.SOME_FAILED
+
+
 def unknown(kind: str, value: str, known: Iterable[str], way_out: str) -> UsageError:
     """A `UsageError` for an unknown name, with the nearest known ones and the command that lists all."""
     names = sorted(known)

@@ -1,35 +1,46 @@
 """One sweep at a time in a folder, also where several machines see it.
 
-    .lock   {"pid", "host", "began", "token", "beat_s"}; the holder renews its time every `beat_s` seconds
+    .lock   who holds it (`lock_owner.py`); the holder renews its time every `beat_s` seconds
 
     owner on this machine    its process tells: a lock whose process is gone is broken at once
     owner elsewhere          its beat tells: a lock that has been silent for long is broken, with a message
+    nobody's                 empty or damaged, and so at a second look: broken
 
-Ages are differences of times that the file system gives (a file is touched to learn what time it is there),
-so clocks of the machines may differ as they like. A holder that was stopped so long that its lock was broken
-sees it at its next beat and ends instead of writing into a folder that is another's.
+A lock is written aside and linked into place, so that nobody sees half of one. Ages are differences of times
+that the file system gives (a file is touched to learn what time it is there), so clocks of the machines may
+differ as they like. A holder that was stopped so long that its lock was broken sees it at its next beat and
+ends instead of writing into a folder that is another's.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import fcntl
 import os
-import socket
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from fsdpbench import interruption
 from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.lock_owner import Owner, read_owner, this_process
+from fsdpbench.whole_files import move_new, write_new
 
 BEAT_S = 10.0
 SILENCE_S = 120.0
 """A lock from another machine that was not renewed for so long is a dead one's. Far above the beat: network
 file systems show a change up to a minute late."""
+_SECOND_LOOK_S = 0.5
+"""Between two looks at a lock that names nobody: older versions write one in place."""
+_GUARD_S = 2.0
+_MOST_BYTES = 1 << 16
+
+
+class FolderTakenError(UsageError):
+    """Another sweep holds the folder, or may."""
 
 
 class FolderLock:
@@ -63,90 +74,106 @@ class FolderLock:
         return self._lost
 
     def check(self) -> None:
-        """Raises `BenchError` if this lock was held and has gone to another sweep."""
-        if self._lost:
-            raise BenchError(
-                f"{self._path.parent}: another sweep took over the folder while this one was stopped "
-                f"({self._owner()}); what is finished is kept"
-            )
+        """Raises `BenchError` if this lock was held and is not any more."""
+        if not self._lost:
+            return
+        owner = self._owner()
+        if owner is None:
+            raise BenchError(f"{self._path.parent}: the folder, or its lock, was removed while the sweep ran")
+        raise BenchError(
+            f"{self._path.parent}: another sweep took over the folder while this one was stopped "
+            f"({owner.words}); what is finished is kept"
+        )
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock. Raises `UsageError` if another does, `BenchError` if nothing can be written."""
-        self._take()
+        """Hold the lock. Raises `FolderTakenError` if another does, `BenchError` if it cannot be written."""
         over = threading.Event()
         beat = threading.Thread(target=self._beat_until, args=(over,), name="folder lock", daemon=True)
-        beat.start()
+        with interruption.unwinding():
+            with self._guarded():
+                self._take()
+            beat.start()
+            try:
+                yield
+            finally:
+                over.set()
+                beat.join()
+                if self._is_mine():
+                    with contextlib.suppress(OSError):
+                        self._path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Alone among those that take or break the lock just now. The system ends this with the process;
+        where a file system does not know it, looking again after renaming must do."""
         try:
+            handle = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            yield
+            return
+        try:
+            deadline = time.monotonic() + _GUARD_S
+            while not _lock_now(handle) and time.monotonic() < deadline:
+                time.sleep(0.005)
             yield
         finally:
-            over.set()
-            beat.join()
-            if self._is_mine():
-                self._path.unlink(missing_ok=True)
+            os.close(handle)
 
     def _take(self) -> None:
         token = uuid.uuid4().hex
-        mine = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "began": _process_start(os.getpid()),
-            "token": token,
-            "beat_s": self._beat_s,
-        }
         for _ in range(2):
             try:
-                handle = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+                write_new(self._path, this_process(token, self._beat_s).to_json())
+                self._token, self._lost = token, False
+                return
             except FileExistsError:
                 self._break_or_refuse()
-                continue
             except OSError as error:
                 raise BenchError(f"{self._path.parent}: cannot be written ({error.strerror})") from None
-            with os.fdopen(handle, "w") as file:
-                json.dump(mine, file)
-            self._token, self._lost = token, False
-            return
-        raise UsageError(f"{self._path}: the lock is taken by another sweep that has just started")
+        raise FolderTakenError(f"{self._path}: the lock is taken by another sweep that has just started")
 
     def _break_or_refuse(self) -> None:
-        """Put a dead owner's lock away. Raises `UsageError` if it is not known to be dead."""
-        before = self._content()
-        reason = self._why_stale()
+        """Put a dead owner's lock away. Raises `FolderTakenError` if it is not known to be dead."""
+        before, reason = _text(self._path), self._why_stale()
+        owner = self._owner()
+        told = owner.words if owner else "owner unknown"
         if reason is None:
-            raise UsageError(
-                f"another sweep is running in {self._path.parent} ({self._owner()}); wait for it, "
+            raise FolderTakenError(
+                f"another sweep is running in {self._path.parent} ({told}); wait for it, "
                 f"name another folder with -o, or remove {self._path} if that process is gone"
             )
         if reason:
-            print(f"{self._path.parent}: the lock of {self._owner()} is broken: {reason}", file=sys.stderr)
+            print(f"{self._path.parent}: the lock of {told} is broken: {reason}", file=sys.stderr)
         # By rename, and looked at again: of two that break it at once, one may already hold a new one.
         aside = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         with contextlib.suppress(FileNotFoundError):
             os.rename(self._path, aside)
             if _text(aside) != before:
                 with contextlib.suppress(OSError):
-                    os.link(aside, self._path)
-            aside.unlink(missing_ok=True)
+                    move_new(aside, self._path)
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
 
     def _why_stale(self) -> str | None:
         """Why the lock does not hold any more, empty if that needs no word; None: it may hold."""
-        text = self._content()
-        if text is None:
-            return ""
         try:
-            owner = json.loads(text)
-            here = owner["host"] == socket.gethostname()
-            pid = int(owner["pid"])
-        except (ValueError, KeyError, TypeError):
+            content = _content(self._path)
+            if content is not None and read_owner(content) is None:
+                time.sleep(_SECOND_LOOK_S)
+                content = _content(self._path)
+        except OSError:
             return None
-        if here:
-            return "" if _is_gone(pid, owner.get("began")) else None
-        beat_s = owner.get("beat_s")
+        owner = read_owner(content or b"")
+        if owner is None:
+            return ""
+        if owner.is_here:
+            return "" if owner.is_gone else None
         age = self._age()
-        if not isinstance(beat_s, int | float) or age is None:
+        if owner.beat_s is None or age is None:
             return None
-        patience = max(self._silence_s, 12 * beat_s)
-        return f"not renewed for {age:.0f} s (every {beat_s:g} s is usual)" if age > patience else None
+        patience = max(self._silence_s, 12 * owner.beat_s)
+        return f"not renewed for {age:.0f} s (every {owner.beat_s:g} s is usual)" if age > patience else None
 
     def _age(self) -> float | None:
         """Seconds since the last beat, both times of the file system's own; None where it cannot be told."""
@@ -173,48 +200,43 @@ class FolderLock:
     def _is_mine(self) -> bool:
         """Whether the lock file is this holder's. A file that cannot be read says nothing against it."""
         try:
-            return bool(json.loads(self._path.read_text())["token"] == self._token)
-        except FileNotFoundError:
-            return False
-        except (OSError, ValueError, KeyError, TypeError):
+            content = _content(self._path)
+        except OSError:
             return True
+        owner = read_owner(content or b"")
+        return content is not None and (owner is None or owner.token == self._token)
 
-    def _content(self) -> str | None:
-        return _text(self._path)
-
-    def _owner(self) -> str:
+    def _owner(self) -> Owner | None:
         try:
-            owner: dict[str, Any] = json.loads(self._path.read_text())
-            return f"process {owner['pid']} on {owner['host']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            return "owner unknown"
+            return read_owner(_content(self._path) or b"")
+        except OSError:
+            return None
 
 
-def _text(path: Path) -> str | None:
-    """The content, empty if it cannot be read; None if there is no such file."""
+def _content(path: Path) -> bytes | None:
+    """What the lock says; None if there is none. Raises `OSError`."""
     try:
-        return path.read_text()
+        # Without waiting: what lies there may be a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            return file.read(_MOST_BYTES)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
-        return ""
 
 
-def _is_gone(pid: int, began: str | None) -> bool:
-    """Whether the process of this machine that had the number `pid` is known to have ended."""
+def _text(path: Path) -> bytes | None:
+    """What the lock says, as far as it can be read."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):
+        return _content(path)
+    except OSError:
+        return b""
+
+
+def _lock_now(handle: int) -> bool:
+    """False: another has it. True: this process has it, or nobody can."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    # The number may have gone to another process since.
-    return began is not None and _process_start(pid) not in (None, began)
-
-
-def _process_start(pid: int) -> str | None:
-    """When a process of this machine began, in ticks since the machine started; None where none tells."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
+    except OSError:
+        return True
+    return True

@@ -5,15 +5,17 @@ The record's figures in one table, for queries. Made from the folders, thrown aw
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import sqlite3
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.settings import SETTINGS
 from fsdpbench.store import StoredPoint
+from fsdpbench.whole_files import write_whole
 
 _FIGURES = (
     "step_time_s",
@@ -34,31 +36,55 @@ _PLACE = ("model", "system", "device", "hardware", "gpus", "gpus_per_node")
 
 
 def build_index(path: Path, points: Iterable[StoredPoint]) -> None:
-    """Write the index of `points` to `path`, whole or not at all."""
+    """Write the index of `points` to `path`, whole or not at all. Raises `OSError`, `sqlite3.Error`."""
     columns = ["folder", "name", "key", *_PLACE, "status", "cause", *SETTINGS, *_FIGURES]
     columns += [f"peak_{name}_bytes" for name in _MEMORY] + [f"time_{name}_s" for name in _TIMES] + ["result"]
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    connection = sqlite3.connect(partial)
-    try:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         quoted = ", ".join(f'"{column}"' for column in columns)
         connection.execute(f"CREATE TABLE results ({quoted})")
         marks = ", ".join("?" * len(columns))
-        connection.executemany(f"INSERT INTO results VALUES ({marks})", [_row(point) for point in points])
+        rows = ([_cell(value) for value in _row(point)] for point in points)
+        connection.executemany(f"INSERT INTO results VALUES ({marks})", rows)
         connection.commit()
-    finally:
-        connection.close()
-    os.replace(partial, path)
+        content = connection.serialize()
+    write_whole(path, content)
+
+
+def refresh_index(path: Path, points: Iterable[StoredPoint]) -> None:
+    """`build_index`, where it can be; where it cannot, that is told. The folders are the record."""
+    try:
+        build_index(path, points)
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        print(
+            f"{path}: cannot be written ({reason}); the results are in the folders beside it, and "
+            f"`fsdpbench report {path.parent}` makes it again",
+            file=sys.stderr,
+        )
 
 
 def _row(point: StoredPoint) -> list[Any]:
     config, result = point.config, point.result
-    cause = (result.get("cause") or {}).get("message")
-    memory, times = result.get("peak_memory_bytes") or {}, result.get("time_s") or {}
-    row: list[Any] = [point.folder.name, config["name"], point.key]
+    memory, times = _object(result, "peak_memory_bytes"), _object(result, "time_s")
+    row: list[Any] = [point.folder.name, config.get("name"), point.key]
     row += [config.get(name) for name in _PLACE]
-    row += [result.get("status"), cause]
-    row += [config["settings"].get(name) for name in SETTINGS]
+    row += [result.get("status"), _object(result, "cause").get("message")]
+    row += [_object(config, "settings").get(name) for name in SETTINGS]
     row += [result.get(name) for name in _FIGURES]
     row += [memory.get(name) for name in _MEMORY] + [times.get(name) for name in _TIMES]
     return [*row, json.dumps(result)]
+
+
+def _object(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What lies under `name`; empty if that is no object."""
+    found = content.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _cell(value: Any) -> Any:
+    """`value` as a database takes it: other whole numbers than of 64 bits, lists and objects as text."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict | list) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+        return json.dumps(value)
+    return value

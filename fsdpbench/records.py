@@ -6,6 +6,7 @@ exception inside a backward hook ends the process.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass, field
@@ -13,17 +14,23 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.reading import UnreadableFileError, read_json_object
+
 TRACE_FOLDER = "trace"
+OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled")
+"""What the records of scripts alone hold."""
 
 
 class Status(StrEnum):
-    """The fate of a rank, and of a configuration (`not_applicable` only of the latter)."""
+    """The fate of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the sanitizer
+    found one; the figures are kept."""
 
     OK = "ok"
     OOM = "oom"
     TIMEOUT = "timeout"
     ERROR = "error"
     CRASH = "crash"
+    RACE = "race"
     NOT_APPLICABLE = "not_applicable"
 
     @property
@@ -34,8 +41,8 @@ class Status(StrEnum):
 
 @dataclass
 class RankRecord:
-    """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. `script`: what is known of
-    a user's own script alone."""
+    """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. What is known of a user's own
+    script alone: `script`, `placeholder_decisions`, `redirected_files` and `compiled`."""
 
     rank: int
     world_size: int
@@ -56,6 +63,9 @@ class RankRecord:
     warmup_stable: bool | None = None
     trace: str | None = None
     script: dict[str, Any] | None = None
+    placeholder_decisions: list[dict[str, Any]] | None = None
+    redirected_files: dict[str, Any] | None = None
+    compiled: bool | None = None
 
     def write(self, folder: Path) -> Path:
         """Write into `folder`/trace, over an earlier record of this rank."""
@@ -63,8 +73,9 @@ class RankRecord:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         content = asdict(self)
-        if self.script is None:
-            del content["script"]
+        for name in OF_SCRIPTS:
+            if content[name] is None:
+                del content[name]
         partial.write_text(json.dumps({"schema": 1, **content}, indent=1))
         os.replace(partial, path)
         return path
@@ -83,8 +94,7 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     writing)."""
     records = []
     for path in sorted((folder / TRACE_FOLDER).glob("rank*_record.json")):
-        try:
-            records.append(json.loads(path.read_text()))
-        except (OSError, ValueError):
-            continue
-    return sorted(records, key=lambda record: record["rank"])
+        with contextlib.suppress(UnreadableFileError):
+            records.append(read_json_object(path))
+    whole = [record for record in records if isinstance(record.get("rank"), int)]
+    return sorted(whole, key=lambda record: record["rank"])

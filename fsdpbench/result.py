@@ -16,9 +16,10 @@ from typing import Any
 from fsdpbench.config import Config
 from fsdpbench.measured import measured
 from fsdpbench.provenance import environment
-from fsdpbench.records import TRACE_FOLDER, Status, read_records
+from fsdpbench.records import OF_SCRIPTS, TRACE_FOLDER, Status, read_records
 from reports.analysis import analyze
 from reports.analysis.model import Analysis
+from reports.outside_text import one_line
 from reports.result_figures import result_figures
 
 SCHEMA = 1
@@ -33,6 +34,11 @@ class Outcome:
     status: Status
     cause: str | None = None
     log: str | None = None
+
+    def __post_init__(self) -> None:
+        # A rank's words: torch's own go on for paragraphs, a script's may hold anything.
+        if self.cause is not None:
+            object.__setattr__(self, "cause", one_line(self.cause))
 
 
 def outcome_of_records(records: list[dict[str, Any]], world_recorded: int) -> Outcome:
@@ -79,7 +85,7 @@ def write_result(
 def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, Any]:
     records = read_records(folder)
     figures = _no_figures()
-    if outcome.status is Status.OK:
+    if outcome.status is Status.OK or _was_measured(config, records):
         # A script may end before it is traced.
         traced = config.measurement.traced_steps > 0 and not (config.script and not records[0]["trace"])
         analysis = analyze([folder / TRACE_FOLDER]) if traced else Analysis(ranks=(), configurations={})
@@ -99,13 +105,18 @@ def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, An
         "cause": cause,
         **figures,
         "unknown_operators": first.get("unknown_operators") or {},
-        **({"script": first["script"]} if first.get("script") else {}),
+        **{name: first[name] for name in OF_SCRIPTS if name in first},
         "traces": sorted(
             path.relative_to(folder).as_posix() for path in (folder / TRACE_FOLDER).glob("*_trace.json.gz")
         )
-        if outcome.status is Status.OK
+        if outcome.status is Status.OK or _was_measured(config, records)
         else [],
     }
+
+
+def _was_measured(config: Config, records: list[dict[str, Any]]) -> bool:
+    """What fails later takes nothing from what was measured of a script."""
+    return config.script is not None and bool(records) and bool(records[0]["step_times_s"])
 
 
 def not_applicable_result(config: Config, reasons: dict[str, str]) -> dict[str, Any]:

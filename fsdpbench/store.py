@@ -12,24 +12,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import shutil
 import sqlite3
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from fsdpbench.config import Config
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.folder_lock import FolderLock
 from fsdpbench.plugins import foreign_identity
 from fsdpbench.provenance import content_key
+from fsdpbench.reading import UnreadableFileError, read_json_object, read_toml
 from fsdpbench.records import Status
 from fsdpbench.reproduce import run_command
 from fsdpbench.toml_text import to_toml
+from fsdpbench.whole_files import clear_leftovers, write_whole
+from reports.run_files import ConfigFile, ResultFile
 
 SWEEP_FILE = "sweep.toml"
 INDEX_FILE = "results.sqlite"
@@ -37,6 +42,7 @@ REPORT_FILE = "report.html"
 _LOCK_FILE = ".lock"
 RESULT_FILE = "result.json"
 _WORK_PREFIX = ".work-"
+_OWN_PREFIXES = (_LOCK_FILE, _WORK_PREFIX, f".{SWEEP_FILE}.")
 _RUN_SUFFIX = ".run"
 _POINT_NAME = re.compile(r"-[0-9a-f]{8}$")
 
@@ -66,7 +72,9 @@ class Store:
             if folder.exists() and not folder.is_dir():
                 raise UsageError(f"{folder} is a file, not a folder for runs; name another with -o")
             folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()) and not (folder / SWEEP_FILE).exists():
+            # Another command may just be making a run folder of it.
+            foreign = any(not path.name.startswith(_OWN_PREFIXES) for path in folder.iterdir())
+            if foreign and not (folder / SWEEP_FILE).exists():
                 raise UsageError(
                     f"{folder} holds files but no {SWEEP_FILE}: it is not a sweep's folder; "
                     f"name another with -o"
@@ -103,15 +111,12 @@ class Store:
     def write_space(self, space: Mapping[str, object], points: list[Config]) -> None:
         """Record what this sweep is made of: its space, and the folders of its points in order."""
         names = [point_folder_name(config) for config in points]
-        _write_whole(self.folder / SWEEP_FILE, to_toml({**space, "points": names}))
+        with disk_errors(self.folder):
+            write_whole(self.folder / SWEEP_FILE, to_toml({**space, "points": names}))
 
     def read_space(self) -> dict[str, Any]:
         """What `write_space` wrote. Raises `UsageError` if it cannot be read."""
-        path = self.folder / SWEEP_FILE
-        try:
-            return tomllib.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: cannot be read ({error})") from None
+        return read_toml(self.folder / SWEEP_FILE)
 
     def work_folder(self, config: Config, run: int = 1) -> Path:
         """A fresh folder for a run of a configuration, `config.json` in it. Raises `BenchError` if the lock
@@ -120,7 +125,7 @@ class Store:
         folder = self.folder / f"{_WORK_PREFIX}{point_folder_name(config, run)}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        _write_whole(folder / "config.json", json.dumps(config_record(config), indent=1))
+        write_whole(folder / "config.json", json.dumps(config_record(config), indent=1))
         return folder
 
     def commit(self, config: Config, work: Path, run: int = 1) -> Path:
@@ -164,12 +169,21 @@ class Store:
     def replace_result(self, config: Config, result: Mapping[str, Any]) -> None:
         """Write `result` over that of the first run of `config`, whole or not at all."""
         path = self.folder / point_folder_name(config) / RESULT_FILE
-        _write_whole(path, json.dumps(result, indent=1, allow_nan=False))
+        write_whole(path, json.dumps(result, indent=1, allow_nan=False))
+
+    def drop_index(self) -> None:
+        """Remove the index: none is better than an old one. `fsdpbench report` makes it again."""
+        with contextlib.suppress(OSError):
+            (self.folder / INDEX_FILE).unlink(missing_ok=True)
 
     def points(self) -> list[StoredPoint]:
         """Every whole configuration in the folder, by name. Broken ones are left out: they run again."""
         found = []
-        for path in sorted(self.folder.iterdir()):
+        try:
+            paths = sorted(self.folder.iterdir())
+        except OSError as error:
+            raise BenchError(f"{self.folder}: cannot be read ({error.strerror})") from None
+        for path in paths:
             if path.name.startswith(".") or not _POINT_NAME.search(path.name):
                 continue
             point = self._read(path)
@@ -179,25 +193,30 @@ class Store:
 
     @staticmethod
     def _read(folder: Path) -> StoredPoint | None:
-        """The point in `folder`; None if there is none, or a broken one."""
+        """The point in `folder`; None if there is none, or a broken one: files that the report cannot read
+        either, a result of another configuration, a figure that cannot be."""
         try:
-            config = json.loads((folder / "config.json").read_text())
-            result = json.loads((folder / RESULT_FILE).read_text())
-            Status(result["status"])
-            return StoredPoint(folder, config["key"], config, result)
-        except (OSError, ValueError, KeyError, TypeError):
+            config = read_json_object(folder / "config.json")
+            result = read_json_object(folder / RESULT_FILE)
+            named, told = msgspec.convert(config, ConfigFile), msgspec.convert(result, ResultFile)
+            status = Status(told.status)
+        except (UnreadableFileError, ValueError):
             return None
-
-    def current_points(self) -> list[StoredPoint]:
-        """The finished points of the space that `sweep.toml` names; results of older sources are left out."""
-        named = set(self.read_space().get("points", ()))
-        return [point for point in self.points() if point.folder.name in named]
+        same = result.get("config", {})
+        if not isinstance(same, dict) or any(config.get(name) != value for name, value in same.items()):
+            return None
+        if not (named.name and named.key):
+            return None
+        if status is Status.OK and told.step_time_s is not None and not 0 < told.step_time_s < math.inf:
+            return None
+        return StoredPoint(folder, named.key, config, result)
 
     def finished(self) -> dict[str, StoredPoint]:
         """Finished configurations by content key."""
         return {point.key: point for point in self.points()}
 
     def _clear_leftovers(self) -> None:
+        clear_leftovers(self.folder)
         for path in self.folder.glob(f"{_WORK_PREFIX}*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -232,9 +251,3 @@ def config_record(config: Config) -> dict[str, Any]:
         "system_from": foreign_identity(config.system),
         **config.to_dict(),
     }
-
-
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    os.replace(partial, path)

@@ -8,12 +8,16 @@ torchrun (`torchrun ... -m fsdpbench.worker CONFIG.json FOLDER`).
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+
+from fsdpbench.launch.lifetime import die_with_named_parent
+
+if __name__ == "__main__":
+    die_with_named_parent()  # before torch's import, during which its agent may end
 
 import torch
 
@@ -21,6 +25,7 @@ from fsdpbench.compute_type import compute_type
 from fsdpbench.config import Config
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Device, Placement
+from fsdpbench.reading import read_json_object
 from fsdpbench.records import RankRecord, Status, trace_path
 from fsdpbench.systems import BuildContext, get_system
 from fsdpbench.systems.base import TORCH_DTYPES
@@ -151,7 +156,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 2:
         print("usage: torchrun ... -m fsdpbench.worker CONFIG.json FOLDER", file=sys.stderr)
         return 2
-    config = Config.from_dict(json.loads(Path(arguments[0]).read_text()))
+    config = Config.from_dict(read_json_object(Path(arguments[0])))
     placement = Placement(
         int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     )

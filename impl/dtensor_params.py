@@ -151,6 +151,14 @@ class DTensorPresentation:
 
     # -- changes from outside --------------------------------------------------------------------------------
 
+    def uniform(self) -> bool:
+        """Whether what the modules show now is of one dtype on one device."""
+        return len({(now.device, now.dtype) for now in self._shown_now() if now is not None}) == 1
+
+    def _shown_now(self) -> list[nn.Parameter | None]:
+        places = [parameter.places[0] for parameter in self._parameters]
+        return [place.module._parameters.get(place.name) for place in places]
+
     def readopt(self) -> torch.Tensor | None:
         """Take up what the modules now show: after ``to_empty``, ``.to`` or ``load_state_dict(assign=True)``.
 
@@ -159,8 +167,9 @@ class DTensorPresentation:
 
         Raises:
             ValueError: a parameter was replaced by something that is not a ``DTensor`` of the same layout.
+            AssertionError: they are of several dtypes now.
         """
-        current = [p.places[0].module._parameters.get(p.places[0].name) for p in self._parameters]
+        current = self._shown_now()
         for index, (parameter, now) in enumerate(zip(self._parameters, current, strict=True)):
             segment = self._layout.segments[index]
             if not isinstance(now, DTensor) or not isinstance(now, nn.Parameter):
@@ -175,6 +184,11 @@ class DTensorPresentation:
                     f"its unit was laid out for {segment.shard_shape}"
                 )
             self.sharded[index] = now
+        if len({now.dtype for now in self.sharded}) > 1:
+            kinds = ", ".join(f"'{p.fqn}' {now.dtype}" for p, now in zip(self._parameters, self.sharded, strict=True))
+            raise AssertionError(
+                f"the parameters of one unit are of several dtypes now: {kinds}. Convert all of the wrapped module"
+            )
         self._specs = [_spec_of(parameter) for parameter in self.sharded]
         shard = self._take_up()
         self._show_sharded = self._assignments(self.sharded)

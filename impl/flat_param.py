@@ -243,7 +243,7 @@ def check_sharded(shows_full: bool) -> None:
     """Raise AssertionError if sharded parameters are wanted while whole ones are shown."""
     if shows_full:
         raise AssertionError(
-            "summon_full_params() shows whole parameters: leave it before forward, or before moving the module"
+            "summon_full_params() shows whole parameters: leave it before forward, and to move the module"
         )
 
 

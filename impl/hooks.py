@@ -18,6 +18,7 @@ there: what frees them again is the post-backward of the same backward.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .annotations import NOTHING as _NOTHING
 from .annotations import span
 from .api import ScheduleSettings
 from .offload import check_on_host
@@ -33,6 +35,10 @@ from .runtime import Runtime, build_runtime, in_backward
 from .streams import Lanes
 from .tree import caster, collect_grad_tensors, map_tensors, mover
 from .unit import Unit, UnitState
+
+_in_transform = torch._C._are_functorch_transforms_active
+outside_transforms = torch._C._DisableFuncTorch
+"""What gathers and frees is no part of what ``torch.func`` transforms."""
 
 _STAGE = "_fsdp_stage"
 """Attribute (kept out of the module's own registries) that holds a wrapped module's stage."""
@@ -121,6 +127,16 @@ class Stage:
         return self._runtime
 
     @property
+    def runtime_by_hand(self) -> Runtime:
+        """The same for what comes before the first forward. Several modules wrapped as one are no root, so that
+        they are a tree of their own until their root runs.
+        """
+        if self._runtime is None and len(self.modules) > 1:
+            name = ", ".join(type(module).__name__ for module in self.modules)
+            self.join(Runtime(self, [self], self.settings), name)
+        return self.runtime
+
+    @property
     def is_root(self) -> bool:
         """Whether this stage is the root of its tree; false before that is known."""
         return self._runtime is not None and self._runtime.root is self
@@ -173,13 +189,14 @@ class Stage:
         if not self.units:
             return args, kwargs
         with span(self.units[0].labels.pre_forward):
-            if recomputing:
-                runtime.schedule.gather(self)
-                runtime.schedule.await_stage(self)
-            else:
-                if runtime.order_check is not None:
-                    runtime.order_check.enter(self)
-                runtime.schedule.enter_forward(self)
+            with outside_transforms() if _in_transform() else _NOTHING:
+                if recomputing:
+                    runtime.schedule.gather(self)
+                    runtime.schedule.await_stage(self)
+                else:
+                    if runtime.order_check is not None:
+                        runtime.order_check.enter(self)
+                    runtime.schedule.enter_forward(self)
             if torch.is_grad_enabled():
                 args, kwargs = self._put_boundary(args, kwargs)
         return args, kwargs
@@ -223,13 +240,14 @@ class Stage:
         if self.units:
             with span(self.units[0].labels.post_forward):
                 if not in_backward():
-                    for unit in self.units:
-                        unit.reshard_in_forward(runtime.schedule.forward_hold)
+                    with outside_transforms() if _in_transform() else _NOTHING:
+                        for unit in self.units:
+                            unit.reshard_in_forward(runtime.schedule.forward_hold)
                     runtime.schedule.leave_forward(self)
                 if torch.is_grad_enabled():
-                    self._hook_outputs(output)
+                    output = self._hook_outputs(output)
         elif torch.is_grad_enabled():
-            self._hook_outputs(output)
+            output = self._hook_outputs(output)
         self.state = StageState.IDLE
         if runtime.forward_root is self:
             for stage in reversed(runtime.stages):
@@ -241,13 +259,20 @@ class Stage:
     def _finish_output(self, output: Any) -> Any:
         return output if self._cast_output is None else map_tensors(self._cast_output, output)
 
-    def _hook_outputs(self, output: Any) -> None:
-        if isinstance(output, torch.Tensor):
-            if output.requires_grad:
-                output.register_hook(self.pre_backward)
-            return
-        for tensor in collect_grad_tensors(output, []):
-            tensor.register_hook(self.pre_backward)
+    def _hook_outputs(self, output: Any) -> Any:
+        tensors = [output] if isinstance(output, torch.Tensor) else collect_grad_tensors(output, [])
+        for tensor in tensors:
+            if tensor.requires_grad:
+                if tensor._base is not None:
+                    _warn_of_view(self.modules)
+                tensor.register_hook(self.pre_backward)
+        return map_tensors(self._hook_transformed, output) if _in_transform() else output
+
+    def _hook_transformed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Inside ``torch.func`` an output may not show that it requires a gradient."""
+        if tensor.requires_grad or not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        return _Output.apply(self, tensor)
 
     # -- backward --------------------------------------------------------------------------------------------
 
@@ -260,7 +285,8 @@ class Stage:
         self.state = StageState.BACKWARD
         if self.units:
             with span(self.units[0].labels.pre_backward):
-                runtime.schedule.enter_backward(self)
+                with outside_transforms() if _in_transform() else _NOTHING:
+                    runtime.schedule.enter_backward(self)
 
     @torch.no_grad()
     def post_backward(self) -> None:
@@ -350,18 +376,61 @@ class _Boundary(torch.autograd.Function):
     done.
     """
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, stage: Stage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.stage = stage
-        ctx.set_materialize_grads(False)
+    def forward(stage: Stage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tensors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.stage = inputs[0]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def jvp(ctx: Any, _: object, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tangents
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         # Modules wrapped as one and run in part have no hook on their outputs that would have done this.
         ctx.stage.runtime.begin_backward()
-        ctx.stage.post_backward()
+        with outside_transforms() if _in_transform() else _NOTHING:
+            ctx.stage.post_backward()
         return (None, *gradients)
+
+
+class _Output(torch.autograd.Function):
+    """An output of a stage passes through it unchanged; its backward is the stage's pre-backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(stage: Stage, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.stage = inputs[0]
+
+    @staticmethod
+    def jvp(ctx: Any, _: object, tangent: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tangent is None else _Output.apply(ctx.stage, tangent)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        ctx.stage.pre_backward(gradient)
+        return None, gradient
+
+
+def _warn_of_view(modules: Sequence[nn.Module]) -> None:
+    kinds = ", ".join(type(module).__name__ for module in modules)
+    warnings.warn(
+        f"{kinds} returned a view: an operation in place on it (x += y) would drop the hook that gathers its "
+        "parameters for backward. Write x = x + y, or return a clone",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import comm
+from .composable import is_replicated
 from .hooks import stage_of
 from .presentation import ModulePlace, UnitParameter
 
@@ -81,7 +82,7 @@ class Owned:
     def _visit(self, module: nn.Module, name: str) -> None:
         if module in self.modules or module in self._ignored.modules:
             return
-        if stage_of(module) is not None:
+        if stage_of(module) is not None or is_replicated(module):
             return
         self.modules[module] = name
         for child_name, child in module.named_children():

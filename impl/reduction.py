@@ -27,7 +27,7 @@ import torch
 from . import comm
 from .annotations import span
 from .api import MemoryHandover
-from .exchange import Exchange
+from .exchange import Exchange, plain
 from .gradient_state import PartialSum
 from .offload import GradientReturns
 from .streams import Lane, Lanes, Mark
@@ -403,6 +403,7 @@ def _fill_missing(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tens
 def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
     """World size 1: the gradients themselves, cast and scaled only if that was asked for."""
     precision, factor = unit.precision, unit.gradients.divide_factor
+    gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
     if precision.reduce != precision.compute:
         gradients = [g.to(precision.reduce) for g in gradients]
     if factor is not None and factor != 1:

@@ -78,6 +78,8 @@ class Runtime:
 
     def begin_forward(self, stage: Stage) -> None:
         """The outermost forward starts: gathers must see what the optimizer wrote."""
+        if len(self.root.modules) > 1:
+            _ = self.root.root_module  # which tells that these modules are no root
         self.forward_root = stage
         self.ran = True
         self._drop_what_changed()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,7 @@ from .api import ShardingStrategy
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
-_node_groups: dict[tuple[ProcessGroup, int], tuple[ProcessGroup, ProcessGroup]] = {}
+_node_groups: MutableMapping[ProcessGroup, dict[int, tuple[ProcessGroup, ProcessGroup]]] = WeakKeyDictionary()
 """Groups made for hybrid sharding without explicit ones: all units of a process group share them."""
 
 
@@ -114,11 +116,11 @@ def _groups_by_node() -> tuple[ProcessGroup, ProcessGroup]:
             f"hybrid sharding by node needs ranks ({size}) to be a multiple of this node's devices "
             f"({per_node}); pass a 2-D device_mesh"
         )
-    key = (world, per_node)
-    if key not in _node_groups:
+    made = _node_groups.setdefault(world, {})
+    if per_node not in made:
         shard, _ = dist.new_subgroups(per_node)
         replicate, _ = dist.new_subgroups_by_enumeration(
             [list(range(start, size, per_node)) for start in range(per_node)]
         )
-        _node_groups[key] = (shard, replicate)
-    return _node_groups[key]
+        made[per_node] = (shard, replicate)
+    return made[per_node]

@@ -1,6 +1,4 @@
-"""Trace reading, analysis and reports; needs no torch and works on anybody's traces."""
+"""Trace reading, analysis and reports; needs no torch and works on anybody's traces.
 
-from reports.memory_curve import MemoryCurve, memory_curve
-from reports.result_figures import result_figures
-
-__all__ = ["MemoryCurve", "memory_curve", "result_figures"]
+Nothing is imported here: the bench reads files through `reports.reading`, also where it needs no analysis.
+"""

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from fsdpbench.check.entries import Entry
+from fsdpbench.check.metrics import METRICS
+from fsdpbench.check.strict import check_names, strictly
 from fsdpbench.check.surroundings import Surroundings
+from fsdpbench.check.committed_file import replace_file
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.provenance import git_revision, versions
+from fsdpbench.reading import read_json
+from fsdpbench.records import Status
 
 if TYPE_CHECKING:
     from fsdpbench.check.sides import Side
@@ -26,65 +31,73 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-@dataclass
-class Baseline:
-    """`sets` by torch version: {"provenance", "surroundings", "configurations": name -> entry}."""
+class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a set came from."""
+
+    versions: dict[str, str]
+    revision: str | None
+    date: str
+    command: str
+
+
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One configuration, as `Entry.to_dict` writes it. What is no figure is kept: it is judged by name."""
+
+    status: Status
+    device: str
+    runs: list[dict[str, Any]]
+
+
+class FigureSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The figures of one torch version. `left_out`: configurations of the space that are not judged."""
+
+    configurations: dict[str, Figures]
+    surroundings: dict[str, str] = {}
+    provenance: Provenance | None = None
+    left_out: list[str] = []
+
+    def entries(self) -> dict[str, Entry]:
+        return {
+            name: Entry(record.status, record.device, tuple(record.runs))
+            for name, record in self.configurations.items()
+        }
+
+
+class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`sets` by torch version."""
 
     space: dict[str, Any]
-    sets: dict[str, dict[str, Any]]
+    sets: dict[str, FigureSet]
+    schema: int = SCHEMA
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
         """Raises `UsageError` naming the file and what is wrong with it."""
-        try:
-            content = json.loads(path.read_text())
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-        except ValueError as error:
-            raise UsageError(f"{path}: is not JSON ({error})") from None
+        return cls.of(read_json(path), path)
+
+    @classmethod
+    def of(cls, content: object, path: Path) -> Baseline:
+        """From what was read at `path`. Raises `UsageError`."""
         if not is_baseline(content):
             raise UsageError(f"{path}: is not a baseline of this version (schema {SCHEMA} with `sets`)")
-        return cls(content["space"], content["sets"])
+        baseline = strictly(content, cls, str(path))
+        for version, figures in baseline.sets.items():
+            for name, record in figures.configurations.items():
+                where = f"sets.{version}.configurations.{name}"
+                for run in record.runs:
+                    check_names(run, METRICS, str(path), where, "metric")
+                device = figures.surroundings.get("device", record.device)
+                if record.device != device:
+                    raise UsageError(f"{path}: {where} is of {record.device!r}, and its set of {device!r}")
+        return baseline
 
     def write(self, path: Path) -> None:
-        content = {"schema": SCHEMA, "space": self.space, "sets": self.sets}
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
-        os.replace(partial, path)
+        """Whole or not at all. Raises `BenchError`."""
+        content = msgspec.to_builtins(self)
+        replace_file(path, json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n")
 
-    def entries(self, path: Path) -> dict[str, Entry]:
-        """The figures for the torch at hand, by configuration name. Raises `CannotJudgeError` if there are
-        none, `UsageError` if they are broken."""
-        configurations = self._set(path)["configurations"]
-        try:
-            return {name: Entry.from_dict(record) for name, record in configurations.items()}
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{path}: its figures are broken ({type(error).__name__}: {error})") from None
-
-    def surroundings(self, path: Path) -> Surroundings:
-        """What the figures of the torch at hand belong to."""
-        return Surroundings(self._set(path).get("surroundings", {}))
-
-    @property
-    def repeat(self) -> int:
-        """Runs of each configuration in the set of the torch at hand; 1 where there is none."""
-        configurations = self.sets.get(torch_minor(), {}).get("configurations", {})
-        return max((len(record["runs"]) for record in configurations.values()), default=1)
-
-    def update(self, side: Side, command: str) -> None:
-        """Replace the set of the torch at hand with the figures of `side`."""
-        self.sets[torch_minor()] = {
-            "provenance": {
-                "versions": dict(versions()),
-                "revision": git_revision(),
-                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-                "command": command,
-            },
-            "surroundings": dict(side.surroundings.facts),
-            "configurations": {name: entry.to_dict() for name, entry in side.entries.items()},
-        }
-
-    def _set(self, path: Path) -> dict[str, Any]:
+    def of_this_torch(self, path: Path) -> FigureSet:
+        """The set for the torch at hand. Raises `CannotJudgeError` if there is none."""
         mine = torch_minor()
         if mine not in self.sets:
             have = ", ".join(sorted(self.sets)) or "none"
@@ -93,6 +106,37 @@ class Baseline:
                 f"exact for one version only. Add a set with `fsdpbench baseline update {path}`."
             )
         return self.sets[mine]
+
+    def entries(self, path: Path) -> dict[str, Entry]:
+        """The figures for the torch at hand, by configuration name. Raises `CannotJudgeError`."""
+        return self.of_this_torch(path).entries()
+
+    def surroundings(self, path: Path) -> Surroundings:
+        """What the figures of the torch at hand belong to."""
+        return Surroundings(self.of_this_torch(path).surroundings)
+
+    @property
+    def repeat(self) -> int:
+        """Runs of each configuration in the set of the torch at hand; 1 where there is none."""
+        mine = self.sets.get(torch_minor())
+        return max((len(record.runs) for record in mine.configurations.values()), default=1) if mine else 1
+
+    def updated(
+        self, space: Mapping[str, Any], side: Side, command: str, left_out: Sequence[str]
+    ) -> Baseline:
+        """With the figures of `side` as the set of the torch at hand."""
+        figures = FigureSet(
+            configurations={name: Figures(**entry.to_dict()) for name, entry in side.entries.items()},
+            surroundings=dict(side.surroundings.facts),
+            provenance=Provenance(
+                versions=dict(versions()),
+                revision=git_revision(),
+                date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+                command=command,
+            ),
+            left_out=sorted(left_out),
+        )
+        return Baseline(dict(space), {**self.sets, torch_minor(): figures})
 
 
 def is_baseline(content: object) -> bool:

@@ -1,44 +1,42 @@
 """Compares two sides, configuration by configuration and figure by figure.
 
+    how it ended differs                                 the table of `outcomes`
+    a figure that is known on one side alone, or is none  cannot be judged
     exact (simulated, or equal in all runs of a side)    any difference counts, thresholds by metric
     else                                                 rank test and minimum effect, over runs
 
-All tests of a comparison are corrected together.
+All tests of a comparison are corrected together. What cannot be judged stops nothing else from being judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
+from fsdpbench.check.consistency import communicates
 from fsdpbench.check.entries import Entry
 from fsdpbench.check.metrics import METRICS, Worse
+from fsdpbench.check.outcomes import Verdict, outcome
 from fsdpbench.check.statistics import effect, holm, least_p_value, p_value, runs_needed
 from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.errors import CannotJudgeError
 from fsdpbench.records import Status
 
 Entries = Mapping[str, Entry]
 
-
-class Verdict(StrEnum):
-    """What one figure's change means, the most pressing first. NOISE: no change that the runs can show."""
-
-    WORSE = "worse"
-    BETTER = "better"
-    CHANGED = "changed"
-    ALLOWED = "allowed"
-    NOISE = "noise"
+_ROUNDING = 1e-12
+"""Relative: what sums of a few figures differ by when they are added in another order."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One figure that differs. `before` and `after`: medians over runs, None where it was not known.
+    """One figure that differs, or cannot be judged. `before` and `after`: medians over runs, None where it
+    was not known.
 
     chance: p-value of the rank test, adjusted for the number of tests; None for exact figures.
-    runs: on each side.
+    runs: on each side.  reason: why it cannot be judged, or what a failure says.
     """
 
     configuration: str
@@ -49,81 +47,128 @@ class Change:
     relative: float | None = None
     chance: float | None = None
     runs: tuple[int, int] = (1, 1)
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All changes, and configurations that only one side has."""
+    """All changes, and configurations that only one side has; of the added ones also those that failed.
+
+    absent: configurations that a side names and has no usable result of, with the reason.
+    """
 
     changes: tuple[Change, ...]
     missing: tuple[str, ...]
     added: tuple[str, ...]
     compared: int
+    absent: Mapping[str, str] = field(default_factory=dict)
+    added_failed: tuple[str, ...] = ()
 
     @property
     def regressions(self) -> tuple[Change, ...]:
         return self.of(Verdict.WORSE)
 
+    @property
+    def unjudged(self) -> list[str]:
+        """What cannot be judged: configuration, figure, reason."""
+        told = [
+            f"{change.configuration}: {change.metric} {change.reason}" for change in self.of(Verdict.UNKNOWN)
+        ]
+        told += [f"{name}: {reason}" for name, reason in self.absent.items()]
+        told += [f"{name}: missing from the newer side" for name in self.missing if name not in self.absent]
+        return told
+
     def of(self, verdict: Verdict) -> tuple[Change, ...]:
         return tuple(change for change in self.changes if change.verdict is verdict)
 
 
-def compare(before: Entries, after: Entries, thresholds: Thresholds) -> Comparison:
-    """Both map configuration names to entries.
-
-    Raises `CannotJudgeError` where there are too few runs for the rank test to tell anything at this level.
-    """
+def compare(
+    before: Entries,
+    after: Entries,
+    thresholds: Thresholds,
+    absent: Mapping[str, str] | None = None,
+    left_out: Collection[str] = (),
+) -> Comparison:
+    """Both map configuration names to entries. `left_out`: names that the older side does without."""
     both = [name for name in before if name in after]
     found: list[Change] = []
     for name in both:
         found += _changes(name, before[name], after[name], thresholds)
+    added = tuple(name for name in after if name not in before and name not in left_out)
     return Comparison(
         changes=tuple(_corrected(found, thresholds)),
         missing=tuple(name for name in before if name not in after),
-        added=tuple(name for name in after if name not in before),
+        added=added,
         compared=len(both),
+        absent={name: reason for name, reason in (absent or {}).items() if name not in left_out},
+        added_failed=tuple(name for name in added if not after[name].status.is_answer),
     )
 
 
 def _changes(name: str, before: Entry, after: Entry, thresholds: Thresholds) -> Iterator[Change]:
-    if before.status is not after.status:
-        verdict = Verdict.WORSE if before.status is Status.OK else Verdict.BETTER
-        if Status.OK not in (before.status, after.status):
-            verdict = Verdict.CHANGED
-        yield Change(name, "status", before.status.value, after.status.value, verdict)
-        return
+    verdict = outcome(before.status, after.status)
+    if verdict is not None:
+        ended = (before.status.value, after.status.value)
+        reason = after.cause
+        if verdict is Verdict.UNKNOWN:
+            reason = f"was {ended[0]} and is {ended[1]}" + (f" ({reason})" if reason else "")
+        yield Change(name, "status", *ended, verdict, reason=reason)
+    if Status.OK in (before.status, after.status) and before.device != after.device:
+        reason = f"is of {before.device} and of {after.device}"
+        yield Change(name, "device", before.device, after.device, Verdict.UNKNOWN, reason=reason)
+    elif before.status is after.status is Status.OK:
+        for metric in METRICS:
+            change = _change(name, metric, before, after, thresholds)
+            if change is not None:
+                yield change
+    elif after.status is Status.OK:
+        yield from _impossible(name, after)
+
+
+def _impossible(name: str, after: Entry) -> Iterator[Change]:
+    """That it ends well now is no gain if its figures are none."""
     for metric in METRICS:
-        old, new = before.values(metric), after.values(metric)
-        if not old and not new:
-            continue
-        constant = len(set(old)) == len(set(new)) == 1 and len(old) + len(new) > 2
-        if before.is_exact or constant or not old or not new:
-            change = _exact(name, metric, old, new, thresholds)
-        else:
-            change = _tested(name, metric, old, new)
-        if change is not None:
-            yield change
+        problem = after.problem(metric)
+        if problem is not None:
+            yield Change(name, metric, None, None, Verdict.UNKNOWN, reason=problem)
+
+
+def _change(name: str, metric: str, before: Entry, after: Entry, thresholds: Thresholds) -> Change | None:
+    old, new = before.values(metric), after.values(metric)
+    problems = [
+        f"{problem} on the {side} side"
+        for side, problem in (("older", before.problem(metric)), ("newer", after.problem(metric)))
+        if problem
+    ]
+    if not problems and bool(old) != bool(new):
+        if metric == "overlap_fraction" and not all(communicates(r) for e in (before, after) for r in e.runs):
+            # Without communication there is nothing to overlap: the collectives' figures tell.
+            return Change(name, metric, _median(old), _median(new), Verdict.CHANGED)
+        problems = ["is known on the newer side alone" if new else "is unknown on the newer side"]
+    if problems:
+        known = f" (was {_median(old):g})" if old and not new else ""
+        return Change(
+            name, metric, _median(old), _median(new), Verdict.UNKNOWN, reason=" and ".join(problems) + known
+        )
+    if not old:
+        return None
+    constant = len(set(old)) == len(set(new)) == 1 and len(old) + len(new) > 2
+    if before.is_exact or constant:
+        return _exact(name, metric, old, new, thresholds)
+    return _tested(name, metric, old, new)
 
 
 def _exact(
     name: str, metric: str, before: list[float], after: list[float], thresholds: Thresholds
 ) -> Change | None:
-    old = before[0] if before else None
-    new = after[0] if after else None
-    if old == new:
+    old, new = before[0], after[0]
+    if math.isclose(old, new, rel_tol=_ROUNDING):
         return None
-    runs = (len(before), len(after))
-    if old is None or new is None:
-        # A kind of collective that was not there before costs something; one that is gone costs nothing.
-        verdict = Verdict.WORSE if old is None else Verdict.BETTER
-        if METRICS[metric].worse is Worse.NEITHER:
-            verdict = Verdict.CHANGED
-        return Change(name, metric, old, new, verdict, runs=runs)
     relative = (new - old) / abs(old) if old else None
     verdict = _direction(metric, new - old)
-    if abs(new - old) <= thresholds.allowed(metric) * abs(old):
+    if thresholds.allows(metric, old, new):
         verdict = Verdict.ALLOWED
-    return Change(name, metric, old, new, verdict, relative, runs=runs)
+    return Change(name, metric, old, new, verdict, relative, runs=(len(before), len(after)))
 
 
 def _tested(name: str, metric: str, before: list[float], after: list[float]) -> Change:
@@ -138,30 +183,45 @@ def _tested(name: str, metric: str, before: list[float], after: list[float]) -> 
 def _corrected(changes: list[Change], thresholds: Thresholds) -> Iterator[Change]:
     """The changes with all rank tests corrected for their number."""
     tested = [change for change in changes if change.chance is not None]
-    _refuse_too_few(tested, thresholds.level)
+    too_few = _too_few(tested, thresholds.level)
     chances = iter(holm([change.chance or 0.0 for change in tested]))
     for change in changes:
         if change.chance is None:
             yield change
             continue
         chance = next(chances)
-        shown = chance < thresholds.level and abs(change.relative or 0.0) >= thresholds.least_effect(
-            change.metric
-        )
-        yield replace(change, chance=chance, verdict=change.verdict if shown else Verdict.NOISE)
+        if too_few:
+            yield replace(change, chance=None, verdict=Verdict.UNKNOWN, reason=too_few)
+        else:
+            yield replace(change, chance=chance, **_shown(change, chance, thresholds))
 
 
-def _refuse_too_few(tested: list[Change], level: float) -> None:
+def _shown(change: Change, chance: float, thresholds: Thresholds) -> dict[str, Any]:
+    """The verdict on a tested figure."""
+    size = change.relative or 0.0
+    if chance >= thresholds.level or abs(size) < thresholds.least_effect(change.metric):
+        return {"verdict": Verdict.NOISE}
+    assert isinstance(change.before, int | float)
+    assert isinstance(change.after, int | float)
+    if (change.after - change.before) * size <= 0:
+        reason = "has medians that say another thing than the ranks of its runs"
+        return {"verdict": Verdict.UNKNOWN, "reason": reason}
+    return {}
+
+
+def _too_few(tested: list[Change], level: float) -> str | None:
+    """Why the rank test could not tell anything at this level, if so."""
     if not tested:
-        return
+        return None
     fewest = min(tested, key=lambda change: min(change.runs))
-    if least_p_value(*fewest.runs) * len(tested) > level:
-        needed = runs_needed(level / len(tested))
-        raise CannotJudgeError(
-            f"{fewest.configuration}: {fewest.runs[0]} and {fewest.runs[1]} measured runs cannot show a "
-            f"change at level {level:g} over {len(tested)} figures: at least {needed} a side are needed "
-            f"(`fsdpbench sweep --repeat {needed}`)"
-        )
+    if least_p_value(*fewest.runs) * len(tested) <= level:
+        return None
+    needed = runs_needed(level / len(tested))
+    return (
+        f"has too few runs: {fewest.runs[0]} and {fewest.runs[1]} cannot show a change at level {level:g} "
+        f"over {len(tested)} figures: at least {needed} a side are needed "
+        f"(`fsdpbench sweep --repeat {needed}`)"
+    )
 
 
 def _direction(metric: str, change: float) -> Verdict:
@@ -169,3 +229,7 @@ def _direction(metric: str, change: float) -> Verdict:
     if worse is Worse.NEITHER:
         return Verdict.CHANGED
     return Verdict.WORSE if (change > 0) == (worse is Worse.HIGHER) else Verdict.BETTER
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fsdpbench.check.compare import Change, Comparison, Verdict
+from fsdpbench.check.compare import Change, Comparison
+from fsdpbench.check.outcomes import Verdict
 
 _MEMORY = ("peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes")
 _COUNTS = ("all_gather_count", "reduce_scatter_count", "all_reduce_count", "kernels", "copies")
@@ -35,7 +36,7 @@ def diagnose(comparison: Comparison) -> list[Finding]:
     order."""
     by_configuration: dict[str, dict[str, Change]] = {}
     for change in comparison.changes:
-        if change.verdict is not Verdict.NOISE:
+        if change.verdict not in (Verdict.NOISE, Verdict.UNKNOWN):
             by_configuration.setdefault(change.configuration, {})[change.metric] = change
     found: list[Finding] = []
     regressed = {
@@ -57,7 +58,10 @@ def _finding(cause: str, rule: Rule, regressed: Mapping[str, Changes]) -> list[F
 
 def _outcome(changes: Changes) -> str | None:
     change = changes.get("status")
-    return f"it ended with {change.after} and not with {change.before}" if change else None
+    if change is None:
+        return None
+    why = f" ({change.reason})" if change.reason else ""
+    return f"it ended with {change.after} and not with {change.before}{why}"
 
 
 def _collective(kind: str, name: str) -> Rule:

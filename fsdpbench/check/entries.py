@@ -7,22 +7,31 @@ the replicate, since steps of one run share what that run happened to get.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.check.metrics import METRICS, figures_of
+from fsdpbench.check.consistency import consistent
+from fsdpbench.check.figures import Figure, Unusable, figure_from
+from fsdpbench.check.metrics import ALWAYS_KNOWN, METRICS, figures_of
 from fsdpbench.records import Status
 
-Figures = Mapping[str, float | None]
+Figures = Mapping[str, Figure]
+
+_WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.ERROR, Status.RACE, Status.OOM, Status.NOT_APPLICABLE)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """`runs`: the figures of each run that succeeded, by metric; of the only one where none did."""
+    """`status`: the worst of all runs.  `runs`: the figures of each run that succeeded, by metric; of the
+    only one where none did.  `cause`: why a configuration failed, where it is known."""
 
     status: Status
     device: str
     runs: tuple[Figures, ...]
+    cause: str | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "runs", tuple(consistent(run) for run in self.runs))
 
     @property
     def is_exact(self) -> bool:
@@ -30,28 +39,74 @@ class Entry:
 
     def values(self, metric: str) -> list[float]:
         """The figure in every run that knows it."""
-        return [value for run in self.runs if (value := run.get(metric)) is not None]
+        return [value for run in self.runs if isinstance(value := run[metric], int | float)]
+
+    def problem(self, metric: str) -> str | None:
+        """Why the figure cannot be judged, if so: what stands in its place in a run, or that only some runs
+        know it."""
+        of_how_many = f" in one of {len(self.runs)} runs" if len(self.runs) > 1 else ""
+        for run in self.runs:
+            if isinstance(broken := run[metric], Unusable):
+                return f"is {broken}{of_how_many}"
+        known = len(self.values(metric))
+        if 0 < known < len(self.runs):
+            return f"is unknown in {len(self.runs) - known} of {len(self.runs)} runs"
+        if self.is_exact and len(set(self.values(metric))) > 1:
+            return "differs between runs of a simulation, which is exact"
+        if metric == ALWAYS_KNOWN and not known:
+            return "is unknown"
+        return None
 
     def to_dict(self) -> dict[str, Any]:
         """For a baseline's file; figures that are not known are left out."""
-        runs = [{name: value for name, value in run.items() if value is not None} for run in self.runs]
+        runs = [{name: run[name] for name in METRICS if run[name] is not None} for run in self.runs]
         return {"status": self.status.value, "device": self.device, "runs": runs}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Entry:
-        """Raises `KeyError`, `TypeError` or `ValueError` on what `to_dict` did not write."""
-        runs = tuple({name: run.get(name) for name in METRICS} for run in record["runs"])
-        return cls(Status(record["status"]), str(record["device"]), runs)
 
 
 def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
     """From the results of all runs of a configuration, the first one first."""
-    first = results[0]
-    succeeded = [figures_of(_own(result)) for result in results if Status(result["status"]) is Status.OK]
-    return Entry(Status(first["status"]), first["device"], tuple(succeeded) or (figures_of(first),))
+    statuses = [Status(result["status"]) for result in results]
+    worst = next((status for status in _WORST_FIRST if status in statuses), Status.OK)
+    succeeded = [
+        _own_figures(result, alone=len(results) == 1)
+        for result, status in zip(results, statuses, strict=True)
+        if status is Status.OK
+    ]
+    return Entry(
+        worst,
+        results[0]["device"],
+        tuple(succeeded) or (figures_of(results[0]),),
+        _cause(results, statuses, worst),
+    )
 
 
-def _own(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The result with the step time of its own run: that of a repeated first run is the median over all."""
+def _own_figures(result: Mapping[str, Any], alone: bool) -> Figures:
+    """With the step time of its own run: that of a repeated first run is the median over all."""
+    figures = figures_of(result)
     repeats = result.get("repeats")
-    return {**result, "step_time_s": repeats["step_time_s"][0]} if repeats else result
+    if repeats is None or isinstance(figures["step_time_s"], Unusable | None):
+        return figures
+    return {**figures, "step_time_s": _own_step(repeats, alone)}
+
+
+def _own_step(repeats: object, alone: bool) -> Figure:
+    """From what the store merged into the first run's result. `alone`: the other runs are not at hand."""
+    steps = repeats.get("step_time_s") if isinstance(repeats, Mapping) else None
+    if not isinstance(repeats, Mapping) or not isinstance(steps, list) or not steps:
+        return Unusable.of(repeats, "repeats has no step_time_s of each run")
+    for step in map(METRICS["step_time_s"].checked, steps):
+        if not isinstance(step, int | float):
+            return Unusable.of(steps, f"of repeats.step_time_s, {step or 'one is null'}")
+    failed = figure_from(repeats.get("failed", 0))
+    if alone and failed != 0:
+        return Unusable.of(failed, "runs failed, and how is not known here")
+    return figure_from(steps[0])
+
+
+def _cause(results: Sequence[Mapping[str, Any]], statuses: Sequence[Status], worst: Status) -> str | None:
+    if worst is Status.OK:
+        return None
+    cause = results[statuses.index(worst)].get("cause")
+    message = cause.get("message") if isinstance(cause, Mapping) else None
+    where = f"in {statuses.count(worst)} of {len(results)} runs" if len(results) > 1 else None
+    return ": ".join(str(part) for part in (where, message) if part) or None

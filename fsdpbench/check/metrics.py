@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from fsdpbench.check.figures import LARGEST, Figure, Unusable, figure_from, total
+
 
 class Worse(Enum):
     """The direction in which a figure gets worse; NEITHER where a change is only worth knowing."""
@@ -23,36 +25,65 @@ class Worse(Enum):
 @dataclass(frozen=True)
 class Metric:
     """A figure of a result: its unit, which way is worse, and the places in `result.json` that add up to
-    it; of a list of samples the least counts. `measured_only`: says nothing more where a step is exact."""
+    it.
+
+    measured_only: says nothing more where a step is exact.  of_samples: a list, of which the least counts.
+    least, most: what no training step goes beyond.
+    """
 
     name: str
     paths: tuple[tuple[str, ...], ...]
     unit: str
     worse: Worse
     measured_only: bool = False
+    of_samples: bool = False
+    least: float = 0.0
+    most: float = LARGEST
 
-    def of(self, result: Mapping[str, Any]) -> float | None:
-        """The figure in `result`; `None` where it is not known."""
+    def of(self, result: Mapping[str, Any]) -> Figure:
+        """The figure in `result`: `None` where it is not known, `Unusable` where it cannot be one."""
         if self.measured_only and result.get("device") == "sim":
             return None
-        parts = [_number_at(result, path) for path in self.paths]
-        known = [part for part in parts if part is not None]
-        return sum(known) if len(known) == len(parts) else None
+        return self.checked(total([_figure_at(result, path, self.of_samples) for path in self.paths]))
+
+    def checked(self, value: object) -> Figure:
+        """`value` as this figure."""
+        return figure_from(value, self.least, self.most)
 
 
-def _number_at(result: Mapping[str, Any], path: tuple[str, ...]) -> float | None:
+def _figure_at(result: Mapping[str, Any], path: tuple[str, ...], of_samples: bool) -> Figure:
     value: Any = result
-    for key in path:
-        if not isinstance(value, Mapping):
+    for depth, key in enumerate(path):
+        if value is None:
             return None
+        if not isinstance(value, Mapping):
+            return Unusable.of(value, f"{'.'.join(path[:depth])} is no object")
         value = value.get(key)
-    if isinstance(value, list):
-        value = min(value, default=None)
-    return value if isinstance(value, int | float) else None
+    if value is None or not of_samples:
+        return figure_from(value)
+    if not isinstance(value, list):
+        return Unusable.of(value, "no list of samples")
+    samples: list[float] = []
+    for sample in map(figure_from, value):
+        if not isinstance(sample, int | float):
+            return Unusable.of(value, f"of its samples, {sample or 'one is null'}")
+        samples.append(sample)
+    return min(samples, default=None)
 
 
-def _metric(name: str, unit: str, *path: str, worse: Worse = Worse.HIGHER) -> Metric:
-    return Metric(name, (path or (name,),), unit, worse)
+def _metric(
+    name: str,
+    unit: str,
+    *path: str,
+    worse: Worse = Worse.HIGHER,
+    least: float = 0.0,
+    most: float = LARGEST,
+) -> Metric:
+    return Metric(name, (path or (name,),), unit, worse, least=least, most=most)
+
+
+def _peak(kind: str) -> Metric:
+    return _metric(f"peak_{kind}_bytes", "B", "peak_memory_bytes", kind, least=1)
 
 
 def _collective(kind: str) -> tuple[Metric, ...]:
@@ -62,19 +93,28 @@ def _collective(kind: str) -> tuple[Metric, ...]:
     )
 
 
+_NANOSECOND = 1e-9
+"""Clocks and traces count them: no step takes less, nor does what it computes."""
+
+_SOME = 1e-6
+"""A mean over steps of what every step has at least once in a while."""
+
+_SAMPLES = (("measured", "step_times_s"),)
+_COMPUTED = (("time_s", "compute_only"), ("time_s", "overlapped"))
+
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        _metric("step_time_s", "s"),
+        _metric("step_time_s", "s", least=_NANOSECOND),
         # What disturbs a step only ever adds to it: the fastest one of a run is the least disturbed.
-        Metric("fastest_step_s", (("measured", "step_times_s"),), "s", Worse.HIGHER, measured_only=True),
+        Metric("fastest_step_s", _SAMPLES, "s", Worse.HIGHER, True, True, least=_NANOSECOND),
         _metric("exposed_communication_s", "s", "time_s", "exposed_communication"),
         # All computation: what is hidden moves between the two parts, and is computed all the same.
-        Metric("compute_s", (("time_s", "compute_only"), ("time_s", "overlapped")), "s", Worse.HIGHER),
-        _metric("overlap_fraction", "", worse=Worse.LOWER),
-        _metric("peak_allocated_bytes", "B", "peak_memory_bytes", "allocated"),
-        _metric("peak_active_bytes", "B", "peak_memory_bytes", "active"),
-        _metric("peak_reserved_bytes", "B", "peak_memory_bytes", "reserved"),
+        Metric("compute_s", _COMPUTED, "s", Worse.HIGHER, least=_NANOSECOND),
+        _metric("overlap_fraction", "", worse=Worse.LOWER, most=1.0),
+        _peak("allocated"),
+        _peak("active"),
+        _peak("reserved"),
         _metric("alloc_retries_per_step", ""),
         _metric("ooms", ""),
         *_collective("all_gather"),
@@ -82,13 +122,16 @@ METRICS: dict[str, Metric] = {
         *_collective("all_reduce"),
         _metric("prefetched_all_gathers", "", "late_all_gathers", "prefetched", worse=Worse.LOWER),
         _metric("late_all_gathers", "", "late_all_gathers", "late"),
-        _metric("kernels", "", "work", "kernels"),
+        _metric("kernels", "", "work", "kernels", least=_SOME),
         _metric("copies", "", "work", "copies"),
         _metric("limiter_waits", "", "work", "limiter_waits", worse=Worse.NEITHER),
     )
 }
 
+ALWAYS_KNOWN = "step_time_s"
+"""Of every configuration that ended well, on every device."""
 
-def figures_of(result: Mapping[str, Any]) -> dict[str, float | None]:
+
+def figures_of(result: Mapping[str, Any]) -> dict[str, Figure]:
     """Every metric of `result` by name."""
     return {name: metric.of(result) for name, metric in METRICS.items()}

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsdpbench.check.entries import Entry
-from fsdpbench.check.metrics import METRICS
+from fsdpbench.check.metrics import METRICS, Worse
 from fsdpbench.check.statistics import effect
-from fsdpbench.check.thresholds import USUAL_MINIMUM_EFFECT
+from fsdpbench.check.thresholds import MOST_ALLOWED, USUAL_MINIMUM_EFFECT
 from fsdpbench.errors import CannotJudgeError
+from fsdpbench.records import Status
 
 _SPLITS = 500
 _QUANTILE = 0.99
@@ -37,9 +38,10 @@ class Noise:
     runs: int
 
     def minimum_effects(self) -> dict[str, float]:
-        """As thresholds: rounded up to 0.1 %, and never below what is worth a person's time."""
+        """As thresholds: rounded up to 0.1 %, never below what is worth a person's time, nor above what
+        thresholds can allow."""
         return {
-            name: max(USUAL_MINIMUM_EFFECT, math.ceil(value / _GRAIN) * _GRAIN).__round__(4)
+            name: round(min(MOST_ALLOWED, max(USUAL_MINIMUM_EFFECT, math.ceil(value / _GRAIN) * _GRAIN)), 4)
             for name, value in self.effects.items()
         }
 
@@ -47,10 +49,17 @@ class Noise:
 def measure_noise(entries: Mapping[str, Entry], seed: int = 0) -> Noise:
     """The noise of repeated runs. Metrics that were equal in all runs have none.
 
-    Raises `CannotJudgeError` for simulated entries, and where there are too few runs to split.
+    Raises `CannotJudgeError` for simulated entries, for what failed or has figures that are none, and where
+    there are too few runs to split.
     """
     if any(entry.is_exact for entry in entries.values()):
         raise CannotJudgeError("simulated figures are exact: there is no noise to measure")
+    for name, entry in entries.items():
+        if entry.status is not Status.OK:
+            raise CannotJudgeError(f"{name}: ended with {entry.status.value}: there is no noise to measure")
+        for metric in METRICS:
+            if problem := entry.problem(metric):
+                raise CannotJudgeError(f"{name}: {metric} {problem}")
     runs = min((len(entry.runs) for entry in entries.values()), default=0)
     if runs < _FEWEST_RUNS:
         raise CannotJudgeError(
@@ -59,8 +68,9 @@ def measure_noise(entries: Mapping[str, Entry], seed: int = 0) -> Noise:
         )
     generator = np.random.default_rng(seed)
     effects: dict[str, float] = {}
+    judged = [metric.name for metric in METRICS.values() if metric.worse is not Worse.NEITHER]
     for entry in entries.values():
-        for metric in METRICS:
+        for metric in judged:
             values = entry.values(metric)
             if len(set(values)) > 1:
                 effects[metric] = max(effects.get(metric, 0.0), _of_splits(values, generator))

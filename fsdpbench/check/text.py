@@ -7,11 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fsdpbench.check.compare import Change, Comparison, Verdict
+from fsdpbench.check.compare import Change, Comparison
 from fsdpbench.check.diagnosis import Finding, diagnose
-from fsdpbench.check.metrics import METRICS
+from fsdpbench.check.outcomes import Verdict
+from fsdpbench.check.shown import shown_pair, shown_percent
+from reports.outside_text import one_line
 
-SHOWN = (Verdict.WORSE, Verdict.BETTER, Verdict.CHANGED, Verdict.ALLOWED)
+SHOWN = (Verdict.WORSE, Verdict.UNKNOWN, Verdict.BETTER, Verdict.CHANGED, Verdict.ALLOWED)
 _NAMED = 3
 
 
@@ -20,49 +22,56 @@ def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     lines = [f"cause: {told_finding(finding)}" for finding in diagnose(comparison)]
     shown = [change for change in comparison.changes if change.verdict in SHOWN]
     for name in dict.fromkeys(change.configuration for change in shown):
-        lines += ["", f"{name}:", *_table([change for change in shown if change.configuration == name])]
+        of_name = [change for change in shown if change.configuration == name]
+        lines += ["", f"{one_line(name)}:", *_table(of_name)]
     lines += [""] if lines else []
-    lines += [f"missing: {name}: not on the newer side" for name in comparison.missing]
-    lines += [f"added: {name}: on the newer side only" for name in comparison.added]
-    lines += [f"note: {note}" for note in notes]
+    lines += [f"unknown: {one_line(name)}: {one_line(why)}" for name, why in comparison.absent.items()]
+    lines += [f"missing: {one_line(name)}: not on the newer side" for name in comparison.missing]
+    lines += [f"added: {one_line(name)}: on the newer side only" for name in comparison.added]
+    lines += [f"note: {one_line(note)}" for note in notes]
     return "\n".join([*lines, summary(comparison)])
 
 
 def _table(changes: Sequence[Change]) -> list[str]:
-    """Aligned columns, the most pressing verdicts first."""
+    """Aligned columns, the most pressing verdicts first; a reason last, whatever its length."""
     rows = [
         (
             change.verdict.value,
             change.metric,
-            _value(change.metric, change.before),
-            _value(change.metric, change.after),
-            _percent(change),
+            *shown_pair(change.metric, change.before, change.after),
+            shown_percent(change.relative),
             f"p {_chance(change)}" if change.chance is not None else "",
         )
         for change in sorted(changes, key=lambda each: SHOWN.index(each.verdict))
     ]
+    ordered = sorted(changes, key=lambda each: SHOWN.index(each.verdict))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     texts = []
-    for row in rows:
+    for row, change in zip(rows, ordered, strict=True):
         words = [row[0].ljust(widths[0]), row[1].ljust(widths[1])]
         numbers = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        texts.append("  " + "  ".join(words + numbers).rstrip())
+        reason = [one_line(change.reason)] if change.reason else []
+        texts.append("  " + "  ".join(words + numbers + reason).rstrip())
     return texts
 
 
 def as_markdown(comparison: Comparison, notes: Sequence[str] = ()) -> str:
     causes = [f"- **{finding.cause}**: {_cell(told_finding(finding))}" for finding in diagnose(comparison)]
     shown = [change for verdict in SHOWN for change in comparison.of(verdict)]
-    rows = ["| | configuration | metric | before | after | change | p |", "|---|---|---|---|---|---|---|"]
-    rows += [
-        f"| {change.verdict.value} | {_cell(change.configuration)} | {change.metric} "
-        f"| {_value(change.metric, change.before)} | {_value(change.metric, change.after)} "
-        f"| {_percent(change)} | {_chance(change)} |"
-        for change in shown
-    ]
-    only = [f"- missing, not on the newer side: {_cell(name)}" for name in comparison.missing]
+    head = "| | configuration | metric | before | after | change | p | why |"
+    rows = [head, "|---|---|---|---|---|---|---|---|"]
+    for change in shown:
+        before, after = shown_pair(change.metric, change.before, change.after)
+        rows.append(
+            f"| {change.verdict.value} | {_cell(change.configuration)} | {change.metric} "
+            f"| {_cell(before)} | {_cell(after)} "
+            f"| {shown_percent(change.relative)} | {_chance(change)} | {_cell(change.reason or '')} |"
+        )
+    only = [f"- unknown: {_cell(name)}: {_cell(why)}" for name, why in comparison.absent.items()]
+    only += [f"- missing, not on the newer side: {_cell(name)}" for name in comparison.missing]
     only += [f"- added, on the newer side only: {_cell(name)}" for name in comparison.added]
-    blocks = [causes, rows if shown else [], only, [f"> {note}" for note in notes], [summary(comparison)]]
+    told = [f"> {_cell(note)}" for note in notes]
+    blocks = [causes, rows if shown else [], only, told, [summary(comparison)]]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
@@ -74,6 +83,8 @@ def as_json(comparison: Comparison, notes: Sequence[str] = ()) -> str:
         "regressions": len(comparison.regressions),
         "missing": comparison.missing,
         "added": comparison.added,
+        "added_failed": comparison.added_failed,
+        "cannot_judge": comparison.unjudged,
         "notes": list(notes),
         "causes": [
             {
@@ -92,21 +103,24 @@ def told_finding(finding: Finding) -> str:
     """The sentence, and where it was found."""
     names = ", ".join(finding.configurations[:_NAMED])
     more = len(finding.configurations) - _NAMED
-    return f"{finding.sentence} ({names}{f' and {more} more' if more > 0 else ''})"
+    return one_line(f"{finding.sentence} ({names}{f' and {more} more' if more > 0 else ''})")
 
 
 def summary(comparison: Comparison) -> str:
     """One line: how many were compared and what came of it."""
     worse, better = len(comparison.regressions), len(comparison.of(Verdict.BETTER))
+    unjudged = len(comparison.unjudged)
     noun = "configuration" if comparison.compared == 1 else "configurations"
-    if not comparison.changes:
+    if not comparison.changes and not unjudged:
         return f"{comparison.compared} {noun} compared: all figures are equal."
     figures = "figure" if worse == 1 else "figures"
     told = f"{comparison.compared} {noun} compared: {worse} {figures} worse, {better} better."
+    if unjudged:
+        told += f" {unjudged} cannot be judged."
     noise = comparison.of(Verdict.NOISE)
     if noise:
         told += f" {len(noise)} measured figures show no change ({_runs(noise)} runs a side)."
-    if better and not worse:
+    if better and not worse and not unjudged:
         told += " Keep the gain: `fsdpbench baseline update` writes it down."
     return told
 
@@ -127,30 +141,14 @@ def _record(change: Change) -> dict[str, Any]:
         "p": change.chance,
         "runs": list(change.runs),
         "verdict": change.verdict.value,
+        "reason": change.reason,
     }
-
-
-def _percent(change: Change) -> str:
-    if change.relative is None or not math.isfinite(change.relative):
-        return ""
-    return f"{change.relative:+.2%}"
 
 
 def _chance(change: Change) -> str:
     return "" if change.chance is None else f"{change.chance:.2g}"
 
 
-def _value(metric: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    unit = METRICS[metric].unit if metric in METRICS else ""
-    if unit == "s":
-        return f"{value * 1e3:,.4f} ms"
-    if unit == "B":
-        return f"{value / 2**20:,.2f} MiB"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _cell(text: str) -> str:
     """Text that cannot end a table's cell."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    return one_line(text).replace("|", "\\|")

@@ -1,7 +1,7 @@
 """What the gate allows: `thresholds.toml`.
 
     [relative_change]          exact figures: relative change that is no regression (0.01: one per cent)
-    peak_reserved_bytes = 0.01
+    peak_reserved_bytes = 0.01                 bytes not listed: what is no 0.01 MiB, and a thousandth at most
 
     [measured]                 figures with a distribution over runs
     level = 0.01               chance of a false alarm in a whole comparison
@@ -12,86 +12,85 @@
 
 from __future__ import annotations
 
-import os
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from fsdpbench.check.metrics import METRICS
-from fsdpbench.errors import UsageError
+from fsdpbench.check.strict import check_names, strictly
+from fsdpbench.check.committed_file import replace_file
+from fsdpbench.reading import read_toml
 from fsdpbench.toml_text import to_toml
 
 USUAL_LEVEL = 0.01
 USUAL_MINIMUM_EFFECT = 0.03
 """Where nobody measured the noise: what a quiet machine can tell from it."""
 
+MOST_ALLOWED = 1.0
+"""Of a relative change. More is a percentage taken for a share, and a gate that lets everything pass."""
+
+_BYTES = 0.01 * 2**20
+_BYTES_SHARE = 0.001
+_LEAST_LEVEL = 1e-9
+
 _HEAD = """\
-# What the performance gate allows (docs/architecture.md, "The gate").
-# relative_change: of exact figures, such as simulated ones; none where a metric is not listed.
-# measured: level is the chance of a false alarm, minimum_effect the relative change below which
-# none is raised.
+# What the performance gate allows (docs/gate.md).
+# relative_change: of exact figures, such as simulated ones; where a metric is not listed none, but of
+# bytes less than 0.01 MiB and a thousandth.
+# measured: level is the chance of a false alarm, minimum_effect the relative change below which none is
+# raised.
 """
 
+Share = Annotated[float, msgspec.Meta(ge=0, le=MOST_ALLOWED)]
+Level = Annotated[float, msgspec.Meta(ge=_LEAST_LEVEL, lt=1)]
 
-@dataclass(frozen=True)
-class Thresholds:
+
+class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Relative changes by metric, and the level of the tests on measured figures."""
 
-    relative_change: Mapping[str, float] = field(default_factory=dict)
-    level: float = USUAL_LEVEL
-    minimum_effect: Mapping[str, float] = field(default_factory=dict)
+    relative_change: dict[str, Share] = {}
+    level: Level = USUAL_LEVEL
+    minimum_effect: dict[str, Share] = {}
 
-    def allowed(self, metric: str) -> float:
-        """Of an exact figure."""
-        return self.relative_change.get(metric, 0.0)
+    def allows(self, metric: str, before: float, after: float) -> bool:
+        """Whether that change of an exact figure is no regression."""
+        change, share = abs(after - before), self.relative_change.get(metric)
+        if share is not None:
+            return change <= share * before
+        return METRICS[metric].unit == "B" and change < min(_BYTES, _BYTES_SHARE * before)
 
     def least_effect(self, metric: str) -> float:
         """Of a figure with a distribution."""
         return self.minimum_effect.get(metric, USUAL_MINIMUM_EFFECT)
 
     def write(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file, whole or not at all. Raises `BenchError`."""
         measured = {"level": self.level, "minimum_effect": dict(self.minimum_effect) or None}
-        text = _HEAD + "\n" + to_toml({"relative_change": dict(self.relative_change), "measured": measured})
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(text)
-        os.replace(partial, path)
+        tables = {"relative_change": dict(self.relative_change), "measured": measured}
+        replace_file(path, _HEAD + "\n" + to_toml(tables))
+
+
+class _Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    level: Level = USUAL_LEVEL
+    minimum_effect: dict[str, Share] = {}
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    relative_change: dict[str, Share] = {}
+    measured: _Measured = _Measured()
 
 
 def read_thresholds(path: Path | None) -> Thresholds:
     """The thresholds in a file; without one, the usual ones. Raises `UsageError` naming file and key."""
     if path is None:
         return Thresholds()
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: is not TOML ({error})") from None
-    measured = _table(path, content, "measured")
-    level = measured.get("level", USUAL_LEVEL)
-    if not isinstance(level, int | float) or isinstance(level, bool) or not 0 < level < 1:
-        raise UsageError(f"{path}: measured.level must be a chance between 0 and 1, not {level!r}")
-    return Thresholds(
-        _changes(path, _table(path, content, "relative_change"), "relative_change"),
-        float(level),
-        _changes(path, _table(path, measured, "minimum_effect"), "measured.minimum_effect"),
-    )
-
-
-def _table(path: Path, content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = content.get(name, {})
-    if not isinstance(table, Mapping):
-        raise UsageError(f"{path}: {name} must be a table, not {table!r}")
-    return table
-
-
-def _changes(path: Path, table: Mapping[str, Any], where: str) -> dict[str, float]:
-    for name, value in table.items():
-        if name not in METRICS:
-            raise UsageError(f"{path}: {where}.{name} is no metric; known: {', '.join(METRICS)}")
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-            raise UsageError(f"{path}: {where}.{name} must be a number from 0 up, not {value!r}")
-    return {name: float(value) for name, value in table.items()}
+    content = read_toml(path)
+    measured = content.get("measured")
+    least = measured.get("minimum_effect") if isinstance(measured, dict) else None
+    named = {"relative_change": content.get("relative_change"), "measured.minimum_effect": least}
+    for where, table in named.items():
+        if isinstance(table, dict):
+            check_names(table, METRICS, str(path), where, "metric")
+    file = strictly(content, _File, str(path))
+    return Thresholds(file.relative_change, file.measured.level, file.measured.minimum_effect)

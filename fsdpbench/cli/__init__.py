@@ -1,106 +1,22 @@
-"""The command line. Each command lies in a file of its own and is imported only when it is called."""
+"""The command line: `main` is what the `fsdpbench` script calls.
+
+Until signals are heard nothing is imported that takes time; the commands lie in `group.py` and beside it.
+"""
 
 from __future__ import annotations
 
-import atexit
-import gc
-import importlib
-import os
-import signal
-import sys
+from fsdpbench import interruption
 
-import click
-
-from fsdpbench import __version__
-from fsdpbench.errors import BenchError, ExitCode
-
-_COMMANDS = {
-    "sweep": "Run many configurations and rank them.",
-    "run": "Run one configuration.",
-    "plan": "What a sweep would run, what cannot fit, and what it would cost.",
-    "tune": "Search a space for its best configurations.",
-    "analyze": "Overlap, exposed communication and memory of any Kineto trace.",
-    "report": "Write the report of a run folder again.",
-    "compare": "Is B worse than A? Run folders or results; exit 1 on a regression.",
-    "check": "Compare a sweep with a baseline; exit 1 on a regression.",
-    "baseline": "Make or update a baseline from a sweep.",
-    "calibrate": "Measure a machine's GPUs and write its hardware profile.",
-    "validate": "Simulate published runs and compare.",
-    "doctor": "What this machine can run, and what is missing for the rest.",
-    "list": "Models, systems, hardware profiles and settings.",
-}
-
-
-_OBJECTS_BETWEEN_COLLECTIONS = 100_000
-_INTERRUPTED = 128 + signal.SIGINT
-_TERMINATED = 128 + signal.SIGTERM
-
-
-class _LazyGroup(click.Group):
-    """Knows the commands' names and one-line helps without importing them."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"fsdpbench.cli.{name}_command")
-        command: click.Command = module.command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
-
-
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="fsdpbench")
-def _group() -> None:
-    """Run FSDP configurations on GPUs, CPUs or simulated GPUs, and see what they cost."""
-
-
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM arrived: ends the command as Ctrl-C does, so that locks are released and children end."""
+if interruption.is_command():
+    interruption.take_over()
 
 
 def main() -> None:
     """Entry point of the `fsdpbench` script. Ends the process with a documented exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
-    # Torch makes hundreds of thousands of objects, and none is garbage: they are looked through less often
-    # than Python would, and not once more at the end, which would take a third of a second.
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
-    atexit.register(gc.freeze)
-    try:
-        # Not click's own `main`: that one turns a closed pipe into exit code 1, a regression here.
-        with _group.make_context("fsdpbench", sys.argv[1:]) as context:
-            _group.invoke(context)
-        sys.stdout.flush()
-    except click.exceptions.Exit as stop:
-        _leave(stop.exit_code)
-    except click.ClickException as error:
-        error.show()
-        _leave(error.exit_code)
-    except BenchError as error:
-        _say(str(error))
-        _leave(error.exit_code)
-    except KeyboardInterrupt as stop:
-        _say("interrupted; what is finished is kept, start the same command again to go on")
-        _leave(_TERMINATED if isinstance(stop, _Terminated) else _INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing is wrong, and nobody to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _leave(ExitCode.OK)
+    from fsdpbench.cli.startup import begin
 
+    if interruption.is_command():
+        begin()
+    from fsdpbench.cli.group import run
 
-def _terminate(number: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; the way out is short
-    raise _Terminated
-
-
-def _say(message: str) -> None:
-    print(f"fsdpbench: {message}", file=sys.stderr)
-
-
-def _leave(code: int) -> None:
-    sys.exit(int(code))
+    run()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.cli.output import show, show_json
 from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:
     from reports.analysis import Analysis
     from reports.analysis.roof import Links
+    from reports.trace import TraceLimits
 
 
 @click.command("analyze")
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
 )
 @click.option("--hardware", help="Profile whose links are the bandwidths' roof (default: by the trace).")
 @click.option("--hta", is_flag=True, help="HolisticTraceAnalysis' opinion beside ours (extra `hta`).")
-@click.option("--jobs", type=click.IntRange(min=1), help="Traces read at a time (default: by cores, memory).")
+@click.option(
+    "--jobs", type=click.IntRange(1, 1024), help="Traces read at a time (default: by cores, memory)."
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="How much a file may ask for: unpacked=4GiB, depth=200, event=16MiB, events=10000000.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
     paths: tuple[Path, ...],
@@ -30,6 +40,7 @@ def command(
     hardware: str | None,
     hta: bool,
     jobs: int | None,
+    limits: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Overlap, exposed communication, idle time and memory of Kineto traces (files or folders)."""
@@ -37,10 +48,11 @@ def command(
     from reports.hta_check import HtaMissingError
 
     links = _links(hardware)
-    analysis = _analyzed(paths, jobs, links)
+    allowed = _limits(limits)
+    analysis = _analyzed(paths, jobs, links, allowed)
     content: dict[str, Any] = analysis.to_dict()
     texts = [describe(analysis)]
-    before = _analyzed((against,), jobs, links) if against is not None else None
+    before = _analyzed((against,), jobs, links, allowed) if against is not None else None
     if before is not None:
         content, texts = _compared(before, analysis)
     if hta:
@@ -49,21 +61,32 @@ def command(
         except HtaMissingError as error:
             raise UsageError(str(error)) from None
         texts += told
-    print(json.dumps(content) if as_json else "\n\n".join(texts))
+    if as_json:
+        show_json(content)
+    else:
+        show("\n\n".join(texts))
 
 
-def _analyzed(paths: tuple[Path, ...], jobs: int | None, links: dict[str, Links]) -> Analysis:
+def _limits(texts: tuple[str, ...]) -> TraceLimits:
+    from reports.trace import TraceLimits
+
+    try:
+        return TraceLimits.from_environment().with_texts(texts)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _analyzed(
+    paths: tuple[Path, ...], jobs: int | None, links: dict[str, Links], limits: TraceLimits
+) -> Analysis:
     from reports.analysis import analyze
     from reports.analysis.inputs import find_traces
     from reports.analysis.parallel import suitable_processes
     from reports.trace import TraceError
 
-    for path in paths:
-        if not path.exists():
-            raise UsageError(f"{path}: no such file or folder")
     try:
         processes = jobs or suitable_processes([file.path for file in find_traces(paths)])
-        return analyze(paths, processes=processes, links=links)
+        return analyze(paths, processes=processes, links=links, limits=limits)
     except TraceError as error:
         raise UsageError(str(error)) from None
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from fsdpbench.check import LEAVE_OUT as FLAG
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
     from fsdpbench.check.baseline import Baseline
@@ -17,11 +22,27 @@ def command() -> None:
     """Make a baseline from a sweep's folder, or bring one up to date."""
 
 
+def leave_out_option(function: F) -> F:
+    """`--leave-out`, any number of times."""
+    return click.option(
+        FLAG,
+        "leave_out",
+        metavar="NAME",
+        multiple=True,
+        help="A configuration that the baseline does without, such as one that failed; may be repeated.",
+    )(function)
+
+
 @command.command("create")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path))
-def create(folder: Path, file: Path) -> None:
-    """Write the figures of the sweep in FOLDER to FILE, as the set of the torch at hand."""
+@leave_out_option
+def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
+    """Write the figures of the sweep in FOLDER to FILE, as the set of the torch at hand.
+
+    A sweep in which a configuration failed, is not finished or has a figure that is none is refused, unless
+    that configuration is left out.
+    """
     from fsdpbench.check.baseline import Baseline
     from fsdpbench.check.sides import stored_side
     from fsdpbench.store import Store
@@ -29,24 +50,32 @@ def create(folder: Path, file: Path) -> None:
     space: dict[str, Any] = Store.open(folder).read_space()
     space.pop("points", None)
     baseline = Baseline.read(file) if file.exists() else Baseline(space, {})
-    baseline.space = space
-    _write(baseline, stored_side(folder), file, "fsdpbench baseline create")
+    _write(baseline, space, stored_side(folder), file, "create", leave_out)
 
 
 @command.command("update")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--repeat", type=click.IntRange(min=1), help="Runs of each configuration (measured devices).")
-def update(file: Path, repeat: int | None) -> None:
-    """Run FILE's own sweep again and write its figures into FILE, as the set of the torch at hand."""
+@leave_out_option
+def update(file: Path, repeat: int | None, leave_out: tuple[str, ...]) -> None:
+    """Run FILE's own sweep again and write its figures into FILE, as the set of the torch at hand.
+
+    Refused, as `create` is, for what failed or has a figure that is none.
+    """
     from fsdpbench.check.baseline import Baseline
     from fsdpbench.cli.check_command import swept_side
 
     baseline = Baseline.read(file)
     side = swept_side(baseline.space, repeat or baseline.repeat)
-    _write(baseline, side, file, "fsdpbench baseline update")
+    _write(baseline, baseline.space, side, file, "update", leave_out)
 
 
-def _write(baseline: Baseline, side: Side, file: Path, command_line: str) -> None:
-    baseline.update(side, command_line)
-    baseline.write(file)
-    click.echo(f"wrote {len(side.entries)} configurations to {file}", err=True)
+def _write(
+    baseline: Baseline, space: dict[str, Any], side: Side, file: Path, verb: str, leave_out: tuple[str, ...]
+) -> None:
+    from fsdpbench.check.whole_sweep import whole
+
+    kept = whole(side, leave_out)
+    words = ["fsdpbench", "baseline", verb, *(f"{FLAG} {name}" for name in leave_out)]
+    baseline.updated(space, kept, " ".join(words), leave_out).write(file)
+    click.echo(f"wrote {len(kept.entries)} configurations to {file}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fsdpbench.cli.output import show_json, tell
 from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def command(
                 else simulated_machine(hardware or "", gpus, load_profile(hardware or "").gpus_per_node)
             )
             base_profile = load_profile(base or hardware or _base_of(machine))
-            tell = (lambda line: click.echo(f"measuring {line}", err=True)) if machine.rank == 0 else _silent
-            found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=tell)
+            report = (lambda line: tell(f"measuring {line}")) if machine.rank == 0 else _silent
+            found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=report)
     except ProfileError as error:
         raise UsageError(str(error)) from None
     if machine.rank != 0:
@@ -71,14 +71,12 @@ def command(
     output.write_text(to_toml(found.to_toml_tables()), encoding="utf-8")
     load_profile(output)
     fit = ", ".join(f"{part} {100 * error:.1f} %" for part, error in found.errors.items())
-    click.echo(
-        f"{output}: {len(found.measured)} figures measured, {len(found.assumed)} from {found.base}", err=True
-    )
-    click.echo(f"mean error of the fits: {fit}", err=True)
+    tell(f"{output}: {len(found.measured)} figures measured, {len(found.assumed)} from {found.base}")
+    tell(f"mean error of the fits: {fit}")
     if as_json:
         record = {"schema": 1, "file": str(output), "base": found.base, "fit_errors": found.errors}
         record |= {"measured": list(found.measured), "assumed": list(found.assumed)}
-        print(json.dumps(record))
+        show_json(record)
 
 
 @contextmanager

@@ -1,14 +1,16 @@
-"""`fsdpbench check`: the gate. Exit 0 as good as the baseline, 1 worse, 3 cannot judge."""
+"""`fsdpbench check`: the gate. Exit 0 as good as the baseline, 1 worse, 3 cannot judge, 4 new ones failed."""
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench import interruption
 from fsdpbench.cli.comparison_output import finish, format_options
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.launch import fork_server
@@ -44,7 +46,7 @@ def command(
     """
     from fsdpbench.check.baseline import Baseline
     from fsdpbench.check.compare import compare
-    from fsdpbench.check.sides import stored_side
+    from fsdpbench.check.sides import absent_of, baseline_side, stored_side
     from fsdpbench.check.surroundings import require_alike
     from fsdpbench.check.thresholds import read_thresholds
 
@@ -64,19 +66,25 @@ def command(
         _write_noise(swept_side(loaded.space, repeat or _NOISE_RUNS), thresholds)
         return
     allowed = read_thresholds(thresholds)
-    expected = loaded.entries(baseline)
+    expected = baseline_side(loaded, baseline)
     side = stored_side(folder) if folder else swept_side(loaded.space, repeat or loaded.repeat)
-    require_alike(loaded.surroundings(baseline), side.surroundings)
-    comparison = compare(expected, side.entries, allowed)
-    finish(comparison, side.entries, "json" if as_json else form)
+    require_alike(expected.surroundings, side.surroundings)
+    absent = absent_of(expected, side)
+    comparison = compare(expected.entries, side.entries, allowed, absent, expected.left_out)
+    left_out = [f"left out of the baseline: {name}" for name in expected.left_out]
+    finish(comparison, side.entries, "json" if as_json else form, left_out)
 
 
 def _write_noise(side: Side, path: Path | None) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from fsdpbench.check.noise import measure_noise
     from fsdpbench.check.thresholds import read_thresholds
 
+    known = read_thresholds(path if path is not None and path.exists() else None)
+    if side.absent:
+        name, reason = next(iter(side.absent.items()))
+        raise CannotJudgeError(f"{side.label}: {name}: {reason}: the noise of a whole sweep is measured")
     noise = measure_noise(side.entries)
     least = noise.minimum_effects()
     click.echo(f"A against A over {noise.runs} runs a configuration; 99 % of comparisons stay below:")
@@ -85,7 +93,6 @@ def _write_noise(side: Side, path: Path | None) -> None:
     if path is None:
         print("  (--thresholds FILE writes it down)", file=sys.stderr)
         return
-    known = read_thresholds(path if path.exists() else None)
     replace(known, minimum_effect={**known.minimum_effect, **least}).write(path)
     click.echo(f"wrote {path}", err=True)
 
@@ -94,14 +101,16 @@ def swept_side(space: dict[str, Any], repeat: int) -> Side:
     """Run the sweep of `space` in a folder that is thrown away, and return its figures."""
     from fsdpbench.check.sides import stored_side
 
-    with tempfile.TemporaryDirectory(prefix="fsdpbench-check-") as temporary:
+    sweep = _prepared(space, repeat)
+    with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-check-") as temporary:
         folder = Path(temporary) / "sweep"
-        sweep_space(space, folder, repeat)
+        sweep(folder)
         return stored_side(folder)
 
 
-def sweep_space(space: dict[str, Any], folder: Path, repeat: int = 1) -> None:
-    """Run the sweep that `space` (as in sweep.toml) describes into `folder`, without a report."""
+def _prepared(space: dict[str, Any], repeat: int) -> Callable[[Path], None]:
+    """The sweep that `space` (as in sweep.toml) describes, without a report, in a folder yet to be named.
+    What takes long to import is imported, and its points are known."""
     fork_server.start(space.get("device"))
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.request import request_of_space
@@ -111,8 +120,12 @@ def sweep_space(space: dict[str, Any], folder: Path, repeat: int = 1) -> None:
     request = request_of_space(space)
     plan = request.plan()
     device = request.target.device
-    store = Store.open_or_create(folder)
-    with store.locked():
-        store.write_space(request.to_space(), plan.points)
-        runs = 1 if device == "sim" else repeat
-        run_sweep(store, plan.points, make_progress(), jobs=jobs_for(device), repeat=runs)
+    runs = 1 if device == "sim" else repeat
+
+    def sweep(folder: Path) -> None:
+        store = Store.open_or_create(folder)
+        with store.locked():
+            store.write_space(request.to_space(), plan.points)
+            run_sweep(store, plan.points, make_progress(), jobs=jobs_for(device), repeat=runs)
+
+    return sweep

@@ -24,7 +24,7 @@ def command(before: Path, after: Path, thresholds: Path | None, form: str, as_js
     configuration folders of one sweep are compared with each other, whatever their settings.
     """
     from fsdpbench.check.compare import compare
-    from fsdpbench.check.sides import notes_on, paired, read_side, require_common
+    from fsdpbench.check.sides import absent_of, notes_on, paired, read_side, require_common
     from fsdpbench.check.surroundings import require_alike
     from fsdpbench.check.thresholds import read_thresholds
 
@@ -34,4 +34,5 @@ def command(before: Path, after: Path, thresholds: Path | None, form: str, as_js
     old, new = paired(first, second)
     require_common(old, new)
     form = "json" if as_json else form
-    finish(compare(old, new, allowed), second.entries, form, notes_on(first, second))
+    comparison = compare(old, new, allowed, absent_of(first, second), first.left_out)
+    finish(comparison, second.entries, form, notes_on(first, second))

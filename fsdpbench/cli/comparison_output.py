@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from fsdpbench.errors import CannotJudgeError, ExitCode
+from fsdpbench.errors import CannotJudgeError, ExitCode, SomeFailedError
+from reports.outside_text import one_line
 
 if TYPE_CHECKING:
     from fsdpbench.check.compare import Comparison
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_TOLD = 3
+_LONGEST = 300
 _FORMATS = ("text", "md", "json", "github-benchmark")
 
 
@@ -31,7 +34,8 @@ def format_options(function: F) -> F:
 
 
 def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes: Sequence[str] = ()) -> None:
-    """Print the comparison and end with its exit code: 0, 1 for a regression, 3 if it cannot be judged."""
+    """Print the comparison and end with its exit code: 0, 1 for a regression, 3 if something cannot be
+    judged, 4 if a configuration failed that the older side does not have; of several the first."""
     from fsdpbench.check.github import as_github_benchmark
     from fsdpbench.check.text import as_json, as_markdown, as_text
 
@@ -42,8 +46,17 @@ def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes:
         click.echo(shown, nl=not shown.endswith("\n"))
     if comparison.regressions:
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
-    if comparison.missing or not comparison.compared:
+    unjudged = comparison.unjudged
+    if unjudged or not comparison.compared:
         raise CannotJudgeError(
-            f"{len(comparison.missing)} configurations of the older side are missing from the newer: "
-            f"{', '.join(comparison.missing[:3]) or 'nothing to compare'}"
+            f"cannot judge {_named(unjudged) or 'anything: no configuration is on both sides'}"
         )
+    if comparison.added_failed:
+        raise SomeFailedError(f"failed, and new on this side: {_named(comparison.added_failed)}")
+
+
+def _named(lines: Sequence[str]) -> str:
+    more = len(lines) - _TOLD
+    return "; ".join(one_line(line, _LONGEST) for line in lines[:_TOLD]) + (
+        f"; and {more} more" if more > 0 else ""
+    )

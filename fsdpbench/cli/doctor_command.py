@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import textwrap
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fsdpbench.cli.output import show, show_json
 from fsdpbench.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def command(quick: bool, as_json: bool) -> None:
 
     findings = examine(try_devices=not quick)
     if as_json:
-        print(json.dumps({"schema": 1, "findings": [finding.to_dict() for finding in findings]}))
+        show_json({"schema": 1, "findings": [finding.to_dict() for finding in findings]})
     else:
         _print(findings, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
     if any(finding.verdict is Verdict.BROKEN for finding in findings):
@@ -44,5 +44,5 @@ def _print(findings: Sequence[Finding], columns: int | None) -> None:
         for text in filter(None, (finding.detail, finding.way_out)):
             room = None if columns is None else max(30, columns - len(head))
             for line in [text] if room is None else textwrap.wrap(text, room):
-                print(head + line)
+                show(head + line)
                 head = " " * len(head)

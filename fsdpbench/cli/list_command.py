@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import click
 
+from fsdpbench.cli.output import make_console, show_json
 from fsdpbench.settings import SETTINGS, show_value
 
 Row = dict[str, Any]
@@ -20,7 +20,7 @@ def command(what: str, as_json: bool) -> None:
     """List models, systems, hardware profiles or settings."""
     rows = _LISTS[what]()
     if as_json:
-        print(json.dumps(rows))
+        show_json(rows)
         return
     _print_table([_flat(row) for row in rows])
 
@@ -123,13 +123,10 @@ def _flat(row: Row) -> dict[str, str]:
 
 
 def _print_table(rows: list[dict[str, str]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=240, no_color=True, highlight=False)
+    console = make_console(width_of_pipe=240)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:
         table.add_column(name, no_wrap=name == "name", justify="right" if name == "parameters" else "left")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from fsdpbench.errors import UsageError
+from fsdpbench.reading import read_toml
 from fsdpbench.settings import SETTINGS, Value, read_list, setting_named, show_value
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -122,12 +122,7 @@ def single_settings(given: Mapping[str, list[Value]]) -> dict[str, Value]:
 
 def read_space_file(path: str) -> tuple[dict[str, Any], dict[str, list[Value]]]:
     """A sweep's TOML file as (target keys, lists of settings). Raises `UsageError` naming file and key."""
-    try:
-        content = tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: is not TOML ({error})") from None
+    content = read_toml(Path(path))
     settings = dict(content.pop("settings", {}))
     target = {key: content.pop(key) for key in _TARGET_KEYS if key in content}
     for ignored in ("schema", "points", "shape_given"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.cli.options import setting_options, space_options, target_options
+from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import request_from
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
@@ -44,13 +44,13 @@ def command(
     plan = request.plan()
     if not plan.points:
         raise UsageError("nothing is left to run: " + "; ".join(plan.notes))
-    print(request.announcement(len(plan.points)), file=sys.stderr)
+    tell(request.announcement(len(plan.points)))
     foreseen = None
     if not no_predict:
         jobs = options.get("jobs") or jobs_for("sim")
         foreseen = forecast(plan.points, jobs, _counter(len(plan.points)))
     if as_json:
-        print(json.dumps(_as_json(plan.points, plan.notes, foreseen)))
+        show_json(_as_json(plan.points, plan.notes, foreseen))
     else:
         _print(plan.points, plan.notes, foreseen)
 
@@ -58,12 +58,11 @@ def command(
 def _counter(total: int) -> Any:
     live = sys.stderr.isatty()
 
-    def tell(done: int) -> None:
+    def count(done: int) -> None:
         if live:
-            print(f"\rsimulated {done} of {total}", end="\n" if done == total else "", file=sys.stderr)
-            sys.stderr.flush()
+            tell(f"simulated {done} of {total}", end="\n" if done == total else "", over=True)
 
-    return tell
+    return count
 
 
 def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) -> dict[str, Any]:
@@ -88,13 +87,10 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
 
 
 def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200, no_color=True, highlight=False)
+    console = make_console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("configuration", overflow="fold")
     if foreseen is not None:

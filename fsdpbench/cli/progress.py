@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Sequence
 from itertools import takewhile
@@ -14,9 +12,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.units import each
 from fsdpbench.config import Config
 from fsdpbench.sweep.runner import Progress
+from reports.outside_text import one_line
 
 _LAST_SHOWN = 8
 _GAP = 2
@@ -27,7 +27,7 @@ def make_progress(quiet: bool = False) -> Progress:
     """The progress that fits where stderr goes."""
     if quiet:
         return SilentProgress()
-    console = Console(stderr=True, no_color=bool(os.environ.get("NO_COLOR")) or None)
+    console = make_console(stderr=True)
     return LiveProgress(console) if console.is_terminal else PlainProgress()
 
 
@@ -38,7 +38,7 @@ def describe_result(result: dict[str, Any]) -> str:
         if result["status"] == "oom":
             # torch's message goes on for a paragraph; its first two sentences say how much was wanted.
             cause = ". ".join(cause.split(". ")[:2])
-        return f"{result['status']}: {cause}" if cause else str(result["status"])
+        return f"{result['status']}: {one_line(cause)}" if cause else str(result["status"])
     parts = [f"{result['step_time_s'] * 1e3:,.1f} ms a step"]
     if result.get("tokens_per_s_per_gpu"):
         parts.append(f"{result['tokens_per_s_per_gpu']:,.0f} tokens/s/{each(str(result.get('device')))}")
@@ -186,4 +186,4 @@ def _of(done: int, total: int) -> str:
 
 
 def _line(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    tell(text)

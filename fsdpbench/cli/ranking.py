@@ -6,7 +6,6 @@ fit side by side they become one column that may be folded. No figure is ever cu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fsdpbench.cli.output import make_console
 from fsdpbench.cli.side_by_side import print_side_by_side
 from fsdpbench.cli.units import each
+from fsdpbench.reading import UnreadableFileError, read_json_object
 from reports.page import best_sentence, load_run
 from reports.page.ranking import metric_of, rank, varying_settings
 from reports.page.view import Configuration, RunView, Status
@@ -26,7 +27,6 @@ _GIB = 2**30
 _GAP = 2
 _MOST_ROWS = 30
 """On a terminal; the report and a pipe have all of them."""
-_PIPE_WIDTH = 200
 _FAILURES = (Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
 
 
@@ -48,9 +48,7 @@ class _Column:
 def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     """Print to stdout what came of the run in `folder`."""
     view = load_run(folder)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_PIPE_WIDTH, no_color=True, highlight=False)
+    console = make_console()
     entries = rank(view)
     rows = [entry.row for entry in entries]
     shown = rows[:_MOST_ROWS] if console.is_terminal else rows
@@ -152,9 +150,8 @@ def _spread(row: Configuration) -> str:
 def _stored(row: Configuration) -> dict[str, Any]:
     """The whole result, of which the page's view holds what the page shows."""
     try:
-        result: dict[str, Any] = json.loads((row.folder / "result.json").read_text())
-        return result
-    except (OSError, ValueError):
+        return read_json_object(row.folder / "result.json")
+    except UnreadableFileError:
         return {}
 
 

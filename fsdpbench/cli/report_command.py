@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fsdpbench.cli.output import show, tell
 from fsdpbench.errors import BenchError, UsageError
 
 
@@ -17,25 +18,26 @@ from fsdpbench.errors import BenchError, UsageError
 @click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html")
 def command(folder: Path, output: Path | None, form: str) -> None:
     """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV."""
-    from fsdpbench.index import build_index
+    from fsdpbench.index import refresh_index
     from fsdpbench.store import INDEX_FILE, REPORT_FILE, Store
+    from fsdpbench.whole_files import write_whole
     from reports.page import RunFolderError, write_csv, write_json, write_markdown, write_report
 
     try:
         if form != "html":
             text = {"md": write_markdown, "json": write_json, "csv": write_csv}[form](folder)
             if output is None:
-                click.echo(text, nl=not text.endswith("\n"))
+                show(text)
                 return
-            output.write_text(text)
+            write_whole(output, text)
         else:
             output = output or folder / REPORT_FILE
             write_report(folder, output)
             if (folder / "sweep.toml").is_file():
                 store = Store.open(folder)
-                build_index(folder / INDEX_FILE, store.points())
+                refresh_index(folder / INDEX_FILE, store.points())
     except RunFolderError as error:
         raise UsageError(str(error)) from None
     except OSError as error:
         raise BenchError(f"{error.filename or output}: {error.strerror}") from None
-    click.echo(f"wrote {output}", err=True)
+    tell(f"wrote {output}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import contextlib
+import itertools
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,18 +14,30 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.cli.options import given_settings, setting_options, single_settings, target_options
+from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.script_notes import script_notes
 from fsdpbench.cli.script_request import script_config, script_options
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
 from fsdpbench.settings import Settings
+from reports.outside_text import one_line
 
 if TYPE_CHECKING:
     from fsdpbench.config import Config
+    from fsdpbench.store import Store
+
+_DEFAULT_FOLDER = Path("runs") / "single"
+_POLL_S = 0.2
 
 
 @click.command("run")
 @target_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder (default runs/single).")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder (default runs/single; runs/single-2 while that is in use).",
+)
 @script_options
 @click.option(
     "--jitter",
@@ -38,23 +52,22 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     from fsdpbench.records import Status
 
     config = script_config(options, assignments)
-    folder = options.get("output") or Path("runs") / "single"
     if config is not None:
         config = _with_jitter(config, options.get("jitter"))
-        print(f"{config.name}: {config.gpus} simulated GPUs", file=sys.stderr)
-        result = _run(config, folder)
+        tell(f"{config.name}: {config.gpus} simulated GPUs")
+        result = _run(config, options.get("output"))
         _tell_notes(result)
     else:
-        result = _run_model(assignments, options, folder)
+        result = _run_model(assignments, options)
     if as_json:
-        print(json.dumps(result, indent=1))
+        show_json(result, indent=1)
     else:
-        print(describe_result(result))
+        show(describe_result(result))
     if not Status(result["status"]).is_answer:
         raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
 
 
-def _run_model(assignments: tuple[str, ...], options: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     """The configuration that model and settings name."""
     from fsdpbench.cli.request import target_of
     from fsdpbench.planning import make_config, not_applicable, without_absent
@@ -73,8 +86,8 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any], folder: Pa
     if reasons:
         return not_applicable_result(config, reasons)
     config = _with_jitter(without_absent(config), options.get("jitter"))
-    print(f"{config.name}: on {config.device} ({choice.reason})", file=sys.stderr)
-    return _run(config, folder)
+    tell(f"{config.name}: on {config.device} ({choice.reason})")
+    return _run(config, options.get("output"))
 
 
 def _with_jitter(config: Config, text: str | None) -> Config:
@@ -94,25 +107,47 @@ def _with_jitter(config: Config, text: str | None) -> Config:
 def _tell_notes(result: dict[str, Any]) -> None:
     """What a reader should know of the measurement of a script, and where its output is."""
     for note in (result.get("script") or {}).get("notes", ()):
-        print(f"note: {note}", file=sys.stderr)
+        tell(f"note: {one_line(note)}")
+    for line in script_notes(result):
+        tell(f"note: {one_line(line)}")
     unknown = result.get("unknown_operators")
     if unknown:
-        print(f"note: costed by their bytes alone: {', '.join(unknown)}", file=sys.stderr)
-    print(f"the script's output: {Path(result['folder']) / 'stdout.log'}", file=sys.stderr)
+        tell(one_line(f"note: costed by their bytes alone: {', '.join(unknown)}"))
+    tell(f"the script's output: {Path(result['folder']) / 'stdout.log'}")
 
 
-def _run(config: Config, folder: Path) -> dict[str, Any]:
+def _run(config: Config, output: Path | None) -> dict[str, Any]:
     """Run `config` in a store of its own kind, so that `report` and `analyze` read it as they read a
     sweep."""
     from fsdpbench.cli.progress import SilentProgress
-    from fsdpbench.provenance import content_key
-    from fsdpbench.store import Store, point_folder_name
+    from fsdpbench.store import point_folder_name
     from fsdpbench.sweep.runner import run_sweep
 
-    store = Store.open_or_create(folder)
-    with store.locked():
+    with _locked(output) as store:
         store.write_space({"schema": 1, "model": config.model, "system": [config.system]}, [config])
-        shutil.rmtree(folder / point_folder_name(config), ignore_errors=True)
-        run_sweep(store, [config], SilentProgress(), jobs=1)
-    point = store.finished()[content_key(config)]
-    return {**point.result, "folder": str(point.folder)}
+        summary = run_sweep(store, [config], SilentProgress(), jobs=1, again=True)
+    return {**summary.ran[0][1], "folder": str(store.folder / point_folder_name(config))}
+
+
+@contextlib.contextmanager
+def _locked(output: Path | None) -> Iterator[Store]:
+    """The folder that was named, when it is free; else `runs/single`, or a folder of this run's own beside it
+    while another one is under way there."""
+    from fsdpbench.folder_lock import FolderTakenError
+    from fsdpbench.store import Store
+
+    with contextlib.ExitStack() as held:
+        for attempt in itertools.count(1):
+            folder = output or _DEFAULT_FOLDER.with_name(
+                _DEFAULT_FOLDER.name + (f"-{attempt}" if attempt > 1 else "")
+            )
+            store = Store.open_or_create(folder)
+            try:
+                held.enter_context(store.locked())
+                break
+            except FolderTakenError as taken:
+                if attempt == 1 and output is not None:
+                    print(f"waiting: {taken}", file=sys.stderr)
+                if output is not None:
+                    time.sleep(_POLL_S)
+        yield store

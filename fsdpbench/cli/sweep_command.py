@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,8 @@ from fsdpbench.cli.options import (
     space_options,
     target_options,
 )
-from fsdpbench.errors import ExitCode, UsageError
+from fsdpbench.cli.output import show_json, tell
+from fsdpbench.errors import BenchError, ExitCode, UsageError
 from fsdpbench.launch import fork_server
 from fsdpbench.settings import SETTINGS
 
@@ -82,20 +82,21 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.ranking import print_ranking
     from fsdpbench.provenance import content_key
+    from fsdpbench.records import Status
     from fsdpbench.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.sweep.runner import jobs_for, run_sweep
     from reports.page import write_report
 
     plan = request.plan()
-    print(request.announcement(len(plan.points)), file=sys.stderr)
+    tell(request.announcement(len(plan.points)))
     for note in plan.notes:
-        print(f"  {note}", file=sys.stderr)
+        tell(f"  {note}")
     if not plan.points:
         raise UsageError("nothing is left to run: every combination is not applicable (see above)")
     jobs = options.get("jobs") or jobs_for(request.target.device)
     repeat = int(options.get("repeat") or 1)
     if repeat > 1 and request.target.device == "sim":
-        print("  --repeat: a simulated run is exact, one is enough", file=sys.stderr)
+        tell("  --repeat: a simulated run is exact, one is enough")
         repeat = 1
     folder = options.get("output") or Path("runs") / default_name(request)
     launcher = make_launcher(options, request.gpus)
@@ -114,16 +115,22 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
             repeat=repeat,
             pool=launcher.pool(folder, jobs),
         )
-        with disk_errors(folder):
-            write_report(folder, folder / REPORT_FILE)
+        report_failed = None
+        try:
+            with disk_errors(folder):
+                write_report(folder, folder / REPORT_FILE)
+        except BenchError as error:
+            report_failed = error  # once the results are told
     keys = {content_key(config) for config in plan.points}
     stored = [point for point in store.points() if point.key in keys]
-    failed = [p for p in stored if p.result["status"] in ("error", "crash", "timeout")]
+    failed = [p for p in stored if not Status(p.result["status"]).is_answer]
     if as_json:
         results = [{"name": p.config["name"], "folder": str(p.folder), **p.result} for p in stored]
-        print(json.dumps({"schema": 1, "folder": str(folder), "notes": plan.notes, "results": results}))
+        show_json({"schema": 1, "folder": str(folder), "notes": plan.notes, "results": results})
     else:
         print_ranking(folder, ran=len(summary.ran), already_done=summary.already_done)
+    if report_failed is not None:
+        raise report_failed
     return ExitCode.SOME_FAILED if failed else ExitCode.OK
 
 
@@ -141,9 +148,9 @@ def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> E
         return began and not store.is_locked
 
     patience = request.target.measurement.timeout_s + _PATIENCE_S
-    print(f"following node 0 in {folder}", file=sys.stderr)
+    tell(f"following node 0 in {folder}")
     count = follow(folder, launcher.nodes, is_over, patience)
-    print(f"took part in {count} configurations", file=sys.stderr)
+    tell(f"took part in {count} configurations")
     return ExitCode.OK
 
 

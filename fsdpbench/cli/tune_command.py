@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.cli.options import setting_options, space_options, target_options
+from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import default_name, device_named, request_from
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
+from fsdpbench.reading import read_json_object
 
 if TYPE_CHECKING:
     from fsdpbench.tune.run import Answer, Effort, Goal
@@ -75,7 +76,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     plan = request.plan()
     if not plan.points:
         raise UsageError("nothing is left to search: " + "; ".join(plan.notes))
-    print(request.announcement(len(plan.points)), file=sys.stderr)
+    tell(request.announcement(len(plan.points)))
     folder = options.get("output") or Path("runs") / f"tune-{default_name(request)}"
     store = Store.open_or_create(folder)
     with store.locked():
@@ -93,8 +94,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
         with disk_errors(folder):
             write_report(folder, folder / REPORT_FILE)
     if as_json:
-        record = json.loads((folder / "tune.json").read_text())
-        print(json.dumps({**record, "points": len(plan.points), "folder": str(folder)}))
+        record = read_json_object(folder / "tune.json")
+        show_json({**record, "points": len(plan.points), "folder": str(folder)})
     else:
         _print(answer, goal, folder, len(plan.points))
 
@@ -129,21 +130,18 @@ def _check_device(device: str, goal: Goal, effort: Effort) -> None:
 
 def _tell(line: str) -> None:
     live = sys.stderr.isatty()
-    print(("\r" if live else "") + line, end=" " if live else "\n", file=sys.stderr, flush=True)
+    tell(line, end=" " if live else "\n", over=live)
 
 
 def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from fsdpbench.cli.units import goal_unit
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=200, no_color=True, highlight=False)
-    else:
-        print(file=sys.stderr)
+    console = make_console()
+    if console.is_terminal:
+        tell("")
     device = answer.front[0].config.device
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("configuration", overflow="fold")

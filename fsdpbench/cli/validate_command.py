@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
 
@@ -57,8 +57,11 @@ def command(
     text = as_markdown(predictions, bars, shares)
     (output / "validation.md").write_text(text)
     write_page(output / "validation.html", predictions, bars, shares)
-    print(json.dumps(as_dict(predictions, bars, shares)) if as_json else text)
-    click.echo(f"Page: {output / 'validation.html'}", err=True)
+    if as_json:
+        show_json(as_dict(predictions, bars, shares))
+    else:
+        show(text)
+    tell(f"Page: {output / 'validation.html'}")
     if not all(bar.met for bar in bars):
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
 

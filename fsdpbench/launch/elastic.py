@@ -70,7 +70,7 @@ def run_elastic(config: Config, folder: Path, rank_function: RankFunction = run_
     with _signal_handlers_restored(), watch:
         try:
             launch = elastic_launch(_launch_config(config, folder), _rank_main)
-            launch(config.to_dict(), str(folder), pids, rank_function)
+            launch(config.to_dict(), str(folder), pids, rank_function, os.getpid())
         except ChildFailedError as error:
             for rank, failure in error.failures.items():
                 watch.exit_codes.setdefault(rank, failure.exitcode)
@@ -105,12 +105,14 @@ def _launch_config(config: Config, folder: Path) -> LaunchConfig:
     )
 
 
-def _rank_main(config_record: Mapping[str, Any], folder: str, pids: Any, rank_function: RankFunction) -> None:
+def _rank_main(
+    config_record: Mapping[str, Any], folder: str, pids: Any, rank_function: RankFunction, parent: int
+) -> None:
     """Entry point of a rank's process; the launcher says its place among the ranks by the environment."""
     placement = Placement(
         int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     )
-    die_with_parent()
+    die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     faulthandler.enable(file=sys.stderr)

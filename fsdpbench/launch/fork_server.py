@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from typing import Any
+
+from fsdpbench.launch.lifetime import PARENT
 
 _PRELOAD = ["fsdpbench.launch.preload_first", "fsdpbench.launch.preload"]
 _PRELOAD_REAL = [*_PRELOAD, "fsdpbench.launch.preload_real"]
@@ -23,16 +27,46 @@ def start(device: str | None) -> None:
     `device`: as asked for. Points on another one run too, and import themselves what the server lacks.
     """
     context(_PRELOAD if _is_simulated(device) else _PRELOAD_REAL)
-    with plain_main():
-        forkserver.ensure_running()
+    ensure()
 
 
 def context(preload: list[str] = _PRELOAD_REAL) -> ForkServerContext:
-    """The way to start processes from the server; start them inside `plain_main`. A server that does not run
-    yet will import the modules of `preload`."""
+    """The way to start processes from the server: after `ensure`, inside `plain_main`. A server that does not
+    run yet will import the modules of `preload`."""
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(preload)
     return found
+
+
+def ensure() -> int:
+    """Start the server if it does not run; the number of its process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        with plain_main(), _named_as_parent():
+            forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return _pid()
+
+
+def kill() -> None:
+    """End the server at once, and with it all that was started from it and follows it."""
+    if _pid():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(_pid(), signal.SIGKILL)
+
+
+def _pid() -> int:
+    return getattr(forkserver._forkserver, "_forkserver_pid", None) or 0
+
+
+@contextlib.contextmanager
+def _named_as_parent() -> Iterator[None]:
+    os.environ[PARENT] = str(os.getpid())
+    try:
+        yield
+    finally:
+        os.environ.pop(PARENT, None)
 
 
 def _is_simulated(device: str | None) -> bool:

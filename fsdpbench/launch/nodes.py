@@ -9,6 +9,7 @@ Nothing is kept in a database or held by a lock across nodes.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -24,7 +25,9 @@ from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.errors import BenchError
+from fsdpbench.launch.lifetime import PARENT, die_with_parent
 from fsdpbench.launch.rank_files import LOG_FOLDER
+from fsdpbench.reading import UnreadableFileError, read_json_object
 from fsdpbench.records import Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records
 
@@ -90,9 +93,9 @@ def follow(folder: Path, nodes: Nodes, is_over: Callable[[], bool], patience_s: 
     while True:
         for path in sorted(folder.glob(f".work-*/{LAUNCH_FILE}")):
             try:
-                run_id = json.loads(path.read_text())["run_id"]
-                config = Config.from_dict(json.loads((path.parent / "config.json").read_text()))
-            except (OSError, ValueError, KeyError):
+                run_id = read_json_object(path)["run_id"]
+                config = Config.from_dict(read_json_object(path.parent / "config.json"))
+            except (UnreadableFileError, KeyError):
                 continue  # it ended just now
             if run_id not in served:
                 served.add(run_id)
@@ -116,7 +119,11 @@ def run_agent(config: Config, folder: Path, nodes: Nodes, run_id: str) -> tuple[
         (folder / LOG_FOLDER / f"node{nodes.rank}_stderr.log").open("ab") as stderr,
     ):
         process = subprocess.Popen(
-            _command(config, folder, nodes, run_id), stdout=stdout, stderr=stderr, start_new_session=True
+            _command(config, folder, nodes, run_id),
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=functools.partial(_follow_parent, os.getpid()),
         )
         try:
             return process.wait(timeout=config.measurement.timeout_s), False
@@ -135,6 +142,12 @@ def _command(config: Config, folder: Path, nodes: Nodes, run_id: str) -> list[st
         f"--rdzv-conf=timeout={max(30, int(config.measurement.timeout_s))},is_host={int(nodes.rank == 0)}",
         "--max-restarts=0", "-m", "fsdpbench.worker", str(folder / "config.json"), str(folder),
     ]  # fmt: skip
+
+
+def _follow_parent(parent: int) -> None:
+    """Before it becomes the agent: it ends with this node's process, and its ranks will know its number."""
+    die_with_parent(parent)
+    os.environ[PARENT] = str(os.getpid())
 
 
 def _end(process: subprocess.Popen[Any]) -> None:

@@ -29,13 +29,16 @@ from fsdpbench.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records, write_result
 
 
-def run_point(config_record: dict[str, Any], folder: str, nodes: Nodes | None = None) -> None:
-    """Entry point of the process. Leaves `result.json` in `folder` unless it dies before.
+def run_point(
+    config_record: dict[str, Any], folder: str, nodes: Nodes | None = None, parent: int | None = None
+) -> None:
+    """Entry point of the process, which ends with its `parent`. Leaves `result.json` in `folder` unless it
+    dies before.
 
     With `nodes`, this machine leads several.
     """
+    die_with_parent(parent)
     config, path = Config.from_dict(config_record), Path(folder)
-    die_with_parent()
     with contextlib.suppress(PermissionError):  # it leads a session, and so a group, already
         os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -7,11 +7,9 @@ result written here, from the records its ranks left.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,11 +17,13 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from fsdpbench import interruption
 from fsdpbench.config import Config
 from fsdpbench.errors import BenchError
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import record_result, run_point, timestamp
+from fsdpbench.reading import UnreadableFileError, read_json_object
 from fsdpbench.records import Status, read_records
 from fsdpbench.result import Outcome, outcome_of_records
 
@@ -54,14 +54,19 @@ class PointPool:
         self._nodes = nodes
         self._context = fork_server.context()
         self._running: list[_Running] = []
+        self._unwinding = interruption.unwinding()
 
     def __enter__(self) -> PointPool:
+        self._unwinding.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        if interruption.arrived():
+            fork_server.kill()  # and with it a point that is being started just now
         for point in self._running:
             _kill(point)
         self._running.clear()
+        self._unwinding.__exit__(*exc_info)
 
     @property
     def running(self) -> list[Config]:
@@ -73,19 +78,19 @@ class PointPool:
 
     def start(self, config: Config, folder: Path) -> None:
         """Start `config`; what it leaves lies in `folder`, which exists already."""
-        process = self._context.Process(
-            target=run_point, args=(config.to_dict(), str(folder), self._nodes), name=config.name
-        )
-        with _interruptions_held():
-            try:
-                with fork_server.plain_main():
-                    process.start()
-            except EOFError:
-                # Let through, it would pass for an interruption.
-                raise BenchError(
-                    "no configuration can be started: the fork server ended, its error is above"
-                ) from None
-            self._running.append(_Running(config, folder, process, time.monotonic(), timestamp()))
+        try:
+            server = fork_server.ensure()
+            process = self._context.Process(
+                target=run_point, args=(config.to_dict(), str(folder), self._nodes, server), name=config.name
+            )
+            with fork_server.plain_main():
+                process.start()
+        except EOFError:
+            # Let through, it would pass for an interruption.
+            raise BenchError(
+                "no configuration can be started: the fork server ended, its error is above"
+            ) from None
+        self._running.append(_Running(config, folder, process, time.monotonic(), timestamp()))
 
     def finished(self, wait_s: float) -> Iterator[tuple[Config, Path, dict[str, Any]]]:
         """Points that ended within `wait_s` seconds, each with its folder and result."""
@@ -109,9 +114,8 @@ class PointPool:
 def _result_of(point: _Running) -> dict[str, Any]:
     path = point.folder / "result.json"
     try:
-        result: dict[str, Any] = json.loads(path.read_text())
-        return result
-    except (OSError, ValueError):
+        return read_json_object(path)
+    except UnreadableFileError:
         pass  # it died before or while writing
     outcome = outcome_of_records(read_records(point.folder), world_recorded=1)
     if outcome.status in (Status.OK, Status.CRASH):
@@ -153,26 +157,3 @@ def _kill(point: _Running) -> None:
         os.killpg(point.process.pid, signal.SIGKILL)
     point.process.kill()
     point.process.join(timeout=10)
-
-
-@contextlib.contextmanager
-def _interruptions_held() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait until the point that is being started is known, so that it can be killed.
-
-    Handlers are changed, not masks: a mask holds for one thread, and libraries have threads of their own.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    arrived: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: arrived.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for late in arrived:
-            signal.raise_signal(late)

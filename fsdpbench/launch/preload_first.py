@@ -1,8 +1,9 @@
 """Imported first by the fork server: how it hears of its end, and how it ends.
 
 An interruption is for its parent, with which it ends; told to a server that still imports, it would print
-where. At the end nothing is taken down: that would take a third of a second, for which whoever reads the
-command's output still waits, since the server has it open too.
+where, which is why it is started with interruptions held back. At the end nothing is taken down: that would
+take a third of a second, for which whoever reads the command's output still waits, since the server has it
+open too.
 """
 
 from __future__ import annotations
@@ -11,5 +12,9 @@ import atexit
 import os
 import signal
 
+from fsdpbench.launch.lifetime import die_with_named_parent
+
 signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+die_with_named_parent()
 atexit.register(os._exit, 0)

@@ -11,7 +11,6 @@ killed and started again. Jobs of an earlier start are cancelled first.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -25,6 +24,7 @@ from fsdpbench.config import Config
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
+from fsdpbench.reading import UnreadableFileError, read_json_object
 from fsdpbench.records import Status
 from fsdpbench.result import Outcome
 
@@ -171,9 +171,8 @@ class SlurmPool:
 
     def _result_of(self, entry: _Job, state: str | None) -> dict[str, Any] | None:
         try:
-            result: dict[str, Any] = json.loads((entry.folder / "result.json").read_text())
-            return result
-        except (OSError, ValueError):
+            return read_json_object(entry.folder / "result.json")
+        except UnreadableFileError:
             pass
         if state in _UNDER_WAY:
             return None

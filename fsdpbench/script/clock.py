@@ -7,34 +7,22 @@ real time and goes on with the simulated one, `sleep()` sleeps and lets simulate
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
 
-import fsdpbench
-from fsdpbench.script.source import ScriptSource
+from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.sim import Simulation
 
-_INSTALLED = ("site-packages", "dist-packages")
-# Python's library and this package, which may lie below the script's folder too.
-_NOT_THE_SCRIPTS = tuple(os.path.dirname(file) + os.sep for file in (os.__file__, fsdpbench.__file__))
 
-
-def map_clock(simulation: Simulation, source: ScriptSource) -> None:
+def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
     """From now on clocks tell simulated time, `time()` and `sleep()` to the script's own files."""
     real_time, real_sleep = time.time, time.sleep
     start = real_time()
-    folder = str(source.own_folder) + os.sep
 
     def asked_by_script() -> bool:
-        """Whether a file of the script's own called the clock, not a package that is installed below it."""
-        name = sys._getframe(2).f_code.co_filename
-        if name == source.path:
-            return True
-        if not name.startswith(folder) or name.startswith(_NOT_THE_SCRIPTS):
-            return False
-        return not any(part in name[len(folder) :].split(os.sep) for part in _INSTALLED)
+        """Whether a file of the script's own called the clock."""
+        return own_files.has(sys._getframe(2).f_code.co_filename)
 
     def perf_counter_ns() -> int:
         return simulation.cpu_ns()

@@ -22,8 +22,12 @@ from fsdpbench.devices.base import Placement
 from fsdpbench.devices.sim import SimDevice
 from fsdpbench.records import RankRecord, Status, trace_path
 from fsdpbench.script.clock import map_clock
-from fsdpbench.script.cuda import ProfilerRequests, map_cuda
+from fsdpbench.script.cuda import ProfilerRequests, compile_notes, map_cuda
+from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.explain import explained
+from fsdpbench.script.files import ScriptFiles
+from fsdpbench.script.optimizers import Optimizers
+from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.peaks import Peaks
 from fsdpbench.script.source import ScriptSource, StepsBy
 from fsdpbench.script.steps import MeasuredAllError, Steps
@@ -45,7 +49,10 @@ def run_script(config: Config, placement: Placement, folder: Path) -> Status:
     ACCELERATOR.flops = FlopCount()
     peaks = Peaks()
     requests = map_cuda(simulation)
-    map_clock(simulation, source)
+    own_files = OwnFiles(source)
+    map_clock(simulation, own_files)
+    decisions = Decisions(own_files)
+    decisions.follow()
     steps = Steps(
         simulation,
         config.measurement,
@@ -59,20 +66,28 @@ def run_script(config: Config, placement: Placement, folder: Path) -> Status:
         record.write(folder)
 
     device.on_out_of_memory(out_of_memory)
+    optimizers = Optimizers(own_files)
     if source.steps_by is StepsBy.OPTIMIZER:
-        steps.follow_optimizers()
+        optimizers.on_step = steps.ended
     else:
         requests.on_step = steps.ended
+    files = ScriptFiles(folder)
+    files.install()
     status, cause = _execute(source)
     for child in multiprocessing.active_children():  # data loaders of a script that was ended
         child.terminate()
     record.status, record.cause = status, cause
+    record.redirected_files = files.settle()
     steps.finish()
     record.hardware = device.describe()
     record.unknown_operators = device.unknown_operators
-    if status is Status.OK:
-        _fill_figures(record, steps, device, source)
+    record.placeholder_decisions = decisions.to_list()
+    record.compiled = False
+    if steps.step_times_s:
+        _fill_figures(record, steps, device)
         _export(requests, steps, record)
+    elif status is Status.OK:
+        record.status, record.cause = Status.ERROR, _too_few(steps, source, optimizers, decisions)
     record.write(folder)
     return record.status
 
@@ -123,15 +138,18 @@ def _execute(source: ScriptSource) -> tuple[Status, str | None]:
     return Status.OK, None
 
 
-def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice, source: ScriptSource) -> None:
+def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisions: Decisions) -> str:
+    """Why nothing was measured, of a script that ended well."""
+    told = [f"the script ended after {steps.count} steps (counted by its {source.steps_by.value})"]
+    if source.steps_by is StepsBy.OPTIMIZER:
+        told += optimizers.without_steps()
+    if steps.count == 0:
+        told += decisions.told()
+    return f"{'; '.join(told)}; at least 2 are needed, better 7. --steps-by names another way to count them"
+
+
+def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
     record.step_times_s = steps.step_times_s
-    if not record.step_times_s:
-        record.status = Status.ERROR
-        record.cause = (
-            f"the script ended after {steps.count} steps (counted by its {source.steps_by.value}); "
-            "at least 2 are needed, better 7. --steps-by names another way to count them"
-        )
-        return
     record.warmup_times_s = steps.warmup_times_s
     record.warmup_stable = bool(steps.memory)
     record.profiler_step_times_s = steps.traced_times_s
@@ -148,7 +166,7 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice, source: S
     record.script = {
         "steps": steps.count,
         "flops": "matrix products, attention and convolutions, counted as they were launched",
-        "notes": steps.notes,
+        "notes": steps.notes + compile_notes(),
     }
 
 

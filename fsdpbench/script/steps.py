@@ -19,11 +19,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
 from fsdpbench.config import Measurement
 from fsdpbench.devices.base import StepMemory
 from fsdpbench.sim import SimulatedTrace, Simulation
@@ -65,18 +60,6 @@ class Steps:
         self._done = False
 
     # --------------------------------------------------------------------------------------- the script runs
-
-    def follow_optimizers(self) -> None:
-        """Let the steps of the script's first optimizer end its steps."""
-        leading: list[torch.optim.Optimizer] = []
-
-        def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            if not leading:
-                leading.append(optimizer)
-            if leading[0] is optimizer:
-                self.ended()
-
-        register_optimizer_step_post_hook(stepped)
 
     def ended(self) -> None:
         """A step ends here. Raises `MeasuredAllError` when all is measured and the script need not go on."""

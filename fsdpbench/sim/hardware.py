@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.reading import UnreadableFileError, parse_toml, read_toml
 from fsdpbench.sim.hardware_sections import (
     DTYPES,
     GIB,
@@ -128,29 +128,30 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
     """
     text = str(name_or_path)
     if text.lower() in profile_names():
-        return parse_profile((_PROFILE_FOLDER / f"{text.lower()}.toml").read_text("utf-8"), text)
+        return parse_profile((_PROFILE_FOLDER / f"{text.lower()}.toml").read_bytes(), text)
     path = Path(name_or_path)
     if path.suffix == ".toml" or path.exists():
         try:
-            content = path.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ProfileError(f"hardware profile {text}: cannot be read: {error}") from None
-        return parse_profile(content, text)
+            return _profile(read_toml(path), text)
+        except UnreadableFileError as error:
+            raise ProfileError(f"hardware profile {error}") from None
     near = difflib.get_close_matches(text.lower(), profile_names(), n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(profile_names())}"
     raise ProfileError(f"unknown hardware {text!r}: {hint} A path to a .toml file is taken too.")
 
 
-def parse_profile(content: str, origin: str) -> HardwareProfile:
+def parse_profile(content: str | bytes, origin: str) -> HardwareProfile:
     """Make a profile from TOML text; ``origin`` (a file name) begins every error message."""
     try:
-        table = _on_its_base(tomllib.loads(content))
-    except tomllib.TOMLDecodeError as error:
-        raise ProfileError(f"hardware profile {origin}: no valid TOML: {error}") from None
-    except ProfileError as error:
-        raise ProfileError(f"hardware profile {origin}: {error}") from None
+        table = parse_toml(content, origin)
+    except UnreadableFileError as error:
+        raise ProfileError(f"hardware profile {error}") from None
+    return _profile(table, origin)
+
+
+def _profile(table: dict[str, Any], origin: str) -> HardwareProfile:
     try:
-        profile = build(HardwareProfile, table, "")
+        profile = build(HardwareProfile, _on_its_base(table), "")
     except ProfileError as error:
         raise ProfileError(f"hardware profile {origin}: {error}") from None
     assert isinstance(profile, HardwareProfile)
@@ -164,7 +165,7 @@ def _on_its_base(table: dict[str, Any]) -> dict[str, Any]:
         return table
     if base not in profile_names():
         raise ProfileError(f"base = {base!r} is no packaged profile; known are {', '.join(profile_names())}")
-    below = _on_its_base(tomllib.loads((_PROFILE_FOLDER / f"{base}.toml").read_text("utf-8")))
+    below = _on_its_base(read_toml(_PROFILE_FOLDER / f"{base}.toml"))
     return _merged(below, table)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.known_values import follow
 from fsdpbench.sim.plans import ARGUMENT, NEW, VIEW, Plan, make_plan
 from fsdpbench.sim.special_operators import SPECIAL_OPERATORS
 from fsdpbench.sim.storage import allocate, attach, record_of, resize
@@ -79,6 +80,7 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
     _PLANS.append(plans)
     # Numbers that have no influence on shapes: learning rates, counts of steps.
     name = operator._schema.name
+    accelerator = ACCELERATOR
     by_type = torch.Tag.pointwise in operator.tags or "::_foreach_" in name or "::_fused_" in name
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +95,10 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
         if plan is None:
             ACCELERATOR.require_started()
             plan = plans[frozen] = make_plan(operator, args, kwargs)
-        return _carry_out(plan, tensors)
+        result = _carry_out(plan, tensors)
+        if accelerator.known_values:
+            follow(operator, args, kwargs, result)
+        return result
 
     return kernel
 

@@ -6,12 +6,12 @@ are.
 ==============================================  ==========================================================
 `UntypedStorage.resize_`, `nbytes`, `size`,     FSDP frees and takes buffers by resizing storages; the
 `data_ptr`, `__len__`                           simulated storages keep their size in a `StorageRecord`
-`UntypedStorage(n, device=)`, `to`, `cpu`       loading and saving checkpoints makes storages directly
+`UntypedStorage(n, device=)`, `to`, `cpu`,      loading, staging and saving checkpoints makes and copies
+`copy_`                                         storages directly
 `Tensor.data_ptr`                               the simulated address
 `Tensor.data` (assignment), `Parameter.grad`     torch refuses data of another device for devices it does not
                                                 know; FSDP1 moves parameters in that way (`two_sided.py`)
 `Tensor.__repr__`, `Tensor.tolist`              printing must not read data
-`isfinite`, `all`                               what they answer of placeholders (`placeholders.py`)
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
 `Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks
 `nn.Module.__call__`                            a module call and its hooks cost CPU time
@@ -47,7 +47,6 @@ from fsdpbench.sim.annotations import FastSpan, make_span_methods
 from fsdpbench.sim.autocast import CAST_CACHE
 from fsdpbench.sim.chunks import cut_when_asked
 from fsdpbench.sim.dynamo import stand_in_for_dynamo
-from fsdpbench.sim.placeholders import install_placeholders
 from fsdpbench.sim.process_group import SimProcessGroup
 from fsdpbench.sim.sharding_shortcut import install_sharding_shortcut
 from fsdpbench.sim.storage import address, record_of, resize
@@ -61,7 +60,6 @@ def apply_patches() -> None:
     stand_in_for_dynamo()
     _patch_storages()
     _patch_tensors()
-    install_placeholders()
     install_two_sided_parameters()
     _patch_module_calls()
     _patch_profiler()
@@ -117,13 +115,25 @@ def _patch_storages() -> None:
         ACCELERATOR.copy_over_host_link("DtoH", self.nbytes(), blocking=True)
         return torch.zeros(self.nbytes(), dtype=torch.uint8).untyped_storage()
 
-    original_repr = storage_type.__repr__
+    original_copy, original_repr = storage_type.copy_, storage_type.__repr__
+
+    def copy_(
+        self: torch.UntypedStorage, source: Any, non_blocking: bool | None = None
+    ) -> torch.UntypedStorage:
+        sides = [record_of(storage) for storage in (self, source)]
+        if sides == [None, None]:
+            return original_copy(self, source, bool(non_blocking))
+        if self.nbytes() != source.nbytes():
+            raise RuntimeError(f"size does not match, self was {self.nbytes()} bytes but src was {source.nbytes()} bytes")
+        target, origin = (torch.empty((0,), dtype=torch.uint8, device=s.device).set_(s) for s in (self, source))
+        target.copy_(origin, non_blocking=bool(non_blocking))
+        return self
 
     def represent(self: torch.UntypedStorage) -> str:
         record = record_of(self)
         return original_repr(self) if record is None else f"[sim storage of {record.nbytes} bytes]"
 
-    _replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu, __repr__=represent)
+    _replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu, copy_=copy_, __repr__=represent)
 
 
 def _patch_tensors() -> None:

@@ -16,6 +16,7 @@ Only the own rank is simulated; the others are taken to arrive at the same time.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch._C._distributed_c10d import Work
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.collective_calls import CollectiveCalls, collective_ranks, total_bytes
 from fsdpbench.sim.collective_work import CollectiveRecord, CollectiveWork
+from fsdpbench.sim.known_values import follow_collective
 from fsdpbench.sim.storage import use_on_stream
 from fsdpbench.sim.tensors import is_on_device, new_tensor
 from fsdpbench.sim.timeline import Marker
@@ -33,6 +35,7 @@ from fsdpbench.sim.timeline import Work as WorkKind
 from fsdpbench.sim.trace_records import KernelRecord
 
 BACKEND = "sim"
+_MAIN_THREAD = threading.main_thread().ident
 
 
 class SimProcessGroup(CollectiveCalls):
@@ -51,13 +54,18 @@ class SimProcessGroup(CollectiveCalls):
     @property
     def _device_types(self) -> list[torch.device]:
         """Where a group's tensors are; torch's own answer knows only of backends in C++."""
-        return [torch.device(DEVICE_TYPE)]
+        host, device = torch.device("cpu"), torch.device(DEVICE_TYPE)
+        if self.asked_backend == "gloo":
+            return [host]
+        return [host, device] if "cpu:" in self.asked_backend else [device]
 
     def run(
         self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any
     ) -> CollectiveWork:
         """Queue one collective (a barrier holds the CPU too)."""
         timeline = ACCELERATOR.timeline
+        if threading.get_ident() != _MAIN_THREAD and not any(map(is_on_device, outputs)):
+            return CollectiveWork(None, outputs)  # a checkpoint's thread, beside the training
         start = timeline.cpu
         timeline.cpu += ACCELERATOR.cpu_costs.collective_ns
         if any(not is_on_device(tensor) for tensor in outputs):
@@ -65,6 +73,9 @@ class SimProcessGroup(CollectiveCalls):
         own, asynchronous = ACCELERATOR.collectives_on_own_streams, _is_asynchronous(opts)
         stream = self._stream_behind_current() if own or asynchronous else ACCELERATOR.stream
         self._queue(stream, kind, nbytes, inputs, outputs, opts, start)
+        if ACCELERATOR.known_values:
+            reduction = getattr(opts, "reduceOp", None)
+            follow_collective(kind, self._group_size, reduction, inputs, outputs)
         if own:
             for tensor in (*inputs, *outputs):
                 use_on_stream(tensor, stream)

@@ -130,6 +130,8 @@ class Simulation:
         accelerator.on_out_of_memory = None
         accelerator.stop_listening()
         accelerator.flops = None
+        accelerator.follows_numbers = False
+        accelerator.on_value = None
         accelerator.operators_launched = 0
         accelerator.unknown_operators = {}
         forget_plans()

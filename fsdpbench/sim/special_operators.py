@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.known_values import compare, known_of, learn, learn_from_host, mark_as_placeholders
 from fsdpbench.sim.placeholders import placeholder
 from fsdpbench.sim.plans import data_dependent
 from fsdpbench.sim.storage import attach, record_of, resize, use_on_stream
@@ -33,17 +34,24 @@ def _item(operator: Any, by_shape: Kernel) -> Kernel:
 
     def kernel(tensor: torch.Tensor) -> float | int | bool | complex:
         ACCELERATOR.copy_over_host_link("DtoH", tensor.element_size(), blocking=True)
-        return placeholder(tensor)
+        value, is_true = placeholder(tensor)
+        if ACCELERATOR.on_value is not None:
+            ACCELERATOR.on_value("item", value, is_true)
+        return value
 
     return kernel
 
 
 def _equal(operator: Any, by_shape: Kernel) -> Kernel:
     """`equal` and `allclose`: a reduction, a copy to the host, and the answer that shapes allow."""
+    name = operator._schema.name.removeprefix("aten::")
 
     def kernel(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
         ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True)
-        return first.shape == second.shape
+        same = first.shape == second.shape
+        if ACCELERATOR.on_value is not None:
+            ACCELERATOR.on_value(f"torch.{name}", same, not same)
+        return same
 
     return kernel
 
@@ -66,7 +74,11 @@ def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
         nbytes = tensor.numel() * tensor.element_size()
         ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not kwargs.get("non_blocking", False))
         host = "meta" if torch.device(device).type == "meta" else "cpu"
-        return torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
+        found = torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
+        known = known_of(tensor) if ACCELERATOR.known_values else None
+        if known is not None:
+            found.fill_(known.value.item())
+        return found if known is not None and not known.assumed else mark_as_placeholders(found)
 
     return kernel
 
@@ -84,6 +96,7 @@ def _copy(operator: Any, by_shape: Kernel) -> Kernel:
                 non_blocking = True  # a number travels with the launch
             nbytes = target.numel() * source.element_size()
             ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not non_blocking)
+            learn_from_host(target, source)
         else:
             # The host tensor keeps its values: DDP copies its bucket order to the device, broadcasts it and
             # copies it back, and has to find it again.
@@ -168,6 +181,46 @@ def _like(operator: Any, by_shape: Kernel) -> Kernel:
     return kernel
 
 
+def _filled(operator: Any, by_shape: Kernel) -> Kernel:
+    """`fill_`, `full` and `ones`: a number that comes from the host."""
+    place = 1 if operator._schema.name != "aten::ones" else None
+
+    def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = by_shape(*args, **kwargs)
+        value = 1 if place is None else args[place]
+        if not (isinstance(value, torch.Tensor) and is_on_device(value)):
+            learn_from_host(result, value)
+        return result
+
+    return kernel
+
+
+def _compared(operator: Any, by_shape: Kernel) -> Kernel:
+    """`==`, `<` and the others: what healthy training answers (`known_values.py`)."""
+    name = operator._schema.name.removeprefix("aten::")
+
+    def kernel(first: torch.Tensor, second: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = by_shape(first, second, **kwargs)
+        known = known_of(result) if ACCELERATOR.known_values else None
+        answer = compare(name, first, second) if known is None and is_on_device(first) else None
+        if answer is not None:
+            learn(result, answer, assumed=True)
+        return result
+
+    return kernel
+
+
+def _never(operator: Any, by_shape: Kernel) -> Kernel:
+    """`isnan` and `isposinf`: simulated numbers are finite."""
+
+    def kernel(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = by_shape(tensor, **kwargs)
+        learn(result, False, assumed=True)
+        return result
+
+    return kernel
+
+
 def _refused(operator: Any, by_shape: Kernel) -> Kernel:
     """Operators whose result's shape depends on values."""
 
@@ -188,6 +241,9 @@ SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
     "set_": _set,
     "resize_": _resize,
     "record_stream": _record_stream,
+    **dict.fromkeys(("fill_", "full", "ones"), _filled),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
+    **dict.fromkeys(("isnan", "isposinf", "isneginf"), _never),
     "nonzero": _refused,
     "masked_select": _refused,
     "unique_dim": _refused,

@@ -11,7 +11,7 @@ FSDP frees and takes its buffers by `storage.resize_`; `patches.py` routes that 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,30 +21,80 @@ from fsdpbench.sim.allocator import Block, CachingAllocator, SimOutOfMemoryError
 _RECORD = "_sim_record"
 
 
-class StorageRecord(weakref.ref):
-    """Size in bytes and block of one storage (None while it is empty)."""
+class Known(NamedTuple):
+    """The value of all elements, as a tensor of the host with one of them (`known_values.py`)."""
 
-    __slots__ = ("allocator", "block", "nbytes")
+    value: torch.Tensor
+    assumed: bool
+
+
+class StorageRecord(weakref.ref):
+    """Size in bytes and block of one storage (None while it is empty), and what is known of its values."""
+
+    __slots__ = ("allocator", "block", "known", "nbytes")
     nbytes: int
-    block: Block | None
-    allocator: CachingAllocator
+    block: Block | Lent | None
+    allocator: CachingAllocator | Lent
+    known: Known | None
+
+
+class Lent:
+    """Memory that belongs to another storage, block and allocator in one: what DLPack hands over. The lender
+    lives as long as the storage that borrows."""
+
+    def __init__(self, lender: torch.UntypedStorage, offset: int) -> None:
+        self._lender: torch.UntypedStorage | None = lender
+        self._offset = offset
+
+    @property
+    def address(self) -> int:
+        start = None if self._lender is None else address(self._lender)
+        return start + self._offset if start else 0
+
+    def free(self, block: Any) -> None:
+        """The borrower has died."""
+        self._lender = None
+
+    def record_stream(self, block: Any, stream: int) -> None:
+        """Do not reuse the lender's memory before that stream has come here."""
+        record: Any = None if self._lender is None else record_of(self._lender)
+        if record is not None and record.block is not None:
+            record.allocator.record_stream(record.block, stream)
 
 
 def _free(record: StorageRecord) -> None:
     """The storage has died."""
     if record.block is not None:
-        record.allocator.free(record.block)
+        record.allocator.free(record.block)  # type: ignore[arg-type]
         record.block = None
+    forget(record)
+
+
+def forget(record: StorageRecord | None) -> None:
+    """A storage has died, or is written with values that nobody knows."""
+    if record is not None and record.known is not None:
+        record.known = None
+        ACCELERATOR.known_values -= 1
 
 
 def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
     """Give a new storage its size and its memory. Raises torch.OutOfMemoryError."""
     record = StorageRecord(storage, _free)
+    record.known = None
     record.nbytes = nbytes
     record.allocator = ACCELERATOR.allocator
     record.block = allocate(nbytes) if nbytes else None
     storage._sim_record = record  # type: ignore[attr-defined]
     return record
+
+
+def borrow(storage: torch.UntypedStorage, lender: torch.UntypedStorage, offset: int, nbytes: int) -> None:
+    """Give a new storage `nbytes` of the lender's memory, from `offset` on."""
+    record = StorageRecord(storage, _free)
+    record.known = None
+    record.nbytes = nbytes
+    record.block = record.allocator = Lent(lender, offset)
+    storage._sim_record = record  # type: ignore[attr-defined]
 
 
 def record_of(storage: torch.UntypedStorage) -> StorageRecord | None:
@@ -56,9 +106,12 @@ def resize(record: StorageRecord, nbytes: int) -> None:
     """Free the storage's memory and take new memory of another size (contents do not exist)."""
     if nbytes == record.nbytes:
         return
+    if isinstance(record.block, Lent):
+        raise RuntimeError("Trying to resize storage that is not resizable: its memory came by DLPack")
     block = allocate(nbytes) if nbytes else None
     if record.block is not None:
-        record.allocator.free(record.block)
+        record.allocator.free(record.block)  # type: ignore[arg-type]
+    forget(record)
     record.block = block
     record.nbytes = nbytes
     record.allocator = ACCELERATOR.allocator

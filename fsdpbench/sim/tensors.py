@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.accelerator import DEVICE_TYPE
-from fsdpbench.sim.storage import attach
+from fsdpbench.sim.storage import attach, borrow
 
 _META = torch._C.DispatchKey.Meta
 _create: Any = torch._C._acc.create_empty_tensor
@@ -52,6 +52,15 @@ def new_view(
         with _force_keys(*_ONLY_META):
             return _as_strided(base, shape, strides, offset)
     return _set_storage(_META, _create((0,), dtype), base.untyped_storage(), offset, shape, strides)
+
+
+def same_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the memory of ``tensor`` that starts a storage of its own, as one that went through DLPack."""
+    nbytes = extent(tensor) * tensor.element_size()
+    copy = _create((0,), tensor.dtype)
+    offset = int(tensor.storage_offset()) * tensor.element_size()
+    borrow(copy.untyped_storage(), tensor.untyped_storage(), offset, nbytes)
+    return set_geometry(copy, copy.untyped_storage(), 0, tensor.shape, tensor.stride())
 
 
 def set_geometry(

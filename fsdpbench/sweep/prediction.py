@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fsdpbench import interruption
 from fsdpbench.config import Config, Measurement
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.launch.pool import PointPool
@@ -81,7 +82,7 @@ def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -
 
     Raises `BenchError` if nothing can be started.
     """
-    with tempfile.TemporaryDirectory(prefix="fsdpbench-plan-") as temporary:
+    with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-plan-") as temporary:
         results = _run_all([as_simulated(config) for config in points], Path(temporary), jobs, tell)
         predictions = tuple(
             _prediction(config, result) for config, result in zip(points, results, strict=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from fsdpbench import interruption
 from fsdpbench.config import Config
-from fsdpbench.index import build_index
+from fsdpbench.index import refresh_index
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.machine_state import usable_cores
 from fsdpbench.provenance import content_key
@@ -71,10 +72,12 @@ def run_sweep(
     repeat: int = 1,
     pool: Pool | None = None,
     index: bool = True,
+    again: bool = False,
 ) -> SweepSummary:
     """Run what is missing of `repeat` runs of each of `points`, in `pool` (default: here, `jobs` at a time).
 
-    Without `index` the store's index is left as it is. Interrupted, it loses only what was in flight; call it
+    With `again` all are run, in place of what is there; without `index` the store's index is left as it is.
+    Interrupted, it loses only what was in flight; call it
     again to go on. Raises `BenchError` if the store cannot be written any more.
     """
     statuses = store.statuses(points, repeat)
@@ -82,7 +85,7 @@ def run_sweep(
     todo = deque(
         run
         for run in runs
-        if (status := statuses.get(_key(run))) is None or (retry_failed and not status.is_answer)
+        if again or (status := statuses.get(_key(run))) is None or (retry_failed and not status.is_answer)
     )
     summary = SweepSummary(already_done=len(runs) - len(todo))
     progress.begin(len(runs), summary.already_done)
@@ -97,8 +100,10 @@ def run_sweep(
         with disk_errors(store.folder):
             if repeat > 1:
                 _merge_repeats(store, points)
-            if index:
-                build_index(store.folder / INDEX_FILE, store.points())
+        if index and interruption.arrived():
+            store.drop_index()  # it would be of before, and a new one takes longer than there is
+        elif index:
+            refresh_index(store.folder / INDEX_FILE, store.points())
     return summary
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fsdpbench.config import Config
-from fsdpbench.index import build_index
+from fsdpbench.index import refresh_index
 from fsdpbench.store import INDEX_FILE, Store, disk_errors
 from fsdpbench.sweep.repeats import first_run
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
@@ -47,7 +47,7 @@ class RealRuns:
         """After the last one: end the display, write the index."""
         self._progress.close()
         with disk_errors(self._store.folder):
-            build_index(self._store.folder / INDEX_FILE, self._store.points())
+            refresh_index(self._store.folder / INDEX_FILE, self._store.points())
 
     def repeated(self, measured: Sequence[Candidate], repeat: int, contenders: int) -> list[Candidate]:
         """`measured` with the fastest `contenders` run `repeat` times each, interleaved, so that luck in a

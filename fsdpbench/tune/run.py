@@ -10,7 +10,6 @@ Of both: tune.json, best.toml, snippets.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from fsdpbench.tune.measured_search import RealBudget, search_measured
 from fsdpbench.tune.real_runs import RealRuns, rank_agreement
 from fsdpbench.tune.search import search
 from fsdpbench.tune.snippets import snippets
+from fsdpbench.whole_files import write_whole
 
 BEST_FILE = "best.toml"
 RECORD_FILE = "tune.json"
@@ -196,8 +196,8 @@ def _nothing_fits(tried: Sequence[Candidate], goal: Goal) -> str:
 def _write(folder: Path, answer: Answer, goal: Goal) -> None:
     best = answer.front[0].config
     for name, source in snippets(best).items():
-        _write_whole(folder / name, source)
-    _write_whole(folder / BEST_FILE, to_toml(one_point_space(best)))
+        write_whole(folder / name, source)
+    write_whole(folder / BEST_FILE, to_toml(one_point_space(best)))
     record = {
         "schema": 1,
         "goal": goal.name,
@@ -213,7 +213,7 @@ def _write(folder: Path, answer: Answer, goal: Goal) -> None:
             for each in answer.front
         ],
     }
-    _write_whole(folder / RECORD_FILE, json.dumps(record, indent=1) + "\n")
+    write_whole(folder / RECORD_FILE, json.dumps(record, indent=1) + "\n")
 
 
 def one_point_space(config: Config) -> dict[str, Any]:
@@ -230,9 +230,3 @@ def one_point_space(config: Config) -> dict[str, Any]:
         "data": config.data,
         "settings": {name: value for name, value in settings.items() if value is not None},
     }
-
-
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    os.replace(partial, path)

@@ -274,6 +274,7 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
     exchange, on_cpu = number[CollectiveType.ALL_TO_ALL], not len(trace.rows(Category.KERNEL))
     other = number[CollectiveType.OTHER]
     stand_ins = {number[each] for each in _STAND_INS}
+    roofs: dict[tuple[str | None, int | None], float] = {}
     annotated = spans.index.innermost(work.launch_lane, work.launch).tolist()
     for i, row in enumerate(work.row.tolist()):
         info = trace.collectives.get(row)
@@ -302,7 +303,10 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
                 sent = wire_bytes(COLLECTIVE_TYPES[found], size, info.group_size or trace.world_size)
                 wire[i] = MISSING if sent is None else sent
             if links is not None:
-                roof[i] = links.roof(group_ranks(info), info.group_size or trace.world_size) or 0.0
+                group = (info.group_ranks, info.group_size)
+                if group not in roofs:
+                    roofs[group] = links.roof(group_ranks(info), info.group_size or trace.world_size) or 0.0
+                roof[i] = roofs[group]
         kind[i] = found
     return Collectives(work, kind, message, wire, roof, leads)
 

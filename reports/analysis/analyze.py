@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
@@ -26,6 +27,7 @@ from reports.analysis.model import (
     merge,
 )
 from reports.analysis.name_totals import name_totals
+from reports.analysis.parallel import end_with_the_caller, interruptions_held
 from reports.analysis.ranks import summarize
 from reports.analysis.roof import Links, links_of
 from reports.analysis.sanity import check
@@ -36,11 +38,15 @@ from reports.analysis.units import NUMBERED_UNITS, fsdp_spans
 from reports.analysis.verdict import judge_rank
 from reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
 from reports.analysis.work_counts import count_work
-from reports.trace import Trace, TraceError, read_trace
+from reports.trace import Trace, TraceError, TraceLimits, read_trace
 
 
 def analyze(
-    paths: Sequence[Path | str], *, processes: int = 1, links: Mapping[str, Links] | None = None
+    paths: Sequence[Path | str],
+    *,
+    processes: int = 1,
+    links: Mapping[str, Links] | None = None,
+    limits: TraceLimits | None = None,
 ) -> Analysis:
     """Analyses every trace and memory snapshot behind the paths (files, or folders searched for them).
 
@@ -51,6 +57,7 @@ def analyze(
         processes: how many traces to read at a time, each in a process of its own (started afresh, so the
             calling program must be importable, as `multiprocessing` demands); 1 reads here, one by one.
         links: by the devices' names in traces, what they are connected by; simulated traces say it.
+        limits: how much a file may ask for, as for `read_trace`.
 
     Raises:
         TraceError: see above, or a path that does not exist.
@@ -59,7 +66,8 @@ def analyze(
     ranks: list[RankAnalysis] = []
     snapshots: list[SnapshotAnalysis] = []
     problems: list[Problem] = []
-    for file, outcome in zip(files, _outcomes(files, min(processes, len(files)), links or {}), strict=True):
+    read = partial(_outcome, links=links or {}, limits=limits)
+    for file, outcome in zip(files, _outcomes(files, min(processes, len(files)), read), strict=True):
         if isinstance(outcome, RankAnalysis):
             ranks.append(outcome)
         elif isinstance(outcome, list):
@@ -77,25 +85,35 @@ def analyze(
 _Outcome = RankAnalysis | list[SnapshotAnalysis] | TraceError
 
 
-def _outcomes(files: Sequence[TraceFile], processes: int, links: Mapping[str, Links]) -> Iterator[_Outcome]:
+def _outcomes(
+    files: Sequence[TraceFile], processes: int, read: Callable[[TraceFile], _Outcome]
+) -> Iterator[_Outcome]:
     """What came of each file, in their order."""
     if processes <= 1:
-        yield from (_outcome(file, links) for file in files)
+        yield from map(read, files)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(partial(_outcome, links=links), files)
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=end_with_the_caller
+    ) as pool:
+        with interruptions_held():
+            outcomes = pool.map(read, files)
+        try:
+            yield from outcomes
+        except BrokenProcessPool:
+            reason = "or one beside it, was not read to its end: a process died, out of memory?"
+            raise TraceError(files[0].path, reason) from None
 
 
-def _outcome(file: TraceFile, links: Mapping[str, Links]) -> _Outcome:
+def _outcome(file: TraceFile, links: Mapping[str, Links], limits: TraceLimits | None) -> _Outcome:
     try:
-        return read_snapshot(file.path) if file.is_snapshot else analyze_file(file, links)
+        if file.is_snapshot:
+            return read_snapshot(file.path, limits)
+        trace = read_trace(file.path, limits)
+        return analyze_trace(trace, configuration=file.configuration, links=links)
     except TraceError as error:
         return error
-
-
-def analyze_file(file: TraceFile, links: Mapping[str, Links] | None = None) -> RankAnalysis:
-    """Reads and analyses one file; `links` as for `analyze`."""
-    return analyze_trace(read_trace(file.path), configuration=file.configuration, links=links)
+    except MemoryError:
+        return TraceError(file.path, "needs more memory than there is")
 
 
 def analyze_trace(

@@ -5,7 +5,12 @@ torch writes the list of ranks as text, `[0, 1, 2, 3]`, of large groups only a p
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from reports.trace import CollectiveInfo
+
+MOST_RANKS = 1 << 16
+"""More ranks than this are not listed: a shortened list of few characters may stand for any number."""
 
 
 def group_ranks(info: CollectiveInfo) -> tuple[int, ...] | None:
@@ -13,14 +18,21 @@ def group_ranks(info: CollectiveInfo) -> tuple[int, ...] | None:
 
     A shortened list is completed if it is evenly spaced and then has as many ranks as the group.
     """
-    words = (info.group_ranks or "").strip().strip("[]").replace(" ", "").split(",")
+    return _listed(info.group_ranks or "", info.group_size)
+
+
+@lru_cache(maxsize=16)
+def _listed(text: str, size: int | None) -> tuple[int, ...] | None:
+    words = text.strip().strip("[]").replace(" ", "").split(",")
+    numbers = [int(word) for word in words if word.isdecimal() and len(word) < 10]
     if "..." not in words:
-        return tuple(map(int, words)) if all(word.isdigit() for word in words) else None
-    numbers = [int(word) for word in words if word.isdigit()]
+        return tuple(numbers) if len(numbers) == len(words) <= MOST_RANKS else None
     if len(numbers) < 3 or len(numbers) != len(words) - 1 or numbers[1] <= numbers[0]:
         return None
-    completed = tuple(range(numbers[0], numbers[-1] + 1, numbers[1] - numbers[0]))
-    return completed if len(completed) == info.group_size and set(numbers) <= set(completed) else None
+    completed = range(numbers[0], numbers[-1] + 1, numbers[1] - numbers[0])
+    if len(completed) != size or size > MOST_RANKS or not all(number in completed for number in numbers):
+        return None
+    return tuple(completed)
 
 
 def group_key(info: CollectiveInfo | None) -> str:

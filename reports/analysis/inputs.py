@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,17 +36,30 @@ def find_traces(paths: Sequence[Path | str]) -> list[TraceFile]:
     found: dict[Path, TraceFile] = {}
     for given in paths:
         path = Path(given)
-        if path.is_dir():
-            inside = _in_folder(path)
-            if not inside:
-                raise TraceError(path, "holds no traces (no *.json or *.json.gz that could be one)")
-            for file in inside:
-                found.setdefault(file.path.resolve(), file)
-        elif path.exists():
-            found[path.resolve()] = TraceFile(path, _configuration(path), asked_for=True)
-        else:
-            raise TraceError(path, "does not exist")
+        try:
+            found |= _behind(path, found)
+        except FileNotFoundError:
+            raise TraceError(path, "does not exist") from None
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise TraceError(path, f"cannot be read ({reason})") from None
     return list(found.values())
+
+
+def _behind(path: Path, known: Mapping[Path, TraceFile]) -> dict[Path, TraceFile]:
+    """The files behind one path by what they are really; a named one counts as asked for."""
+    if not path.is_dir():
+        path.stat()  # says why where it is not there
+        return {path.resolve(): TraceFile(path, _configuration(path), asked_for=True)}
+    inside = _in_folder(path)
+    if not inside:
+        raise TraceError(path, "holds no traces (no *.json or *.json.gz that could be one)")
+    new: dict[Path, TraceFile] = {}
+    for file in inside:
+        place = file.path.resolve()
+        if place not in known:
+            new.setdefault(place, file)
+    return new
 
 
 def _in_folder(folder: Path) -> list[TraceFile]:

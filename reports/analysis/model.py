@@ -322,11 +322,13 @@ class RanksSummary:
     figures: dict[str, Spread]
     warnings: tuple[str, ...]
     waiting: Waiting | None = None
+    trusted: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "ranks": list(self.ranks),
             "world_size": self.world_size,
+            "trusted": self.trusted,
             "missing_ranks": self.missing_ranks,
             "slowest_rank": self.slowest_rank,
             "straggler": self.waiting.straggler if self.waiting else None,

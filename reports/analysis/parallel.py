@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import signal
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
 
 _UNPACKS_TO = 15
@@ -32,6 +37,31 @@ def suitable_processes(
     return max(1, min(len(sizes), by_memory, processors or len(os.sched_getaffinity(0))))
 
 
+@contextmanager
+def interruptions_held() -> Iterator[None]:
+    """While processes are started: one that is told to end before it listens would print where it was."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with_the_caller() -> None:
+    """In a process that reads traces: interrupted it ends without a word, and it does not outlive its caller,
+    for whose next trace it would wait."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    caller = parent_process()
+
+    def follow() -> None:
+        if caller is not None:
+            caller.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, name="follow the caller", daemon=True).start()
+
+
 def free_memory() -> int:
     """Bytes that are free or can be made so."""
     try:
@@ -45,9 +75,12 @@ def free_memory() -> int:
 
 def _unpacked(file: Path) -> int:
     try:
-        size = file.stat().st_size
+        state = file.stat()
+        if not stat.S_ISREG(state.st_mode):
+            return 0  # opening a pipe would wait for its other end
+        size = state.st_size
         with file.open("rb") as opened:
             packed = opened.read(2) == b"\x1f\x8b"
-    except OSError:
+    except (OSError, ValueError):
         return 0
     return size * (_UNPACKS_TO if packed else 1)

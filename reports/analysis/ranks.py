@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from reports.analysis.model import RankAnalysis, RanksSummary, Spread
@@ -24,8 +25,7 @@ def summarize(ranks: Sequence[RankAnalysis]) -> RanksSummary:
         warnings.append(
             f"{len(set(numbers))} of {world_size} ranks have a trace: a straggler may not be among them"
         )
-    if len(set(numbers)) < len(numbers):
-        warnings.append("some ranks have more than one trace")
+    doubts = _doubts(ranks)
     figures: dict[str, Callable[[RankAnalysis], float | None]] = {
         "step_time_s": lambda rank: seconds(rank.mean_step.total),
         "compute_only_s": lambda rank: seconds(rank.mean_step.compute_only),
@@ -41,9 +41,28 @@ def summarize(ranks: Sequence[RankAnalysis]) -> RanksSummary:
         missing_ranks=missing,
         slowest_rank=max(ranks, key=lambda rank: rank.mean_step.total).rank if ranks else None,
         figures=spreads,
-        warnings=tuple(warnings),
+        trusted=not doubts,
+        warnings=(*doubts, *warnings),
         waiting=_waiting(ranks),
     )
+
+
+def _doubts(ranks: Sequence[RankAnalysis]) -> list[str]:
+    """Why figures across these ranks cannot be believed."""
+    doubts: list[str] = []
+    numbers = [rank.rank for rank in ranks]
+    twice = sorted(number for number, count in Counter(numbers).items() if count > 1)
+    if twice:
+        told = ", ".join(map(str, twice[:10]))
+        doubts.append(f"some ranks have more than one trace: {told}{' and more' if len(twice) > 10 else ''}")
+    sizes = sorted({rank.world_size for rank in ranks if rank.world_size is not None})
+    if len(sizes) > 1:
+        told = ", ".join(map(str, sizes[:10]))
+        doubts.append(f"the traces are of different jobs: their world sizes are {told}")
+    untrusted = sum(not rank.trusted for rank in ranks)
+    if untrusted:
+        doubts.append(f"{untrusted} of {len(ranks)} traces are not trusted")
+    return doubts
 
 
 def _waiting(ranks: Sequence[RankAnalysis]) -> Waiting | None:

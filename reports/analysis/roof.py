@@ -34,14 +34,16 @@ class Links:
 
     def roof(self, ranks: tuple[int, ...] | None, size: int | None) -> float | None:
         """Of a collective among these ranks; of `size` ranks side by side where they are not known."""
-        if ranks is None:
-            ranks = tuple(range(size)) if size else ()
-        if len(ranks) < 2:
+        count = (size or 0) if ranks is None else len(ranks)
+        if count < 2:
             return None
-        nodes = len({rank // self.gpus_per_node for rank in ranks})
+        if ranks is None:
+            nodes = math.ceil(count / self.gpus_per_node)
+        else:
+            nodes = len({rank // self.gpus_per_node for rank in ranks})
         if nodes == 1:
             return self.inside_node
-        rails = min(math.ceil(len(ranks) / nodes), self.gpus_per_node)
+        rails = min(math.ceil(count / nodes), self.gpus_per_node)
         through_nics = self.between_nodes * rails / self.gpus_per_node
         return min(through_nics, self.inside_node) if rails > 1 else through_nics
 
@@ -66,6 +68,6 @@ def _read(name: str, links: Mapping[str, Any]) -> Links | None:
             float(links["inside_node_bytes_per_s"]),
             float(links["between_nodes_bytes_per_s"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     return found if min(found.gpus_per_node, found.inside_node, found.between_nodes) > 0 else None

@@ -7,17 +7,21 @@ Each finding is a line; some are remarks, others mean that times or counts are w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from reports.analysis.activity import UNKNOWN_TIME, Activity
-from reports.analysis.windows import Window
+from reports.analysis.nesting import NOTHING, index_spans
+from reports.analysis.windows import STEP, Window
 from reports.trace import Category, Trace
 
 OVERLAP_TOLERANCE_NS = 1000
 """Kernels of one stream may seem to overlap by this much: older profilers write whole microseconds."""
 OVERLAPPING_SHARE = 0.01
 """Share of the kernels' time from which overlapping ones are a doubt."""
+LONGEST_NS = 24 * 3600 * 10**9
+"""No recording lasts for a day: one that seems to has damaged time stamps."""
 LOST_LAUNCH_SHARE = 0.01
 """Share of the launches from which missing kernels are a doubt."""
 
@@ -49,13 +53,10 @@ class Gate:
 
 def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
     """All findings about one trace."""
-    doubts: list[str] = []
-    remarks: list[str] = []
+    doubts = list(trace.problems)
+    remarks = list(trace.remarks)
     overlap_known = True
-    for problem in trace.problems:
-        (doubts if trace.dropped_kernels else remarks).append(problem)
-    if trace.dropped_kernels:
-        doubts.append(f"{trace.dropped_kernels} device events could not be placed in time")
+    doubts += _span(trace)
     if trace.rank is None:
         remarks.append("the file does not say its rank; 0 is assumed")
     if activity.kind == "gpu":
@@ -65,7 +66,9 @@ def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
         doubts += _lost_kernels(trace)
         remarks += _no_launches(activity)
         remarks += _several_devices(trace)
-    elif _collectives_without_device(trace):
+    else:
+        doubts += _crossing_calls(trace)
+    if activity.kind != "gpu" and _collectives_without_device(trace):
         overlap_known = False
         doubts.append(
             "the trace has NCCL collectives but no GPU events: record it with ProfilerActivity.CUDA; "
@@ -77,6 +80,7 @@ def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
             f"{unsized} of {len(activity.collectives)} collectives carry no sizes: "
             "bytes and bandwidth are not known"
         )
+    doubts += _overlapping_steps(steps)
     remarks += _steps(steps)
     return Gate(tuple(doubts), tuple(remarks), overlap_known)
 
@@ -141,6 +145,38 @@ def _collectives_without_device(trace: Trace) -> bool:
     rows = trace.rows(Category.USER_ANNOTATION, Category.CPU_OP)
     is_nccl = np.fromiter((name.startswith("nccl:") for name in trace.names), np.bool_, len(trace.names))
     return bool(is_nccl[trace.events.name[rows]].any())
+
+
+def _span(trace: Trace) -> list[str]:
+    span = int(trace.events.end.max()) - int(trace.events.start.min())
+    if span <= LONGEST_NS:
+        return []
+    return [f"the events lie {span / LONGEST_NS:.1f} days apart: some of their times are wrong"]
+
+
+def _crossing_calls(trace: Trace) -> list[str]:
+    """On a thread, calls lie inside of one another or apart: those that do neither have wrong times."""
+    events = trace.events
+    rows = trace.rows(Category.CPU_OP)
+    marks = trace.rows(Category.USER_ANNOTATION)
+    is_step = np.fromiter((bool(STEP.match(name)) for name in trace.names), np.bool_, len(trace.names))
+    rows = np.concatenate([rows, marks[is_step[events.name[marks]]]])
+    start, end = events.start[rows], events.end[rows]
+    parent = index_spans(events.lane[rows], start, end).parents_by_row()
+    inside = parent != NOTHING
+    beyond = np.where(inside, end - end[parent], 0)
+    # What begins at its parent's end follows it.
+    beyond = np.where(end[parent] - start > OVERLAP_TOLERANCE_NS, beyond, 0)
+    count = int((beyond > OVERLAP_TOLERANCE_NS).sum())
+    if not count:
+        return []
+    return [f"{count} of {len(rows)} operators end after the call around them: times are wrong"]
+
+
+def _overlapping_steps(steps: list[Window]) -> list[str]:
+    marks = [step.mark for step in steps]
+    count = sum(later.start < mark.end - OVERLAP_TOLERANCE_NS for mark, later in pairwise(marks))
+    return [f"{count} of {len(marks)} steps begin before the one before them ends"] if count else []
 
 
 def _steps(steps: list[Window]) -> list[str]:

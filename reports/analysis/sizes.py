@@ -10,9 +10,17 @@ from __future__ import annotations
 from reports.analysis.naming import CollectiveType
 from reports.trace import CollectiveInfo, dtype_bytes
 
+_MOST_BYTES = 1 << 45
+"""No collective carries more; a trace that says so is not believed."""
+
 
 def message_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | None) -> int | None:
     """Bytes of the full buffer (gathered, or before reduction); None when the trace does not tell."""
+    size = _said_bytes(kind, info, world_size)
+    return size if size is not None and size <= _MOST_BYTES else None
+
+
+def _said_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | None) -> int | None:
     size = dtype_bytes(info.dtype)
     if size is None:
         return None

@@ -20,7 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from reports.trace import TraceError
+from reports.bounded_memory import bounded_memory
+from reports.trace import TraceError, TraceLimits
+from reports.trace.blocks import open_file
+from reports.trace.limits import told_bytes
 from reports.trace.model import Int64
 
 SUFFIXES = (".pickle", ".pkl")
@@ -29,6 +32,10 @@ _ALLOCATED = {"alloc": 1, "free_requested": -1}
 _ACTIVE = {"alloc": 1, "free_completed": -1}
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _MOST_HOLDERS = 20
+_MOST_BYTES = 1 << 50
+_MEMORY_A_BYTE = 150
+"""A byte of a pickle makes an empty dictionary at most, and a place in what holds it."""
+_MEMORY_AT_LEAST = 256 << 20
 BEFORE_HISTORY = "allocated before the history began"
 
 
@@ -88,18 +95,21 @@ class SnapshotAnalysis:
         }
 
 
-def read_snapshot(path: Path | str) -> list[SnapshotAnalysis]:
+def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[SnapshotAnalysis]:
     """Reads and analyses a snapshot file, one result a device that has memory or history.
 
+    Args:
+        limits: how much the file may ask for, as for `read_trace`; of them `unpacked` is its size.
+
     Raises:
-        TraceError: the file cannot be read, is no pickle of plain values, or no snapshot.
+        TraceError: the file cannot be read, is no pickle of plain values, no snapshot, or too large.
     """
     path = Path(path)
-    document = _unpickle(path)
+    document = _unpickle(path, limits)
     if not isinstance(document, dict) or not isinstance(document.get("segments"), list):
         raise TraceError(path, "is a pickle, but not a memory snapshot: it has no list 'segments'")
-    histories = document.get("device_traces") or []
     try:
+        histories = list(document.get("device_traces") or [])
         devices = {int(segment.get("device", 0)) for segment in document["segments"]}
         devices |= {number for number, history in enumerate(histories) if history}
         return [
@@ -107,12 +117,13 @@ def read_snapshot(path: Path | str) -> list[SnapshotAnalysis]:
                 path,
                 device,
                 [segment for segment in document["segments"] if int(segment.get("device", 0)) == device],
-                histories[device] if device < len(histories) else [],
+                histories[device] if 0 <= device < len(histories) else [],
             )
             for device in sorted(devices)
         ]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TraceError(path, f"is a damaged memory snapshot ({type(error).__name__}: {error})") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        told = f"{type(error).__name__}: {error}"[:200]
+        raise TraceError(path, f"is a damaged memory snapshot ({told})") from None
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -120,16 +131,26 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds {module}.{name}, and a snapshot holds plain values only")
 
 
-def _unpickle(path: Path) -> Any:
+def _unpickle(path: Path, limits: TraceLimits | None) -> Any:
     try:
-        with path.open("rb") as file:
+        limits = limits or TraceLimits.from_environment()
+        size = path.stat().st_size
+        if size > limits.unpacked:
+            raise TraceError(path, limits.refusal("unpacked", f"has {told_bytes(size)}"))
+        with open_file(path) as file, bounded_memory(_MEMORY_A_BYTE * size + _MEMORY_AT_LEAST):
             return _PlainUnpickler(file).load()
+    except TraceError:
+        raise
+    except MemoryError:
+        raise TraceError(
+            path, "is not a memory snapshot (it asks for more memory than its size explains)"
+        ) from None
     except OSError as error:
         raise TraceError(path, f"cannot be read ({error.strerror or error})") from None
     except EOFError:
         raise TraceError(path, "is truncated or empty: the pickle ends in the middle") from None
     except Exception as error:  # damaged pickles raise nearly anything
-        raise TraceError(path, f"is not a memory snapshot ({error})") from None
+        raise TraceError(path, f"is not a memory snapshot ({str(error)[:200]})") from None
 
 
 def _analyze(
@@ -138,9 +159,11 @@ def _analyze(
     blocks = [(segment, block) for segment in segments for block in segment["blocks"]]
     used = [block for _, block in blocks if block["state"] == "active_allocated"]
     free = [(segment, block) for segment, block in blocks if block["state"] == "inactive"]
-    allocated = sum(int(segment["allocated_size"]) for segment in segments)
-    active = sum(int(segment["active_size"]) for segment in segments)
-    reserved = sum(int(segment["total_size"]) for segment in segments)
+    allocated = sum(_size(segment["allocated_size"]) for segment in segments)
+    active = sum(_size(segment["active_size"]) for segment in segments)
+    reserved = sum(_size(segment["total_size"]) for segment in segments)
+    if max(allocated, active) > reserved:
+        raise ValueError(f"{max(allocated, active)} bytes are in use, and only {reserved} reserved")
     allocated_curve = _curve(history, _ALLOCATED, allocated)
     active_curve = _curve(history, _ACTIVE, active)
     reserved_curve = _curve(history, _RESERVED, reserved)
@@ -155,22 +178,30 @@ def _analyze(
         peak_active=int(active_curve.max(initial=active)),
         peak_reserved=int(reserved_curve.max(initial=reserved)),
         rounding=sum(
-            int(block["size"]) - int(block.get("requested_size") or block["size"]) for block in used
+            _size(block["size"]) - _size(block.get("requested_size") or block["size"]) for block in used
         ),
-        split=sum(int(block["size"]) for segment, block in free if int(segment["active_size"]) > 0),
-        largest_free=max((int(block["size"]) for _, block in free), default=0),
+        split=sum(_size(block["size"]) for segment, block in free if _size(segment["active_size"]) > 0),
+        largest_free=max((_size(block["size"]) for _, block in free), default=0),
         holders=_holders(history, allocated_curve, peak_allocated),
-        ooms=tuple(int(entry["size"]) for entry in history if entry["action"] == "oom"),
+        ooms=tuple(_size(entry["size"]) for entry in history if entry["action"] == "oom"),
         time=np.array([int(entry.get("time_us") or 0) * 1000 for entry in history], np.int64),
         allocated_curve=allocated_curve,
         reserved_curve=reserved_curve,
     )
 
 
+def _size(value: Any) -> int:
+    """Bytes; ValueError where they cannot be."""
+    size = int(value)
+    if not 0 <= size <= _MOST_BYTES:
+        raise ValueError(f"{str(size)[:40]} bytes cannot be")
+    return size
+
+
 def _curve(history: Sequence[Mapping[str, Any]], signs: Mapping[str, int], end: int) -> Int64:
     """The total after each action, from what it is at the end."""
     changes = np.array(
-        [signs.get(entry["action"], 0) * int(entry.get("size") or 0) for entry in history], np.int64
+        [signs.get(entry["action"], 0) * _size(entry.get("size") or 0) for entry in history], np.int64
     )
     after: Int64 = end - (changes[::-1].cumsum()[::-1] - changes)
     return after
@@ -190,7 +221,7 @@ def _holders(history: Sequence[Mapping[str, Any]], curve: Int64, peak: int) -> t
     counts: dict[str, int] = {}
     for entry in alive.values():
         where = _where(entry.get("frames") or ())
-        sizes[where] = sizes.get(where, 0) + int(entry["size"])
+        sizes[where] = sizes.get(where, 0) + _size(entry["size"])
         counts[where] = counts.get(where, 0) + 1
     before = peak - sum(sizes.values())
     if before > 0:

@@ -14,7 +14,6 @@ from reports.analysis import RankAnalysis, TimeParts, analyze_trace
 from reports.analysis.findings import Verdict
 from reports.page import display
 from reports.page.charts import Table
-from reports.page.files import ResultFile
 from reports.page.held_table import held_by_unit, held_table
 from reports.page.idle_table import idle_table
 from reports.page.memory_chart import memory_chart
@@ -23,6 +22,7 @@ from reports.page.ranks_table import ranks_table
 from reports.page.timeline_data import pack_timeline
 from reports.page.units_chart import units_chart
 from reports.page.view import Configuration, Status
+from reports.run_files import ResultFile
 from reports.trace import Trace, TraceError, read_trace
 
 Links = Callable[[Configuration], list[dict[str, str]]]

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from reports.page import display
+from reports.page.decisions_table import decisions_table
 from reports.page.details import Detail, build_details
 from reports.page.effects import effects
 from reports.page.ranking import (
@@ -115,6 +116,7 @@ def render(view: RunView, target: Path, *, title: str | None = None) -> str:
         advice=advice(details[0].verdict if details and ranked[0].place else None, effects(ranked)),
         constants=list(constant_settings(rows).items()),
         ranking=_ranking(view, ranked, varying, details, target),
+        decisions=decisions_table(rows),
         charts=sections(ranked, varying, metric_of(view)),
         details=[_choice(detail) for detail in details],
         environment=_environment(rows),

@@ -15,14 +15,14 @@ Loading never fails because of one configuration: a folder that cannot be read b
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from reports.page.files import ConfigFile, FolderContentError, ResultFile, read_file
+from reports.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
+from reports.run_files import ConfigFile, FolderContentError, ResultFile, read_file
 
 # Further runs of a configuration; its first folder's result has what came of all of them.
 _REPEAT_FOLDER = re.compile(r"\.run\d+$")
@@ -148,6 +148,8 @@ def load_run(run_dir: Path) -> RunView:
         sweep_toml = _read_text(run_dir / "sweep.toml")
     except OSError as error:
         raise RunFolderError(f"{run_dir} cannot be read: {error.strerror or error}") from None
+    except UnreadableError as error:
+        raise RunFolderError(str(error)) from None
     if sweep_toml is None and not any(_has_record(folder) for folder in folders):
         raise RunFolderError(
             f"{run_dir} is not a run folder: it holds neither sweep.toml nor a configuration's folder with "
@@ -172,8 +174,8 @@ def _points(sweep_toml: str | None) -> list[str] | None:
     it).
     """
     try:
-        points = tomllib.loads(sweep_toml or "").get("points")
-    except tomllib.TOMLDecodeError:
+        points = parse_toml(sweep_toml or "", "sweep.toml").get("points")
+    except UnreadableError:
         return None
     return [str(point) for point in points] if isinstance(points, list) else None
 
@@ -280,7 +282,6 @@ def _traces(folder: Path) -> tuple[Path, ...]:
 
 
 def _read_text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+    if not path.exists():
         return None
+    return read_bytes(path, LARGEST_TOML).decode("utf-8", errors="replace")

@@ -1,6 +1,7 @@
 """Reading traces: any Kineto JSON file to numpy columns."""
 
 from reports.trace.dtypes import dtype_bytes
+from reports.trace.limits import TraceLimits
 from reports.trace.model import (
     MISSING,
     Category,
@@ -22,6 +23,7 @@ __all__ = [
     "RetryEvents",
     "Trace",
     "TraceError",
+    "TraceLimits",
     "dtype_bytes",
     "read_trace",
 ]

@@ -64,19 +64,22 @@ _Arguments = TypeVar("_Arguments", bound=Struct)
 _NOT_CONVERTIBLE = (msgspec.DecodeError, OverflowError, ValueError)
 
 
-def decode_arguments(texts: Sequence[Raw], kind: type[_Arguments]) -> list[_Arguments]:
-    """One `kind` for each text, in order; defaults stand where there is nothing usable."""
+def decode_arguments(texts: Sequence[Raw], kind: type[_Arguments]) -> tuple[list[_Arguments], int]:
+    """One `kind` for each text, in order, defaults where there is nothing usable; and how many are broken."""
     joined = b"[" + b",".join([bytes(text) or b"{}" for text in texts]) + b"]"
     try:
-        return msgspec.json.decode(joined, type=list[kind])  # type: ignore[valid-type]
+        return msgspec.json.decode(joined, type=list[kind]), 0  # type: ignore[valid-type]
     except _NOT_CONVERTIBLE:
-        return [_decode_one(text, kind) for text in texts]
+        each = [_decode_one(text, kind) for text in texts]
+        return [arguments for arguments, _ in each], sum(broken for _, broken in each)
 
 
-def _decode_one(text: Raw, kind: type[_Arguments]) -> _Arguments:
+def _decode_one(text: Raw, kind: type[_Arguments]) -> tuple[_Arguments, bool]:
+    """And whether something in it is not what it should be."""
+    values = None
     try:
         values = msgspec.json.decode(text) if text != ABSENT else {}
-        return msgspec.convert(values, kind, strict=False)
+        return msgspec.convert({} if values is None else values, kind, strict=False), False
     except _NOT_CONVERTIBLE:
         pass
     usable: dict[str, Any] = {}
@@ -86,4 +89,4 @@ def _decode_one(text: Raw, kind: type[_Arguments]) -> _Arguments:
         except _NOT_CONVERTIBLE:
             continue
         usable[key] = value
-    return msgspec.convert(usable, kind, strict=False)
+    return msgspec.convert(usable, kind, strict=False), True

@@ -6,7 +6,7 @@
 A cut is made only where a closing brace, a comma, an opening brace and the key "ph" (the first key of the
 file's first event) follow one another.  No string of valid JSON can hold that: the key's quotes would be
 escaped.  It could stand deeper, in a list among an event's arguments; then the pieces do not decode, and the
-reader takes the file as a whole.
+reader begins again with `cut_exactly`, which follows every bracket.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from reports.trace.blocks import WHITE
+from reports.trace.limits import TraceLimits
+
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[\s*\{\s*("[^"\\]{1,32}")\s*:')
-_WHITE = b" \t\r\n"
+_LIST = b'"traceEvents"'
 _LOOK_AROUND = 256
 
 
 class UncuttableError(Exception):
-    """The file has no list of events that begins within the first block."""
+    """The events cannot be told apart by their first key."""
 
 
-def cut(blocks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
+def cut(blocks: Iterable[bytes], limits: TraceLimits) -> Iterator[tuple[str, bytes]]:
     """Pieces as (kind, JSON): one "beginning" (a file without events), then "events" (lists), one "end" (a
     file with the last events and whatever follows them).
 
     Raises:
-        UncuttableError: see above; nothing has been yielded then.
+        UncuttableError: see above, or several lists of events, or an event longer than its limit.
     """
     iterator = iter(blocks)
     pending = b""
@@ -37,23 +40,29 @@ def cut(blocks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
         start = _EVENTS.search(pending)
         if start:
             break
-        if len(pending) > (64 << 20):
+        if len(pending) > limits.event:
             raise UncuttableError
     else:
         raise UncuttableError
-    first = pending.index(b"{", pending.index(b"[", start.start() + len(b'"traceEvents"')))
+    first = pending.index(b"{", pending.index(b"[", start.start() + len(_LIST)))
     key = start[1]
+    if pending.count(_LIST, 0, first) > 1:
+        raise UncuttableError
     yield "beginning", pending[:first] + b"]}"
     pending = pending[first:]
     while True:
         at = _last_boundary(pending, key)
         if at:
-            yield "events", b"[" + pending[:at].rstrip(_WHITE)[:-1] + b"]"
+            yield "events", b"[" + pending[:at].rstrip(WHITE)[:-1] + b"]"
             pending = pending[at:]
+        if len(pending) > limits.event:
+            raise UncuttableError
         following = next(iterator, None)
         if following is None:
             break
         pending += following
+    if _LIST in pending:
+        raise UncuttableError
     yield "end", b'{"traceEvents": [' + pending
 
 
@@ -63,9 +72,9 @@ def _last_boundary(text: bytes, key: bytes) -> int:
     while (found := text.rfind(key, 0, end)) > 0:
         end = found
         low = max(found - _LOOK_AROUND, 0)
-        before = text[low:found].rstrip(_WHITE)
+        before = text[low:found].rstrip(WHITE)
         if before.endswith(b"{"):
-            preceding = before[:-1].rstrip(_WHITE)
-            if preceding.endswith(b",") and preceding[:-1].rstrip(_WHITE).endswith(b"}"):
+            preceding = before[:-1].rstrip(WHITE)
+            if preceding.endswith(b",") and preceding[:-1].rstrip(WHITE).endswith(b"}"):
                 return low + len(before) - 1
     return 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from math import prod
 from typing import Any
 
@@ -13,12 +12,12 @@ import numpy as np
 from reports.trace.arguments import (
     CallArguments,
     DeviceArguments,
-    MemoryArguments,
     Number,
     SpanArguments,
     decode_arguments,
 )
 from reports.trace.dtypes import dtype_from_input_type
+from reports.trace.instants import InstantColumns, integers
 from reports.trace.model import (
     MISSING,
     Bool,
@@ -53,6 +52,24 @@ CATEGORIES = {
     "Memcpy": Category.MEMCPY,
     "Memset": Category.MEMSET,
 }
+IGNORED = frozenset(
+    {
+        "",
+        *(
+            "Trace",
+            "ac2g",
+            "fwdbwd",
+            "async",
+            "async_gpu",
+            "async_cpu_to_gpu",
+            "async_cpu_gpu",
+            "python_function",
+        ),
+        *("cpu_instant_event", "overhead", "collective_comm", "cuda_profiler_range", "gpu_pm_counter"),
+        *("PythonFunction", "User Annotation", "forward_backward", "mtia_runtime", "hpu_op", "External"),
+    }
+)
+"""Other categories of Kineto, which say nothing of what is measured here."""
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
 SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:", "emulated:")
@@ -72,7 +89,7 @@ class EventColumns:
     memory: MemoryEvents
     retries: RetryEvents
     problems: list[str]
-    dropped_kernels: int
+    remarks: list[str]
 
 
 class _Numbering(dict[Any, int]):
@@ -94,20 +111,20 @@ class ColumnBuilder:
         self._placed: list[tuple[Bool, Bool]] = []
         self._rows = 0
         self._collectives: dict[int, CollectiveInfo] = {}
-        self._memory: list[tuple[Int64, list[MemoryArguments]]] = []
-        self._retries: list[tuple[Int64, list[MemoryArguments]]] = []
-        self._unpaired = 0
+        self._memory = InstantColumns(MemoryEvents)
+        self._retries = InstantColumns(RetryEvents)
+        self._incomplete = self._uncategorised = self._broken = 0
+        self._unknown: set[str] = set()
 
     def add(self, events: Sequence[AnyEvent]) -> None:
         """Appends a chunk; its events and their texts are not needed afterwards."""
         self.seen += len(events)
         known = CATEGORIES
-        complete = [event for event in events if event.ph == "X" and event.cat in known]
-        for event in events:
-            if event.ph == "i" and event.name in ("[memory]", "[alloc_retry]"):
-                self._add_instants(events)
-                break
-        self._unpaired += sum([event.ph == "B" for event in events])
+        counting = [event for event in events if event.cat in known]
+        complete = [event for event in counting if event.ph == "X"]
+        self._incomplete += len(counting) - len(complete)
+        if len(counting) < len(events):
+            self._add_others([event for event in events if event.cat not in known])
         if not complete:
             return
         category = np.array([known[event.cat] for event in complete], np.int8)
@@ -120,7 +137,8 @@ class ColumnBuilder:
         self._add_device(complete, category, correlation, stream, device)
         self._add_spans(complete, category)
         # The process is part of the lane: two processes may number their threads alike.
-        lanes = map(self._lanes.__getitem__, [(event.pid, event.tid) for event in complete])
+        threads = [(event.pid, event.tid) for event in complete]
+        lanes = map(self._lanes.__getitem__, threads)
         names = map(self._names.__getitem__, [event.name for event in complete])
         self._chunks.append(
             Events(
@@ -139,15 +157,14 @@ class ColumnBuilder:
 
     def finish(self) -> EventColumns:
         """All columns, without the events that cannot be placed in time."""
-        problems: list[str] = []
-        if self._unpaired:
-            problems.append(f"{self._unpaired} begin/end events were left out: only complete events count")
         columns = concatenate(self._chunks)
         has_start = np.concatenate([np.empty(0, np.bool_), *(pair[0] for pair in self._placed)])
         has_duration = np.concatenate([np.empty(0, np.bool_), *(pair[1] for pair in self._placed)])
-        usable, found = _usable(columns, has_start, has_duration)
-        problems += found
-        dropped_kernels = int((np.isin(columns.category, DEVICE_CATEGORIES) & ~usable).sum())
+        usable, problems = _usable(columns, has_start, has_duration)
+        problems += self._problems(columns)
+        dropped = int((np.isin(columns.category, DEVICE_CATEGORIES) & ~usable).sum())
+        if dropped:
+            problems.append(f"{dropped} device events could not be placed in time")
         collectives = self._collectives
         if not usable.all():
             place = np.cumsum(usable) - 1
@@ -156,18 +173,52 @@ class ColumnBuilder:
         return EventColumns(
             events=columns,
             names=tuple(self._names),
-            lanes=tuple(self._lanes),
+            lanes=tuple((_lane(pid), _lane(tid)) for pid, tid in self._lanes),
             collectives=collectives,
-            memory=_memory(self._memory),
-            retries=_retries(self._retries),
+            memory=MemoryEvents(*self._memory.finish()),
+            retries=RetryEvents(*self._retries.finish()),
             problems=problems,
-            dropped_kernels=dropped_kernels,
+            remarks=self._remarks(),
         )
+
+    def _remarks(self) -> list[str]:
+        if not self._unknown:
+            return []
+        some = ", ".join(repr(name[:40]) for name in sorted(self._unknown)[:5])
+        more = f" and {len(self._unknown) - 5} more" if len(self._unknown) > 5 else ""
+        return [f"events of categories that are not known do not count: {some}{more}"]
+
+    def _problems(self, columns: Events) -> list[str]:
+        """What else the figures may lack."""
+        unknown = [number for lane, number in self._lanes.items() if None in lane]
+        on_host = ~np.isin(columns.category, DEVICE_CATEGORIES)
+        threadless = int((np.isin(columns.lane, unknown) & on_host).sum()) if unknown else 0
+        counts = {
+            "events of the profiler are not complete ones (ph is not 'X'): left out": self._incomplete,
+            "events have no category: left out": self._uncategorised,
+            "events have no name": int((columns.name == self._names.get("", MISSING)).sum()),
+            "events on the CPU name no process or thread": threadless,
+            "events have arguments that cannot be read, and count as if they had not": self._broken,
+            "memory events cannot be read: left out": self._memory.lost + self._retries.lost,
+        }
+        return [f"{count} {told}" for told, count in counts.items() if count]
+
+    def _add_others(self, events: Sequence[AnyEvent]) -> None:
+        complete = [event.cat for event in events if event.ph == "X"]
+        self._uncategorised += complete.count("")
+        self._unknown |= set(complete) - IGNORED
+        instants = [event for event in events if event.ph == "i"]
+        for name, kept in (("[memory]", self._memory), ("[alloc_retry]", self._retries)):
+            chosen = [event for event in instants if event.name == name]
+            if chosen:
+                time, present = _times(chosen, [event.ts for event in chosen])
+                kept.add(time, present, [event.args for event in chosen])
 
     def _add_calls(self, events: Sequence[AnyEvent], category: Any, correlation: Int64) -> None:
         rows = np.flatnonzero(category == Category.RUNTIME)
-        arguments = decode_arguments([events[row].args for row in rows.tolist()], CallArguments)
-        correlation[rows] = [each.correlation for each in arguments]
+        arguments, broken = decode_arguments([events[row].args for row in rows.tolist()], CallArguments)
+        self._broken += broken
+        correlation[rows] = integers([each.correlation for each in arguments])
 
     def _add_device(
         self, events: Sequence[AnyEvent], category: Any, correlation: Int64, stream: Int32, device: Int32
@@ -176,8 +227,9 @@ class ColumnBuilder:
             (category == Category.KERNEL) | (category == Category.MEMCPY) | (category == Category.MEMSET)
         )
         rows = np.flatnonzero(on_device)
-        arguments = decode_arguments([events[row].args for row in rows.tolist()], DeviceArguments)
-        correlation[rows] = [each.correlation for each in arguments]
+        arguments, broken = decode_arguments([events[row].args for row in rows.tolist()], DeviceArguments)
+        self._broken += broken
+        correlation[rows] = integers([each.correlation for each in arguments])
         stream[rows] = _small_ints([each.stream for each in arguments])
         device[rows] = _small_ints([each.device for each in arguments])
         for row, each in zip(rows.tolist(), arguments, strict=True):
@@ -187,20 +239,10 @@ class ColumnBuilder:
     def _add_spans(self, events: Sequence[AnyEvent], category: Any) -> None:
         annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
         rows = [row for row in annotations if events[row].name.startswith(SPAN_PREFIXES)]
-        arguments = decode_arguments([events[row].args for row in rows], SpanArguments)
+        arguments, broken = decode_arguments([events[row].args for row in rows], SpanArguments)
+        self._broken += broken
         for row, each in zip(rows, arguments, strict=True):
             self._collectives[self._rows + row] = _from_input_shapes(events[row].name, each)
-
-    def _add_instants(self, events: Sequence[AnyEvent]) -> None:
-        for name, kept in (("[memory]", self._memory), ("[alloc_retry]", self._retries)):
-            chosen = [event for event in events if event.ph == "i" and event.name == name]
-            time, present = _times(chosen, [event.ts for event in chosen])
-            arguments = decode_arguments([event.args for event in chosen], MemoryArguments)
-            if present.all():
-                kept.append((time, arguments))
-            else:
-                there = [each for each, timed in zip(arguments, present.tolist(), strict=True) if timed]
-                kept.append((time[present], there))
 
 
 def concatenate(chunks: Sequence[Events]) -> Events:
@@ -216,8 +258,8 @@ def _times(events: Sequence[AnyEvent], times: Sequence[Any]) -> tuple[Int64, Boo
 
 def _small_ints(values: Sequence[int]) -> Int32:
     """An int32 column; what does not fit is missing (CUPTI writes 2^32-1 where there is no stream)."""
-    wide = np.array(values, np.float64)
-    return np.where(np.abs(wide) < 2.0**31, wide, MISSING).astype(np.int32)
+    wide = integers(values)
+    return np.where(np.abs(wide) < 2**31, wide, MISSING).astype(np.int32)
 
 
 def _usable(columns: Events, has_start: Bool, has_duration: Bool) -> tuple[Bool, list[str]]:
@@ -253,7 +295,7 @@ def _described(name: str, arguments: DeviceArguments) -> CollectiveInfo:
         in_elements=_whole(arguments.in_elements),
         out_elements=_whole(arguments.out_elements),
         dtype=arguments.dtype,
-        group_size=_whole(arguments.group_size) or None,
+        group_size=_group_size(arguments.group_size),
         group_name=arguments.group_name,
         group_ranks=arguments.group_ranks,
     )
@@ -273,42 +315,15 @@ def _from_input_shapes(name: str, arguments: SpanArguments) -> CollectiveInfo:
 
 
 def _whole(number: Number | None) -> int | None:
-    return None if number is None else int(number)
+    """A count or size; None where it is no such thing."""
+    return int(number) if number is not None and 0 <= number < 2.0**62 else None
 
 
-_Instants = list[tuple[Int64, list[MemoryArguments]]]
+def _group_size(number: Number | None) -> int | None:
+    """No job has a million ranks."""
+    size = _whole(number)
+    return size if size and size <= 1 << 20 else None
 
 
-def _in_order(instants: _Instants) -> tuple[Int64, list[MemoryArguments]]:
-    time = np.concatenate([np.empty(0, np.int64), *(chunk[0] for chunk in instants)])
-    arguments = list(chain.from_iterable(chunk[1] for chunk in instants))
-    order = np.argsort(time, kind="stable")
-    return time[order], [arguments[row] for row in order.tolist()]
-
-
-def _integers(values: Iterable[Number], count: int) -> Int64:
-    return np.fromiter((int(value) for value in values), np.int64, count)
-
-
-def _memory(instants: _Instants) -> MemoryEvents:
-    time, arguments = _in_order(instants)
-    count = len(time)
-    return MemoryEvents(
-        time=time,
-        bytes=_integers((each.bytes for each in arguments), count),
-        allocated=_integers((each.allocated for each in arguments), count),
-        reserved=_integers((each.reserved for each in arguments), count),
-        address=_integers((each.address for each in arguments), count),
-        device_type=np.fromiter((each.device_type for each in arguments), np.int32, count),
-        device_id=np.fromiter((each.device_id for each in arguments), np.int32, count),
-        active=_integers((each.active for each in arguments), count),
-    )
-
-
-def _retries(instants: _Instants) -> RetryEvents:
-    time, arguments = _in_order(instants)
-    return RetryEvents(
-        time=time,
-        bytes=_integers((each.bytes for each in arguments), len(time)),
-        freed=_integers((each.freed for each in arguments), len(time)),
-    )
+def _lane(number: int | str | None) -> int | str:
+    return "unknown" if number is None else number

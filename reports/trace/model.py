@@ -115,16 +115,16 @@ class CollectiveInfo:
 @dataclass(frozen=True, eq=False)
 class MemoryEvents:
     """Allocations and frees: int64 columns time (ns), bytes (signed), allocated and reserved (totals after
-    the event), address; int32 device_type (0 CPU, 1 CUDA, 20 PrivateUse1) and device_id; int64 active (the
-    total with what other streams still use, MISSING as a rule: only simulated traces tell it)."""
+    the event), address, device_type (0 CPU, 1 CUDA, 20 PrivateUse1), device_id, active (the total with what
+    other streams still use, MISSING as a rule: only simulated traces tell it)."""
 
     time: Int64
     bytes: Int64
     allocated: Int64
     reserved: Int64
     address: Int64
-    device_type: Int32
-    device_id: Int32
+    device_type: Int64
+    device_id: Int64
     active: Int64
 
     def __len__(self) -> int:
@@ -148,8 +148,8 @@ class Trace:
     """One rank's trace.
 
     `collectives` maps a row of `events` to its metadata; `lanes` holds (pid, tid) as the file has them;
-    `simulated` is the file's "fsdpbench" object or None; `problems` are findings of the decoder, each a line.
-    `dropped_kernels` counts device events that were unusable (time stamp 0, negative duration, no time).
+    `simulated` is the file's "fsdpbench" object or None.  Findings of the decoder, each a line: `problems`
+    say what figures may lack or what contradicts itself, `remarks` do no harm.
     """
 
     path: Path
@@ -165,7 +165,7 @@ class Trace:
     devices: tuple[dict[str, Any], ...]
     simulated: dict[str, Any] | None
     problems: tuple[str, ...]
-    dropped_kernels: int
+    remarks: tuple[str, ...]
 
     def rows(self, *categories: Category) -> Int64:
         """Row numbers of the events of these categories, in the file's order."""

@@ -1,7 +1,7 @@
 """Reads a Kineto trace (Chrome trace JSON, plain or gzip) into `Trace`.
 
     blocks of bytes -> chunks of events -> typed structs -> columns -> Trace
-                                \\-> the whole text mended, events converted one by one, when that fails
+                                \\-> cut by brackets, mended, events converted one by one, when that fails
 
 The first way needs about a second for a million events, and little memory.  Garbage collection is paused
 meanwhile: thousands of new objects, none of them garbage, would be walked again and again.
@@ -10,7 +10,6 @@ meanwhile: thousands of new objects, none of them garbage, would be walked again
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,30 +21,41 @@ import msgspec
 from reports.trace.blocks import read_blocks
 from reports.trace.chunks import UncuttableError, cut
 from reports.trace.columns import ColumnBuilder
+from reports.trace.exact_chunks import cut_exactly
+from reports.trace.identity import identify
+from reports.trace.limits import TraceLimits
 from reports.trace.model import Trace, TraceError
 from reports.trace.raw import ABSENT, EXACT_EVENTS, EXACT_FILE, FILE, FLOAT_EVENTS, File, FloatEvent
-from reports.trace.repair import convert_events, mend
+from reports.trace.repair import UnmendableError, recover_events, recover_value
+from reports.trace.structure import nesting
 from reports.trace.times import needs_digits
 
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
-_TRUNCATED = "is truncated: the JSON ends in the middle; record or copy it again"
 
-
-def read_trace(path: Path | str) -> Trace:
+def read_trace(path: Path | str, limits: TraceLimits | None = None) -> Trace:
     """Decodes one rank's trace file.
 
     Args:
         path: a Kineto JSON file, gzip-compressed or plain; the content decides, not the name.
+        limits: how much the file may ask for; the defaults and `FSDPBENCH_TRACE_LIMITS` unless given.
 
     Raises:
-        TraceError: the file is missing, empty, truncated, not JSON, or JSON that holds no trace.
+        TraceError: the file is missing, empty, truncated, not JSON, no trace, or beyond a limit.
     """
     path = Path(path)
+    try:
+        limits = limits or TraceLimits.from_environment()
+    except ValueError as error:
+        raise TraceError(path, f"is not read: {error}") from None
     with _no_garbage_collection():
         try:
-            decoded = _decode_in_chunks(path)
-        except (UncuttableError, msgspec.DecodeError, UnicodeDecodeError):
-            decoded = _decode_tolerantly(path, b"".join(read_blocks(path)))
+            try:
+                decoded = _decode_in_chunks(path, limits)
+            except (UncuttableError, msgspec.DecodeError, UnicodeDecodeError):
+                decoded = _decode_tolerantly(path, limits)
+        except RecursionError:
+            raise TraceError(
+                path, "nests deeper than Python can decode, whatever the limit `depth`"
+            ) from None
         return _assemble(path, decoded)
 
 
@@ -53,9 +63,31 @@ def read_trace(path: Path | str) -> Trace:
 class _Decoded:
     """What a file held: events in the builder, everything beside them as plain values."""
 
+    path: Path
+    limits: TraceLimits
     builder: ColumnBuilder = field(default_factory=ColumnBuilder)
     beside: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def check_depth(self, text: bytes, outside: int) -> None:
+        """Raises TraceError where `text`, inside of `outside` levels, nests deeper than the limit."""
+        depth = nesting(text) + outside
+        if depth > self.limits.depth:
+            raise TraceError(self.path, self.limits.refusal("depth", f"nests {depth:,} levels deep"))
+
+    def add(self, events: list[FloatEvent], text: bytes | None) -> None:
+        """Appends events; `text` is what they were decoded from, in case their digits are needed."""
+        if text is not None and needs_digits((event.ts for event in events), text):
+            if text.startswith(b"["):
+                self.builder.add(EXACT_EVENTS.decode(text))
+            else:
+                self.builder.add(EXACT_FILE.decode(text).events)
+        else:
+            self.builder.add(events)
+        if self.builder.seen > self.limits.events:
+            found = f"holds more than {self.limits.events:,} events"
+            raise TraceError(self.path, self.limits.refusal("events", found))
 
 
 @contextmanager
@@ -69,28 +101,19 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _decode_in_chunks(path: Path) -> _Decoded:
-    decoded = _Decoded()
-    for kind, text in cut(read_blocks(path)):
+def _decode_in_chunks(path: Path, limits: TraceLimits) -> _Decoded:
+    decoded = _Decoded(path, limits)
+    for kind, text in cut(read_blocks(path, limits), limits):
+        decoded.check_depth(text, outside=1 if kind == "events" else 0)
         if kind == "events":
-            _add_events(decoded.builder, FLOAT_EVENTS.decode(text), text)
+            decoded.add(FLOAT_EVENTS.decode(text), text)
             continue
         file = FILE.decode(text)
         decoded.beside |= _beside(file)
         if file.events:
             # The end of the file: its events alone, again as a list, in case their digits are needed.
-            _add_events(decoded.builder, file.events, None if kind == "beginning" else text)
+            decoded.add(file.events, None if kind == "beginning" else text)
     return decoded
-
-
-def _add_events(builder: ColumnBuilder, events: list[FloatEvent], text: bytes | None) -> None:
-    if text is not None and needs_digits((event.ts for event in events), text):
-        if text.startswith(b"["):
-            builder.add(EXACT_EVENTS.decode(text))
-        else:
-            builder.add(EXACT_FILE.decode(text).events)
-    else:
-        builder.add(events)
 
 
 def _beside(file: File) -> dict[str, Any]:
@@ -102,40 +125,38 @@ def _beside(file: File) -> dict[str, Any]:
     return {key: msgspec.json.decode(raw) for key, raw in found.items() if raw != ABSENT}
 
 
-def _decode_tolerantly(path: Path, text: bytes) -> _Decoded:
+def _decode_tolerantly(path: Path, limits: TraceLimits) -> _Decoded:
     """The slow way, for files that the strict decoder refuses; TraceError says why when it fails too."""
-    text = text.removeprefix(b"\xef\xbb\xbf")
-    if not text.strip():
-        raise TraceError(path, "is empty (only white space)")
-    if text.lstrip()[:1] not in (b"{", b"["):
-        raise TraceError(path, f"is not JSON (it begins with {text[:16]!r})")
-    decoded = _Decoded()
+    decoded = _Decoded(path, limits)
+    lost = 0
+    defects: list[str] = []
     try:
-        document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if "truncated" in str(error):
-            raise TraceError(path, _TRUNCATED) from None
-        document = _decode_mended(path, text)
-        decoded.problems.append(f"the file is not valid JSON ({error}); it was mended to be read")
-    if isinstance(document, list):
-        document = {"traceEvents": document}
-    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
-        raise TraceError(path, "is JSON, but not a trace: it has no list 'traceEvents'")
-    events, lost = convert_events(document.pop("traceEvents"))
+        for kind, text in cut_exactly(path, read_blocks(path, limits), limits):
+            if kind == "beside":
+                content, defect = recover_value(text)
+                decoded.beside = _trace_object(path, content)
+            else:
+                found = recover_events(text)
+                decoded.add(found.events, found.text)
+                decoded.add(found.converted, None)
+                lost, defect = lost + found.lost, found.defect
+            defects += [defect] if defect else []
+    except UnmendableError as error:
+        raise TraceError(path, f"is not JSON ({error})") from None
+    if defects:
+        decoded.remarks.append(f"the file is not valid JSON ({defects[0]}); it was mended to be read")
     if lost:
         decoded.problems.append(f"{lost} events could not be understood: left out")
-    decoded.builder.add(events)
-    decoded.beside = document
     return decoded
 
 
-def _decode_mended(path: Path, text: bytes) -> Any:
-    try:
-        return msgspec.json.decode(mend(text))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        if "truncated" in str(error):
-            raise TraceError(path, _TRUNCATED) from None
-        raise TraceError(path, f"is not JSON ({error})") from None
+def _trace_object(path: Path, content: Any) -> dict[str, Any]:
+    """The file without its events; a list of events may stand alone."""
+    if isinstance(content, list):
+        return {}
+    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
+        raise TraceError(path, "is JSON, but not a trace: it has no list 'traceEvents'")
+    return content
 
 
 def _assemble(path: Path, decoded: _Decoded) -> Trace:
@@ -148,10 +169,7 @@ def _assemble(path: Path, decoded: _Decoded) -> Trace:
     distributed = distributed if isinstance(distributed, dict) else {}
     devices = decoded.beside.get("deviceProperties")
     simulated = decoded.beside.get("fsdpbench")
-    rank, world_size = distributed.get("rank"), distributed.get("world_size")
-    if not isinstance(rank, int):
-        in_name = _RANK_IN_NAME.search(path.name)
-        rank = int(in_name[1]) if in_name else None
+    identity = identify(path.name, distributed)
     return Trace(
         path=path,
         events=columns.events,
@@ -160,13 +178,13 @@ def _assemble(path: Path, decoded: _Decoded) -> Trace:
         collectives=columns.collectives,
         memory=columns.memory,
         retries=columns.retries,
-        rank=rank,
-        world_size=world_size if isinstance(world_size, int) else None,
-        backend=str(distributed["backend"]) if "backend" in distributed else None,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        backend=str(distributed["backend"])[:200] if "backend" in distributed else None,
         devices=tuple(each for each in devices if isinstance(each, dict))
         if isinstance(devices, list)
         else (),
         simulated=simulated if isinstance(simulated, dict) else None,
-        problems=(*decoded.problems, *columns.problems),
-        dropped_kernels=columns.dropped_kernels,
+        problems=(*decoded.problems, *columns.problems, *identity.problems),
+        remarks=(*decoded.remarks, *columns.remarks, *identity.remarks),
     )

@@ -88,8 +88,8 @@ def test_ages_are_the_file_systems_own(path: Path, age_s: float, monkeypatch: py
         assert json.loads(path.read_text())["pid"] == os.getpid()
 
 
-@pytest.mark.parametrize("content", ['{"pid": 1, "host": "elsewhere", "began": null}', "", "[]"])
-def test_a_lock_that_promises_no_beat_is_never_broken(path: Path, content: str) -> None:
+def test_a_lock_that_promises_no_beat_is_never_broken(path: Path) -> None:
+    content = '{"pid": 1, "host": "elsewhere", "began": null}'
     path.write_text(content)
     os.utime(path, (0, 0))
     with pytest.raises(UsageError, match="remove"), lock(path).held():

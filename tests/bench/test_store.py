@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdpbench.check.sides import stored_side
 from fsdpbench.config import Config, Measurement
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.index import build_index
@@ -133,5 +134,5 @@ def test_only_points_of_the_current_space_are_current(tmp_path: Path) -> None:
     finish(store, old)
     finish(store, new)
     store.write_space({"schema": 1}, [new])
-    assert [point.config["settings"]["batch"] for point in store.current_points()] == [2]
+    assert list(stored_side(tmp_path).entries) == [new.name]
     assert len(store.points()) == 2

@@ -47,6 +47,8 @@ class RaceFinder(TorchDispatchMode):
         self.races: list[str] = []
         self.seen = 0
         """How many uses of memory were followed."""
+        self._in_communicator = False
+        """Collectives of one communicator run one after another; nobody should rely on that."""
         self._clocks: dict[int, _Clock] = {HOST: {}}
         self._marks: dict[int, tuple[Any, _Clock]] = {}
         self._accesses: dict[str, list[_Access]] = {"cpu": [], "sim": []}
@@ -88,7 +90,8 @@ class RaceFinder(TorchDispatchMode):
             return marker
 
         def on_make_wait(stream: int, marker: Any, payload: Any = None) -> None:
-            self.join(stream, self.at(marker))
+            if not self._in_communicator:
+                self.join(stream, self.at(marker))
             make_wait(stream, marker, payload)
 
         def on_wait_for(marker: Any) -> None:
@@ -225,7 +228,9 @@ def races_found() -> Iterator[RaceFinder]:
     def on_queue(
         self: Any, stream: int, kind: str, nbytes: int, inputs: Any, outputs: Any, *rest: Any
     ) -> None:
+        finder._in_communicator = True
         queue(self, stream, kind, nbytes, inputs, outputs, *rest)
+        finder._in_communicator = False
         finder.collective(stream, kind, inputs, outputs)
 
     SimProcessGroup._queue = on_queue  # type: ignore[method-assign]

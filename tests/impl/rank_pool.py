@@ -36,6 +36,7 @@ from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+PRODUCTS = HERE.parent / "products"
 STARTUP_SECONDS = 120
 _MOST_THREADS = 40
 _RETIRE = "retire"
@@ -213,11 +214,22 @@ def _serve(rank: int, world_size: int, rendezvous: str, orders: int, answers: in
     return False
 
 
+def _exact_products() -> None:
+    """Make matrix products independent of the CPU and of addresses: what differs then, FSDP did."""
+    spec = importlib.util.spec_from_file_location("products", PRODUCTS / "sitecustomize.py")
+    assert spec is not None
+    assert spec.loader is not None
+    products = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(products)
+    products.install("exact")
+
+
 def _main(rendezvous: str, descriptors: list[int]) -> None:
     """Import once, then fork a process for each rank: the imports cost more than most tests."""
     warnings.filterwarnings("ignore")
     faulthandler.enable()
     sys.path.insert(0, str(HERE))
+    _exact_products()
     for module in ("fsdp_cases", "pytest", "torch._dynamo", "torch.distributed.checkpoint.state_dict"):
         importlib.import_module(module)
     world_size = len(descriptors) // 2

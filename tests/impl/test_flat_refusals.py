@@ -12,6 +12,7 @@ from flat_programs import CPU, Net, Side, attempt, compare
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.two_tensor import TwoTensor
 
 import impl
 
@@ -63,6 +64,9 @@ def wrapping(side: Side) -> Iterator[tuple[str, Any]]:
     yield says("group and mesh", lambda: side.wrap(Net(), process_group=group, device_mesh=mesh))
     with torch.device("meta"):
         meta = Net()
+    held = Net()
+    held.exit.weight = nn.Parameter(TwoTensor(*[held.exit.weight.detach()] * 2))
+    yield says("tensor subclass", lambda: run(side, held))
     yield says("no function", lambda: side.wrap(meta, param_init_fn=3))
 
 

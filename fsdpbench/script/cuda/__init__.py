@@ -25,7 +25,7 @@ from fsdpbench.script.cuda.cuda_module import map_cuda_module
 from fsdpbench.script.cuda.device_names import map_device_names
 from fsdpbench.script.cuda.distributed import map_distributed
 from fsdpbench.script.cuda.profiling import ProfilerRequests, map_profiler
-from fsdpbench.script.cuda.refusals import refuse_what_cannot_be_simulated
+from fsdpbench.script.cuda.refusals import compile_notes, refuse_what_cannot_be_simulated
 from fsdpbench.script.cuda.replacement import Replacements
 
 if TYPE_CHECKING:
@@ -46,4 +46,4 @@ def map_cuda(simulation: Simulation) -> ProfilerRequests:
     return requests
 
 
-__all__ = ["ProfilerRequests", "map_cuda"]
+__all__ = ["ProfilerRequests", "compile_notes", "map_cuda"]

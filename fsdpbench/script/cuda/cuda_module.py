@@ -44,6 +44,7 @@ def map_cuda_module() -> None:
                 setattr(submodule, name, function)
     for name in ("_record_memory_history", "_snapshot", "_dump_snapshot", "memory_snapshot"):
         setattr(torch.cuda.memory, name, getattr(module.memory, name))
+    functions["Stream"].cuda_stream = property(lambda stream: stream.number)
     _map_submodules()
 
 
@@ -93,12 +94,19 @@ class _Ranges:
 
 
 class _Runtime:
-    """`torch.cuda.cudart()`: scripts start and stop outside profilers by it."""
+    """`torch.cuda.cudart()`: scripts start and stop outside profilers by it, checkpoints pin their staging
+    memory. All of the host's memory is taken for pinned."""
 
     def cudaProfilerStart(self) -> int:  # noqa: N802
         return 0
 
     def cudaProfilerStop(self) -> int:  # noqa: N802
+        return 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
         return 0
 
 

@@ -27,7 +27,7 @@ from torch.utils._device import _device_constructors
 
 from fsdpbench.script.cuda.replacement import Replacements
 from fsdpbench.sim.accelerator import DEVICE_TYPE
-from fsdpbench.sim.tensors import is_on_device, is_simulated
+from fsdpbench.sim.tensors import is_on_device, is_simulated, same_memory
 
 CUDA = "cuda"
 _LIKE = ("empty_like", "full_like", "ones_like", "zeros_like", "rand_like", "randn_like", "randint_like")
@@ -51,6 +51,7 @@ def map_device_names(replacements: Replacements) -> None:
         replacements.wrap(torch, name, _taking_device)
     replacements.wrap(torch._C._nn, "_parse_to", _taking_device_first)
     replacements.add(torch.Generator, _Generator)
+    replacements.wrap(torch, "from_dlpack", _through_dlpack)
     _change_tensor_methods()
 
 
@@ -138,6 +139,18 @@ def _taking_device_first(function: Callable[..., Any], position: int = 0) -> Cal
         if kwargs.get("device") is not None:
             kwargs["device"] = own_device(kwargs["device"])
         return function(*args, **kwargs)
+
+    return call
+
+
+def _through_dlpack(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`from_dlpack`, which hands over an address: the simulated device's memory has none that it could take."""
+
+    @functools.wraps(function)
+    def call(ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(ext_tensor, torch.Tensor) and is_on_device(ext_tensor):
+            return same_memory(ext_tensor)
+        return function(ext_tensor, *args, **kwargs)
 
     return call
 

@@ -1,4 +1,8 @@
-"""`init_process_group("nccl")` makes the simulated process group, of which this is rank 0."""
+"""`init_process_group("nccl")` makes the simulated process group, of which this is rank 0.
+
+Groups answer as the script asked for them: `"nccl"` (or nothing at all) is for the device's tensors, `"gloo"`
+for the host's, `"cpu:gloo,cuda:nccl"` for both. Asynchronous checkpoints look for that.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
     from fsdpbench.sim import Simulation
 
 _NCCL = "nccl"
+_CONFIGS = {"nccl": "cuda:nccl", "gloo": "cpu:gloo,cuda:gloo"}
+"""What torch makes of a backend's name, as `get_backend_config` tells it."""
 _NCCL_VERSION = (2, 27, 3)
 
 
@@ -27,6 +33,7 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     replacements.wrap(dist, "new_subgroups", _without_backend)
     replacements.wrap(dist, "new_subgroups_by_enumeration", _without_backend)
     replacements.wrap(dist, "get_backend", _called_as_asked)
+    replacements.wrap(dist, "get_backend_config", _configured_as_asked)
     replacements.wrap(dist, "monitored_barrier", lambda monitored: _barrier)
     replacements.add(torch.multiprocessing.spawn, _spawn)
     # In torch.distributed alone: where torch itself asks, it goes on to use the C++ class.
@@ -58,7 +65,10 @@ def _init_process_group(original: Callable[..., None], simulation: Simulation) -
                     f"init_process_group({name}={asked}): {is_so} is simulated; leave it out, so that it is "
                     "taken from the environment, or call with --gpus of that many"
                 )
-        return simulation.init_process_group()
+        simulation.init_process_group()
+        assert isinstance(dist.group.WORLD, SimProcessGroup)
+        dist.group.WORLD.asked_backend = _NCCL if backend is None else str(backend).lower()
+        return None
 
     return init_process_group
 
@@ -73,7 +83,9 @@ def _without_backend(function: Callable[..., Any]) -> Callable[..., Any]:
             kwargs.pop(name, None)
         made = function(*args, **kwargs)
         if asked is not None and isinstance(made, SimProcessGroup):
-            made.asked_backend = str(asked)
+            made.asked_backend = str(asked).lower()
+        elif isinstance(made, SimProcessGroup) and isinstance(dist.group.WORLD, SimProcessGroup):
+            made.asked_backend = dist.group.WORLD.asked_backend
         return made
 
     return call
@@ -85,9 +97,26 @@ def _called_as_asked(function: Callable[..., str]) -> Callable[..., str]:
     @functools.wraps(function)
     def call(group: Any = None, *args: Any, **kwargs: Any) -> str:
         name = function(group, *args, **kwargs)
-        return (getattr(group, "asked_backend", "") or _NCCL) if name == BACKEND else name
+        return _asked_of(group) if name == BACKEND else name
 
     return call
+
+
+def _configured_as_asked(function: Callable[..., str]) -> Callable[..., str]:
+    """`get_backend_config`: a backend for each kind of device."""
+
+    @functools.wraps(function)
+    def call(group: Any = None, *args: Any, **kwargs: Any) -> str:
+        config = function(group, *args, **kwargs)
+        asked = _asked_of(group)
+        return _CONFIGS.get(asked, asked) if BACKEND in config else config
+
+    return call
+
+
+def _asked_of(group: Any) -> str:
+    """The backend that a group was made with."""
+    return getattr(group or dist.group.WORLD, "asked_backend", "") or _NCCL
 
 
 def _barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:

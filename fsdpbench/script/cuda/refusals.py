@@ -5,6 +5,7 @@ Operators whose shapes depend on data, and send and recv, are refused by the sim
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ import torch.cuda.memory
 from fsdpbench.script.cuda.replacement import Replacements
 
 _DISABLED = "TORCHDYNAMO_DISABLE"
+_DISABLING = (_DISABLED, "TORCH_COMPILE_DISABLE")
 
 
 class NotSimulatedError(NotImplementedError):
@@ -89,15 +91,47 @@ def _refused_class(name: str, way_out: str) -> type:
     return type(name.rpartition(".")[2], (), {"__new__": refuse, "__module__": name.rpartition(".")[0]})
 
 
+class _Requests:
+    """What became of `torch.compile`."""
+
+    left_out = 0
+
+
+def compile_notes() -> list[str]:
+    """What a reader should know of `torch.compile` in this run."""
+    if not _Requests.left_out:
+        return []
+    return ["torch.compile is switched off in this run: the eager program was simulated"]
+
+
+def _is_switched_off() -> bool:
+    """Whether torch itself would run the eager program where compilation is asked for."""
+    if "1" in (os.environ.get(name) for name in _DISABLING):
+        return True
+    dynamo: Any = torch._dynamo
+    return bool(dynamo.config.disable) or dynamo.eval_frame._stance.stance == "force_eager"
+
+
 def _compile(model: Any = None, **options: Any) -> Any:
     """`torch.compile`: refused for modules at once, for functions when they are called."""
     if model is None:
         return lambda decorated: _compile(decorated, **options)
-    if os.environ.get(_DISABLED) == "1" or options.get("disable"):
+    if options.get("disable"):
         return model
     if isinstance(model, torch.nn.Module):
-        raise NotSimulatedError("torch.compile", _COMPILED)
-    return _refusal("torch.compile", _COMPILED)
+        if not _is_switched_off():
+            raise NotSimulatedError("torch.compile", _COMPILED)
+        _Requests.left_out += 1
+        return model
+
+    @functools.wraps(model)
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        if not _is_switched_off():
+            raise NotSimulatedError("torch.compile", _COMPILED)
+        _Requests.left_out += 1
+        return model(*args, **kwargs)
+
+    return eager
 
 
-__all__ = ["CUDA_CODE", "NotSimulatedError", "refuse_what_cannot_be_simulated"]
+__all__ = ["CUDA_CODE", "NotSimulatedError", "compile_notes", "refuse_what_cannot_be_simulated"]

@@ -30,9 +30,9 @@ class Replacements:
             self.add(original, wrapper(original))
 
     def apply(self) -> None:
-        """Replace all that was added."""
+        """Replace all that was added, also in this project's FSDP, which may be imported already."""
         for name, module in list(sys.modules.items()):
-            if module is None or name.partition(".")[0] != "torch":
+            if module is None or name.partition(".")[0] not in ("torch", "impl"):
                 continue
             for attribute, value in list(vars(module).items()):
                 found = self._by_id.get(id(value))

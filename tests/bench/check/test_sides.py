@@ -135,8 +135,9 @@ def test_a_baseline_is_created_and_checked(write_sweep: Callable[..., Path], tmp
     assert done.exit_code == 0, done.exception
     ((torch_version, stored),) = Baseline.read(file).sets.items()
     assert torch_version
-    assert {"versions", "revision", "date", "command"} <= stored["provenance"].keys()
-    assert stored["surroundings"]["processor"] == "a processor"
+    assert stored.provenance is not None
+    assert stored.provenance.date
+    assert stored.surroundings["processor"] == "a processor"
     assert "somewhere" not in file.read_text()
     assert run(check_command.command, write_sweep("b"), "--baseline", file).exit_code == ExitCode.OK
     worse = run(check_command.command, write_sweep("c", 1.1), "--baseline", file)

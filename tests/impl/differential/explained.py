@@ -57,6 +57,19 @@ def _flat(s: Situation, **values: Any) -> bool:
     return isinstance(wrap, Flat) and all(getattr(wrap, name) == value for name, value in values.items())
 
 
+def _two_graphs(s: Situation) -> bool:
+    """Whether two forwards waited for their backwards at once."""
+    waiting = 0
+    for each in s.program.operations[: s.index + 1]:
+        if isinstance(each, ops.Forward) and each.mode == "grad":
+            waiting += 1
+            if waiting == 2:
+                return True
+        elif isinstance(each, ops.Backward) and not each.retain:
+            waiting = max(0, waiting - 1)
+    return False
+
+
 def _refused(s: Situation, words: str) -> bool:
     """Torch raised, ours did not, or in another way afterwards."""
     return words in s.torch_words
@@ -92,6 +105,27 @@ EXPLANATIONS: list[Explanation] = [
         "torch's reset_iter_state leaves them at the unsharded parameters and adds them to the next ones",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
         lambda s: _earlier(s, ops.ResetIterState) and s.name.startswith("grad") and not _flat(s),
+    ),
+    Explanation(
+        "two graphs at once",
+        "torch's FSDP1 frees parameters that the second backward needs (RuntimeError), or does not reduce it",
+        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        lambda s: _flat(s) and _two_graphs(s) and not s.impl_words
+        and ("setStorage" in s.torch_words or s.name.startswith("grad") or s.name.startswith("parameter")),
+    ),
+    Explanation(
+        "CPU offload of what is summoned",
+        "torch frees the memory it shows where parameters are on the CPU already",
+        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        lambda s: _flat(s) and isinstance(s.operation, ops.Summon | ops.SaveState) and s.operation.offload
+        and "setStorage" in s.torch_words,
+    ),
+    Explanation(
+        "LOCAL state dicts with a mesh",
+        "ours refuses at once",
+        f"{FLAT_DOC}#where-it-is-not-torchs",
+        lambda s: _flat(s) and "LOCAL_STATE_DICT does not go with a device_mesh" in s.impl_words,
+        ends=False,
     ),
     Explanation(
         "deep copy of a flat wrapper",

@@ -209,10 +209,11 @@ def settings(draw: Draw, model: ModelSpec) -> ops.Setting:
     return ops.Setting(name, draw(st.sampled_from(SETTINGS[name])), block)
 
 
-def singles(model: ModelSpec, flat: bool) -> st.SearchStrategy[Part]:
+def singles(model: ModelSpec, flat: bool, originals: bool) -> st.SearchStrategy[Part]:
     block = st.integers(0, len(model.blocks) - 1)
     where = rarely(block, None, 2)
-    hows = ["data", "data_copy", "in_place", "replace", "wrong"]
+    # A shape that is wrong on one rank alone, as parts of original parameters are, leaves torch's others waiting.
+    hows = ["data", "data_copy", "in_place", "replace", *([] if originals else ["wrong"])]
     choices: list[st.SearchStrategy[Any]] = [
         st.builds(ops.RequireGrad, block, st.sampled_from(["", "bias", "weight"]), st.booleans()),
         st.builds(ops.Write, st.sampled_from(hows), st.integers(0, 7)),
@@ -267,9 +268,10 @@ def programs(draw: Draw, flat: bool | None = None, ranks: int = 2) -> Program:
     model = draw(models(flat))
     wrap = draw(flats(model, ranks) if flat else shardeds(model, ranks))
     iteration = iterations(model, flat)
-    kinds = [iteration, iteration, singles(model, flat), singles(model, flat)]
-    kinds += [
-        kind(model, flat) for kind in (accumulations, evaluations, two_graphs, retained, failures, state_dicts)
-    ]
+    single = singles(model, flat, isinstance(wrap, Flat) and wrap.originals)
+    rest = [accumulations, evaluations, retained, failures, state_dicts, *([] if flat else [two_graphs])]
+    kinds = [iteration, iteration, single, single, *(kind(model, flat) for kind in rest)]
+    if flat:  # where torch's second backward fails
+        kinds.append(rarely(two_graphs(model, flat), [ops.Attributes()], 5))
     parts = draw(st.lists(st.one_of(kinds), min_size=1, max_size=5))
     return Program(model, wrap, tuple(operation for part in parts for operation in part), ranks)

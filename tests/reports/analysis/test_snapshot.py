@@ -154,7 +154,7 @@ def test_a_pickle_can_run_no_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "truncated or empty"),
+        (b"", "is empty"),
         (pickle.dumps({"segments": [1] * 100})[:-20], "truncated|not a memory snapshot"),
         (b"hello", "not a memory snapshot"),
         (pickle.dumps([1, 2]), "no list 'segments'"),

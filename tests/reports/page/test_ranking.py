@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.page.files import ConfigFile, PeakMemory, ResultFile
+from reports.run_files import ConfigFile, PeakMemory, ResultFile
 from reports.page.ranking import (
     SAMPLES,
     TOKENS,

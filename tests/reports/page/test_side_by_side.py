@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reports.page.files import ConfigFile, Repeats, ResultFile
+from reports.run_files import ConfigFile, Repeats, ResultFile
 from reports.page.side_by_side import differences, ratios
 from reports.page.view import Configuration, RunView, Status
 

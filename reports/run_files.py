@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from reports.reading import LARGEST_JSON, UnreadableError, read_bytes
+
 
 class FolderContentError(Exception):
     """One configuration's folder cannot be read; the message is one line for people."""
@@ -69,6 +71,16 @@ class Repeats(msgspec.Struct, frozen=True):
     spread: float | None = None
 
 
+class PlaceholderDecision(msgspec.Struct, frozen=True):
+    """What one line of a script asked of a simulated tensor, what it was told, and how often."""
+
+    file: str
+    line: int
+    operation: str
+    answer: bool | int | float | str | None
+    count: int
+
+
 class ResultFile(msgspec.Struct, frozen=True):
     """`result.json`: what came of it. A figure that the device cannot know is None."""
 
@@ -95,6 +107,7 @@ class ResultFile(msgspec.Struct, frozen=True):
     traces: list[Any] | None = None
     measured: Measured | None = None
     repeats: Repeats | None = None
+    placeholder_decisions: list[PlaceholderDecision] | None = None
 
 
 FileT = TypeVar("FileT", ConfigFile, ResultFile)
@@ -107,11 +120,11 @@ def read_file(path: Path, kind: type[FileT]) -> FileT:
         FolderContentError: the file is missing, unreadable, cut off, not JSON, or a field is of a wrong type.
     """
     try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise FolderContentError(f"{path.name} is missing") from None
-    except OSError as error:
-        raise FolderContentError(f"{path.name} cannot be read: {error.strerror or error}") from None
+        content = read_bytes(path, LARGEST_JSON)
+    except UnreadableError as error:
+        if not path.exists():
+            raise FolderContentError(f"{path.name} is missing") from None
+        raise FolderContentError(f"{path.name} {error.reason}") from None
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:

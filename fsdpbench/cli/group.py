@@ -1,0 +1,121 @@
+"""The commands and how they end. Each lies in a file of its own and is imported only when it is called."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import os
+import sys
+
+import click
+
+from fsdpbench import __version__, interruption
+from fsdpbench.cli import last_resort
+from fsdpbench.cli.output import say
+from fsdpbench.errors import BenchError, ExitCode
+
+_COMMANDS = {
+    "sweep": "Run many configurations and rank them.",
+    "run": "Run one configuration.",
+    "plan": "What a sweep would run, what cannot fit, and what it would cost.",
+    "tune": "Search a space for its best configurations.",
+    "analyze": "Overlap, exposed communication and memory of any Kineto trace.",
+    "report": "Write the report of a run folder again.",
+    "compare": "Is B worse than A? Run folders or results; exit 1 on a regression.",
+    "check": "Compare a sweep with a baseline; exit 1 on a regression.",
+    "baseline": "Make or update a baseline from a sweep.",
+    "calibrate": "Measure a machine's GPUs and write its hardware profile.",
+    "validate": "Simulate published runs and compare.",
+    "doctor": "What this machine can run, and what is missing for the rest.",
+    "list": "Models, systems, hardware profiles and settings.",
+}
+
+
+_OBJECTS_BETWEEN_COLLECTIONS = 100_000
+
+
+class _LazyGroup(click.Group):
+    """Knows the commands' names and one-line helps without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"fsdpbench.cli.{name}_command")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fsdpbench")
+def _group() -> None:
+    """Run FSDP configurations on GPUs, CPUs or simulated GPUs, and see what they cost."""
+
+
+def run() -> None:
+    """Run the command that the arguments name and end the process."""
+    # Torch makes hundreds of thousands of objects, and none is garbage: they are looked through less often
+    # than Python would, and not once more at the end, which would take a third of a second.
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    atexit.register(gc.freeze)
+    try:
+        code = _invoke()
+    except BaseException as error:
+        # What an interruption made of whatever it struck is no error of its own.
+        if interruption.arrived():
+            code = ExitCode.OK
+        elif isinstance(error, Exception):
+            say(last_resort.told(error))
+            code = ExitCode.BENCH_FAILED
+        else:
+            raise
+    if number := interruption.arrived():
+        _end_interrupted(number)
+    sys.exit(int(code))
+
+
+def _invoke() -> int:
+    """The exit code of the command. Raises what nobody foresaw."""
+    code: int = ExitCode.OK
+    try:
+        try:
+            # Not click's own `main`: that one turns a closed pipe into exit code 1, a regression here.
+            with _group.make_context("fsdpbench", sys.argv[1:]) as context:
+                _group.invoke(context)
+        except click.exceptions.Exit as stop:
+            code = stop.exit_code
+        sys.stdout.flush()
+    except click.ClickException as error:
+        say(_told_by_click(error))
+        return ExitCode.USAGE
+    except BenchError as error:
+        say(error)
+        return error.exit_code
+    return code
+
+
+def _end_interrupted(number: int) -> None:
+    """Nothing is taken down: what was held is let go already, and time is short."""
+    say("interrupted; what is finished is kept, start the same command again to go on")
+    if not interruption.is_command():
+        interruption.forget()
+        sys.exit(128 + number)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    os._exit(128 + number)
+
+
+def _told_by_click(error: click.ClickException) -> str:
+    """What is wrong with the words of the command, on one line."""
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "fsdpbench"
+    message = " ".join(error.format_message().split())
+    return f"{message} (`{command} --help` tells more)"

@@ -1,0 +1,63 @@
+"""All that a command says goes through here: nothing in a name, a path or a cause commands the terminal.
+
+say     the one line of an error                       stderr
+tell    progress, notes                                stderr
+show    an answer, as text                             stdout
+show_json   an answer, as one JSON object              stdout
+make_console    rich's tables                          stdout, or stderr
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from reports.outside_text import one_line, printable_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PIPE_WIDTH = 200
+
+
+def say(message: object) -> None:
+    """The error that ends the command: one line, of bounded length."""
+    print(f"fsdpbench: {one_line(message)}", file=sys.stderr, flush=True)
+
+
+def tell(text: object, end: str = "\n", over: bool = False) -> None:
+    """Something on the way, or beside the answer. `over`: in place of the line that stands there."""
+    print("\r" * over + printable_lines(text), end=end, file=sys.stderr, flush=True)
+
+
+def show(text: object) -> None:
+    """The answer, which may have several lines."""
+    shown = printable_lines(text)
+    print(shown, end="" if shown.endswith("\n") else "\n")
+
+
+def show_json(content: object, indent: int | None = None) -> None:
+    """The answer for programs; JSON escapes control characters itself."""
+    print(json.dumps(content, indent=indent))
+
+
+def make_console(stderr: bool = False, width_of_pipe: int = _PIPE_WIDTH) -> Console:
+    """Where rich prints: plain and wide unless it is a terminal. What it is given to print is cleaned."""
+    from rich.console import Console, RenderableType
+    from rich.segment import Segment
+
+    class PrintableConsole(Console):
+        def render(self, renderable: RenderableType, options: Any = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                if segment.control:
+                    yield segment
+                else:
+                    yield segment._replace(text=printable_lines(segment.text))
+
+    # No markup: a path may hold brackets.
+    console = PrintableConsole(stderr=stderr, markup=False, emoji=False)
+    if not console.is_terminal and not stderr:
+        console.width, console.no_color = width_of_pipe, True
+    return console

@@ -1,0 +1,44 @@
+"""What the terminal says of a script's run beside its figures: its decisions, and where its files are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_TOLD = 5
+
+
+def script_notes(result: Mapping[str, Any]) -> list[str]:
+    """Lines for a reader of `result`."""
+    return [*_decisions(result.get("placeholder_decisions") or []), *_files(result)]
+
+
+def _decisions(decisions: list[dict[str, Any]]) -> list[str]:
+    if not decisions:
+        return []
+    most = sorted(decisions, key=lambda each: -each["count"])
+    lines = [
+        f"  {Path(each['file']).name}:{each['line']}: {each['operation']} -> {json.dumps(each['answer'])}, "
+        f"{each['count']} {'time' if each['count'] == 1 else 'times'}"
+        for each in most[:_TOLD]
+    ]
+    rest = f" (the most frequent of {len(most)}; all are in result.json)" if len(most) > _TOLD else ""
+    return ["\n".join([f"the script decided by values that simulated tensors do not have{rest}:", *lines])]
+
+
+def _files(result: Mapping[str, Any]) -> list[str]:
+    files = result.get("redirected_files")
+    if not files:
+        return []
+    lines = []
+    if files["count"]:
+        shown = ", ".join(files["files"][:_TOLD]) + (", ..." if files["count"] > _TOLD else "")
+        where = Path(str(result.get("folder", ""))) / files["folder"]
+        what = "1 file" if files["count"] == 1 else f"{files['count']} files"
+        lines.append(f"{what} of simulated tensors ({files['bytes'] / 1e6:,.1f} MB) went to {where}: {shown}")
+    if files["left_in_place"]:
+        shown = ", ".join(files["left_in_place"][:_TOLD])
+        lines.append(f"removed or replaced for the script alone, still there: {shown}")
+    return lines

@@ -1,0 +1,215 @@
+"""What a script decides from placeholders: where, which question, what it was told, how often.
+
+A simulated tensor has no value. Whatever a script asks of it, `if loss < best`, `range(int(count))`, is answered
+all the same, and the run goes the way of that answer; so every such answer is written down with the line that asked.
+
+    loss.item(), loss.cpu().item() ──> a number that remembers where it comes from (`numbers.py`)
+        number < best, bool(number), int(number), math.isnan(number) ──> recorded
+    if loss < best, int(count), x[:count], torch.equal(a, b)         ──> recorded at once
+    float(loss)   leaves what can be followed: recorded, unless it is only printed
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import os
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from fsdpbench.script.numbers import Followed, PlaceholderFloat, PlaceholderInt, follow_math, plain
+from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.known_values import forget, holds_placeholders, learn, mark_as_placeholders
+from fsdpbench.sim.storage import record_of
+from fsdpbench.sim.tensors import is_on_device
+from fsdpbench.sim.torchscript import stand_in_for_builtin
+
+_TOLD = 3
+_SHOWN_BY = {
+    "print", "format", "str", "repr", "log", "info", "debug", "warning", "write", "set_postfix",
+    "set_description", "add_scalar",
+}  # fmt: skip
+
+
+class Decisions:
+    """The record of one run. Made once, before the script starts."""
+
+    def __init__(self, own_files: OwnFiles) -> None:
+        self._own_files = own_files
+        self._counts: dict[tuple[str, int, str, Any], int] = {}
+        self._asked = False
+        """Whether a Python method of a tensor is asking now: it says by which name."""
+        self._guessed = False
+        """Whether the last answer was one of a placeholder."""
+
+    def follow(self) -> None:
+        """From now on write down what is asked of the simulated device's tensors."""
+        ACCELERATOR.follows_numbers = True
+        ACCELERATOR.on_value = self._answered
+        Followed.decided = self.record
+        follow_math()
+        _Tensors(self).install()
+
+    def record(self, operation: str, answer: Any) -> None:
+        """The script's innermost line asked `operation` and was told `answer`."""
+        frame = self._own_files.innermost()
+        if frame is None:
+            return
+        if operation == "float" and _is_only_shown(frame):
+            return
+        key = (frame.f_code.co_filename, frame.f_lineno, operation, answer)
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """As in `result.json`, in the order in which they were taken first."""
+        return [
+            {"file": file, "line": line, "operation": operation, "answer": answer, "count": count}
+            for (file, line, operation, answer), count in self._counts.items()
+        ]
+
+    def told(self) -> list[str]:
+        """The decisions taken most often, in words."""
+        most = sorted(self._counts.items(), key=lambda item: -item[1])[:_TOLD]
+        places = [
+            f"{os.path.basename(file)}:{line} ({operation}: {answer}, {count} times)"
+            for (file, line, operation, answer), count in most
+        ]
+        return [f"it decided by values that are not there at {', '.join(places)}"] if places else []
+
+    def _answered(self, operation: str, answer: Any, is_true: bool) -> None:
+        """The device has answered."""
+        if self._asked and operation == "item":
+            self._guessed = not is_true
+        elif not is_true:
+            self.record(operation, answer)
+
+    def ask(self, tensor: torch.Tensor, question: Callable[[torch.Tensor], Any]) -> tuple[Any, bool]:
+        """The answer to a Python method of a tensor, and whether it is a placeholder's."""
+        before, self._asked, self._guessed = self._asked, True, False
+        try:
+            answer = question(tensor)
+        finally:
+            self._asked = before
+        return answer, self._guessed or (tensor.device.type == "cpu" and holds_placeholders(tensor))
+
+
+class _Tensors:
+    """The methods of `torch.Tensor` by which Python learns values."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+
+    def install(self) -> None:
+        kind: Any = torch.Tensor
+        for name, operation in (("__bool__", "bool"), ("__int__", "int"), ("__index__", "index")):
+            setattr(kind, name, self._deciding(getattr(kind, name), operation))
+        kind.__float__ = self._deciding(kind.__float__, "float")
+        kind.item = self._numbered(kind.item)
+        kind.tolist = self._listed(kind.tolist)
+        torch.tensor = self._made(torch.tensor)
+
+    def _deciding(self, original: Callable[..., Any], operation: str) -> Callable[..., Any]:
+        decisions = self._decisions
+
+        @functools.wraps(original)
+        def call(tensor: torch.Tensor) -> Any:
+            answer, guessed = decisions.ask(tensor, original)
+            if guessed:
+                decisions.record(operation, answer)
+            return answer
+
+        return call
+
+    def _numbered(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`item`: floats are followed; of a bool or an integer, which may become a length, it is told at once."""
+        decisions = self._decisions
+
+        @functools.wraps(original)
+        def item(tensor: torch.Tensor) -> Any:
+            answer, guessed = decisions.ask(tensor, original)
+            if not guessed:
+                return answer
+            if not isinstance(answer, float):
+                decisions.record("item", answer)
+            return _followed(answer)
+
+        return item
+
+    def _listed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        decisions = self._decisions
+
+        @functools.wraps(original)
+        def tolist(tensor: torch.Tensor) -> Any:
+            host = tensor.cpu() if is_on_device(tensor) else tensor
+            answer, guessed = decisions.ask(host, original)
+            return _followed(answer) if guessed else answer
+
+        return tolist
+
+    def _made(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`torch.tensor`: what is made of placeholders holds placeholders."""
+
+        @functools.wraps(original)
+        def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            made: torch.Tensor = original(data, *args, **kwargs)
+            if isinstance(data, Followed) or (isinstance(data, (list, tuple)) and any(map(_is_followed, data))):
+                if not is_on_device(made):
+                    return mark_as_placeholders(made)
+                forget(record_of(made.untyped_storage()))
+                if isinstance(data, Followed):
+                    learn(made, plain(data), assumed=True)
+            return made
+
+        stand_in_for_builtin(original, tensor)
+        return tensor
+
+
+def _is_followed(value: Any) -> bool:
+    return isinstance(value, Followed)
+
+
+def _followed(answer: Any) -> Any:
+    """The numbers of an answer, followed."""
+    if isinstance(answer, list):
+        return [_followed(each) for each in answer]
+    if type(answer) is float:
+        return PlaceholderFloat(answer)
+    return PlaceholderInt(answer) if type(answer) is int else answer
+
+
+def _is_only_shown(frame: FrameType) -> bool:
+    """Whether the call that runs in a frame is part of what is printed there."""
+    return _shown_at(frame.f_code, frame.f_lasti)
+
+
+@functools.cache
+def _shown_at(code: CodeType, instruction: int) -> bool:
+    place = list(code.co_positions())[instruction // 2]
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return False
+    return _shows(tree, place, False)
+
+
+def _shows(node: ast.AST, place: tuple[Any, ...], shown: bool) -> bool:
+    """Whether the expression at `place` (lines and columns, as code objects have them) is printed."""
+    if isinstance(node, ast.Call):
+        found = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        shown = shown or name in _SHOWN_BY
+        if found == place:
+            return shown
+    elif isinstance(node, ast.FormattedValue):
+        shown = True
+    elif isinstance(node, ast.Compare | ast.IfExp | ast.BoolOp | ast.Lambda):
+        shown = False
+    return any(_shows(child, place, shown) for child in ast.iter_child_nodes(node))
+
+
+__all__ = ["Decisions"]

@@ -1,0 +1,441 @@
+"""`open`, `os`, `shutil`, `torch.save` and `torch.load` of a script, through the layer."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import functools
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fsdpbench.script.cuda.refusals import NotSimulatedError
+from fsdpbench.script.files.overlay import Overlay
+from fsdpbench.script.files.writing import Writing
+from fsdpbench.sim.accelerator import ACCELERATOR
+
+_LOOKING = ("stat", "access", "getxattr", "listxattr", "statvfs")
+_CHANGING = ("chmod", "utime", "truncate", "chown")
+_WRITING_MODES = set("wax+")
+_MOVING = {"rm", "mv", "cp", "ln", "rsync", "rmdir", "unlink", "truncate", "tar", "zip"}
+_SHARDED = "torch.distributed.checkpoint"
+_NAMED = 20
+
+
+class ScriptFiles:
+    """The files of one script. `install` before it starts, `settle` when it has ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self._overlay = Overlay(folder / "files", folder)
+        self._writing = Writing(self._overlay)
+        self._restore: list[tuple[Any, str, Any]] = []
+
+    def install(self) -> None:
+        """Look through the layer from now on."""
+        for name in _LOOKING:
+            self._replace(os, name, functools.partial(self._looking, follow=True))
+        for name in ("lstat", "readlink"):
+            self._replace(os, name, functools.partial(self._looking, follow=False))
+        for name in _CHANGING:
+            self._replace(os, name, self._changing)
+        own = {
+            "open": self._os_open, "mkdir": self._mkdir, "rmdir": self._removing, "remove": self._removing,
+            "unlink": self._removing, "rename": self._renaming, "replace": self._renaming,
+            "listdir": self._listing, "scandir": self._scanning, "symlink": self._linking, "link": self._copying,
+            "system": self._shell,
+        }  # fmt: skip
+        for name, wrapper in own.items():
+            self._replace(os, name, wrapper)
+        self._replace(shutil, "rmtree", self._removing_trees)
+        self._replace(subprocess.Popen, "__init__", self._starting)
+        self._replace(builtins, "open", self._opening)
+        io.open, self._restore = builtins.open, [*self._restore, (io, "open", io.open)]
+        self._replace(torch, "save", self._saving)
+        self._replace(torch, "load", self._loading)
+        torch.serialization.save, torch.serialization.load = torch.save, torch.load
+        self._replace(torch.serialization, "location_tag", self._seen)
+        for name in ("numpy", "__array__"):
+            self._replace(torch.Tensor, name, self._array)
+        self._saw_storage = False
+        self._install_safetensors()
+
+    def settle(self) -> dict[str, Any] | None:
+        """The script has ended: what lies in the layer, for the result; None if nothing does."""
+        self._writing.close_all()
+        for owner, name, original in reversed(self._restore):
+            setattr(owner, name, original)
+        torch.serialization.save, torch.serialization.load = torch.save, torch.load
+        overlay = self._overlay
+        if overlay.is_empty:
+            return None
+        for folder in sorted(overlay.made, key=len):
+            if os.path.isdir(folder) and os.path.isdir(overlay.over(folder)):
+                overlay.absorb(folder)
+        kept, gone = overlay.kept(), overlay.gone()
+        if not kept and not gone:
+            return None
+        sizes = (os.lstat(overlay.over(path)).st_size for path in kept)
+        return {
+            "folder": os.path.basename(overlay.root),
+            "count": len(kept),
+            "bytes": sum(sizes),
+            "files": kept[:_NAMED],
+            "left_in_place": gone[:_NAMED],
+        }
+
+    def _replace(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        replacement = functools.wraps(original)(wrapper(original))
+        self._restore.append((owner, name, original))
+        setattr(owner, name, replacement)
+        for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+            if original in known:
+                known.add(replacement)
+
+    def _concerns(self, path: Any, options: dict[str, Any]) -> bool:
+        given = not any(options.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
+        return given and self._overlay.concerns(path)
+
+    # ---------------------------------------------------------------------------------------------- looking
+
+    def _looking(self, original: Callable[..., Any], *, follow: bool) -> Callable[..., Any]:
+        def call(path: Any, *args: Any, **options: Any) -> Any:
+            if self._overlay.is_empty or not self._concerns(path, options):
+                return original(path, *args, **options)
+            last = follow and options.get("follow_symlinks", True)
+            return original(self._overlay.visible(path, follow=last), *args, **options)
+
+        return call
+
+    def _listing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def listdir(path: Any = ".") -> Any:
+            folder = self._layered(path)
+            return original(path) if folder is None else self._overlay.names(folder)
+
+        return listdir
+
+    def _scanning(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scandir(path: Any = ".") -> Any:
+            folder = self._layered(path)
+            if folder is None:
+                return original(path)
+            return _Entries(_Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder))
+
+        return scandir
+
+    def _layered(self, path: Any) -> str | None:
+        """The folder `path`, resolved, if something of the layer lies over it or in it."""
+        overlay = self._overlay
+        if overlay.is_empty or not overlay.concerns(path):
+            return None
+        folder = overlay.resolve(path)
+        if overlay.hides(folder) and not overlay.has(folder):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return folder if os.path.isdir(overlay.over(folder)) else None
+
+    # ---------------------------------------------------------------------------------------------- opening
+
+    def _opening(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        overlay = self._overlay
+
+        def open(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **options: Any) -> Any:
+            if isinstance(file, int) or options.get("opener") is not None or not overlay.concerns(file):
+                return original(file, mode, buffering, *args, **options)
+            if not _WRITING_MODES & set(mode):
+                found = overlay.visible(file)
+                if "b" in mode and found is not file and str(found).startswith(overlay.root):
+                    self._writing.at_large = True  # what it copies of this may hold tensors
+                return original(found, mode, buffering, *args, **options)
+            path = overlay.resolve(file)
+            if "b" in mode and (overlay.has(path) or not overlay.is_real(path) or os.path.isfile(path)):
+                if os.path.isdir(os.path.dirname(path)):
+                    return self._writing.open(path, mode, buffering)
+            return original(self._text_place(path, mode), mode, buffering, *args, **options)
+
+        return open
+
+    def _text_place(self, path: str, mode: str) -> str:
+        """Where a text file is written: where the script says, unless the layer lies over it."""
+        overlay = self._overlay
+        folder = os.path.dirname(path)
+        if overlay.has(path) or overlay.hides(path):
+            return overlay.place(path) if "w" in mode else overlay.copy_up(path)
+        if not overlay.is_real(folder):
+            return overlay.place(path) if overlay.has(folder) else path
+        if not os.path.lexists(path):
+            overlay.made.add(path)
+        return path
+
+    def _os_open(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        overlay = self._overlay
+
+        def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if dir_fd is not None or not overlay.concerns(path):
+                return original(path, flags, mode, dir_fd=dir_fd)  # type: ignore[no-any-return]
+            if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+                return original(overlay.visible(path), flags, mode)  # type: ignore[no-any-return]
+            resolved = overlay.resolve(path)
+            if overlay.is_real(resolved) and resolved not in overlay.made and os.path.isfile(resolved):
+                place = overlay.place(resolved) if flags & os.O_TRUNC else overlay.copy_up(resolved)
+                return original(place, flags | os.O_CREAT, mode)  # type: ignore[no-any-return]
+            return original(self._text_place(resolved, "w"), flags, mode)  # type: ignore[no-any-return]
+
+        return open
+
+    # --------------------------------------------------------------------------------------------- changing
+
+    def _changing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        overlay = self._overlay
+
+        def call(path: Any, *args: Any, **options: Any) -> Any:
+            if not self._concerns(path, options):
+                return original(path, *args, **options)
+            resolved = overlay.resolve(path)
+            if resolved in overlay.made or not os.path.isfile(resolved):
+                return original(overlay.visible(path), *args, **options)
+            return original(overlay.copy_up(resolved), *args, **options)
+
+        return call
+
+    def _mkdir(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        overlay = self._overlay
+
+        def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+            if dir_fd is not None or not overlay.concerns(path):
+                return original(path, mode, dir_fd=dir_fd)  # type: ignore[no-any-return]
+            resolved = overlay.resolve(path)
+            parent = os.path.dirname(resolved)
+            if overlay.hides(resolved) or overlay.has(resolved) or not overlay.is_real(parent):
+                return original(overlay.place(resolved), mode)  # type: ignore[no-any-return]
+            original(resolved, mode)
+            overlay.made.add(resolved)
+            return None
+
+        return mkdir
+
+    def _removing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        overlay = self._overlay
+        folders = original.__name__ == "rmdir"
+
+        def remove(path: Any, *, dir_fd: int | None = None) -> None:
+            if dir_fd is not None or not overlay.concerns(path):
+                return original(path, dir_fd=dir_fd)  # type: ignore[no-any-return]
+            resolved = overlay.resolve(path, follow=False)
+            if resolved in overlay.made and not overlay.has(resolved):
+                original(resolved)
+                overlay.made.discard(resolved)
+                return None
+            if os.path.isdir(resolved) and not os.path.islink(resolved):
+                if not folders:
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+                if overlay.names(resolved):
+                    raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+            elif folders:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+            return overlay.remove(resolved, tree=folders)
+
+        return remove
+
+    def _removing_trees(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        overlay = self._overlay
+
+        def rmtree(path: Any, ignore_errors: bool = False, *args: Any, **options: Any) -> None:
+            if not self._concerns(path, options):
+                return original(path, ignore_errors, *args, **options)  # type: ignore[no-any-return]
+            resolved = overlay.resolve(path, follow=False)
+            if not (overlay.has(resolved) or overlay.is_real(resolved)):
+                if ignore_errors or options.get("onerror") or options.get("onexc"):
+                    return None
+            return overlay.remove(resolved, tree=True)
+
+        return rmtree
+
+    def _renaming(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        overlay = self._overlay
+
+        def rename(src: Any, dst: Any, **options: Any) -> None:
+            if not self._concerns(src, options) or not overlay.concerns(dst):
+                return original(src, dst, **options)  # type: ignore[no-any-return]
+            source, target = overlay.resolve(src, follow=False), overlay.resolve(dst, follow=False)
+            if not overlay.rename(source, target):
+                original(source, target)
+                overlay.made.discard(source)
+                overlay.made.add(target)
+            return None
+
+        return rename
+
+    def _linking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        overlay = self._overlay
+
+        def symlink(src: Any, dst: Any, *args: Any, **options: Any) -> None:
+            if not self._concerns(dst, options):
+                return original(src, dst, *args, **options)  # type: ignore[no-any-return]
+            path = overlay.resolve(dst, follow=False)
+            if overlay.is_real(path) or overlay.has(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
+            return original(src, overlay.place(path))  # type: ignore[no-any-return]
+
+        return symlink
+
+    def _copying(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def link(src: Any, dst: Any, *args: Any, **options: Any) -> None:
+            if not self._concerns(src, options) or not self._overlay.concerns(dst):
+                return original(src, dst, *args, **options)  # type: ignore[no-any-return]
+            shutil.copyfile(src, dst)
+            return None
+
+        return link
+
+    # ------------------------------------------------------------------------------------------ other programs
+
+    def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def init(process: Any, args: Any, *others: Any, **options: Any) -> None:
+            words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
+            self._refuse(words)
+            original(process, args, *others, **options)
+
+        return init
+
+    def _shell(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def system(command: Any) -> int:
+            self._refuse(os.fsdecode(command).split())
+            return original(command)  # type: ignore[no-any-return]
+
+        return system
+
+    def _refuse(self, words: list[str]) -> None:
+        """Other programs do not see the layer, and would change the files themselves."""
+        if any(os.path.basename(word) in _MOVING for word in words):
+            raise NotSimulatedError(
+                f"'{' '.join(words)[:80]}'",
+                "another program would change files from before the run; use os and shutil, which are redirected",
+            )
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        overlay = self._overlay
+
+        def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
+            before, self._saw_storage = self._saw_storage, False
+            try:
+                if isinstance(f, (str, os.PathLike)) and overlay.concerns(f):
+                    path = overlay.resolve(f)
+                    was_there = overlay.has(path) or overlay.hides(path)
+                    original(obj, overlay.place(path), *args, **options)
+                    self._writing.closed(path, tainted=self._saw_storage or was_there)
+                else:
+                    original(obj, f, *args, **options)
+                    if self._saw_storage:
+                        caller = str(sys._getframe(1).f_globals.get("__name__"))
+                        self._writing.holds_tensors(f, alone=not caller.startswith(_SHARDED))
+            finally:
+                self._saw_storage = before or self._saw_storage
+
+        return save
+
+    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(f: Any, *args: Any, **options: Any) -> Any:
+            path = self._overlay.visible(f) if isinstance(f, (str, os.PathLike)) else f
+            return original(path, *args, **options)
+
+        return load
+
+    def _seen(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Asked of each storage that is saved."""
+
+        def location_tag(storage: Any) -> Any:
+            self._saw_storage = True
+            return original(storage)
+
+        return location_tag
+
+    def _array(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def array(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+            if ACCELERATOR.copied_to_host:
+                self._writing.at_large = True
+            return original(tensor, *args, **options)
+
+        return array
+
+    def _install_safetensors(self) -> None:
+        """Its files are written and read in Rust."""
+        try:
+            import safetensors
+        except ImportError:
+            return
+        overlay = self._overlay
+
+        def writing(original: Callable[..., Any]) -> Callable[..., Any]:
+            def serialize_file(tensors: Any, filename: Any, *args: Any, **options: Any) -> Any:
+                return original(tensors, overlay.place(overlay.resolve(filename)), *args, **options)
+
+            return serialize_file
+
+        def reading(original: Any) -> Callable[..., Any]:
+            def safe_open(filename: Any, *args: Any, **options: Any) -> Any:
+                return original(overlay.visible(filename), *args, **options)
+
+            return safe_open
+
+        self._replace(safetensors, "serialize_file", writing)
+        self._replace(safetensors, "safe_open", reading)
+
+
+class _Entry:
+    """`os.DirEntry` of a script's path."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.name = path, os.path.basename(path)
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
+
+    def is_symlink(self) -> bool:
+        return os.path.islink(self.path)
+
+    def is_junction(self) -> bool:
+        return False
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return os.stat(self.path, follow_symlinks=follow_symlinks)
+
+    def inode(self) -> int:
+        return os.lstat(self.path).st_ino
+
+
+class _Entries(list[_Entry]):
+    """What `os.scandir` returns: an iterator that is a context."""
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return super().__iter__()
+
+    def __next__(self) -> _Entry:
+        if not self:
+            raise StopIteration
+        return self.pop(0)
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+    def close(self) -> None:
+        self.clear()

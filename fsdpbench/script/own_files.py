@@ -1,0 +1,57 @@
+"""Which files are the script's own: beside it or in its package, and not installed there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FrameType
+
+import torch
+
+import fsdpbench
+from fsdpbench.script.source import ScriptSource
+
+_INSTALLED = ("site-packages", "dist-packages")
+_PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+# Python's library and this project, which may lie below the script's folder too.
+_NOT_THE_SCRIPTS = (_PYTHON, _PACKAGE)
+
+
+class OwnFiles:
+    """Asks of files by their names, as code objects have them."""
+
+    def __init__(self, source: ScriptSource) -> None:
+        self._script = source.path
+        self._folder = str(source.own_folder) + os.sep
+        self._known: dict[str, bool] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether `name` is a file of the script's own."""
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = self._is_own(name)
+        return known
+
+    def _is_own(self, name: str) -> bool:
+        if name == self._script:
+            return True
+        if not name.startswith(self._folder) or name.startswith(_NOT_THE_SCRIPTS):
+            return False
+        return not any(part in name[len(self._folder) :].split(os.sep) for part in _INSTALLED)
+
+    def innermost(self) -> FrameType | None:
+        """The frame of the script's own that runs; where there is none, the innermost of a library that is
+        installed, but torch."""
+        frame: FrameType | None = sys._getframe(1)
+        library = None
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if self.has(name):
+                return frame
+            installed = any(f"{os.sep}{part}{os.sep}" in name for part in _INSTALLED)
+            if library is None and installed and not name.startswith((_PACKAGE, _TORCH)):
+                library = frame
+            frame = frame.f_back
+        return library

@@ -1,0 +1,158 @@
+"""Reads JSON and TOML that anybody may have written: a value within limits, or one line that says why not.
+
+Whole numbers fit into 64 bits, nesting and size are bounded, and whatever lies at the path (a folder, a pipe
+that nobody writes to, a device that never ends) is answered. NaN and infinity pass: what they mean is for
+those to say who know the key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import stat
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from reports.outside_text import one_line
+
+MIB = 1 << 20
+LARGEST_JSON = 64 * MIB
+LARGEST_TOML = 16 * MIB
+LARGEST_INTEGER = 2**63 - 1
+DEEPEST = 100
+_MOST_KEY_PARTS = 64
+_LONGEST_REASON = 300
+_PIPE_PATIENCE_S = 10.0
+_LONG_KEY = re.compile(
+    r"""^[ \t]*\[{0,2}(?:[ \t]*(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.)"""
+    rf"{{{_MOST_KEY_PARTS}}}",
+    re.MULTILINE,
+)
+
+
+class UnreadableError(ValueError):
+    """What cannot be read as what it should be. The message is one line: its `origin`, and the `reason`."""
+
+    def __init__(self, origin: object, reason: str) -> None:
+        self.origin = one_line(origin, _LONGEST_REASON)
+        self.reason = one_line(reason, _LONGEST_REASON)
+        super().__init__(f"{self.origin}: {self.reason}")
+
+
+def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
+    """The value in a JSON file of at most `largest` bytes. Raises `UnreadableError`."""
+    return parse_json(read_bytes(path, largest), str(path))
+
+
+def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, Any]:
+    """The tables in a TOML file of at most `largest` bytes. Raises `UnreadableError`."""
+    return parse_toml(read_bytes(path, largest), str(path))
+
+
+def parse_json(content: bytes | str, origin: str) -> Any:
+    """`read_json` for what is read already; `origin` begins the message of an `UnreadableError`."""
+    return _parsed(json.loads, _text(content, origin), origin, "JSON")
+
+
+def parse_toml(content: bytes | str, origin: str) -> dict[str, Any]:
+    """`read_toml` for what is read already; `origin` begins the message of an `UnreadableError`."""
+    text = _text(content, origin)
+    if _LONG_KEY.search(text):  # time and memory of the parser grow with the square of a key's parts
+        raise UnreadableError(origin, f"is not usable TOML (a key of more than {_MOST_KEY_PARTS} parts)")
+    tables: dict[str, Any] = _parsed(tomllib.loads, text, origin, "TOML")
+    return tables
+
+
+def _parsed(parse: Callable[[str], Any], text: str, origin: str, kind: str) -> Any:
+    try:
+        value = parse(text)
+        _check_limits(value)
+    except RecursionError:
+        raise UnreadableError(
+            origin, f"is not usable {kind} (nested more than {DEEPEST} levels deep)"
+        ) from None
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError, _BeyondLimitError) as error:
+        raise UnreadableError(origin, f"is not usable {kind} ({error})") from None
+    except (ValueError, OverflowError) as error:
+        # What Python itself refuses inside a value: a number of more than 4,300 digits, an impossible date.
+        reason = "a whole number is beyond 2^63-1" if "digits" in str(error) else str(error)
+        raise UnreadableError(origin, f"is not usable {kind} ({reason})") from None
+    return value
+
+
+class _BeyondLimitError(ValueError):
+    pass
+
+
+def _check_limits(value: Any) -> None:
+    """Without recursion: the nesting that a parser gets through may be more than Python's stack holds."""
+    waiting: list[tuple[Any, str, int]] = [(value, "", 0)]
+    while waiting:
+        node, where, depth = waiting.pop()
+        if isinstance(node, int) and abs(node) > LARGEST_INTEGER:
+            raise _BeyondLimitError(f"{where or 'its value'} is beyond 2^63-1")
+        if not isinstance(node, dict | list):
+            continue
+        if depth == DEEPEST:
+            raise _BeyondLimitError(f"nested more than {DEEPEST} levels deep")
+        if isinstance(node, dict):
+            waiting += ((item, f"{where}.{key}" if where else key, depth + 1) for key, item in node.items())
+        elif any(isinstance(item, dict | list | int) for item in node):
+            waiting += ((item, f"{where}[{index}]", depth + 1) for index, item in enumerate(node))
+
+
+def _text(content: bytes | str, origin: str) -> str:
+    if isinstance(content, str):
+        return content
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UnreadableError(origin, f"is not UTF-8 text (at byte {error.start:,})") from None
+
+
+def read_bytes(path: Path, largest: int) -> bytes:
+    """A file's content. Raises `UnreadableError`, also for what is no file or larger than `largest`."""
+    try:
+        # Not blocking: a pipe that nobody writes to would hold the command for ever.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(handle)
+            if stat.S_ISDIR(found.st_mode):
+                raise UnreadableError(path, "is a folder, not a file")
+            if stat.S_ISREG(found.st_mode) and found.st_size > largest:
+                raise _too_large(path, largest)
+            return _read_all(path, handle, largest)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise UnreadableError(path, f"cannot be read ({error.strerror or error})") from None
+    except UnreadableError:
+        raise
+    except ValueError as error:  # a NUL or half a surrogate pair in the path
+        raise UnreadableError(path, f"is no possible path ({error})") from None
+
+
+def _read_all(path: Path, handle: int, largest: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        try:
+            part = os.read(handle, MIB)
+        except BlockingIOError:
+            if not select.select([handle], [], [], _PIPE_PATIENCE_S)[0]:
+                raise UnreadableError(path, f"gave nothing for {_PIPE_PATIENCE_S:g} s") from None
+            continue
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+        size += len(part)
+        if size > largest:
+            raise _too_large(path, largest)
+
+
+def _too_large(path: Path, largest: int) -> UnreadableError:
+    return UnreadableError(path, f"is larger than {largest // MIB} MiB, and no such file of this bench is")
