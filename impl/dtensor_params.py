@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from .gradient_state import step_in_backward
 from .layout import Segment, UnitLayout, chunk_rows
 from .offload import HOST, HostOffload, new_shard
 from .placement import ParameterPlan, local_tensor, new_dtensor
@@ -148,6 +149,8 @@ class DTensorPresentation:
             if hooks:
                 for hook in list(hooks.values()):
                     hook(sharded)
+            if "_in_backward_optimizers" in sharded.__dict__ and sharded.grad is not None:
+                step_in_backward(sharded)
 
     # -- changes from outside --------------------------------------------------------------------------------
 
@@ -185,7 +188,9 @@ class DTensorPresentation:
                 )
             self.sharded[index] = now
         if len({now.dtype for now in self.sharded}) > 1:
-            kinds = ", ".join(f"'{p.fqn}' {now.dtype}" for p, now in zip(self._parameters, self.sharded, strict=True))
+            kinds = ", ".join(
+                f"'{p.fqn}' {now.dtype}" for p, now in zip(self._parameters, self.sharded, strict=True)
+            )
             raise AssertionError(
                 f"the parameters of one unit are of several dtypes now: {kinds}. Convert all of the wrapped module"
             )

@@ -85,11 +85,16 @@ class FSDPModule:
     def reset_iter_state(self) -> None:
         """After an exception in forward or backward: drop the iteration, so that another can start. Root
         only.
+
+        As torch's it also drops what waited for a sum over replicas; gradients that were accumulated without
+        communication stay, unless the failed backward added to them.
         """
         stage = self._stage()
         if stage.has_runtime and not stage.is_root:
             raise RuntimeError("reset_iter_state must be called on the root FSDP module")
         stage.runtime_by_hand.reset()
+        for unit in self._units(True):
+            unit.gradients.partial = None
 
     # -- gradient reduction ----------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from .comm_hooks import CommHook
@@ -50,3 +51,12 @@ class GradientState:
     """
     partial: PartialSum | None = None
     """A reduce-scattered gradient that awaits its all-reduce."""
+    held_back: bool = False
+    """Whether backward passes that are over left gradients here that are not reduced, or not on all ranks."""
+
+
+def step_in_backward(parameter: nn.Parameter) -> None:
+    """Let the optimizers of ``_apply_optimizer_in_backward`` step with the reduced gradient, and drop it."""
+    for optimizer in parameter.__dict__["_in_backward_optimizers"]:
+        optimizer.step()
+    parameter.grad = None

@@ -324,7 +324,9 @@ class Stage:
         if self.state is not StageState.REDUCED or self._has_late_gradients():
             self.post_backward()
         for unit in self.units:
-            if not unit.gradients.synchronize and unit.presentation.unreduced is not None:
+            state = unit.gradients
+            state.held_back = not state.synchronize or state.partial is not None
+            if not state.synchronize and unit.presentation.unreduced is not None:
                 self.runtime.show_unreduced(unit)
         self.backward_position = -1
         self._to_run.clear()
@@ -357,14 +359,21 @@ class Stage:
             if unit.state is UnitState.GATHERING:
                 unit.reshard()
 
-    def reset(self) -> None:
-        """After a failed iteration: sharded, without gradients that were on their way."""
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward that is not over came here."""
+        return self.state in (StageState.BACKWARD, StageState.REDUCED)
+
+    def reset(self, *, keep: bool) -> None:
+        """After a failed iteration: sharded, without gradients that were on their way.
+
+        Args:
+            keep: what earlier passes left unreduced, unless this one's backward came here.
+        """
         for unit in self.units:
             unit.reshard()
-            unit.gradients.accumulated.clear()
-            unit.gradients.partial = None
-            for parameter in unit.unsharded:
-                parameter.grad = None
+            if not keep or self.in_backward:
+                unit.drop_gradients()
         self.forward_positions.clear()
         self.backward_position = -1
         self._to_run.clear()

@@ -22,6 +22,7 @@ from .flat_param import (
     follow_requires_grad,
     run_hooks,
 )
+from .gradient_state import step_in_backward
 from .layout import UnitLayout
 from .offload import HostOffload
 from .presentation import UnitParameter
@@ -271,13 +272,6 @@ class OriginalPresentation:
                 self.shard[start : start + segment.shard_numel].copy_(parameter.view(-1))
         self._point_at_shard()
         return self.shard
-
-
-def step_in_backward(parameter: nn.Parameter) -> None:
-    """Let the optimizers of ``_apply_optimizer_in_backward`` step with the reduced gradient, and drop it."""
-    for optimizer in parameter.__dict__["_in_backward_optimizers"]:
-        optimizer.step()
-    parameter.grad = None
 
 
 def _tied(described: UnitParameter) -> str:

@@ -360,6 +360,8 @@ def _drops_output(unit: Unit) -> bool:
     for parameter in unit.presentation.trained():
         if parameter.grad is not None or parameter._post_accumulate_grad_hooks:
             return True
+        if "_in_backward_optimizers" in parameter.__dict__:
+            return True
     return False
 
 

@@ -197,6 +197,14 @@ class Unit:
         self._gathered = self._full = self._own_part = None
         self._copy_out = []
 
+    def drop_gradients(self) -> None:
+        """Forget gradients that were not reduced yet."""
+        self.gradients.accumulated.clear()
+        self.gradients.partial = None
+        self.gradients.held_back = False
+        for parameter in self.unsharded:
+            parameter.grad = None
+
     def local_gradient(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """What is reduced for the gradient of one unsharded parameter."""
         whole = self.parameters[index].whole

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fsdpbench.check.committed_file import replace_file
 from fsdpbench.check.entries import Entry
 from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.strict import check_names, strictly
 from fsdpbench.check.surroundings import Surroundings
-from fsdpbench.check.committed_file import replace_file
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.provenance import git_revision, versions
 from fsdpbench.reading import read_json

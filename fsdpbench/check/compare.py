@@ -36,7 +36,7 @@ class Change:
     was not known.
 
     chance: p-value of the rank test, adjusted for the number of tests; None for exact figures.
-    runs: on each side.  reason: why it cannot be judged, or what a failure says.
+    runs: on each side.  reason: why it cannot be judged, what a failure says, or what speaks against it.
     """
 
     configuration: str
@@ -128,18 +128,14 @@ def _changes(name: str, before: Entry, after: Entry, thresholds: Thresholds) -> 
 def _impossible(name: str, after: Entry) -> Iterator[Change]:
     """That it ends well now is no gain if its figures are none."""
     for metric in METRICS:
-        problem = after.problem(metric)
+        problem = after.problem(metric) or after.doubt(metric)
         if problem is not None:
             yield Change(name, metric, None, None, Verdict.UNKNOWN, reason=problem)
 
 
 def _change(name: str, metric: str, before: Entry, after: Entry, thresholds: Thresholds) -> Change | None:
     old, new = before.values(metric), after.values(metric)
-    problems = [
-        f"{problem} on the {side} side"
-        for side, problem in (("older", before.problem(metric)), ("newer", after.problem(metric)))
-        if problem
-    ]
+    problems = _of_sides(before.problem(metric), after.problem(metric))
     if not problems and bool(old) != bool(new):
         if metric == "overlap_fraction" and not all(communicates(r) for e in (before, after) for r in e.runs):
             # Without communication there is nothing to overlap: the collectives' figures tell.
@@ -152,10 +148,19 @@ def _change(name: str, metric: str, before: Entry, after: Entry, thresholds: Thr
         )
     if not old:
         return None
+    doubts = _of_sides(before.doubt(metric), after.doubt(metric))
+    doubt = " and ".join(doubts) or None
     constant = len(set(old)) == len(set(new)) == 1 and len(old) + len(new) > 2
     if before.is_exact or constant:
-        return _exact(name, metric, old, new, thresholds)
-    return _tested(name, metric, old, new)
+        change = _exact(name, metric, old, new, thresholds)
+        if doubt is None or (change is not None and change.verdict is Verdict.WORSE):
+            return change if change is None else replace(change, reason=doubt)
+        return Change(name, metric, old[0], new[0], Verdict.UNKNOWN, reason=doubt)
+    return replace(_tested(name, metric, old, new), reason=doubt)
+
+
+def _of_sides(older: str | None, newer: str | None) -> list[str]:
+    return [f"{told} on the {side} side" for side, told in (("older", older), ("newer", newer)) if told]
 
 
 def _exact(
@@ -197,16 +202,17 @@ def _corrected(changes: list[Change], thresholds: Thresholds) -> Iterator[Change
 
 
 def _shown(change: Change, chance: float, thresholds: Thresholds) -> dict[str, Any]:
-    """The verdict on a tested figure."""
+    """The verdict on a tested figure. What other figures speak against may be worse, but no better."""
     size = change.relative or 0.0
-    if chance >= thresholds.level or abs(size) < thresholds.least_effect(change.metric):
-        return {"verdict": Verdict.NOISE}
+    certain = chance < thresholds.level and abs(size) >= thresholds.least_effect(change.metric)
     assert isinstance(change.before, int | float)
     assert isinstance(change.after, int | float)
-    if (change.after - change.before) * size <= 0:
+    if certain and (change.after - change.before) * size <= 0:
         reason = "has medians that say another thing than the ranks of its runs"
         return {"verdict": Verdict.UNKNOWN, "reason": reason}
-    return {}
+    if change.reason and not (certain and change.verdict is Verdict.WORSE):
+        return {"verdict": Verdict.UNKNOWN}
+    return {} if certain else {"verdict": Verdict.NOISE}
 
 
 def _too_few(tested: list[Change], level: float) -> str | None:

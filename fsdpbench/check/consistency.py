@@ -1,14 +1,14 @@
-"""Figures of one run that contradict each other: none of those involved can be trusted.
+"""The figures of one run, checked alone and beside each other.
 
-A figure that is broken alone often still looks like one (a peak of 5 bytes, no all-gather any more); beside
-the others it cannot be true.
+A figure that is broken often still looks like one (a peak of 5 bytes, no all-gather any more); beside the
+others it cannot be true, and which of them is wrong nobody knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fsdpbench.check.figures import Figure, Unusable
+from fsdpbench.check.figures import Figure
 from fsdpbench.check.metrics import METRICS
 
 _RISING = (
@@ -23,19 +23,19 @@ _ALMOST_ALL = 0.999
 """Of communication: with less of it hidden, what is exposed is no rounding of a nanosecond."""
 
 
-def consistent(run: Mapping[str, object]) -> dict[str, Figure]:
-    """The figures of a run by metric, each checked alone and beside the others. Where there is no collective
-    of a kind, none of its bytes were moved."""
+def checked(run: Mapping[str, object]) -> dict[str, Figure]:
+    """The figures of a run by metric, each checked alone. Where there is no collective of a kind, none of its
+    bytes were moved."""
     figures = {name: metric.checked(run.get(name)) for name, metric in METRICS.items()}
     for kind in _KINDS:
         if figures[f"{kind}_count"] == 0 and figures[f"{kind}_bytes"] is None:
             figures[f"{kind}_bytes"] = 0
-    found = list(_contradictions(figures))
-    for names, why in found:
-        for name in names:
-            if not isinstance(figures[name], Unusable):
-                figures[name] = Unusable.of(figures[name], why)
     return figures
+
+
+def contradictions(figures: Mapping[str, Figure]) -> dict[str, str]:
+    """What speaks against a figure beside the others of its run, by metric."""
+    return {name: why for names, why in _contradictions(figures) for name in names}
 
 
 def communicates(figures: Mapping[str, Figure]) -> bool:

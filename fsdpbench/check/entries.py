@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.check.consistency import consistent
+from fsdpbench.check.consistency import checked, contradictions
 from fsdpbench.check.figures import Figure, Unusable, figure_from
 from fsdpbench.check.metrics import ALWAYS_KNOWN, METRICS, figures_of
 from fsdpbench.records import Status
@@ -29,9 +29,12 @@ class Entry:
     device: str
     runs: tuple[Figures, ...]
     cause: str | None = field(default=None, compare=False)
+    contradictions: tuple[Mapping[str, str], ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "runs", tuple(consistent(run) for run in self.runs))
+        runs = tuple(checked(run) for run in self.runs)
+        object.__setattr__(self, "runs", runs)
+        object.__setattr__(self, "contradictions", tuple(contradictions(run) for run in runs))
 
     @property
     def is_exact(self) -> bool:
@@ -44,10 +47,9 @@ class Entry:
     def problem(self, metric: str) -> str | None:
         """Why the figure cannot be judged, if so: what stands in its place in a run, or that only some runs
         know it."""
-        of_how_many = f" in one of {len(self.runs)} runs" if len(self.runs) > 1 else ""
         for run in self.runs:
             if isinstance(broken := run[metric], Unusable):
-                return f"is {broken}{of_how_many}"
+                return f"is {broken}{self._in_one}"
         known = len(self.values(metric))
         if 0 < known < len(self.runs):
             return f"is unknown in {len(self.runs) - known} of {len(self.runs)} runs"
@@ -56,6 +58,17 @@ class Entry:
         if metric == ALWAYS_KNOWN and not known:
             return "is unknown"
         return None
+
+    def doubt(self, metric: str) -> str | None:
+        """What other figures of a run say against this one, which is a possible one alone."""
+        for run, found in zip(self.runs, self.contradictions, strict=True):
+            if metric in found:
+                return f"cannot be {run[metric]:g}{self._in_one}: {found[metric]}"
+        return None
+
+    @property
+    def _in_one(self) -> str:
+        return f" in one of {len(self.runs)} runs" if len(self.runs) > 1 else ""
 
     def to_dict(self) -> dict[str, Any]:
         """For a baseline's file; figures that are not known are left out."""

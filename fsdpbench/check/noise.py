@@ -58,7 +58,7 @@ def measure_noise(entries: Mapping[str, Entry], seed: int = 0) -> Noise:
         if entry.status is not Status.OK:
             raise CannotJudgeError(f"{name}: ended with {entry.status.value}: there is no noise to measure")
         for metric in METRICS:
-            if problem := entry.problem(metric):
+            if problem := entry.problem(metric) or entry.doubt(metric):
                 raise CannotJudgeError(f"{name}: {metric} {problem}")
     runs = min((len(entry.runs) for entry in entries.values()), default=0)
     if runs < _FEWEST_RUNS:

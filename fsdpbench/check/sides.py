@@ -25,7 +25,7 @@ from fsdpbench.store import RESULT_FILE, SWEEP_FILE, Store
 Result = Mapping[str, Any]
 
 _KEY = re.compile(r"-[0-9a-f]{8}$")
-_FURTHER_RUN = re.compile(r"\.run([0-9]{1,9})$")
+_FURTHER_RUN = re.compile(r"\.run([2-9]|[1-9][0-9]{1,8})$")
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,14 @@ def _runs_beside(folder: Path) -> list[Result] | str:
         found = _FURTHER_RUN.search(name) if name.startswith(folder.name) else None
         if found and name == f"{folder.name}{found[0]}":
             further[int(found[1])] = folder.parent / name
-    try:
-        runs = (folder, *(further[number] for number in sorted(further)))
-        return [read_json(run / RESULT_FILE) for run in runs]
-    except UnreadableFileError as error:
-        return str(error)
+    results = []
+    for number, run in {1: folder, **dict(sorted(further.items()))}.items():
+        file = run / RESULT_FILE
+        try:
+            results.append(read_json(file))
+        except UnreadableFileError as error:
+            return f"{RESULT_FILE} of run {number} {str(error).removeprefix(f'{file}: ')}"
+    return results
 
 
 def _name_in(folder: Path) -> str:

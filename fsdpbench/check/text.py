@@ -34,6 +34,7 @@ def as_text(comparison: Comparison, notes: Sequence[str] = ()) -> str:
 
 def _table(changes: Sequence[Change]) -> list[str]:
     """Aligned columns, the most pressing verdicts first; a reason last, whatever its length."""
+    ordered = sorted(changes, key=lambda each: SHOWN.index(each.verdict))
     rows = [
         (
             change.verdict.value,
@@ -42,9 +43,8 @@ def _table(changes: Sequence[Change]) -> list[str]:
             shown_percent(change.relative),
             f"p {_chance(change)}" if change.chance is not None else "",
         )
-        for change in sorted(changes, key=lambda each: SHOWN.index(each.verdict))
+        for change in ordered
     ]
-    ordered = sorted(changes, key=lambda each: SHOWN.index(each.verdict))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     texts = []
     for row, change in zip(rows, ordered, strict=True):

@@ -11,8 +11,10 @@ from fsdpbench.check.sides import Side
 from fsdpbench.check.strict import check_names
 from fsdpbench.errors import CannotJudgeError
 from fsdpbench.records import Status
+from reports.outside_text import one_line
 
-_NAMED = 20
+_NAMED = 5
+_LONGEST = 250
 
 
 def whole(side: Side, leave_out: Collection[str]) -> Side:
@@ -26,8 +28,9 @@ def whole(side: Side, leave_out: Collection[str]) -> Side:
     )
     flaws = flaws_of(kept)
     if flaws:
-        shown = "; ".join(f"{name}: {flaw}" for name, flaw in list(flaws.items())[:_NAMED])
-        more = f"; and {len(flaws) - _NAMED} more" if len(flaws) > _NAMED else ""
+        told = [one_line(f"{name}: {flaw}", _LONGEST) for name, flaw in flaws.items()]
+        shown = "; ".join(told[:_NAMED])
+        more = f"; and also {', '.join(list(flaws)[_NAMED:])}" if len(flaws) > _NAMED else ""
         raise CannotJudgeError(
             f"{side.label}: no baseline can be made of what failed or is not finished: {shown}{more}. "
             f"Run the sweep again (--retry-failed), or leave a configuration out with `{FLAG} NAME`"
@@ -45,7 +48,8 @@ def flaws_of(side: Side) -> dict[str, str]:
         if not entry.status.is_answer:
             flaws[name] = f"ended with {entry.status.value}" + (f" ({entry.cause})" if entry.cause else "")
         elif entry.status is Status.OK:
-            broken = next((f"{m} {why}" for m in METRICS if (why := entry.problem(m))), None)
+            told = ((metric, entry.problem(metric) or entry.doubt(metric)) for metric in METRICS)
+            broken = next((f"{metric} {why}" for metric, why in told if why), None)
             if broken is not None:
                 flaws[name] = broken
             elif len(entry.runs) < most:

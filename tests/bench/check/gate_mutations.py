@@ -1,7 +1,8 @@
 """Mutations of a real sweep and its baseline, and what the gate's contract says of each (docs/gate.md).
 
-The oracle knows what was done to the files, and where figures lie in them; it calls nothing of the gate. `expected` are
-the exit codes that the contract allows: several where a file may be refused (2) or a figure judged by name (3).
+The oracle knows what was done to the files, and where figures lie in them; it calls nothing of the gate.
+`expected` are the exit codes that the contract allows: several where a file may be refused (2) or a figure
+judged by name (3).
 """
 
 from __future__ import annotations
@@ -142,14 +143,10 @@ def changed_figures(files: Files, side_words: str) -> Iterator[Case]:
         measured = len(files.runs) > 1
         if direction > 0:
             more = in_every_run(files, path, lambda old: old * 2 + (1 if isinstance(old, int) else 0.5))
-            # A part that has outgrown its whole cannot be judged either.
-            codes = {WORSE, UNKNOWN} if "_bytes" in figure or "count" in figure else {WORSE}
-            codes |= {UNKNOWN} if measured else set()
-            yield Case(f"{side_words}: {figure} doubled", more, frozenset(codes))
+            yield Case(f"{side_words}: {figure} doubled", more, frozenset({WORSE}))
         if direction < 0 and value:
             less = in_every_run(files, path, lambda old: old * 0.5)
-            codes = {WORSE, UNKNOWN} if measured else {WORSE}
-            yield Case(f"{side_words}: {figure} halved", less, frozenset(codes))
+            yield Case(f"{side_words}: {figure} halved", less, frozenset({WORSE}))
         if isinstance(value, float) and value and not measured:
             rounding = in_every_run(files, path, lambda old: math.nextafter(old, math.inf))
             yield Case(f"{side_words}: {figure} rounded", rounding, frozenset({OK}))
@@ -193,12 +190,20 @@ def broken_files(files: Files, side_words: str) -> Iterator[Case]:
     for part in range(1, 20):
         cut = size * part // 20
         yield Case(f"{side_words}: baseline cut at {part}/20", cut_to(cut), frozenset({USAGE}))
-    for label, text in {"empty": "", "null": "null", "list": "[]", "deep": "[" * 5000, "latin-1": "\xff"}.items():
+    for label, text in {
+        "empty": "",
+        "null": "null",
+        "list": "[]",
+        "deep": "[" * 5000,
+        "latin-1": "\xff",
+    }.items():
         raw = text.encode("latin-1")
         yield Case(f"{side_words}: baseline {label}", write_baseline(raw), frozenset({USAGE}))
         yield Case(f"{side_words}: result {label}", write_result(raw), frozenset({UNKNOWN}), (name,))
     for part in range(1, 10):
-        yield Case(f"{side_words}: result cut at {part}/10", cut_result(part / 10), frozenset({UNKNOWN}), (name,))
+        yield Case(
+            f"{side_words}: result cut at {part}/10", cut_result(part / 10), frozenset({UNKNOWN}), (name,)
+        )
     for label, change in {
         "unknown figure": lambda content: run_of(content, name).update(step_tme_s=1.0),
         "unknown key": lambda content: content.update(sett={}),
@@ -232,7 +237,18 @@ def thresholds_that_are_none(side_words: str) -> Iterator[Case]:
         "[measured.minimum_effect]\nstep_time_s = {}",
         "[measured]\nminimum_effect = {{ peak_reserved_bytes = {} }}",
     ):
-        for value in ("nan", "inf", "-inf", "-0.01", "'3'", "true", "[0.1]", "1e400", "99999999999999999999", "50"):
+        for value in (
+            "nan",
+            "inf",
+            "-inf",
+            "-0.01",
+            "'3'",
+            "true",
+            "[0.1]",
+            "1e400",
+            "99999999999999999999",
+            "50",
+        ):
             told = text.format(value)
             yield Case(f"{side_words}: thresholds {told!r}", write_thresholds(told), frozenset({USAGE}))
     for told, near in (

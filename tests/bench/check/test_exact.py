@@ -108,6 +108,27 @@ def test_a_gain_alone_has_no_cause() -> None:
     assert "Keep the gain" in as_text(comparison)
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"status": "splendid"}, "a.status must be one of ok, oom"),
+        ({"device": None}, "a.device must be text, not None"),
+        ({"runs": [{"step_tme_s": 1.0}]}, "a.step_tme_s is no metric; did you mean step_time_s"),
+        ({"runs": "x"}, "a.runs must be a list, not 'x'"),
+        ({"run": []}, "a.run is no key; did you mean runs"),
+    ],
+)
+def test_a_baseline_is_typed(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    path = tmp_path / "baseline.json"
+    configurations = {"a": an_entry().to_dict() | change}
+    path.write_text(
+        json.dumps({"schema": 1, "space": {}, "sets": {"2.13": {"configurations": configurations}}})
+    )
+    with pytest.raises(UsageError) as refused:
+        Baseline.read(path)
+    assert str(refused.value).startswith(f"{path}: sets.2.13.configurations.{named}")
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 99}'])
 def test_what_is_no_baseline_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "baseline.json"

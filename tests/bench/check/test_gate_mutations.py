@@ -1,0 +1,185 @@
+"""Broken, changed and missing figures of a real sweep and its baseline: the gate is never wrongly content.
+
+What each mutation must come to is written in `gate_mutations.py`, from the contract and not from the gate.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from .gate_files import MEASURED, SIMULATED, committed, repeated, swept
+from .gate_mutations import (
+    FIGURES,
+    UNKNOWN,
+    WORSE,
+    Case,
+    Files,
+    at,
+    baseline_run,
+    every_case,
+    in_result,
+    is_possible,
+    name_of,
+    read,
+)
+
+CommandLine = Callable[..., subprocess.CompletedProcess[str]]
+CONTRACT = range(5)
+SAMPLE = 40
+PLACED = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from([0, 1, -1, 1e-12, 1e18, 1e308, 5e-324, -0.0]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def judged(fsdpbench: CommandLine, files: Files, *words: str) -> subprocess.CompletedProcess[str]:
+    given_words = ("--baseline", str(files.baseline), "--thresholds", str(files.thresholds), *words)
+    return fsdpbench("check", str(files.folder), *given_words)
+
+
+def wrong(
+    fsdpbench: CommandLine, case: Case, files: Files, place: Path, as_older: bool = False
+) -> str | None:
+    """What the gate did that its contract forbids, if anything. `as_older`: the mutated sweep is the older
+    side of `compare`, and the whole one the newer."""
+    copy = files.copied(place)
+    case.mutate(copy)
+    compared = ("compare", str(copy.folder), str(files.folder))
+    done = fsdpbench(*compared) if as_older else judged(fsdpbench, copy)
+    shutil.rmtree(place)
+    told = f"{case.label}: exit {done.returncode}, not {sorted(case.expected)}: {done.stderr.strip()[:400]}"
+    if done.returncode not in case.expected or done.returncode not in CONTRACT:
+        return told
+    if "Traceback" in done.stderr or ("Keep the gain" in done.stdout and done.returncode):
+        return told
+    if done.returncode >= 2 and len(done.stderr.strip().splitlines()) != 1:
+        return f"{told} (not one line)"
+    if any(word not in done.stderr for word in case.words):
+        return f"{told} (does not name {case.words})"
+    return None
+
+
+def failures(
+    fsdpbench: CommandLine, cases: Iterable[Case], files: Files, place: Path, as_older: bool = False
+) -> list[str]:
+    found = (wrong(fsdpbench, case, files, place / str(k), as_older) for k, case in enumerate(cases))
+    return [told for told in found if told is not None]
+
+
+def of_any_value(files: Files, run: int, figure: str, value: Any) -> Case:
+    """`value` in the place of a figure: the codes that the contract allows for it."""
+    path, direction, _ = FIGURES[figure]
+    old = at(read(files.runs[run] / "result.json"), path)
+    expected = {UNKNOWN}
+    if is_possible(figure, value):
+        grown = math.copysign(
+            1,
+            (min(value) if isinstance(value, list) else value) - (min(old) if isinstance(old, list) else old),
+        )
+        # One run of many is noise, or too few to tell; other figures of the run may contradict it.
+        expected |= {0, WORSE} if len(files.runs) > 1 else {WORSE if grown == direction else 0}
+        if value == old or (figure.endswith("_bytes") and abs(value - old) < 0.001 * old):
+            expected |= {0}
+    return Case(f"{figure} = {value!r}", in_result(run, path, value), frozenset(expected))
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return committed(tmp_path_factory.mktemp("simulated"))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory, fsdpbench: CommandLine) -> Files:
+    return repeated(tmp_path_factory.mktemp("measured"), fsdpbench)
+
+
+@pytest.mark.parametrize("kind", ["simulated", "measured"])
+def test_a_sample_of_mutations(
+    kind: str, request: pytest.FixtureRequest, fsdpbench: CommandLine, tmp_path: Path
+) -> None:
+    files: Files = request.getfixturevalue(kind)
+    first, *others = every_case(files, kind)
+    sample = [first, *random.Random(13).sample(others, SAMPLE // (1 if kind == "simulated" else 4))]
+    assert failures(fsdpbench, sample, files, tmp_path) == []
+
+
+def test_one_line_says_what_and_where(simulated: Files, fsdpbench: CommandLine, tmp_path: Path) -> None:
+    copy = simulated.copied(tmp_path)
+    in_result(-1, ("peak_memory_bytes", "reserved"), math.nan)(copy)
+    done = judged(fsdpbench, copy)
+    assert done.returncode == UNKNOWN
+    name = name_of(copy.first_runs[0])
+    assert f"cannot judge {name}: peak_reserved_bytes is nan (not finite) on the newer side" in done.stderr
+    told = json.loads(judged(fsdpbench, copy, "--json").stdout)
+    assert [change["verdict"] for change in told["changes"]] == ["unknown"]
+    assert "peak_reserved_bytes" in judged(fsdpbench, copy, "--format", "md").stdout
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3000)
+def test_every_mutation(fsdpbench: CommandLine, tmp_path: Path) -> None:
+    """Of sweeps that are run here. Writes what was tried to ci/measured/gate_mutations.txt."""
+    tried: Counter[str] = Counter()
+    found: list[str] = []
+    for kind, words in (("one simulated run", SIMULATED), ("twelve measured runs", MEASURED)):
+        (tmp_path / kind).mkdir()
+        files = swept(tmp_path / kind, fsdpbench, *words)
+        cases = list(every_case(files, kind))
+        found += failures(fsdpbench, cases, files, tmp_path / kind / "cases")
+        tried[f"{kind}, systematic"] = len(cases)
+        in_older = [case for case in cases if case.expected == {UNKNOWN} and case.label.endswith("newer")]
+        found += failures(fsdpbench, in_older, files, tmp_path / kind / "older", as_older=True)
+        tried[f"{kind}, on the older side of compare"] = len(in_older)
+        drawn = placed_by_hypothesis(fsdpbench, files, tmp_path / kind / "drawn")
+        found += drawn[1]
+        tried[f"{kind}, values by hypothesis"] = drawn[0]
+    lines = [f"{kind}: {count} tried" for kind, count in tried.items()]
+    summary = f"{sum(tried.values())} mutations tried, {len(found)} failed"
+    (tmp_path / "gate_mutations.txt").write_text("\n".join([*lines, summary, *found]) + "\n")
+    print("\n".join([*lines, summary]))
+    assert found == []
+    assert sum(tried.values()) >= 170
+
+
+def placed_by_hypothesis(fsdpbench: CommandLine, files: Files, place: Path) -> tuple[int, list[str]]:
+    """Any JSON value in the place of any known figure of any run."""
+    judged_figures = baseline_run(read(files.baseline), name_of(files.first_runs[0]), -1)
+    known = [figure for figure in FIGURES if judged_figures.get(figure) is not None]
+    tried, found = 0, []
+
+    @settings(
+        max_examples=400,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(figure=st.sampled_from(known), value=PLACED, run=st.integers(0, len(files.runs) - 1))
+    def place_it(figure: str, value: Any, run: int) -> None:
+        nonlocal tried
+        tried += 1
+        told = wrong(fsdpbench, of_any_value(files, run, figure, value), files, place)
+        if told is not None:
+            found.append(told)
+
+    place_it()
+    return tried, found
