@@ -7,7 +7,7 @@ of their gradients are views of what the reduce-scatter returned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ class DTensorPresentation:
 
     unreduced: Unreduced | None = None
 
-    def take_up_changes(self) -> bool:
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         """Nothing to do: freezing is followed where the parameters are shown, the rest by ``readopt``."""
         return False
 

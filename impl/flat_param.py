@@ -7,7 +7,7 @@ which ``parameters()`` does not see. The other mode, which shows the original pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -121,7 +121,7 @@ class FlatPresentation:
     # -- what the user changes -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def take_up_changes(self) -> bool:
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         check_sharded(self.shows_full)
         flat = self.flat_param
         for attributes, name, value, described in self._shown:
@@ -144,6 +144,7 @@ class FlatPresentation:
         wrote = flat.data_ptr() != self.shard.data_ptr()
         if wrote:
             self._check_elements()
+            before_write()
             self.shard.copy_(flat.view(-1))
             flat.data = self.shard.data
         self._version = flat._version

@@ -7,7 +7,7 @@ and new objects (``module.weight = nn.Parameter(...)``) act on them; each gather
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -97,7 +97,7 @@ class OriginalPresentation:
     # -- what the user changes -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def take_up_changes(self) -> bool:
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         check_sharded(self.shows_full)
         for registry, name, parameter in self._show_sharded:
             if registry.get(name) is not parameter:
@@ -105,7 +105,7 @@ class OriginalPresentation:
                 break
         wrote = list(map(_ADDRESS, self.sharded)) != self._addresses
         if wrote:
-            self._write_back()
+            self._write_back(before_write)
         trains = [parameter.requires_grad for parameter in self.sharded]
         if trains != self._trains:
             self._trains = trains
@@ -147,11 +147,12 @@ class OriginalPresentation:
                 "elements, or change it inside of summon_full_params()"
             )
 
-    def _write_back(self) -> None:
+    def _write_back(self, before_write: Callable[[], None]) -> None:
         """Copy data that was assigned to parameters into the shard, and let them be parts of it again."""
         for index, parameter in enumerate(self.sharded):
             if parameter.data_ptr() != self._addresses[index]:
                 self._check_shape(index, parameter)
+        before_write()
         for index, parameter in enumerate(self.sharded):
             if parameter.data_ptr() != self._addresses[index]:
                 part = self._part(index)
