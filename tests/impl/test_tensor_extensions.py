@@ -258,3 +258,42 @@ CASES = [case_uneven_rows, case_other_dim, case_memory_is_freed, case_state_dict
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("case_"))
 def test_extensions(two_ranks, case: Any) -> None:
     two_ranks.run(case)
+
+
+class Doubled(Held):
+    """Runs each operator twice, as a tensor around two others does, and stays what it is when it is gathered."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = tree_map_only(Held, lambda held: held.inner, (args, kwargs or {}))
+        function(*plain[0], **plain[1])
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+    def fsdp_pre_all_gather(self, mesh: Any) -> Any:
+        return (self.inner,), None
+
+    def fsdp_post_all_gather(
+        self, outputs: Any, metadata: Any, param_dtype: torch.dtype, *, out: torch.Tensor | None = None
+    ) -> Any:
+        return (Doubled(outputs[0]), outputs) if out is None else None
+
+
+def case_gradients_of_a_subclass(rank: int) -> None:
+    found = []
+    for api in (impl, torch_fsdp):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+        for layer in model:
+            layer.weight = nn.Parameter(Doubled(layer.weight.detach().clone()))
+            api.fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
+        api.fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        torch.manual_seed(rank)
+        model(torch.randn(4, 8)).sum().backward()
+        found.append([parameter.grad.to_local() for parameter in model.parameters()])  # type: ignore[union-attr]
+    for ours, theirs in zip(*found, strict=True):
+        assert type(ours) is type(theirs) is torch.Tensor
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_of_a_subclass(two_ranks) -> None:
+    two_ranks.run(case_gradients_of_a_subclass)
