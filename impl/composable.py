@@ -20,8 +20,8 @@ def check_not_applied(module: nn.Module) -> None:
     """Raise AssertionError if ``fully_shard``, ours or torch's, was applied to this very module before."""
     if _NAME in module.__dict__.get(REGISTRY_KEY, ()):
         raise AssertionError(
-            f"this {type(module).__name__} was already given to fully_shard, which can be applied to a module "
-            "once only; wrap it with its final settings"
+            f"this {type(module).__name__} was already given to fully_shard, which is applied to a module "
+            "once; wrap it with its final settings"
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from .extensions import is_extended
 from .gradient_state import step_in_backward
 from .layout import Segment, UnitLayout, chunk_rows
 from .offload import HOST, HostOffload, new_shard
@@ -93,6 +94,8 @@ class DTensorPresentation:
                 unsharded.requires_grad_(sharded.requires_grad)
 
     unreduced: Unreduced | None = None
+    extended = False
+    """Whether the parameters say themselves what is gathered (``extensions.py``)."""
 
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         """Nothing to do: freezing is followed where the parameters are shown, the rest by ``readopt``."""
@@ -171,6 +174,7 @@ class DTensorPresentation:
         Raises:
             ValueError: a parameter was replaced by something that is not a ``DTensor`` of the same layout.
             AssertionError: they are of several dtypes now.
+            NotImplementedError: a tensor was given all-gather extensions after it was wrapped.
         """
         current = self._shown_now()
         for index, (parameter, now) in enumerate(zip(self._parameters, current, strict=True)):
@@ -186,13 +190,18 @@ class DTensorPresentation:
                     f"parameter '{parameter.fqn}' now has a local shape of {tuple(now._local_tensor.shape)}, "
                     f"its unit was laid out for {segment.shard_shape}"
                 )
+            if is_extended(now._local_tensor, parameter.fqn) and not self.extended:
+                raise NotImplementedError(
+                    f"parameter '{parameter.fqn}' has all-gather extensions only since fully_shard, which "
+                    "laid it out without: give them to the tensor before it is wrapped"
+                )
             self.sharded[index] = now
         if len({now.dtype for now in self.sharded}) > 1:
             kinds = ", ".join(
                 f"'{p.fqn}' {now.dtype}" for p, now in zip(self._parameters, self.sharded, strict=True)
             )
             raise AssertionError(
-                f"the parameters of one unit are of several dtypes now: {kinds}. Convert all of the wrapped module"
+                f"the parameters of one unit are of several dtypes now: {kinds}. Convert all of the module"
             )
         self._specs = [_spec_of(parameter) for parameter in self.sharded]
         shard = self._take_up()

@@ -109,7 +109,9 @@ class Exchange:
 
 
 def plain(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient of a subclass as a plain tensor. A subclass may run an operation in place on a plain tensor and itself once
-    for each tensor that it holds; a copy is the same however often it is made.
+    """A gradient of a subclass as a plain tensor.
+
+    A subclass may run an operation in place on a plain tensor and itself once for each tensor that it holds;
+    a copy is the same however often it is made.
     """
     return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device).copy_(gradient)

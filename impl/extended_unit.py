@@ -31,6 +31,8 @@ from .unit import Unit
 class ExtendedPresentation(DTensorPresentation):
     """Shows ``DTensor``s whose local tensors are subclasses."""
 
+    extended = True
+
     def _cut(self, originals: Sequence[nn.Parameter]) -> torch.Tensor:
         # Nothing, where a unit keeps its flat shard: it tells device and dtype.
         like = local_tensor(originals[0])

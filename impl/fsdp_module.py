@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
+from .boundary import outside_transforms
 from .custom_comm import (
     BUILT_IN,
     AllGather,
@@ -17,7 +18,7 @@ from .custom_comm import (
     SymmetricAllGather,
     SymmetricReduceScatter,
 )
-from .hooks import Stage, outside_transforms, stage_of
+from .hooks import Stage, stage_of
 from .streams import Lanes, lane_of
 from .unit import Unit
 

@@ -29,7 +29,7 @@ from .offload import HostOffload
 from .ownership import Ignored, Owned
 from .sharded_units import make_units
 from .spmd_mesh import DataParallelMeshDims, SpmdMesh
-from .unit import Unit, UnitState
+from .unit import UnitState
 
 _wrapped_classes: dict[type, type] = {}
 
@@ -140,6 +140,10 @@ def fully_shard(
     modules = _roots(module)
     for each in modules:
         check_not_applied(each)
+        if stage_of(each) is not None:
+            raise ValueError(
+                f"this {type(each).__name__} was wrapped by FullyShardedDataParallel already: use one"
+            )
     mesh = mesh if mesh is not None else _default_mesh()
     if dp_mesh_dims is None:
         _check_mesh(mesh)
@@ -209,7 +213,9 @@ def _offload(policy: Any, device: torch.device) -> HostOffload | None:
 
 def _check_mesh(mesh: DeviceMesh) -> None:
     if mesh.ndim not in (1, 2):
-        raise ValueError(f"fully_shard needs a mesh of 1 (shard) or 2 (replicate, shard) dimensions, not {mesh}")
+        raise ValueError(
+            f"fully_shard needs a mesh of 1 (shard) or 2 (replicate, shard) dimensions, not {mesh}"
+        )
     if mesh.ndim == 2 and mesh.mesh_dim_names is None:
         raise AssertionError(
             f"the 2-D mesh {mesh} has no mesh_dim_names: name its dimensions, replicas first, as in "

@@ -18,7 +18,6 @@ there: what frees them again is the post-backward of the same backward.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from enum import Enum, auto
 from typing import Any
@@ -26,19 +25,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from .annotations import NOTHING as _NOTHING
-from .annotations import span
+from .annotations import NOTHING, span
 from .api import ScheduleSettings
+from .boundary import Boundary, Output, in_transform, outside_transforms, warn_of_view
+from .gradient_state import keep_gradients, take_gradients
 from .offload import check_on_host
 from .rank_check import RankCheck, without
 from .runtime import Runtime, build_runtime, in_backward
 from .streams import Lanes
 from .tree import caster, collect_grad_tensors, map_tensors, mover
 from .unit import Unit, UnitState
-
-_in_transform = torch._C._are_functorch_transforms_active
-outside_transforms = torch._C._DisableFuncTorch
-"""What gathers and frees is no part of what ``torch.func`` transforms."""
 
 _STAGE = "_fsdp_stage"
 """Attribute (kept out of the module's own registries) that holds a wrapped module's stage."""
@@ -128,8 +124,8 @@ class Stage:
 
     @property
     def runtime_by_hand(self) -> Runtime:
-        """The same for what comes before the first forward. Several modules wrapped as one are no root, so that
-        they are a tree of their own until their root runs.
+        """The same for what comes before the first forward: several modules wrapped as one are no root, and
+        so are a tree of their own until it runs.
         """
         if self._runtime is None and len(self.modules) > 1:
             name = ", ".join(type(module).__name__ for module in self.modules)
@@ -189,7 +185,7 @@ class Stage:
         if not self.units:
             return args, kwargs
         with span(self.units[0].labels.pre_forward):
-            with outside_transforms() if _in_transform() else _NOTHING:
+            with outside_transforms() if in_transform() else NOTHING:
                 if recomputing:
                     runtime.schedule.gather(self)
                     runtime.schedule.await_stage(self)
@@ -217,7 +213,7 @@ class Stage:
             collect_grad_tensors(kwargs, inputs)
         if not inputs:
             return args, kwargs
-        passed: Iterator[torch.Tensor] = iter(_Boundary.apply(self, *inputs))
+        passed: Iterator[torch.Tensor] = iter(Boundary.apply(self, *inputs))
 
         def replace(tensor: torch.Tensor) -> torch.Tensor:
             return next(passed) if tensor.requires_grad else tensor
@@ -240,7 +236,7 @@ class Stage:
         if self.units:
             with span(self.units[0].labels.post_forward):
                 if not in_backward():
-                    with outside_transforms() if _in_transform() else _NOTHING:
+                    with outside_transforms() if in_transform() else NOTHING:
                         for unit in self.units:
                             unit.reshard_in_forward(runtime.schedule.forward_hold)
                     runtime.schedule.leave_forward(self)
@@ -264,15 +260,15 @@ class Stage:
         for tensor in tensors:
             if tensor.requires_grad:
                 if tensor._base is not None:
-                    _warn_of_view(self.modules)
+                    warn_of_view(self.modules)
                 tensor.register_hook(self.pre_backward)
-        return map_tensors(self._hook_transformed, output) if _in_transform() else output
+        return map_tensors(self._hook_transformed, output) if in_transform() else output
 
     def _hook_transformed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Inside ``torch.func`` an output may not show that it requires a gradient."""
         if tensor.requires_grad or not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor
-        return _Output.apply(self, tensor)
+        return Output.apply(self, tensor)
 
     # -- backward --------------------------------------------------------------------------------------------
 
@@ -285,7 +281,7 @@ class Stage:
         self.state = StageState.BACKWARD
         if self.units:
             with span(self.units[0].labels.pre_backward):
-                with outside_transforms() if _in_transform() else _NOTHING:
+                with outside_transforms() if in_transform() else NOTHING:
                     runtime.schedule.enter_backward(self)
 
     @torch.no_grad()
@@ -380,68 +376,6 @@ class Stage:
         self.state = StageState.IDLE
 
 
-class _Boundary(torch.autograd.Function):
-    """The inputs of a stage pass through it unchanged; in backward it tells the stage that all inside is
-    done.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(stage: Stage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tensors
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.stage = inputs[0]
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def jvp(ctx: Any, _: object, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tangents
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        # Modules wrapped as one and run in part have no hook on their outputs that would have done this.
-        ctx.stage.runtime.begin_backward()
-        with outside_transforms() if _in_transform() else _NOTHING:
-            ctx.stage.post_backward()
-        return (None, *gradients)
-
-
-class _Output(torch.autograd.Function):
-    """An output of a stage passes through it unchanged; its backward is the stage's pre-backward."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(stage: Stage, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.stage = inputs[0]
-
-    @staticmethod
-    def jvp(ctx: Any, _: object, tangent: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tangent is None else _Output.apply(ctx.stage, tangent)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        ctx.stage.pre_backward(gradient)
-        return None, gradient
-
-
-def _warn_of_view(modules: Sequence[nn.Module]) -> None:
-    kinds = ", ".join(type(module).__name__ for module in modules)
-    warnings.warn(
-        f"{kinds} returned a view: an operation in place on it (x += y) would drop the hook that gathers its "
-        "parameters for backward. Write x = x + y, or return a clone",
-        UserWarning,
-        stacklevel=2,
-    )
-
-
 def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:
     """All ranks that reduce this unit are about to, with gradients of the same parameters."""
     missing = [p.fqn for i, p in enumerate(unit.parameters) if p.requires_grad and i not in which]
@@ -456,50 +390,6 @@ def _check_materialised(unit: Unit) -> None:
             f"unit '{unit.name}' is still on the meta device (parameters {names}, ...): call "
             "module.to_empty(device=...) and initialise the parameters before the first forward"
         )
-
-
-def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
-    """Take the unsharded gradients out of a unit: indices of the parameters that have one, and the
-    gradients.
-    """
-    which: list[int] = []
-    gradients: list[torch.Tensor] = []
-    keeps = unit.gradients.accumulated
-    accumulating = bool(keeps)
-    for index, parameter in enumerate(unit.unsharded):
-        gradient = parameter.grad
-        if gradient is not None:
-            parameter.grad = None
-        if accumulating:
-            kept = keeps.pop(index, None)
-            if kept is not None:
-                gradient = kept if gradient is None else kept.add_(gradient)
-            elif gradient is not None:
-                gradient = gradient.to(unit.precision.reduce)
-        if gradient is None and unit.gradients.unused_as_zero and parameter.requires_grad:
-            dtype = unit.precision.reduce if accumulating else unit.precision.compute
-            gradient = torch.zeros_like(parameter, dtype=dtype)
-        if gradient is not None:
-            which.append(index)
-            gradients.append(gradient)
-    if not unit.plain:
-        gradients = [unit.local_gradient(i, g) for i, g in zip(which, gradients, strict=True)]
-    return tuple(which), gradients
-
-
-def keep_gradients(unit: Unit) -> None:
-    """Accumulate without reducing: in the reduce dtype where that is another than autograd's."""
-    if unit.precision.reduce == unit.precision.compute:
-        return
-    accumulated = unit.gradients.accumulated
-    for index, parameter in enumerate(unit.unsharded):
-        if parameter.grad is None:
-            continue
-        if index in accumulated:
-            accumulated[index].add_(parameter.grad)
-        else:
-            accumulated[index] = parameter.grad.to(unit.precision.reduce)
-        parameter.grad = None
 
 
 def stage_of(module: nn.Module) -> Stage | None:

@@ -169,7 +169,9 @@ def shard_mesh(mesh: DeviceMesh) -> DeviceMesh:
     if mesh.ndim == 1:
         return mesh
     if mesh.mesh_dim_names is None:
-        raise AssertionError(f"name the dimensions of {mesh} (mesh_dim_names), so that its parts can be taken")
+        raise AssertionError(
+            f"name the dimensions of {mesh} (mesh_dim_names), so that its parts can be taken"
+        )
     return mesh[mesh.mesh_dim_names[-1]]
 
 

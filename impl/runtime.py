@@ -211,8 +211,8 @@ class Runtime:
             if spoilt:
                 raise RuntimeError(
                     "the backward before failed while it added to gradients that were accumulated without "
-                    f"communication (unit '{spoilt[0]}'): they are dropped. Zero the gradients and accumulate "
-                    "anew; reset_iter_state() after the exception says that you do"
+                    f"communication (unit '{spoilt[0]}'): they are dropped. Zero the gradients and "
+                    "accumulate anew; reset_iter_state() after the exception says that you do"
                 )
 
     def _spoilt_units(self) -> list[str]:

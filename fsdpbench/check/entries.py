@@ -97,23 +97,45 @@ def _own_figures(result: Mapping[str, Any], alone: bool) -> Figures:
     """With the step time of its own run: that of a repeated first run is the median over all."""
     figures = figures_of(result)
     repeats = result.get("repeats")
-    if repeats is None or isinstance(figures["step_time_s"], Unusable | None):
+    if repeats is None:
         return figures
-    return {**figures, "step_time_s": _own_step(repeats, alone)}
+    if not isinstance(repeats, Mapping):
+        return {**figures, "step_time_s": Unusable.of(repeats, "repeats is no object")}
+    own, samples = _own_step(repeats, alone), repeats.get("samples_s")
+    if isinstance(samples, list) and all(isinstance(run, list) for run in samples):
+        broken = next((why for run in samples if (why := _broken_times(run))), None)
+    else:
+        broken = "no lists of samples"
+    changes: dict[str, Figure] = {}
+    if not isinstance(figures["step_time_s"], Unusable | None):
+        changes["step_time_s"] = own
+    if broken is not None and figures["fastest_step_s"] is not None:
+        changes["fastest_step_s"] = Unusable.of(samples, f"of repeats.samples_s, {broken}")
+    return {**figures, **changes}
 
 
-def _own_step(repeats: object, alone: bool) -> Figure:
+def _own_step(repeats: Mapping[str, Any], alone: bool) -> Figure:
     """From what the store merged into the first run's result. `alone`: the other runs are not at hand."""
-    steps = repeats.get("step_time_s") if isinstance(repeats, Mapping) else None
-    if not isinstance(repeats, Mapping) or not isinstance(steps, list) or not steps:
-        return Unusable.of(repeats, "repeats has no step_time_s of each run")
-    for step in map(METRICS["step_time_s"].checked, steps):
-        if not isinstance(step, int | float):
-            return Unusable.of(steps, f"of repeats.step_time_s, {step or 'one is null'}")
+    steps = repeats.get("step_time_s")
+    if not isinstance(steps, list) or not steps:
+        return Unusable.of(steps, "repeats.step_time_s is no list of times")
+    broken = _broken_times(steps)
+    if broken is not None:
+        return Unusable.of(steps, f"of repeats.step_time_s, {broken}")
     failed = figure_from(repeats.get("failed", 0))
-    if alone and failed != 0:
+    if isinstance(failed, Unusable | None) or (alone and failed):
         return Unusable.of(failed, "runs failed, and how is not known here")
+    if len(steps) + failed != repeats.get("runs"):
+        return Unusable.of(steps, "repeats.step_time_s is not one of each run")
     return figure_from(steps[0])
+
+
+def _broken_times(times: Sequence[object]) -> str | None:
+    """The first one that is no step time, if any."""
+    for time in map(METRICS["step_time_s"].checked, times):
+        if not isinstance(time, int | float):
+            return str(time or "one is null")
+    return None
 
 
 def _cause(results: Sequence[Mapping[str, Any]], statuses: Sequence[Status], worst: Status) -> str | None:

@@ -37,8 +37,11 @@ class _SeenResult(msgspec.Struct, frozen=True):
 def checked_result(content: Any) -> dict[str, Any]:
     """`content`, if it is a result. Raises `UnusableResultError`."""
     try:
-        strictly(content, _SeenResult, "its result")
-    except UsageError as error:
-        raise UnusableResultError(str(error)) from None
+        msgspec.convert(content, _SeenResult, strict=True)
+    except msgspec.ValidationError:
+        try:
+            strictly(content, _SeenResult, "its result")  # says where and what
+        except UsageError as error:
+            raise UnusableResultError(str(error)) from None
     result: dict[str, Any] = content
     return result

@@ -85,8 +85,8 @@ class Decisions:
         chosen = [each for each in self._counts.items() if line is None or each[0][:2] == line]
         most = sorted(chosen, key=lambda item: -item[1])[:_TOLD]
         places = [
-            f"{os.path.basename(file)}:{line} ({operation}: {answer}, {count} {'time' if count == 1 else 'times'})"
-            for (file, line, operation, answer), count in most
+            f"{os.path.basename(file)}:{number} ({operation}: {answer}, {count} time{'s' * (count > 1)})"
+            for (file, number, operation, answer), count in most
         ]
         return [f"it decided by values that are not there at {', '.join(places)}"] if places else []
 
@@ -101,7 +101,8 @@ class Decisions:
         """The answer to a Python method of a tensor, and whether it is a placeholder's."""
         before, self._asked, self._guessed = self._asked, True, False
         try:
-            answer = question(tensor)
+            with torch._C.DisableTorchFunctionSubclass():
+                answer = question(tensor)
         finally:
             self._asked = before
         return answer, self._guessed or isinstance(tensor, HostPlaceholder) or _came_from_device(tensor)
@@ -181,7 +182,7 @@ class _Tensors:
                 return found
             small = not found.requires_grad and found.numel() <= _MOST_FOLLOWED
             if small and holds_placeholders(found) and decisions.reading():
-                return found.as_subclass(HostPlaceholder)  # type: ignore[no-any-return]
+                return found.as_subclass(HostPlaceholder)
             return found
 
         return copy

@@ -37,6 +37,7 @@ _GOOD: dict[str, tuple[str, ...]] = {
     "when": ("strategy=HYBRID_SHARD => shard_size=2",), "exclude": ("batch=2 wrap=root",),
     "reference": ("single",), "assignments": ("batch=1", "wrap=root,block"), "only": ("no such case",),
     "against": ("point", "trace.json.gz"), "limits": ("depth=100", "unpacked=1MiB"), "leave_out": ("a",),
+    "launcher": ("local",), "thresholds": ("thresholds.toml",), "baseline": ("baseline.json",),
     "finalists": ("1",), "trials": ("1", "2"), "model": ("gpt-125m", "gpt", "t5-11b", "regnet-9b"),
     "system": ("impl-fsdp1", "torch-fsdp2", "torch-ddp,single"), "gpus": ("1", "2", "8", "16", "7"),
     "gpus_per_node": ("1", "2", "8"), "device": ("sim", "cuda", "auto"),
@@ -45,6 +46,15 @@ _GOOD: dict[str, tuple[str, ...]] = {
     "jitter": ("7", "seed=1,kernels=0.1"), "hardware": ("h100-80gb", "profile.toml"),
     "memory": ("80GB", "1GiB"), "form": ("md", "json", "csv"),
 }  # fmt: skip
+_GOOD_FILES = {
+    "space": ("space.toml",),
+    "folder": ("run",),
+    "paths": ("run", "point", "trace.json.gz"),
+    "before": ("run", "point", "baseline.json", "result.json"),
+    "after": ("run", "point", "result.json"),
+    "file": ("baseline.json", "new"),
+    "what": ("models", "systems", "hardware", "settings"),
+}
 _NOT_TRIED = ("node_rank", "nnodes", "help")
 """Another machine would lead: waiting for it is what was asked for."""
 
@@ -75,7 +85,7 @@ def command_line(random_: random.Random) -> list[str]:
         if argument.name == "script_arguments":
             continue
         if argument.required or random_.random() < 0.3:
-            words.append(_path(random_, spoilt))
+            words.append(_path(random_, argument.name or "", spoilt))
     if random_.random() < 0.05:
         words.insert(random_.randrange(len(words) + 1), random_.choice(TEXTS))
     return words
@@ -98,8 +108,10 @@ def _value(random_: random.Random, option: click.Option, spoilt: float) -> str:
     return random_.choice(FILES)
 
 
-def _path(random_: random.Random, spoilt: float) -> str:
-    return random_.choice(FILES) if random_.random() >= spoilt else random_.choice(TEXTS)
+def _path(random_: random.Random, name: str, spoilt: float) -> str:
+    if random_.random() < spoilt:
+        return random_.choice((*TEXTS, *FILES))
+    return random_.choice(_GOOD_FILES.get(name, FILES))
 
 
 def _pairs(words: list[str]) -> list[tuple[str, str | None]]:

@@ -127,6 +127,7 @@ def trusted(outcome: Outcome) -> bool:
 
 
 @pytest.mark.campaign
+@pytest.mark.timeout(1800)
 def test_changes_of_valid_traces(campaign: Campaign, seed: list[Document], tmp_path: Path) -> None:
     rng = random.Random(13)
     original = campaign.analyze("seeds", write(tmp_path / "seed", seed, text_of(seed[0])))

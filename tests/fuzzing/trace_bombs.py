@@ -102,7 +102,7 @@ def _of_events() -> Iterator[Bomb]:
         ("kernels", EVENT),
         ("metadata", b'{"ph":"M"}'),
         ("empty events", b"{}"),
-        ("no events", b"0"),
+        ("no events", b"[0]"),
         ("allocations", b'{"ph":"i","name":"[memory]","ts":1,"args":{"Bytes":1}}'),
         ("collectives", EVENT[:-1] + b',"args":{"Collective name":"c","Group size":1000000}}'),
         ("broken arguments", EVENT[:-1] + b',"args":{"stream":[]}}'),

@@ -23,6 +23,8 @@ def case_fully_shard_refuses(rank: int) -> None:
         impl.fully_shard(scalar, mesh=mesh)
     with pytest.raises(AssertionError, match="already given"):
         impl.fully_shard(impl.fully_shard(nn.Linear(2, 2), mesh=mesh), mesh=mesh)
+    with pytest.raises(ValueError, match="FullyShardedDataParallel already"):
+        impl.fully_shard(impl.FullyShardedDataParallel(nn.Linear(2, 2)), mesh=mesh)
     with pytest.raises(ValueError, match=r"factor of the 2 ranks.*not 3"):
         impl.fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=3)
     for argument in ("offload_policy", "dp_mesh_dims"):

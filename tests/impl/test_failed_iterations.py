@@ -31,7 +31,9 @@ def fail_at(inner: nn.Module, where: str) -> Any:
     return inner.blocks[1].norm.register_forward_hook(fail)
 
 
-def accumulated(front: str, side: str, rank: int, *, fails: bool, by_hand: bool = False) -> list[torch.Tensor]:
+def accumulated(
+    front: str, side: str, rank: int, *, fails: bool, by_hand: bool = False
+) -> list[torch.Tensor]:
     """Gradients of a pass without communication, perhaps one that fails in forward, and one that reduces."""
     model, inner, accumulate = built(front, side)
     with accumulate(model, False):
@@ -77,7 +79,7 @@ def case_a_failed_backward_is_told(rank: int, *, front: str) -> None:
         if by_hand:
             model.reset_iter_state()
         else:
-            with pytest.raises(RuntimeError, match="accumulated without communication .*dropped"):
+            with pytest.raises(RuntimeError, match=r"accumulated without communication .*dropped"):
                 loss_of(model, tokens_of(rank, 0))
         model.zero_grad()
         with accumulate(model, True):

@@ -1,5 +1,5 @@
-"""Small programs that change modules, parameters and settings around ``fully_shard``: what comes of them, a value
-or the type of an exception, is what comes of them with torch's.
+"""Small programs that change modules, parameters and settings around ``fully_shard``: what comes of them, a
+value or the type of an exception, is what comes of them with torch's.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def scalar(api: Any, mesh: DeviceMesh) -> None:
 
 
 def placed(placement: Any) -> Program:
-    return lambda api, mesh: api.fully_shard(linear(), mesh=mesh, shard_placement_fn=lambda _: placement) and 0
+    return lambda api, mesh: (
+        api.fully_shard(linear(), mesh=mesh, shard_placement_fn=lambda _: placement) and 0
+    )
 
 
 PROGRAMS += [placed(placement) for placement in (Shard(5), Shard(-9), Replicate(), 0)]

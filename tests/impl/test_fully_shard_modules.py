@@ -386,7 +386,6 @@ def case_compiled_blocks(rank: int) -> None:
     assert_same_outcome(outcomes[2], outcomes[0])
 
 
-
 def case_replicate_around_and_inside(rank: int) -> None:
     """DDP, by torch's ``replicate``, and ``fully_shard`` leave each other's modules alone."""
     mesh = init_device_mesh("cpu", (2,))

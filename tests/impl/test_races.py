@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,9 @@ WIDTH = 256
 LOW = (torch.bfloat16, torch.float32)
 
 
-def sharded(mesh: tuple[int, ...] = (8,), *, offload: bool = False, policy: Any = None, **arguments: Any) -> Any:
+def sharded(
+    mesh: tuple[int, ...] = (8,), *, offload: bool = False, policy: Any = None, **arguments: Any
+) -> Any:
     names = ("replicate", "shard")[-len(mesh) :]
     arguments["mesh"] = init_device_mesh("sim", mesh, mesh_dim_names=names)
     if policy is not None:
@@ -146,6 +149,42 @@ def case_nothing_races(rank: int, *, case: int) -> None:
 )
 def test_nothing_races(lone_process, case: int) -> None:
     lone_process.run(case_nothing_races, case=case)
+
+
+MESHES: list[dict[str, Any]] = [
+    {},
+    {"mesh": (2, 4)},
+    {"reshard_after_forward": 2},
+    {"reshard_after_forward": False},
+]
+MEMORY: list[dict[str, Any]] = [{}, {"memory_handover": "record_stream"}, {"offload": True}]
+PREFETCH: list[dict[str, Any]] = [
+    {},
+    {"forward_prefetch_depth": 2, "backward_prefetch_depth": 2},
+    {"backward_prefetch": "post"},
+    {"backward_prefetch": None, "limit_all_gathers": 1},
+]
+POLICIES: list[dict[str, Any]] = [{}, {"policy": LOW}, {"policy": (torch.bfloat16, torch.bfloat16)}]
+PROGRAMS = [accumulate, unshard_after_the_optimizer, backward_twice, write_between, optimizer_in_backward]
+
+
+def case_every_combination(rank: int) -> tuple[int, int, list[str]]:
+    tried, uses, failed = 0, 0, []
+    for parts in itertools.product(PROGRAMS, MESHES, MEMORY, PREFETCH, POLICIES):
+        arguments = {key: value for part in parts[1:] for key, value in part.items()}
+        races, seen = follow(parts[0], sharded, arguments)
+        tried, uses = tried + 1, uses + seen
+        if races:
+            failed.append(f"{parts[0].__name__} {arguments}: {races[0]}")
+    return tried, uses, failed
+
+
+@pytest.mark.campaign
+def test_every_combination(lone_process) -> None:
+    tried, uses, failed = lone_process.run(case_every_combination, timeout=3000)
+    print(f"{tried} combinations, {uses} uses of memory followed, {len(failed)} with races")
+    assert not failed, "\n".join(failed)
+    assert tried == 720
 
 
 def case_a_race_is_found(rank: int) -> None:

@@ -190,7 +190,7 @@ def case_uneven_rows(rank: int) -> None:
         model.blocks[0].reshard()
     assert model.blocks[0].down.weight.grad.shape == (15, 60)
     model = shard_model("impl", extended(Quantised, width=15), mesh=mesh)
-    with pytest.raises(ValueError, match=r"'down.weight' of shape \(15, 60\) does not divide by 2"):
+    with pytest.raises(AssertionError, match=r"'down.weight' of shape \(15, 60\) does not divide by 2"):
         model.blocks[0].unshard()
 
 
@@ -248,7 +248,7 @@ def case_refused(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
     linear = nn.Linear(2, 2)
     linear.weight = nn.Parameter(Half(linear.weight.detach()))
-    with pytest.raises(ValueError, match=r"Both fsdp_pre_all_gather and .*'weight', a Half, has only"):
+    with pytest.raises(AssertionError, match=r"Both fsdp_pre_all_gather and .*'weight', a Half, has only"):
         impl.fully_shard(linear, mesh=mesh)
 
 
@@ -261,7 +261,7 @@ def test_extensions(two_ranks, case: Any) -> None:
 
 
 class Doubled(Held):
-    """Runs each operator twice, as a tensor around two others does, and stays what it is when it is gathered."""
+    """Runs each operator twice, as a tensor around two others does, and stays so when it is gathered."""
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -297,3 +297,20 @@ def case_gradients_of_a_subclass(rank: int) -> None:
 
 def test_gradients_of_a_subclass(two_ranks) -> None:
     two_ranks.run(case_gradients_of_a_subclass)
+
+
+def case_extensions_after_wrapping(rank: int) -> None:
+    """The flat shard was made without them: told at the next look at the parameters, never ignored."""
+    model: Any = impl.fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (2,)))
+    model.weight._local_tensor.fsdp_pre_all_gather = lambda mesh: None
+    with pytest.raises(AssertionError, match=r"Both fsdp_pre_all_gather and .*'weight'"):
+        model(torch.ones(1, 4))
+    model.weight._local_tensor.fsdp_post_all_gather = lambda *_: None
+    with pytest.raises(
+        NotImplementedError, match=r"'weight' has all-gather extensions only since.*before it"
+    ):
+        model(torch.ones(1, 4))
+
+
+def test_extensions_after_wrapping(two_ranks) -> None:
+    two_ranks.run(case_extensions_after_wrapping)

@@ -45,15 +45,15 @@ def repeated(place: Path, fsdpbench: CommandLine) -> Files:
         for number, run in enumerate(pool, 1):
             result = a_result({"device": "cpu", "model": "gpt"}, a_measured_run(run["step_times_s"]))
             folder = f"{name}-0123abcd" + (f".run{number}" if number > 1 else "")
+            if number == 1:
+                result["repeats"] = merged_runs([each["step_times_s"] for each in pool])
             write_run(place / "sweep" / folder, name, result)
     return with_baseline(place, fsdpbench)
 
 
 def swept(place: Path, fsdpbench: CommandLine, *words: str) -> Files:
     """A sweep that is run here; its baseline; of repeated ones the runs of the recorded pool."""
-    ran = fsdpbench(
-        "sweep", *words, "--system", "impl-fsdp1,impl-fsdp2", "--wrap", "block", "-o", str(place / "ran")
-    )
+    ran = fsdpbench("sweep", *words, "--system", "impl-fsdp1", "--wrap", "block", "-o", str(place / "ran"))
     assert ran.returncode == 0, ran.stderr
     (place / "sweep").mkdir()
     shutil.copy(place / "ran" / "sweep.toml", place / "sweep")
@@ -80,9 +80,14 @@ def with_pool(sweep: Path) -> None:
             write(folder / "result.json", result)
         own = read(first / "result.json")
         own["measured"]["step_times_s"] = pool[0]
-        own["repeats"] |= {"runs": RUNS, "step_time_s": [sorted(steps)[len(steps) // 2] for steps in pool]}
-        own["repeats"]["samples_s"] = pool
+        own["repeats"] = merged_runs(pool)
         write(first / "result.json", own)
+
+
+def merged_runs(pool: list[list[float]]) -> dict[str, Any]:
+    """As the store merges them into the first run's result."""
+    steps = [sorted(samples)[len(samples) // 2] for samples in pool]
+    return {"runs": len(pool), "failed": 0, "step_time_s": steps, "samples_s": pool}
 
 
 def with_baseline(place: Path, fsdpbench: CommandLine, names: bool = True) -> Files:

@@ -125,7 +125,7 @@ def broken_figures(files: Files, side_words: str) -> Iterator[Case]:
             yield Case(f"{told}, newer, and worse elsewhere", both(new, slower(files, 1)), frozenset({WORSE}))
     for label, broken in BROKEN.items():
         if "repeats" in read(files.runs[0] / "result.json"):
-            for inner in ((), ("step_time_s",)):
+            for inner in ((), ("step_time_s",), ("samples_s",)):
                 mutate = in_result(0, ("repeats", *inner), broken)
                 codes = {OK} if not inner and label in ("missing", "null") else {UNKNOWN}
                 if codes == {UNKNOWN}:

@@ -53,7 +53,13 @@ def write_sweep(tmp_path: Path) -> Callable[..., Path]:
             (path / "config.json").write_text(json.dumps(config))
             result = a_result(step * factor, **changes)
             if number == 1:  # as the store merges repeats: the median in place of its own
-                result["repeats"] = {"step_time_s": [s * factor for s in STEPS]}
+                steps = [s * factor for s in STEPS]
+                result["repeats"] = {
+                    "runs": len(steps),
+                    "failed": 0,
+                    "step_time_s": steps,
+                    "samples_s": [[s] for s in steps],
+                }
                 result["step_time_s"] = 99.0
             (path / "result.json").write_text(json.dumps(result))
         (folder / "sweep.toml").write_text(f'schema = 1\nmodel = "gpt"\npoints = ["{point}"]\n')
