@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import MOST_GPUS
 from fsdpbench.script.source import ScriptSource
 from fsdpbench.settings import SETTINGS, Settings, show_value
 from fsdpbench.sim.jitter import JitterSettings
@@ -44,8 +46,8 @@ class Measurement:
         for name, least in (("warmup_steps", 0), ("timed_steps", 1), ("traced_steps", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if self.timeout_s <= 0:
-            raise UsageError(f"timeout must be above 0 seconds, not {self.timeout_s}")
+        if not 0 < self.timeout_s < math.inf:
+            raise UsageError(f"timeout must be a finite number of seconds above 0, not {self.timeout_s}")
 
     @classmethod
     def default_for(cls, device: str) -> Measurement:
@@ -165,8 +167,8 @@ def _cut(name: str) -> str:
 
 def check_world(gpus: int, gpus_per_node: int) -> None:
     """Raises `UsageError` unless `gpus` fill whole nodes (or less than one)."""
-    if gpus < 1:
-        raise UsageError(f"--gpus must be at least 1, not {gpus}")
+    if not 1 <= gpus <= MOST_GPUS:
+        raise UsageError(f"--gpus must be from 1 to {MOST_GPUS:,}, not {gpus}")
     if gpus_per_node < 1:
         raise UsageError(f"--gpus-per-node must be at least 1, not {gpus_per_node}")
     if gpus > gpus_per_node and gpus % gpus_per_node:

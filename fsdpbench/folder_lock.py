@@ -33,7 +33,7 @@ BEAT_S = 10.0
 SILENCE_S = 120.0
 """A lock from another machine that was not renewed for so long is a dead one's. Far above the beat: network
 file systems show a change up to a minute late."""
-_SECOND_LOOK_S = 0.5
+SECOND_LOOK_S = 0.5
 """Between two looks at a lock that names nobody: older versions write one in place."""
 _GUARD_S = 2.0
 _MOST_BYTES = 1 << 16
@@ -160,7 +160,7 @@ class FolderLock:
         try:
             content = _content(self._path)
             if content is not None and read_owner(content) is None:
-                time.sleep(_SECOND_LOOK_S)
+                time.sleep(SECOND_LOOK_S)
                 content = _content(self._path)
         except OSError:
             return None

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.errors import BenchError
 from fsdpbench.settings import SETTINGS
-from fsdpbench.store import StoredPoint
+from fsdpbench.store import INDEX_FILE, Store, StoredPoint
 from fsdpbench.whole_files import write_whole
+from reports.outside_text import one_line
 
 _FIGURES = (
     "step_time_s",
@@ -50,17 +52,16 @@ def build_index(path: Path, points: Iterable[StoredPoint]) -> None:
     write_whole(path, content)
 
 
-def refresh_index(path: Path, points: Iterable[StoredPoint]) -> None:
-    """`build_index`, where it can be; where it cannot, that is told. The folders are the record."""
+def refresh_index(store: Store) -> None:
+    """The index of all in `store`. Where it cannot be made, that is told: the folders are the record."""
+    path = store.folder / INDEX_FILE
     try:
-        build_index(path, points)
-    except (OSError, sqlite3.Error) as error:
-        reason = getattr(error, "strerror", None) or error
-        print(
-            f"{path}: cannot be written ({reason}); the results are in the folders beside it, and "
-            f"`fsdpbench report {path.parent}` makes it again",
-            file=sys.stderr,
-        )
+        build_index(path, store.points())
+    except (OSError, sqlite3.Error, BenchError) as error:
+        if store.folder.is_dir():
+            reason = getattr(error, "strerror", None) or error
+            told = f"{path}: cannot be written ({reason}); the results are in the folders beside it, and"
+            print(f"{one_line(told)} `fsdpbench report` makes it again", file=sys.stderr)
 
 
 def _row(point: StoredPoint) -> list[Any]:

@@ -8,8 +8,7 @@
     not gone in `PATIENCE_S` the signal's own action
 
 Children die with their parent (`launch/lifetime.py`), so that a process that was ended leaves none behind.
-Light: nothing is imported here that the interpreter has not loaded already, since until `take_over`
-an interruption prints where it struck.
+Light, as what is imported before it: a command begins with it.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class _Interruption:
     def _insist(self, number: int) -> None:
         time.sleep(PATIENCE_S)
         if self.number:
-            end_by(number)
+            os.kill(os.getpid(), number)
 
 
 class unwinding:  # noqa: N801 - used as a function; `contextlib` is not loaded yet
@@ -79,14 +78,6 @@ class unwinding:  # noqa: N801 - used as a function; `contextlib` is not loaded 
 
 
 _interruption = _Interruption()
-
-
-def is_command() -> bool:
-    """Whether this process was started as a command, not by one that calls the command line (a test)."""
-    words = sys.orig_argv[1:]
-    while words and words[0].startswith("-") and words[0] not in ("-c", "-m"):
-        words = words[1:]  # the interpreter's own flags
-    return any("fsdpbench" in os.path.basename(word) for word in words[:2])
 
 
 def take_over() -> None:
@@ -113,17 +104,10 @@ def forget() -> None:
     _interruption.number = 0
 
 
-def end_by(number: int) -> None:
-    """End this process by a signal's own action, now."""
-    if _thread.get_ident() == _main_thread():
-        _signal.signal(number, _signal.SIG_DFL)
-    os.kill(os.getpid(), number)
-
-
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     """An interruption that struck where nothing can be raised (a finalizer) would be printed."""
     if isinstance(unraisable.exc_value, Interrupted):
-        end_by(_interruption.number)
+        os.kill(os.getpid(), _interruption.number)  # its own action since it arrived
     sys.__unraisablehook__(unraisable)
 
 

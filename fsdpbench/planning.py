@@ -9,6 +9,7 @@ from pathlib import Path
 from fsdpbench.config import Config, Measurement, ShapeValue, check_world
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
+from fsdpbench.reading import is_there
 from fsdpbench.settings import SETTINGS, Settings, Value
 from fsdpbench.systems import get_system
 from fsdpbench.systems.wrapping import check_classes
@@ -66,7 +67,7 @@ def make_target(
             raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
     per_node = min(per_node or max(gpus, 1), max(gpus, 1))
     check_world(gpus, per_node)
-    if data is not None and not Path(data).exists():
+    if data is not None and not is_there(Path(data)):
         raise UsageError(f"--data {data}: no such file or folder")
     target = Target(
         model=model,

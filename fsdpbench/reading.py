@@ -21,6 +21,14 @@ class UnreadableFileError(UsageError):
     """A file is missing, no file, too large, or not what it should be; the message names it and why."""
 
 
+def is_there(path: Path) -> bool:
+    """Whether something lies at `path`; nothing does at one that no file system can hold."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def read_json(path: Path) -> Any:
     """The value in a JSON file; NaN and infinity pass. Raises `UnreadableFileError`."""
     return _as_usage(lambda: reading.read_json(path))
@@ -37,6 +45,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables in a TOML file; NaN and infinity pass. Raises `UnreadableFileError`."""
     return _as_usage(lambda: reading.read_toml(path))
+
+
+def read_text(path: Path) -> str:
+    """The text in a file. Raises `UnreadableFileError`."""
+    return _as_usage(lambda: reading.read_text(path, reading.LARGEST_JSON))
 
 
 def parse_json(content: bytes | str, origin: str) -> Any:

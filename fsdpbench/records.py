@@ -41,8 +41,8 @@ class Status(StrEnum):
 
 @dataclass
 class RankRecord:
-    """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. What is known of a user's own
-    script alone: `script`, `placeholder_decisions`, `redirected_files` and `compiled`."""
+    """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. What is known of a user's
+    own script alone: `script`, `placeholder_decisions`, `redirected_files` and `compiled`."""
 
     rank: int
     world_size: int

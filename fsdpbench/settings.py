@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from fsdpbench.errors import UsageError, unknown
+from fsdpbench.numbers import LARGEST_INTEGER, finite_number, whole_number
 
 Value = int | str | bool | None
+MOST_OF_A_SIZE = 2**31 - 1
+"""Samples, tokens, units and ranks are sizes of tensors and of lists; a seed may be larger."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,9 @@ def _plain_text(value: object) -> str:
     return str(value).strip()
 
 
-def _whole(minimum: int) -> Callable[[str], Value]:
+def _whole(minimum: int, most: int = MOST_OF_A_SIZE) -> Callable[[str], Value]:
     def parse(text: str) -> Value:
-        number = int(text)
-        if number < minimum:
-            raise ValueError(f"at least {minimum}")
-        return number
+        return whole_number(text, minimum, most)
 
     return parse
 
@@ -91,9 +91,9 @@ def _or(first: Mapping[str, Value], otherwise: Callable[[str], Value]) -> Callab
 
 def _every_k(text: str) -> Value:
     prefix, _, count = text.partition("-")
-    if prefix != "every" or int(count) < 1:
+    if prefix != "every":
         raise ValueError("")
-    return f"every-{int(count)}"
+    return f"every-{whole_number(count, 1, MOST_OF_A_SIZE)}"
 
 
 def _checkpointing(text: str) -> Value:
@@ -108,12 +108,18 @@ def _wrap(text: str) -> Value:
     if text.startswith("every-"):
         return _every_k(text)
     if text.startswith("size:"):
-        if int(float(text[5:])) < 1:
-            raise ValueError("a number of parameters above zero")
-        return f"size:{int(float(text[5:]))}"
+        return f"size:{_parameters(text[5:])}"
     if all(part.isidentifier() for part in text.split("+")):
         return text
     raise ValueError("")
+
+
+def _parameters(text: str) -> int:
+    """`1e8` and `100000000`."""
+    number = finite_number(text)
+    if not 1 <= number <= LARGEST_INTEGER:
+        raise ValueError("a number of parameters from 1 to 2^63-1")
+    return int(number)
 
 
 _DTYPE_WORDS = {
@@ -301,7 +307,7 @@ _TABLE: tuple[Setting, ...] = (
         "a number (at least 0)",
         "Seed of the weights and the data.",
         "Any fixed number.",
-        _whole(0),
+        _whole(0, LARGEST_INTEGER),
     ),
 )
 
@@ -370,12 +376,8 @@ def read_list(name: str, given: object) -> list[Value]:
     """One setting's values from a comma-separated text or a TOML value or list, without repeats."""
     setting = setting_named(name)
     items = given if isinstance(given, list) else str(given).split(",") if isinstance(given, str) else [given]
-    values: list[Value] = []
-    for item in items:
-        value = setting.read(item)
-        if not any(value == other and type(value) is type(other) for other in values):
-            values.append(value)
-    return values
+    values = (setting.read(item) for item in items)
+    return list({(type(value), value): value for value in values}.values())
 
 
 def show_value(value: Value | float) -> str:

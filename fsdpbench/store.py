@@ -116,7 +116,10 @@ class Store:
 
     def read_space(self) -> dict[str, Any]:
         """What `write_space` wrote. Raises `UsageError` if it cannot be read."""
-        return read_toml(self.folder / SWEEP_FILE)
+        space = read_toml(self.folder / SWEEP_FILE)
+        if not isinstance(space.get("points", []), list):
+            raise UsageError(f"{self.folder / SWEEP_FILE}: points must be a list of folders")
+        return space
 
     def work_folder(self, config: Config, run: int = 1) -> Path:
         """A fresh folder for a run of a configuration, `config.json` in it. Raises `BenchError` if the lock
@@ -227,12 +230,19 @@ def disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error) as error:
-        free = shutil.disk_usage(folder).free if folder.exists() else 0
-        reason = getattr(error, "strerror", None) or error
-        raise BenchError(
-            f"{folder}: cannot be written ({reason}; {free >> 20} MiB free). "
-            f"What is finished is kept: start the same command again to go on."
-        ) from None
+        raise BenchError(f"{folder}: {_why_not_written(folder, error)}") from None
+
+
+def _why_not_written(folder: Path, error: Exception) -> str:
+    again = "start the same command again to go on"
+    try:
+        free = shutil.disk_usage(folder).free >> 20
+    except FileNotFoundError:
+        return f"was removed while it was written; {again}"
+    except OSError:
+        free = 0
+    reason = getattr(error, "strerror", None) or error
+    return f"cannot be written ({reason}; {free} MiB free). What is finished is kept: {again}."
 
 
 def point_folder_name(config: Config, run: int = 1) -> str:

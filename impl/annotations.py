@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.autograd import profiler as _autograd_profiler
 
-_NOTHING: AbstractContextManager[None] = nullcontext()
+NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class UnitLabels:
@@ -50,4 +50,4 @@ def span(label: str) -> AbstractContextManager[object]:
     """A context that puts ``label`` into the trace while a profiler runs, and does nothing otherwise."""
     if _autograd_profiler._is_profiler_enabled:
         return torch.profiler.record_function(label)
-    return _NOTHING
+    return NOTHING

@@ -31,6 +31,14 @@ class ShardingStrategy(Enum):
     """SHARD_GRAD_OP inside a group, replicas across groups."""
 
 
+class TrainingState(Enum):
+    """What a ``FullyShardedDataParallel`` is doing (its attribute ``training_state``)."""
+
+    IDLE = auto()
+    FORWARD_BACKWARD = auto()
+    SUMMON_FULL_PARAMS = auto()
+
+
 class BackwardPrefetch(Enum):
     """When backward issues the all-gather of the next unit."""
 

@@ -6,11 +6,12 @@ caller records a mark; on the CPU it runs on the backend's own threads and is wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -32,8 +33,8 @@ _WIDE = (torch.float32, torch.float64, torch.bfloat16)
 _FEW_RANKS = 4
 """Up to here the ranks of a gloo group gather by broadcasts."""
 
-_reduce_groups: dict[ProcessGroup, ProcessGroup] = {}
-"""Groups made for reduce-scatters alone, one for each shard group."""
+_reduce_groups: MutableMapping[ProcessGroup, ProcessGroup] = WeakKeyDictionary()
+"""Groups made for reduce-scatters alone, one for each shard group as long as that lives."""
 
 
 @dataclass(frozen=True)

@@ -156,17 +156,12 @@ class CommHook:
         """Make it the hook of all ``units``.
 
         Raises:
-            RuntimeError: one of them has a hook.
-            ValueError: one of them reduces twice (hybrid sharding), or passes what the hook does not take.
+            AssertionError: one of them has a hook.
+            ValueError: one of them passes what the hook does not take.
         """
         for unit in units:
             if unit.gradients.comm_hook is not None:
-                raise RuntimeError("a communication hook is registered already; there can be one")
-            if unit.groups.shard is not None and unit.groups.replicate is not None:
-                raise ValueError(
-                    f"a communication hook cannot serve unit '{unit.name}': hybrid strategies reduce twice; "
-                    "use FULL_SHARD, SHARD_GRAD_OP or NO_SHARD"
-                )
+                raise AssertionError("a communication hook is registered already; there can be one")
             self.check_arguments(unit.groups.shard is not None, unit.name)
         for unit in units:
             unit.gradients.comm_hook = self

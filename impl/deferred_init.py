@@ -77,6 +77,8 @@ def materialise(
             afterwards,
             or it was changed after its recording.
     """
+    if param_init_fn is not None and not callable(param_init_fn):
+        raise ValueError(f"param_init_fn must be a function of a module, not {param_init_fn!r}")
     modules = list(modules)
     done = Materialised()
     if param_init_fn is None:

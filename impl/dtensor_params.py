@@ -7,17 +7,20 @@ of their gradients are views of what the reduce-scatter returned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from .extensions import is_extended
+from .gradient_state import step_in_backward
 from .layout import Segment, UnitLayout, chunk_rows
 from .offload import HOST, HostOffload, new_shard
 from .placement import ParameterPlan, local_tensor, new_dtensor
 from .presentation import UnitParameter
+from .unreduced import Unreduced
 
 
 class DTensorPresentation:
@@ -90,9 +93,11 @@ class DTensorPresentation:
             if sharded.requires_grad != unsharded.requires_grad:  # frozen or thawed since
                 unsharded.requires_grad_(sharded.requires_grad)
 
-    unreduced = None
+    unreduced: Unreduced | None = None
+    extended = False
+    """Whether the parameters say themselves what is gathered (``extensions.py``)."""
 
-    def take_up_changes(self) -> bool:
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         """Nothing to do: freezing is followed where the parameters are shown, the rest by ``readopt``."""
         return False
 
@@ -147,8 +152,18 @@ class DTensorPresentation:
             if hooks:
                 for hook in list(hooks.values()):
                     hook(sharded)
+            if "_in_backward_optimizers" in sharded.__dict__ and sharded.grad is not None:
+                step_in_backward(sharded)
 
     # -- changes from outside --------------------------------------------------------------------------------
+
+    def uniform(self) -> bool:
+        """Whether what the modules show now is of one dtype on one device."""
+        return len({(now.device, now.dtype) for now in self._shown_now() if now is not None}) == 1
+
+    def _shown_now(self) -> list[nn.Parameter | None]:
+        places = [parameter.places[0] for parameter in self._parameters]
+        return [place.module._parameters.get(place.name) for place in places]
 
     def readopt(self) -> torch.Tensor | None:
         """Take up what the modules now show: after ``to_empty``, ``.to`` or ``load_state_dict(assign=True)``.
@@ -158,8 +173,10 @@ class DTensorPresentation:
 
         Raises:
             ValueError: a parameter was replaced by something that is not a ``DTensor`` of the same layout.
+            AssertionError: they are of several dtypes now.
+            NotImplementedError: a tensor was given all-gather extensions after it was wrapped.
         """
-        current = [p.places[0].module._parameters.get(p.places[0].name) for p in self._parameters]
+        current = self._shown_now()
         for index, (parameter, now) in enumerate(zip(self._parameters, current, strict=True)):
             segment = self._layout.segments[index]
             if not isinstance(now, DTensor) or not isinstance(now, nn.Parameter):
@@ -173,7 +190,19 @@ class DTensorPresentation:
                     f"parameter '{parameter.fqn}' now has a local shape of {tuple(now._local_tensor.shape)}, "
                     f"its unit was laid out for {segment.shard_shape}"
                 )
+            if is_extended(now._local_tensor, parameter.fqn) and not self.extended:
+                raise NotImplementedError(
+                    f"parameter '{parameter.fqn}' has all-gather extensions only since fully_shard, which "
+                    "laid it out without: give them to the tensor before it is wrapped"
+                )
             self.sharded[index] = now
+        if len({now.dtype for now in self.sharded}) > 1:
+            kinds = ", ".join(
+                f"'{p.fqn}' {now.dtype}" for p, now in zip(self._parameters, self.sharded, strict=True)
+            )
+            raise AssertionError(
+                f"the parameters of one unit are of several dtypes now: {kinds}. Convert all of the module"
+            )
         self._specs = [_spec_of(parameter) for parameter in self.sharded]
         shard = self._take_up()
         self._show_sharded = self._assignments(self.sharded)

@@ -45,6 +45,7 @@ class Exchange:
     ) -> None:
         self._layout = layout
         self._numel = numel
+        gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
         self.sent = torch.empty((layout.world_size - 1) * numel, dtype=dtype, device=gradients[0].device)
         self._own: list[tuple[int, torch.Tensor]] = []
         self._received = self.sent
@@ -105,3 +106,12 @@ class Exchange:
         used = sum(part.numel() for part in parts)
         torch.cat(parts, out=self.sent[:used])
         self.sent[used:].zero_()
+
+
+def plain(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient of a subclass as a plain tensor.
+
+    A subclass may run an operation in place on a plain tensor and itself once for each tensor that it holds;
+    a copy is the same however often it is made.
+    """
+    return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device).copy_(gradient)

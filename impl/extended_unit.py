@@ -24,11 +24,14 @@ from .extensions import Extension, is_extended
 from .layout import Segment
 from .offload import HOST, new_shard
 from .placement import ParameterPlan, local_tensor, new_dtensor
+from .tree import map_tensors
 from .unit import Unit
 
 
 class ExtendedPresentation(DTensorPresentation):
     """Shows ``DTensor``s whose local tensors are subclasses."""
+
+    extended = True
 
     def _cut(self, originals: Sequence[nn.Parameter]) -> torch.Tensor:
         # Nothing, where a unit keeps its flat shard: it tells device and dtype.
@@ -149,7 +152,8 @@ class ExtendedUnit(Unit):
         return gathered
 
     def _take_bytes(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        buffer, lane = self._bytes, self.runtime.lanes.gather
+        lanes, buffer = self.runtime.lanes, self._bytes
+        lane = lanes.gather if self.gathers else lanes.compute
         if buffer is not None and buffer.tensor.numel() == numel and buffer.tensor.dtype == dtype:
             self.runtime.handover.reclaim(buffer)
             buffer.take()
@@ -220,8 +224,14 @@ class ExtendedUnit(Unit):
     def _unshard(self, index: int, unsharded: torch.Tensor | None) -> torch.Tensor:
         # `.data`, so that the next gather's writes are none to autograd (see the head of `unit.py`).
         outputs = [buffer.tensor.data for buffer in self._outputs[index]]
-        local = self.presentation.local(index)
-        return self._extensions[index].unshard(local, outputs, unsharded)
+        local, extension = self.presentation.local(index), self._extensions[index]
+        # What pre_all_gather made on the lane of gathers is used here, and dropped.
+        map_tensors(self._keep_for_computation, extension.metadata)
+        return extension.unshard(local, outputs, unsharded)
+
+    def _keep_for_computation(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.runtime.lanes.compute.keep(tensor)
+        return tensor
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -30,11 +30,11 @@ def is_extended(local: torch.Tensor, fqn: str) -> bool:
     """Whether ``local`` brings its own way of being gathered.
 
     Raises:
-        ValueError: it has one of the two methods only.
+        AssertionError: it has one of the two methods only.
     """
     pre, post = hasattr(local, _PRE), hasattr(local, _POST)
     if pre != post:
-        raise ValueError(
+        raise AssertionError(
             f"Both {_PRE} and {_POST} should be defined if using all-gather extensions: "
             f"parameter '{fqn}', a {type(local).__name__}, has only {_PRE if pre else _POST}"
         )
@@ -72,7 +72,7 @@ class Extension:
             size = torch.Size(self.segment.shape)
             given, self.metadata = method(self.mesh, size, self.stride, self.module, self.policy)
         else:
-            raise ValueError(
+            raise AssertionError(
                 f"{_PRE} of parameter '{self.fqn}' takes {count} arguments; expected "
                 "(mesh) or (mesh, outer_size, outer_stride, module, mp_policy)"
             )
@@ -85,7 +85,7 @@ class Extension:
         if tensor.size() == self.padded:
             return tensor
         if tensor.size() != local.size():  # refused on all ranks, since some would give less than others
-            raise ValueError(
+            raise AssertionError(
                 f"parameter '{self.fqn}' of shape {self.segment.shape} does not divide by {self.mesh.size()} "
                 f"ranks, so {_PRE} must return tensors of the padded shape {self.padded} (or of its own "
                 f"tensor's shape), not {tuple(tensor.shape)}"

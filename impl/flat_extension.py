@@ -15,14 +15,25 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .placement import TensorParallel
 from .presentation import WholeForm
 
 
 def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, WholeForm | None]:
-    """What is flattened for ``parameter``, and its form while whole; itself and ``None`` if it is plain."""
+    """What is flattened for ``parameter``, and its form while whole; itself and ``None`` if it is plain.
+
+    Raises:
+        RuntimeError: a tensor subclass, of which a flat parameter would keep the elements alone.
+    """
     if not isinstance(parameter, DTensor):
+        if is_traceable_wrapper_subclass(parameter):
+            kind = type(parameter.data).__name__
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} is a {kind}: a flat parameter holds plain "
+                "tensors and DTensors. Leave it out (ignored_states), or use fully_shard"
+            )
         return parameter, None
     local: torch.Tensor = parameter._local_tensor
     flattened = nn.Parameter(local.detach(), requires_grad=parameter.requires_grad)

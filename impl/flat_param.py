@@ -7,7 +7,7 @@ which ``parameters()`` does not see. The other mode, which shows the original pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,23 @@ def flatten(
     return shard
 
 
+def flat_parameter(
+    layout: UnitLayout, parameters: Sequence[UnitParameter], shard: torch.Tensor, requires_grad: bool
+) -> FlatParameter:
+    """The ``FlatParameter`` of a unit over this rank's ``shard``."""
+    flat = FlatParameter(shard.data, requires_grad=requires_grad)
+    flat._fqns = tuple(p.fqn for p in parameters)
+    flat._param_infos = tuple(p.places[0] for p in parameters)
+    flat._shared_param_infos = tuple(p.places[1:] for p in parameters)
+    flat._shapes = tuple(torch.Size(s.shape) for s in layout.segments)
+    flat._numels = tuple(s.numel for s in layout.segments)
+    flat._shard_ranges = tuple(s.shard_range for s in layout.segments)
+    flat._unpadded_unsharded_size = torch.Size((layout.parameter_numel,))
+    flat._padded_unsharded_size = torch.Size((layout.gathered_numel,))
+    flat._sharded_size = shard.size()
+    return flat
+
+
 class FlatPresentation:
     """Shows one ``FlatParameter``; the modules' parameters become plain attributes of theirs."""
 
@@ -68,16 +85,7 @@ class FlatPresentation:
         """Whether whole parameters are shown, outside of forward and backward."""
         self._unsharded: list[nn.Parameter] = []
         self.shard = flatten(layout, originals, offload)
-        self.flat_param = FlatParameter(self.shard.data, requires_grad=originals[0].requires_grad)
-        self.flat_param._fqns = tuple(p.fqn for p in parameters)
-        self.flat_param._param_infos = tuple(p.places[0] for p in parameters)
-        self.flat_param._shared_param_infos = tuple(p.places[1:] for p in parameters)
-        self.flat_param._shapes = tuple(torch.Size(s.shape) for s in layout.segments)
-        self.flat_param._numels = tuple(s.numel for s in layout.segments)
-        self.flat_param._shard_ranges = tuple(s.shard_range for s in layout.segments)
-        self.flat_param._unpadded_unsharded_size = torch.Size((layout.parameter_numel,))
-        self.flat_param._padded_unsharded_size = torch.Size((layout.gathered_numel,))
-        self.flat_param._sharded_size = self.shard.size()
+        self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
         self._attributes = [
             self.shard[s.shard_offset : s.shard_offset + s.shard_numel] for s in layout.segments
         ]
@@ -113,7 +121,8 @@ class FlatPresentation:
     # -- what the user changes -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def take_up_changes(self) -> bool:
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
+        check_sharded(self.shows_full)
         flat = self.flat_param
         for attributes, name, value, described in self._shown:
             if attributes.get(name) is not value:
@@ -134,19 +143,27 @@ class FlatPresentation:
             )
         wrote = flat.data_ptr() != self.shard.data_ptr()
         if wrote:
-            if flat.numel() != self.shard.numel():
-                raise AssertionError(
-                    f"the data of a flat parameter was replaced by {flat.numel()} elements, this rank's "
-                    f"shard has {self.shard.numel()}: assign as many, or change parameters inside of "
-                    "summon_full_params()"
-                )
+            self._check_elements()
+            before_write()
             self.shard.copy_(flat.view(-1))
             flat.data = self.shard.data
         self._version = flat._version
         return wrote
 
+    def _check_elements(self) -> None:
+        given, expected = self.flat_param.numel(), self._layout.shard_numel
+        if given != expected:
+            raise AssertionError(
+                f"the data of a flat parameter was replaced by {given} elements, this rank's shard has "
+                f"{expected}: assign as many, or change parameters inside of summon_full_params()"
+            )
+
     def changed(self) -> bool:
         return self.flat_param._version != self._version
+
+    def flat(self) -> FlatParameter:
+        """The flat parameter."""
+        return self.flat_param
 
     def flat_gradient(self) -> torch.Tensor | None:
         """This rank's part of the gradient, 1-D, ``None`` if there is none."""
@@ -206,12 +223,14 @@ class FlatPresentation:
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the flat parameter's memory after the module was moved; the new shard if there is one."""
+        check_sharded(self.shows_full)
         for described in self._parameters:
             for place in described.places:
                 check_place(described, place, place.module.__dict__.get(place.name))
         data = self.flat_param.data
         if data.untyped_storage()._cdata == self.shard.untyped_storage()._cdata:
             return None
+        self._check_elements()
         self.shard = data
         if not isinstance(self._attributes[0], nn.Parameter):
             self._attributes = [
@@ -219,6 +238,14 @@ class FlatPresentation:
             ]
             self._show_attributes()
         return data
+
+
+def check_sharded(shows_full: bool) -> None:
+    """Raise AssertionError if sharded parameters are wanted while whole ones are shown."""
+    if shows_full:
+        raise AssertionError(
+            "summon_full_params() shows whole parameters: leave it before forward, and to move the module"
+        )
 
 
 def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:

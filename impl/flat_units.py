@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from .api import (
 from .flat_checks import check_first_calls, mark_replaced
 from .flat_extension import pre_flatten_transform
 from .flat_param import FlatPresentation
+from .hooks import stage_of
 from .layout import flat_layout
 from .offload import HostOffload
 from .original_params import OriginalPresentation
@@ -104,6 +105,36 @@ def compute_device(module: nn.Module, device_id: int | torch.device | None, igno
     if accelerator is None:
         return torch.device("cpu")
     return torch.device(accelerator.type, torch.get_device_module(accelerator).current_device())
+
+
+def check_wrapped_inside(
+    module: nn.Module, by_policy: bool, use_orig_params: bool, limit_all_gathers: bool | int | str
+) -> None:
+    """Raise ``ValueError`` for wrappers inside ``module`` that a policy or these settings do not go with."""
+    for name, inner in module.named_modules():
+        if stage_of(inner) is None or not hasattr(inner, "sharding_strategy"):
+            continue
+        if by_policy:
+            title = name or type(inner).__name__
+            raise ValueError(
+                f"auto_wrap_policy is for modules that are not wrapped yet, but '{title}' is: leave out the "
+                "policy, or the wrapping by hand"
+            )
+        wrapper: Any = inner
+        for what, own, outer in (
+            ("use_orig_params", wrapper._use_orig_params, use_orig_params),
+            ("limit_all_gathers", wrapper.limit_all_gathers, limit_all_gathers),
+        ):
+            if own != outer:
+                raise ValueError(
+                    f"all FullyShardedDataParallel of a model need the same {what}: that of '{name}' is "
+                    f"{own!r}, around it it is {outer!r}"
+                )
+
+
+def flat_units(units: Iterable[Unit]) -> list[Any]:
+    """Units whose presentation knows a flat parameter: all of this front end."""
+    return [u for u in units if isinstance(u.presentation, (FlatPresentation, OriginalPresentation))]
 
 
 # -- the unit ------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
+from .boundary import outside_transforms
 from .custom_comm import (
     BUILT_IN,
     AllGather,
@@ -37,7 +38,8 @@ class _PendingUnshard(UnshardHandle):
 
     def wait(self) -> None:
         if self._stage is not None:
-            self._stage.runtime.schedule.await_stage(self._stage)
+            with outside_transforms():
+                self._stage.runtime.schedule.await_stage(self._stage)
             self._stage.unsharded_by_hand = False
             if self._stage.runtime.forward_root is None:
                 self._stage.runtime.await_host_read()  # an optimizer may write there next
@@ -62,9 +64,11 @@ class FSDPModule:
         Returns a handle to wait on if ``async_op``.
         """
         stage = self._stage()
+        runtime = stage.runtime_by_hand
         stage.unsharded_by_hand = True
-        stage.runtime.let_gathers_wait()  # for the optimizer, above all
-        stage.runtime.schedule.gather(stage)
+        runtime.let_gathers_wait()  # for the optimizer, above all
+        with outside_transforms():
+            runtime.schedule.gather(stage)
         handle = _PendingUnshard(stage)
         if async_op:
             return handle
@@ -75,17 +79,23 @@ class FSDPModule:
         """Free this module's own unsharded parameters."""
         stage = self._stage()
         stage.unsharded_by_hand = False
-        for unit in stage.units:
-            unit.reshard_by_hand()
+        with outside_transforms():
+            for unit in stage.units:
+                unit.reshard_by_hand()
 
     def reset_iter_state(self) -> None:
         """After an exception in forward or backward: drop the iteration, so that another can start. Root
         only.
+
+        As torch's it also drops what waited for a sum over replicas; gradients that were accumulated without
+        communication stay, unless the failed backward added to them.
         """
         stage = self._stage()
         if stage.has_runtime and not stage.is_root:
             raise RuntimeError("reset_iter_state must be called on the root FSDP module")
-        stage.runtime.reset()
+        stage.runtime_by_hand.reset()
+        for unit in self._units(True):
+            unit.gradients.partial = None
 
     # -- gradient reduction ----------------------------------------------------------------------------------
 
@@ -93,7 +103,7 @@ class FSDPModule:
         """Whether the next backward ends the iteration; if not, the recorded order is kept for another
         one.
         """
-        self._stage().runtime.is_last_backward = is_last_backward
+        self._stage().runtime_by_hand.is_last_backward = is_last_backward
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """Whether backward reduces gradients, or accumulates them unsharded without communication."""
@@ -255,14 +265,14 @@ class FSDPModule:
 
     def set_post_optim_event(self, event: Any) -> None:
         """Let the next forward's gathers wait for ``event`` instead of for everything computed so far."""
-        self._stage().runtime.optimizer_mark = event
+        self._stage().runtime_by_hand.optimizer_mark = event
 
     # -- inside ----------------------------------------------------------------------------------------------
 
     def _stage(self) -> Stage:
         stage = stage_of(cast(nn.Module, self))
         if stage is None:
-            raise RuntimeError(
+            raise AssertionError(
                 f"this {type(self).__name__} has no FSDP state; was it copied from one that has?"
             )
         return stage

@@ -4,7 +4,7 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NoReturn, overload
 
@@ -21,13 +21,15 @@ from .api import (
     PrefetchTiming,
     ScheduleSettings,
 )
+from .composable import check_not_applied, mark_applied
+from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
 from .hooks import Stage, stage_of
 from .offload import HostOffload
 from .ownership import Ignored, Owned
 from .sharded_units import make_units
 from .spmd_mesh import DataParallelMeshDims, SpmdMesh
-from .unit import Unit, UnitState
+from .unit import UnitState
 
 _wrapped_classes: dict[type, type] = {}
 
@@ -122,6 +124,8 @@ def fully_shard(
 
     Raises:
         ValueError: a setting, mesh or parameter that cannot be served; the message names it.
+        AssertionError: where torch's raises it: a module that was wrapped before, a 2-D mesh without names, a
+            dimension that a parameter does not have.
         NotImplementedError: a parameter sharded unevenly on another dimension than the first, or a number as
             ``reshard_after_forward`` with ``dp_mesh_dims``.
     """
@@ -133,10 +137,16 @@ def fully_shard(
         memory_handover=memory_handover,
         check_ranks=check_ranks,
     )
-    modules = module if isinstance(module, list) else [module]
+    modules = _roots(module)
     for each in modules:
-        _check_module(each)
+        check_not_applied(each)
+        if stage_of(each) is not None:
+            raise ValueError(
+                f"this {type(each).__name__} was wrapped by FullyShardedDataParallel already: use one"
+            )
     mesh = mesh if mesh is not None else _default_mesh()
+    if dp_mesh_dims is None:
+        _check_mesh(mesh)
     spmd = _spmd_mesh(mesh, dp_mesh_dims, reshard_after_forward)
     mesh = mesh if spmd is None else spmd.data
     device = device_of_mesh(mesh)
@@ -156,22 +166,29 @@ def fully_shard(
     )
     _register_hooks(modules, stage)
     for each in modules:
+        mark_applied(each)
         _swap_class(each)
-    _reshard_for_state_dict(owned, units)
+    _hook_state_dicts(owned, stage)
     return module
 
 
 # -- checks --------------------------------------------------------------------------------------------------
 
 
-def _check_module(module: nn.Module) -> None:
-    if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
+def _roots(given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+    """The modules to wrap as one: those given, but for what is inside of another one."""
+    if not isinstance(given, nn.Module):
+        modules = list(given)
+        if not modules:
+            raise ValueError("fully_shard was given no modules: the list is empty")
+        inside = {inner for each in modules for inner in each.modules() if inner is not each}
+        return [each for each in dict.fromkeys(modules) if each not in inside]
+    if isinstance(given, (nn.ModuleList, nn.ModuleDict)) and type(given).forward is nn.Module.forward:
         raise ValueError(
-            f"fully_shard cannot wrap a {type(module).__name__}: it has no forward to hook. "
+            f"fully_shard cannot wrap a {type(given).__name__}: it has no forward to hook. "
             "Wrap its members instead"
         )
-    if stage_of(module) is not None:
-        raise ValueError(f"this {type(module).__name__} was already given to fully_shard")
+    return [given]
 
 
 def _own_policy(policy: Any) -> MixedPrecisionPolicy:
@@ -192,6 +209,18 @@ def _offload(policy: Any, device: torch.device) -> HostOffload | None:
     if OffloadPolicy.__name__ in names:
         return None
     raise ValueError(f"offload_policy must be an OffloadPolicy or a CPUOffloadPolicy, not {policy!r}")
+
+
+def _check_mesh(mesh: DeviceMesh) -> None:
+    if mesh.ndim not in (1, 2):
+        raise ValueError(
+            f"fully_shard needs a mesh of 1 (shard) or 2 (replicate, shard) dimensions, not {mesh}"
+        )
+    if mesh.ndim == 2 and mesh.mesh_dim_names is None:
+        raise AssertionError(
+            f"the 2-D mesh {mesh} has no mesh_dim_names: name its dimensions, replicas first, as in "
+            'init_device_mesh(..., mesh_dim_names=("replicate", "shard"))'
+        )
 
 
 # -- mesh and device -----------------------------------------------------------------------------------------
@@ -238,16 +267,25 @@ def _register_hooks(modules: list[nn.Module], stage: Stage) -> None:
             inner._fsdp_use_orig_params = True  # type: ignore[assignment]
 
 
-def _reshard_for_state_dict(owned: Owned, units: list[Unit]) -> None:
-    """State dicts hold sharded parameters, also where a forward left the unsharded ones in place."""
+def _hook_state_dicts(owned: Owned, stage: Stage) -> None:
+    """State dicts hold sharded parameters, also where a forward left the unsharded ones in place; and loading
+    may put other ones there (``assign=True``).
+    """
 
     def reshard(*_: Any) -> None:
-        for unit in units:
+        for unit in stage.units:
             unit.reshard_by_hand()
+
+    def readopt(*_: Any) -> None:
+        for unit in stage.units:
+            presentation = unit.presentation
+            if isinstance(presentation, DTensorPresentation) and presentation.uniform():
+                unit.readopt()  # else other modules of the unit are yet to be loaded
 
     for module in {place.module for places in owned.places.values() for place in places}:
         module.register_state_dict_pre_hook(reshard)
         module.register_load_state_dict_pre_hook(reshard)
+        module.register_load_state_dict_post_hook(readopt)
 
 
 # -- the class of a wrapped module ---------------------------------------------------------------------------
@@ -257,20 +295,20 @@ def _swap_class(module: nn.Module) -> None:
     kind = type(module)
     wrapped = _wrapped_classes.get(kind)
     if wrapped is None:
-        members = {"__deepcopy__": _no_deepcopy, "forward": _told_if_sharded(kind.forward)}
+        members = {"__deepcopy__": _no_deepcopy, "forward": _told_if_sharded(kind)}
         wrapped = type(f"FSDP{kind.__name__}", (FSDPModule, kind), members)
         _wrapped_classes[kind] = wrapped
     module.__class__ = wrapped
 
 
-def _told_if_sharded(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _told_if_sharded(kind: type[nn.Module]) -> Callable[..., Any]:
     """A forward that says what is wrong when it is called without the hooks that gather its parameters."""
 
-    @wraps(forward)
+    @wraps(kind.forward)
     def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_dynamo_compiling():
             _require_gathered(self)
-        return forward(self, *args, **kwargs)
+        return kind.forward(self, *args, **kwargs)  # looked up now: somebody may have patched the class
 
     return checked
 

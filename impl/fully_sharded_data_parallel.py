@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 from torch.distributed.device_mesh import DeviceMesh
 
 from .api import (
@@ -17,14 +18,17 @@ from .api import (
     MemoryHandover,
     MixedPrecision,
     ShardingStrategy,
+    TrainingState,
 )
 from .comm_hooks import CommHook, HookFunction
 from .deferred_init import materialise
-from .flat_param import FlatPresentation
+from .flat_param import FlatParameter, FlatPresentation
 from .flat_units import (
     RESHARDS_AFTER_FORWARD,
     by_name,
+    check_wrapped_inside,
     compute_device,
+    flat_units,
     make_units,
     own_precision,
     schedule_settings,
@@ -35,12 +39,14 @@ from .hooks import Stage
 from .offload import HostOffload
 from .ownership import Ignored, Owned
 from .parameter_names import FLAT_NAME, WRAPPED
-from .shard_groups import check_broadcast, groups_of_strategy
+from .shard_groups import HYBRID, check_broadcast, group_of, groups_of_strategy
 from .state_dict import WrapperStates
 from .state_dict_methods import StateDictMethods
 from .summon import ShownUnit
 from .unit import Unit
 from .wrap import ModulePolicy, PolicyFunction, Selection, select_modules
+
+_CHECKPOINTED = "_checkpoint_wrapped_module"
 
 
 class FullyShardedDataParallel(StateDictMethods):
@@ -99,8 +105,6 @@ class FullyShardedDataParallel(StateDictMethods):
         forward_prefetch_depth: int | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(module, FullyShardedDataParallel):
-            raise ValueError("this module is already a FullyShardedDataParallel; wrap it once")
         strategy = by_name(ShardingStrategy, sharding_strategy) or ShardingStrategy.FULL_SHARD
         precision = own_precision(mixed_precision)
         settings = schedule_settings(
@@ -112,7 +116,8 @@ class FullyShardedDataParallel(StateDictMethods):
             memory_handover,
         )
         left_alone = Ignored(ignored_modules, ignored_states)
-        groups = groups_of_strategy(strategy, process_group, device_mesh)
+        groups = groups_of_strategy(strategy, process_group, device_mesh, auto_wrap_policy is not None)
+        check_wrapped_inside(module, auto_wrap_policy is not None, use_orig_params, limit_all_gathers)
         if auto_wrap_policy is not None:
             inner: dict[str, Any] = {
                 "process_group": process_group if device_mesh is None else None,
@@ -153,8 +158,18 @@ class FullyShardedDataParallel(StateDictMethods):
         units = make_units(owned, groups, strategy, precision, device, use_orig_params, offload)
         for unit in units:
             materialised.settle(owned.places, unit)
+        if strategy not in HYBRID and groups.ranks == 1:
+            strategy = ShardingStrategy.NO_SHARD
         self.sharding_strategy = strategy
         self.mixed_precision = precision
+        self.cpu_offload = CPUOffload() if cpu_offload is None else cpu_offload
+        self.backward_prefetch = by_name(BackwardPrefetch, backward_prefetch)
+        self.forward_prefetch = forward_prefetch
+        self.limit_all_gathers = limit_all_gathers
+        self.compute_device = device
+        self.process_group = group_of(strategy, process_group, device_mesh)
+        self.rank = self.process_group.rank()
+        self.world_size = self.process_group.size()
         self._use_orig_params = use_orig_params
         for unit in units:
             if isinstance(unit.presentation, FlatPresentation):
@@ -168,20 +183,39 @@ class FullyShardedDataParallel(StateDictMethods):
             input_dtype=precision.param_dtype if precision.cast_forward_inputs else None,
             root_input_dtype=precision.param_dtype if precision.cast_root_forward_inputs else None,
         )
+        self._stage.error_of_second_root = AssertionError
         self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
 
     # -- as a module -----------------------------------------------------------------------------------------
 
     @property
     def module(self) -> nn.Module:
-        """The wrapped module."""
-        return cast(nn.Module, self._modules[WRAPPED])
+        """The wrapped module, without a wrapper for activation checkpointing or offloading around it."""
+        wrapped = self._modules[WRAPPED]
+        if isinstance(wrapped, ActivationWrapper):
+            wrapped = wrapped._modules[_CHECKPOINTED]
+        return cast(nn.Module, wrapped)
+
+    @property
+    def params(self) -> list[FlatParameter]:
+        """The flat parameter of this wrapper's own unit, if it has one.
+
+        With original parameters it is made for the caller, of this rank's shard, with a copy of gradients.
+        """
+        return [unit.presentation.flat() for unit in flat_units(self._stage.units)]
+
+    @property
+    def training_state(self) -> TrainingState:
+        """What this wrapper is doing."""
+        if self._states.summoned:
+            return TrainingState.SUMMON_FULL_PARAMS
+        return TrainingState.IDLE if self._stage.is_idle else TrainingState.FORWARD_BACKWARD
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module with its parameters gathered."""
         stage = self._stage
         args, kwargs = stage.pre_forward(self, args, kwargs)
-        return stage.post_forward(self, args, self.module(*args, **kwargs))
+        return stage.post_forward(self, args, cast(nn.Module, self._modules[WRAPPED])(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         """Attributes that the wrapper does not have are those of the wrapped module."""
@@ -232,21 +266,25 @@ class FullyShardedDataParallel(StateDictMethods):
             writeback: keep what was changed; every rank keeps its own part.
             rank0_only: only rank 0 of each shard group gets the values.
             offload_to_cpu: move them to the CPU.
-            with_grads: show whole gradients too; changes to them are dropped.
+            with_grads: show whole gradients too, ``None`` where no rank has one; kept like values.
 
         Raises:
-            ValueError: ``writeback`` with ``rank0_only``: ranks without values have nothing to write.
+            NotImplementedError: ``writeback`` with ``rank0_only``: ranks without values have nothing to
+                write.
+            AssertionError: inside forward, backward or another ``summon_full_params``.
         """
         if writeback and rank0_only:
-            raise ValueError(
+            raise NotImplementedError(
                 "writeback=True with rank0_only=True: the other ranks have nothing to write back"
             )
-        wrappers = [w for w in FullyShardedDataParallel.fsdp_modules(module) if not w._states.summoned]
+        wrappers = FullyShardedDataParallel.fsdp_modules(module)
         if not recurse:
             wrappers = [wrapper for wrapper in wrappers if wrapper is module]
+        if any(wrapper._states.summoned for wrapper in wrappers):
+            raise AssertionError("summon_full_params() shows these parameters already: leave that one first")
         shown: list[ShownUnit] = []
         for wrapper in wrappers:
-            wrapper._stage.check_idle("summon_full_params")
+            wrapper._stage.check_idle("summon_full_params", AssertionError)
             for unit in wrapper._stage.units:
                 keep = not rank0_only or unit.groups.shard_rank == 0
                 shown.append(ShownUnit(wrapper, unit, keep=keep, offload=offload_to_cpu))
@@ -266,9 +304,9 @@ class FullyShardedDataParallel(StateDictMethods):
 
     def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
         """Apply ``fn`` to every module inside, with whole parameters, and keep the changes."""
-        if self._states.summoned:
-            return super().apply(fn)
-        with self.summon_full_params(self):
+        if self.training_state is not TrainingState.IDLE:
+            raise ValueError(f"apply() was called inside of {self.training_state.name}: call it outside")
+        with self.summon_full_params(self, recurse=False):  # wrappers inside show their own
             return super().apply(fn)
 
     @torch.no_grad()
@@ -299,12 +337,19 @@ class FullyShardedDataParallel(StateDictMethods):
         """Let ``hook`` reduce the gradients of every unit: see ``comm_hooks.py``. Root only, once.
 
         Raises:
-            RuntimeError: not the root, or a hook is there already.
-            ValueError: a hybrid strategy, or a hook that does not take the arguments of a unit.
+            AssertionError: not the root, a hybrid strategy, or a hook is there already.
+            ValueError: a hook that does not take the arguments of a unit.
         """
         if not self.check_is_root():
-            raise RuntimeError("register_comm_hook() belongs to the outermost FullyShardedDataParallel")
-        units = [unit for wrapper in self.fsdp_modules(self) for unit in wrapper._stage.units]
+            raise AssertionError("register_comm_hook() belongs to the outermost FullyShardedDataParallel")
+        wrappers = self.fsdp_modules(self)
+        hybrid = [wrapper for wrapper in wrappers if wrapper.sharding_strategy in HYBRID]
+        if hybrid:
+            raise AssertionError(
+                f"a communication hook cannot serve {hybrid[0].sharding_strategy.name}, which reduces twice; "
+                "use FULL_SHARD, SHARD_GRAD_OP or NO_SHARD"
+            )
+        units = [unit for wrapper in wrappers for unit in wrapper._stage.units]
         CommHook.of(hook, state).register(units)
 
     @contextmanager
@@ -343,8 +388,6 @@ def _wrap_inside(module: nn.Module, selection: Selection, arguments: dict[str, A
             if child is not None and child in selection:
                 places.setdefault(child, []).append((parent, name))
     for chosen, own in selection.items():
-        if isinstance(chosen, FullyShardedDataParallel):
-            continue
         wrapper = FullyShardedDataParallel(chosen, **{**arguments, **own})
         for parent, name in places[chosen]:
             parent._modules[name] = wrapper

@@ -25,8 +25,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .annotations import span
+from .annotations import NOTHING, span
 from .api import ScheduleSettings
+from .boundary import Boundary, Output, in_transform, outside_transforms, warn_of_view
+from .gradient_state import keep_gradients, take_gradients
 from .offload import check_on_host
 from .rank_check import RankCheck, without
 from .runtime import Runtime, build_runtime, in_backward
@@ -85,6 +87,8 @@ class Stage:
         self.forward_positions: list[int] = []
         """Where this stage stands in the recorded order, once a call."""
         self.backward_position = -1
+        self.error_of_second_root: type[Exception] = RuntimeError
+        """What is raised where this stage ran as a root before it became part of a larger tree."""
         self._runtime: Runtime | None = None
         self._cast_input = caster(input_dtype) if input_dtype is not None else None
         self._cast_root_input = caster(root_input_dtype) if root_input_dtype is not None else None
@@ -117,6 +121,16 @@ class Stage:
             build_runtime(self, self.settings)
             assert self._runtime is not None
         return self._runtime
+
+    @property
+    def runtime_by_hand(self) -> Runtime:
+        """The same for what comes before the first forward: several modules wrapped as one are no root, and
+        so are a tree of their own until it runs.
+        """
+        if self._runtime is None and len(self.modules) > 1:
+            name = ", ".join(type(module).__name__ for module in self.modules)
+            self.join(Runtime(self, [self], self.settings), name)
+        return self.runtime
 
     @property
     def is_root(self) -> bool:
@@ -171,13 +185,14 @@ class Stage:
         if not self.units:
             return args, kwargs
         with span(self.units[0].labels.pre_forward):
-            if recomputing:
-                runtime.schedule.gather(self)
-                runtime.schedule.await_stage(self)
-            else:
-                if runtime.order_check is not None:
-                    runtime.order_check.enter(self)
-                runtime.schedule.enter_forward(self)
+            with outside_transforms() if in_transform() else NOTHING:
+                if recomputing:
+                    runtime.schedule.gather(self)
+                    runtime.schedule.await_stage(self)
+                else:
+                    if runtime.order_check is not None:
+                        runtime.order_check.enter(self)
+                    runtime.schedule.enter_forward(self)
             if torch.is_grad_enabled():
                 args, kwargs = self._put_boundary(args, kwargs)
         return args, kwargs
@@ -198,7 +213,7 @@ class Stage:
             collect_grad_tensors(kwargs, inputs)
         if not inputs:
             return args, kwargs
-        passed: Iterator[torch.Tensor] = iter(_Boundary.apply(self, *inputs))
+        passed: Iterator[torch.Tensor] = iter(Boundary.apply(self, *inputs))
 
         def replace(tensor: torch.Tensor) -> torch.Tensor:
             return next(passed) if tensor.requires_grad else tensor
@@ -221,13 +236,14 @@ class Stage:
         if self.units:
             with span(self.units[0].labels.post_forward):
                 if not in_backward():
-                    for unit in self.units:
-                        unit.reshard_in_forward(runtime.schedule.forward_hold)
+                    with outside_transforms() if in_transform() else NOTHING:
+                        for unit in self.units:
+                            unit.reshard_in_forward(runtime.schedule.forward_hold)
                     runtime.schedule.leave_forward(self)
                 if torch.is_grad_enabled():
-                    self._hook_outputs(output)
+                    output = self._hook_outputs(output)
         elif torch.is_grad_enabled():
-            self._hook_outputs(output)
+            output = self._hook_outputs(output)
         self.state = StageState.IDLE
         if runtime.forward_root is self:
             for stage in reversed(runtime.stages):
@@ -239,13 +255,20 @@ class Stage:
     def _finish_output(self, output: Any) -> Any:
         return output if self._cast_output is None else map_tensors(self._cast_output, output)
 
-    def _hook_outputs(self, output: Any) -> None:
-        if isinstance(output, torch.Tensor):
-            if output.requires_grad:
-                output.register_hook(self.pre_backward)
-            return
-        for tensor in collect_grad_tensors(output, []):
-            tensor.register_hook(self.pre_backward)
+    def _hook_outputs(self, output: Any) -> Any:
+        tensors = [output] if isinstance(output, torch.Tensor) else collect_grad_tensors(output, [])
+        for tensor in tensors:
+            if tensor.requires_grad:
+                if tensor._base is not None:
+                    warn_of_view(self.modules)
+                tensor.register_hook(self.pre_backward)
+        return map_tensors(self._hook_transformed, output) if in_transform() else output
+
+    def _hook_transformed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Inside ``torch.func`` an output may not show that it requires a gradient."""
+        if tensor.requires_grad or not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        return Output.apply(self, tensor)
 
     # -- backward --------------------------------------------------------------------------------------------
 
@@ -258,7 +281,8 @@ class Stage:
         self.state = StageState.BACKWARD
         if self.units:
             with span(self.units[0].labels.pre_backward):
-                runtime.schedule.enter_backward(self)
+                with outside_transforms() if in_transform() else NOTHING:
+                    runtime.schedule.enter_backward(self)
 
     @torch.no_grad()
     def post_backward(self) -> None:
@@ -269,11 +293,14 @@ class Stage:
         runtime = self.runtime
         with span(self.units[0].labels.post_backward):
             ready: list[tuple[Unit, tuple[int, ...], list[torch.Tensor]]] = []
+            partial: list[Unit] = []
             for unit in reversed(self.units):
                 if unit.gradients.synchronize:
                     which, gradients = take_gradients(unit)
                     if which:
                         ready.append((unit, which, gradients))
+                    elif unit.gradients.partial is not None and unit.gradients.all_reduce:
+                        partial.append(unit)
                 else:
                     keep_gradients(unit)
                 if unit.reshard_after_backward:
@@ -281,6 +308,8 @@ class Stage:
                 else:
                     unit.hide()
             runtime.schedule.after_gradients(self)
+            for unit in partial:
+                runtime.reducer.reduce_partial(unit)
             for unit, which, gradients in ready:
                 if runtime.rank_check is not None:
                     _check_reduction(runtime.rank_check, unit, which)
@@ -291,7 +320,9 @@ class Stage:
         if self.state is not StageState.REDUCED or self._has_late_gradients():
             self.post_backward()
         for unit in self.units:
-            if not unit.gradients.synchronize and unit.presentation.unreduced is not None:
+            state = unit.gradients
+            state.held_back = not state.synchronize or state.partial is not None
+            if not state.synchronize and unit.presentation.unreduced is not None:
                 self.runtime.show_unreduced(unit)
         self.backward_position = -1
         self._to_run.clear()
@@ -306,11 +337,16 @@ class Stage:
                         return True
         return False
 
-    def check_idle(self, what: str) -> None:
+    @property
+    def is_idle(self) -> bool:
+        """Whether this stage is outside of forward and backward."""
+        return self.state is StageState.IDLE
+
+    def check_idle(self, what: str, error: type[Exception] = RuntimeError) -> None:
         """Raise if this stage is inside forward or backward, where ``what`` must not be called."""
         if self.state is not StageState.IDLE:
             name = self.units[0].name if self.units else type(self.modules[0]).__name__
-            raise RuntimeError(f"{what} was called inside the {self.state.name.lower()} of unit '{name}'")
+            raise error(f"{what} was called inside the {self.state.name.lower()} of unit '{name}'")
 
     def drop_unused_gather(self) -> None:
         """Let go of parameters that were gathered ahead and not used."""
@@ -319,37 +355,25 @@ class Stage:
             if unit.state is UnitState.GATHERING:
                 unit.reshard()
 
-    def reset(self) -> None:
-        """After a failed iteration: sharded, without gradients that were on their way."""
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward that is not over came here."""
+        return self.state in (StageState.BACKWARD, StageState.REDUCED)
+
+    def reset(self, *, keep: bool) -> None:
+        """After a failed iteration: sharded, without gradients that were on their way.
+
+        Args:
+            keep: what earlier passes left unreduced, unless this one's backward came here.
+        """
         for unit in self.units:
             unit.reshard()
-            unit.gradients.accumulated.clear()
-            unit.gradients.partial = None
-            for parameter in unit.unsharded:
-                parameter.grad = None
+            if not keep or self.in_backward:
+                unit.drop_gradients()
         self.forward_positions.clear()
         self.backward_position = -1
         self._to_run.clear()
         self.state = StageState.IDLE
-
-
-class _Boundary(torch.autograd.Function):
-    """The inputs of a stage pass through it unchanged; in backward it tells the stage that all inside is
-    done.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, stage: Stage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.stage = stage
-        ctx.set_materialize_grads(False)
-        return tensors
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        # Modules wrapped as one and run in part have no hook on their outputs that would have done this.
-        ctx.stage.runtime.begin_backward()
-        ctx.stage.post_backward()
-        return (None, *gradients)
 
 
 def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:
@@ -366,50 +390,6 @@ def _check_materialised(unit: Unit) -> None:
             f"unit '{unit.name}' is still on the meta device (parameters {names}, ...): call "
             "module.to_empty(device=...) and initialise the parameters before the first forward"
         )
-
-
-def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
-    """Take the unsharded gradients out of a unit: indices of the parameters that have one, and the
-    gradients.
-    """
-    which: list[int] = []
-    gradients: list[torch.Tensor] = []
-    keeps = unit.gradients.accumulated
-    accumulating = bool(keeps)
-    for index, parameter in enumerate(unit.unsharded):
-        gradient = parameter.grad
-        if gradient is not None:
-            parameter.grad = None
-        if accumulating:
-            kept = keeps.pop(index, None)
-            if kept is not None:
-                gradient = kept if gradient is None else kept.add_(gradient)
-            elif gradient is not None:
-                gradient = gradient.to(unit.precision.reduce)
-        if gradient is None and unit.gradients.unused_as_zero and parameter.requires_grad:
-            dtype = unit.precision.reduce if accumulating else unit.precision.compute
-            gradient = torch.zeros_like(parameter, dtype=dtype)
-        if gradient is not None:
-            which.append(index)
-            gradients.append(gradient)
-    if not unit.plain:
-        gradients = [unit.local_gradient(i, g) for i, g in zip(which, gradients, strict=True)]
-    return tuple(which), gradients
-
-
-def keep_gradients(unit: Unit) -> None:
-    """Accumulate without reducing: in the reduce dtype where that is another than autograd's."""
-    if unit.precision.reduce == unit.precision.compute:
-        return
-    accumulated = unit.gradients.accumulated
-    for index, parameter in enumerate(unit.unsharded):
-        if parameter.grad is None:
-            continue
-        if index in accumulated:
-            accumulated[index].add_(parameter.grad)
-        else:
-            accumulated[index] = parameter.grad.to(unit.precision.reduce)
-        parameter.grad = None
 
 
 def stage_of(module: nn.Module) -> Stage | None:

@@ -7,13 +7,22 @@ and new objects (``module.weight = nn.Parameter(...)``) act on them; each gather
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from .flat_param import check_place, flatten, follow_requires_grad, run_hooks
+from .flat_param import (
+    FlatParameter,
+    check_place,
+    check_sharded,
+    flat_parameter,
+    flatten,
+    follow_requires_grad,
+    run_hooks,
+)
+from .gradient_state import step_in_backward
 from .layout import UnitLayout
 from .offload import HostOffload
 from .presentation import UnitParameter
@@ -88,14 +97,15 @@ class OriginalPresentation:
     # -- what the user changes -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def take_up_changes(self) -> bool:
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
+        check_sharded(self.shows_full)
         for registry, name, parameter in self._show_sharded:
             if registry.get(name) is not parameter:
                 self._take_up_replaced()
                 break
         wrote = list(map(_ADDRESS, self.sharded)) != self._addresses
         if wrote:
-            self._write_back()
+            self._write_back(before_write)
         trains = [parameter.requires_grad for parameter in self.sharded]
         if trains != self._trains:
             self._trains = trains
@@ -137,16 +147,25 @@ class OriginalPresentation:
                 "elements, or change it inside of summon_full_params()"
             )
 
-    def _write_back(self) -> None:
+    def _write_back(self, before_write: Callable[[], None]) -> None:
         """Copy data that was assigned to parameters into the shard, and let them be parts of it again."""
         for index, parameter in enumerate(self.sharded):
             if parameter.data_ptr() != self._addresses[index]:
                 self._check_shape(index, parameter)
+        before_write()
         for index, parameter in enumerate(self.sharded):
             if parameter.data_ptr() != self._addresses[index]:
                 part = self._part(index)
                 part.copy_(parameter.view(part.shape))
                 parameter.data = part
+
+    def flat(self) -> FlatParameter:
+        """A flat parameter of this rank's shard, with a copy of its gradient."""
+        flat = flat_parameter(self._layout, self._parameters, self.shard, any(self._trains))
+        if not self.unreduced.shown and any(self.which_gradients()):
+            flat.grad_dtype = None
+            flat.grad = self.flat_gradient()
+        return flat
 
     def flat_gradient(self) -> torch.Tensor | None:
         """This rank's part of the gradient, 1-D with zeros where there is none.
@@ -179,22 +198,22 @@ class OriginalPresentation:
     ) -> list[nn.Parameter]:
         """Let the parameters hold whole values; returns them."""
         self.shows_full = True
-        self._kept_gradients = [parameter.grad for parameter in self.sharded]
+        self._kept_gradients = [] if gradients is None else [parameter.grad for parameter in self.sharded]
         for index, parameter in enumerate(self.sharded):
-            parameter.grad = None
+            if gradients is not None:
+                parameter.grad = None
             parameter.data = values[index]
             if gradients is not None:
-                parameter.grad = gradients[index]
+                assign_gradient(parameter, gradients[index])
         return self.sharded
 
     def hide_full(self) -> None:
         """Undo ``show_full``."""
         self.shows_full = False
-        for parameter in self.sharded:
-            parameter.grad = None
         self._point_at_shard()
-        for parameter, gradient in zip(self.sharded, self._kept_gradients, strict=True):
-            assign_gradient(parameter, gradient)
+        if self._kept_gradients:
+            for parameter, gradient in zip(self.sharded, self._kept_gradients, strict=True):
+                assign_gradient(parameter, gradient)
         self._kept_gradients = []
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
@@ -231,37 +250,29 @@ class OriginalPresentation:
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the parameters' memory after the module was moved; the new shard if there is one."""
+        check_sharded(self.shows_full)
         for index, described in enumerate(self._parameters):
             for place in described.places:
                 check_place(described, place, place.module._parameters.get(place.name))
             place = described.places[0]
             now = place.module._parameters[place.name]
             assert now is not None
-            if now.shape != self.sharded[index].shape:
-                raise ValueError(
-                    f"parameter '{described.fqn}' was replaced by one of shape {tuple(now.shape)} after "
-                    "wrapping, where it is this rank's part: replace it before"
-                )
+            self._check_shape(index, now)
             self.sharded[index] = now
         self._show_sharded = self._assignments(self.sharded)
         ours = self.shard.untyped_storage()._cdata
         if all(p.numel() == 0 or p.untyped_storage()._cdata == ours for p in self.sharded):
             return None
         with torch.no_grad():
-            like = self.sharded[0]
+            kinds = {(parameter.dtype, parameter.device) for parameter in self.sharded}
+            # One that alone has another dtype or device was replaced: it is copied into the shard as it is.
+            like = self.sharded[0] if len(kinds) == 1 else self.shard
             self.shard = torch.zeros(self._layout.shard_numel, dtype=like.dtype, device=like.device)
             for segment, parameter in zip(self._layout.segments, self.sharded, strict=True):
                 start = segment.shard_offset
                 self.shard[start : start + segment.shard_numel].copy_(parameter.view(-1))
         self._point_at_shard()
         return self.shard
-
-
-def step_in_backward(parameter: nn.Parameter) -> None:
-    """Let the optimizers of ``_apply_optimizer_in_backward`` step with the reduced gradient, and drop it."""
-    for optimizer in parameter.__dict__["_in_backward_optimizers"]:
-        optimizer.step()
-    parameter.grad = None
 
 
 def _tied(described: UnitParameter) -> str:

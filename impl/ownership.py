@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import comm
+from .composable import is_replicated
 from .hooks import stage_of
 from .presentation import ModulePlace, UnitParameter
 
@@ -31,11 +32,35 @@ class Ignored:
         modules: Iterable[nn.Module] | None = None,
         states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
     ) -> None:
+        modules = None if modules is None else list(modules)
         given: list[Any] = list(states or ())
-        roots = list(modules or ()) + [s for s in given if isinstance(s, nn.Module)]
+        _check_ignored(modules, None if states is None else given)
+        roots = (modules or []) + [s for s in given if isinstance(s, nn.Module)]
         self.modules: set[nn.Module] = {inner for root in roots for inner in root.modules()}
         self.parameters: set[nn.Parameter] = {s for s in given if isinstance(s, nn.Parameter)}
         self.parameters |= {p for root in roots for p in root.parameters()}
+
+
+def _check_ignored(
+    modules: Sequence[nn.Module] | None, states: Sequence[nn.Parameter | nn.Module] | None
+) -> None:
+    if modules is not None and states is not None:
+        raise ValueError("give ignored_modules or ignored_states, not both: ignored_states takes modules too")
+    for name, given, kinds in (
+        ("ignored_modules", modules, (nn.Module,)),
+        ("ignored_states", states, (nn.Parameter, nn.Module)),
+    ):
+        found = given or ()
+        if found and not any(all(isinstance(each, kind) for each in found) for kind in kinds):
+            types = ", ".join(sorted({type(each).__name__ for each in found}))
+            wanted = " or all ".join(f"nn.{kind.__name__}" for kind in kinds)
+            raise ValueError(f"{name} must be all {wanted}, not {types}")
+        for each in found:
+            if isinstance(each, nn.Module) and stage_of(each) is not None:
+                raise ValueError(
+                    f"{name} has a {type(each).__name__} that is wrapped already: it takes care of its own "
+                    "parameters, so leave it out"
+                )
 
 
 class Owned:
@@ -48,7 +73,6 @@ class Owned:
     def __init__(self, roots: Sequence[nn.Module], ignored: Ignored) -> None:
         self.title = " + ".join(type(root).__name__ for root in roots)
         self._ignored = ignored
-        self._roots = roots
         self.modules: dict[nn.Module, str] = {}
         self.places: dict[nn.Parameter, list[ModulePlace]] = {}
         self.fqns: dict[nn.Parameter, str] = {}
@@ -58,7 +82,7 @@ class Owned:
     def _visit(self, module: nn.Module, name: str) -> None:
         if module in self.modules or module in self._ignored.modules:
             return
-        if stage_of(module) is not None and module not in self._roots:
+        if stage_of(module) is not None or is_replicated(module):
             return
         self.modules[module] = name
         for child_name, child in module.named_children():

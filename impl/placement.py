@@ -126,7 +126,8 @@ def plan_parameter(
             ``ShardPlacementResult`` (ours or torch's).
 
     Raises:
-        ValueError: a placement that is none, or a dimension that the parameter does not have.
+        ValueError: a placement that is none.
+        AssertionError: a dimension that the parameter does not have.
         NotImplementedError: a dimension other than the first that does not divide by the ranks.
     """
     placement: Any = None
@@ -134,7 +135,7 @@ def plan_parameter(
         placement, mesh = _resolve(choose(parameter), fqn, mesh)
     dim = 0 if placement is None else placement.dim
     if not -parameter.ndim <= dim < parameter.ndim:
-        raise ValueError(
+        raise AssertionError(
             f"shard_placement_fn returned {placement} for parameter '{fqn}' of shape "
             f"{tuple(parameter.shape)}: it has no such dimension"
         )
@@ -168,7 +169,9 @@ def shard_mesh(mesh: DeviceMesh) -> DeviceMesh:
     if mesh.ndim == 1:
         return mesh
     if mesh.mesh_dim_names is None:
-        raise ValueError(f"name the dimensions of {mesh} (mesh_dim_names), so that its parts can be taken")
+        raise AssertionError(
+            f"name the dimensions of {mesh} (mesh_dim_names), so that its parts can be taken"
+        )
     return mesh[mesh.mesh_dim_names[-1]]
 
 

@@ -14,12 +14,14 @@ those that an optimizer changes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
@@ -138,21 +140,23 @@ class SmallerGroup:
         self.holds = False
 
 
-_meshes: dict[tuple[DeviceMesh, int], DeviceMesh] = {}
-"""Meshes made here, so that all units of one mesh share them and their groups."""
+_meshes: MutableMapping[ProcessGroup, dict[tuple[DeviceMesh, int], DeviceMesh]] = WeakKeyDictionary()
+"""Meshes made here, so that all units of one mesh share them and their groups. They belong to the group that
+shards: another mesh may compare equal, of groups that were made after these were destroyed.
+"""
 
 
 def smaller_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh:
     """The ranks of ``mesh`` in rows of ``size`` neighbours. The first call for a size is collective."""
-    key = (mesh, size)
-    if key not in _meshes:
+    key, made = (mesh, size), _meshes.setdefault(mesh.get_group(mesh.ndim - 1), {})
+    if key not in made:
         rows = mesh.mesh.view(-1, size)
         row, column = (int(index) for index in (rows == dist.get_rank()).nonzero()[0])
         groups = [
             dist.new_group(ranks.tolist(), use_local_synchronization=True)
             for ranks in (rows[:, column], rows[row])
         ]
-        _meshes[key] = DeviceMesh.from_group(
+        made[key] = DeviceMesh.from_group(
             groups, mesh.device_type, mesh=rows, mesh_dim_names=("group", "shard")
         )
-    return _meshes[key]
+    return made[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,13 +50,14 @@ class Presentation(Protocol):
     def show_unsharded(self) -> None:
         """Let the modules show the unsharded parameters."""
 
-    unreduced: Unreduced | None
-    """Shows gradients that were not reduced yet, where the front end does."""
+    @property
+    def unreduced(self) -> Unreduced | None:
+        """Shows gradients that were not reduced yet, where the front end does."""
 
-    def take_up_changes(self) -> bool:
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         """Follow what the user did to the sharded parameters; whether the shard was written to.
 
-        Called before each gather.
+        Called before each gather. ``before_write`` is called before the shard is written to.
         """
 
     def changed(self) -> bool:

@@ -14,9 +14,10 @@ each time, which is why this is for the first iterations or for finding a fault.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -24,7 +25,7 @@ from torch.distributed import ProcessGroup
 _AGREED = "agreed"
 _MOST_NAMES = 5
 
-_positions: dict[tuple[int, ...], int] = {}
+_positions: MutableMapping[ProcessGroup, int] = WeakKeyDictionary()
 """How many times the ranks of a group have compared: the next comparison's number, alike on all of them."""
 
 
@@ -54,9 +55,9 @@ class RankCheck:
         if group is None or (self._left is not None and self._left <= 0):
             return
         ranks = tuple(dist.get_process_group_ranks(group))
-        position = _positions[ranks] = _positions.get(ranks, 0) + 1
+        position = _positions[group] = _positions.get(group, 0) + 1
         store: Any = dist.PrefixStore("fsdp_rank_check", dist.distributed_c10d._get_default_store())
-        where = f"{ranks}/{position}"
+        where = f"{group.group_name}/{position}"
         store.set(f"{where}/{group.rank()}", what)
         verdict = f"{where}/verdict"
         if group.rank() == 0:
@@ -67,7 +68,7 @@ class RankCheck:
         if found != _AGREED:
             raise RuntimeError(found)
         if group.rank() == 0 and position > 1:
-            _forget(store, f"{ranks}/{position - 1}", len(ranks))
+            _forget(store, f"{group.group_name}/{position - 1}", len(ranks))
 
     def _compare(self, store: Any, where: str, ranks: Sequence[int]) -> str:
         keys = [f"{where}/{index}" for index in range(len(ranks))]

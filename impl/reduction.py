@@ -27,7 +27,8 @@ import torch
 from . import comm
 from .annotations import span
 from .api import MemoryHandover
-from .exchange import Exchange
+from .exchange import Exchange, plain
+from .gradient_state import PartialSum
 from .offload import GradientReturns
 from .streams import Lane, Lanes, Mark
 
@@ -103,6 +104,13 @@ class Reducer:
             self._in_flight.append(reduction)
             while len(self._in_flight) > _MOST_IN_FLIGHT:
                 self._complete(self._in_flight.popleft())
+
+    def reduce_partial(self, unit: Unit) -> None:
+        """Hybrid sharding: sum over replicas what earlier passes left, after one without gradients."""
+        partial, unit.gradients.partial = unit.gradients.partial, None
+        assert partial is not None
+        average = self._averaging(unit)
+        self._complete(_Reduction(unit, partial.which, partial.offsets, partial.parts, average))
 
     def finish(self) -> None:
         """Deliver everything and make computation wait for it: the end of backward."""
@@ -252,12 +260,33 @@ class Reducer:
         """
         state = reduction.unit.gradients
         if state.partial is not None:
-            reduction.output.add_(state.partial)
+            self._add(reduction, state.partial)
             state.partial = None
         if not state.all_reduce:
-            state.partial = reduction.output
+            state.partial = PartialSum(reduction.which, reduction.offsets, reduction.output)
             return False
         return True
+
+    def _add(self, reduction: _Reduction, earlier: PartialSum) -> None:
+        """Add what an earlier pass left, perhaps of other parameters than this one's."""
+        if tuple(earlier.which) == tuple(reduction.which):
+            reduction.output.add_(earlier.parts)
+            return
+        unit, layout = reduction.unit, reduction.unit.layout
+        both = tuple(sorted({*earlier.which, *reduction.which}))
+        offsets, numel, _ = self._plan(unit, both)
+        places = dict(zip(both, offsets, strict=True))
+        total = torch.zeros(
+            numel // layout.world_size, dtype=reduction.output.dtype, device=reduction.output.device
+        )
+        for which, starts, parts in (
+            (earlier.which, earlier.offsets, earlier.parts),
+            (reduction.which, reduction.offsets, reduction.output),
+        ):
+            for index, start in zip(which, starts, strict=True):
+                size = layout.segments[index].shard_padded_numel
+                total[places[index] : places[index] + size].add_(parts[start : start + size])
+        reduction.which, reduction.offsets, reduction.output = both, offsets, total
 
     def _all_reduce_shard(self, reduction: _Reduction) -> Lane:
         unit, lanes = reduction.unit, self._lanes
@@ -331,6 +360,8 @@ def _drops_output(unit: Unit) -> bool:
     for parameter in unit.presentation.trained():
         if parameter.grad is not None or parameter._post_accumulate_grad_hooks:
             return True
+        if "_in_backward_optimizers" in parameter.__dict__:
+            return True
     return False
 
 
@@ -374,6 +405,7 @@ def _fill_missing(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tens
 def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
     """World size 1: the gradients themselves, cast and scaled only if that was asked for."""
     precision, factor = unit.precision, unit.gradients.divide_factor
+    gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
     if precision.reduce != precision.compute:
         gradients = [g.to(precision.reduce) for g in gradients]
     if factor is not None and factor != 1:

@@ -78,6 +78,8 @@ class Runtime:
 
     def begin_forward(self, stage: Stage) -> None:
         """The outermost forward starts: gathers must see what the optimizer wrote."""
+        if len(self.root.modules) > 1:
+            _ = self.root.root_module  # which tells that these modules are no root
         self.forward_root = stage
         self.ran = True
         self._drop_what_changed()
@@ -196,11 +198,32 @@ class Runtime:
 
         A backward that ran calls back at its end, and a root's forward that returned is over; where neither
         happened there was an exception. Training goes on with sharded parameters as if that iteration had not
-        been; gradients that were accumulated without communication are lost with it.
+        been. What was accumulated without communication before it stays.
+
+        Raises:
+            RuntimeError: the failed backward was adding to such gradients, so that nobody can tell any more
+                what they were; they are dropped.
         """
         if self._callback_queued or (self.forward_root is stage and len(stage.modules) == 1):
             _log.warning("the iteration before did not finish (was there an exception?): FSDP drops it")
+            spoilt = self._spoilt_units()
             self.reset()
+            if spoilt:
+                raise RuntimeError(
+                    "the backward before failed while it added to gradients that were accumulated without "
+                    f"communication (unit '{spoilt[0]}'): they are dropped. Zero the gradients and "
+                    "accumulate anew; reset_iter_state() after the exception says that you do"
+                )
+
+    def _spoilt_units(self) -> list[str]:
+        """Units whose accumulated gradients hold a part of what a failed backward computed."""
+        return [
+            unit.name
+            for stage in self.stages
+            if stage.in_backward
+            for unit in stage.units
+            if unit.gradients.held_back
+        ]
 
     def disband(self) -> None:
         """Set all stages free: one was unsharded by hand before the first forward told what the tree is."""
@@ -211,12 +234,18 @@ class Runtime:
     def reset(self) -> None:
         """After an exception inside an iteration: wait for what runs, forget it, show sharded parameters
         again.
+
+        Gradients that passes before it left unreduced stay; if some of them were added to, none do.
         """
+        keep, failed_backward = not self._spoilt_units(), self._callback_queued
         self._callback_queued = False
         self.forward_root = None
         self.reducer.discard()
         for stage in self.stages:
-            stage.reset()
+            stage.reset(keep=keep)
+            for unit in stage.units if failed_backward else ():
+                if unit.gradients.held_back and unit.presentation.unreduced is not None:
+                    self.show_unreduced(unit)
         self.await_host_read()
         self.handover.trim()
         self.schedule.reset()
@@ -242,7 +271,7 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
             if stage.has_runtime and not stage.runtime.ran:
                 stage.runtime.disband()
             if stage.has_runtime:
-                raise RuntimeError(
+                raise stage.error_of_second_root(
                     f"module '{name}' already ran forward as a root of its own; run the outermost module's "
                     "forward first, so that its parts belong to one tree"
                 )
@@ -254,8 +283,13 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
             stages.append(stage)
         names.setdefault(stage, []).append(name)
     runtime = Runtime(root, stages, settings)
-    for stage in stages:
-        stage.join(runtime, ", ".join(names[stage]))
+    try:
+        for stage in stages:
+            stage.join(runtime, ", ".join(names[stage]))
+    except BaseException:
+        for stage in stages:
+            stage.leave()  # none of them is half in a tree: the user may mend what was wrong
+        raise
     return runtime
 
 

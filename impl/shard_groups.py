@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import MutableMapping
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -14,7 +16,7 @@ from .api import ShardingStrategy
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
-_node_groups: dict[tuple[ProcessGroup, int], tuple[ProcessGroup, ProcessGroup]] = {}
+_node_groups: MutableMapping[ProcessGroup, dict[int, tuple[ProcessGroup, ProcessGroup]]] = WeakKeyDictionary()
 """Groups made for hybrid sharding without explicit ones: all units of a process group share them."""
 
 
@@ -22,8 +24,12 @@ def groups_of_strategy(
     strategy: ShardingStrategy,
     process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
     mesh: DeviceMesh | None,
+    by_policy: bool = True,
 ) -> comm.UnitGroups:
     """The groups of one unit.
+
+    Args:
+        by_policy: whether one call wraps the whole model, so that hybrid strategies may make groups by node.
 
     Raises:
         ValueError: both or unfitting ways of naming the groups.
@@ -34,6 +40,11 @@ def groups_of_strategy(
     if process_group is not None and mesh is not None:
         raise ValueError("give process_group or device_mesh, not both")
     if strategy in HYBRID:
+        if process_group is None and mesh is None and not by_policy:
+            raise ValueError(
+                f"{strategy.name} without auto_wrap_policy needs process_group or device_mesh: modules that "
+                "are wrapped by hand must share their groups"
+            )
         return _hybrid(strategy, process_group, mesh)
     if isinstance(process_group, tuple):
         raise ValueError(f"a pair of process groups is for the hybrid strategies, not for {strategy.name}")
@@ -46,6 +57,20 @@ def groups_of_strategy(
     if strategy is ShardingStrategy.NO_SHARD:
         return comm.UnitGroups.of(None, group)
     return comm.UnitGroups.of(group)
+
+
+def group_of(
+    strategy: ShardingStrategy,
+    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
+    mesh: DeviceMesh | None,
+) -> ProcessGroup:
+    """The ranks that share one copy; those that hold the replicas where nothing is sharded."""
+    if strategy in HYBRID and process_group is None and mesh is None:
+        return _groups_by_node()[0]
+    if mesh is not None:
+        return mesh.get_group(mesh.ndim - 1)
+    group: Any = process_group[0] if isinstance(process_group, tuple) else process_group
+    return cast(ProcessGroup, dist.group.WORLD if group is None else group)
 
 
 def check_broadcast(groups: comm.UnitGroups, device: torch.device) -> None:
@@ -91,11 +116,11 @@ def _groups_by_node() -> tuple[ProcessGroup, ProcessGroup]:
             f"hybrid sharding by node needs ranks ({size}) to be a multiple of this node's devices "
             f"({per_node}); pass a 2-D device_mesh"
         )
-    key = (world, per_node)
-    if key not in _node_groups:
+    made = _node_groups.setdefault(world, {})
+    if per_node not in made:
         shard, _ = dist.new_subgroups(per_node)
         replicate, _ = dist.new_subgroups_by_enumeration(
             [list(range(start, size, per_node)) for start in range(per_node)]
         )
-        _node_groups[key] = (shard, replicate)
-    return _node_groups[key]
+        made[per_node] = (shard, replicate)
+    return made[per_node]

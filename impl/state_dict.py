@@ -89,7 +89,7 @@ class WrapperStates:
     # -- saving ----------------------------------------------------------------------------------------------
 
     def _before_save(self, wrapper: nn.Module, prefix: str, keep_vars: bool) -> None:
-        self._stage.check_idle("state_dict()")
+        self._stage.check_idle("state_dict()", AssertionError)
         self._values = []
         settings = self.current()
         if self.summoned:
@@ -177,7 +177,7 @@ class WrapperStates:
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        self._stage.check_idle("load_state_dict()")
+        self._stage.check_idle("load_state_dict()", AssertionError)
         self._load_errors = error_msgs
         if not self.summoned:
             kind = self.current().state_dict_type

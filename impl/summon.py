@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from . import comm
 from .flat_param import FlatPresentation
 from .full_params import gather_flat, split_full, write_back
 from .original_params import OriginalPresentation
@@ -35,6 +37,7 @@ class ShownUnit:
         self._unit = unit
         self._keep = keep
         self._offload = offload
+        self._with_grads = False
         self._shown: list[nn.Parameter] = []
         presentation = unit.presentation
         assert isinstance(presentation, (FlatPresentation, OriginalPresentation))
@@ -48,10 +51,23 @@ class ShownUnit:
         values = self._gather(unit.shard)
         gradients: Sequence[torch.Tensor | None] | None = None
         if with_grads:
-            flat = self._presentation.flat_gradient()
-            gradients = self._gather(flat) if flat is not None else [None] * len(values)
+            gradients = self._gather_gradients()
+        self._with_grads = with_grads
         if self._keep:
             self.show_values(values, gradients)
+
+    def _gather_gradients(self) -> list[torch.Tensor | None]:
+        """Whole gradients, ``None`` where no rank has one."""
+        unit = self._unit
+        given = torch.tensor(self._presentation.which_gradients(), dtype=torch.int32, device=unit.device)
+        if unit.groups.shard is not None:
+            comm.all_reduce(given, unit.groups.shard, dist.ReduceOp.MAX, async_op=False)
+        which = [bool(each) for each in given.tolist()]
+        if not any(which):
+            return [None] * len(which)
+        flat = self._presentation.flat_gradient()
+        whole = self._gather(torch.zeros_like(unit.shard) if flat is None else flat)
+        return [value if here else None for value, here in zip(whole, which, strict=bool(whole))]
 
     def show_values(
         self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None = None
@@ -73,14 +89,16 @@ class ShownUnit:
 
     @torch.no_grad()
     def hide(self, writeback: bool) -> None:
-        """Show the sharded parameters again, after storing this rank's part of the values if
-        ``writeback``.
+        """Show the sharded parameters again, after storing this rank's part of the values (and of gradients
+        that are shown) if ``writeback``.
         """
         if not self._shown:
             return
         values: Any = self._shown
         if writeback:
             write_back(self._unit, [value.data for value in values])
+            if self._with_grads:
+                self._presentation.keep_gradients([value.grad for value in values])
         self._presentation.hide_full()
         if isinstance(self._presentation, FlatPresentation):
             self._wrapper.register_parameter(FLAT_NAME, self._presentation.flat_param)

@@ -197,6 +197,14 @@ class Unit:
         self._gathered = self._full = self._own_part = None
         self._copy_out = []
 
+    def drop_gradients(self) -> None:
+        """Forget gradients that were not reduced yet."""
+        self.gradients.accumulated.clear()
+        self.gradients.partial = None
+        self.gradients.held_back = False
+        for parameter in self.unsharded:
+            parameter.grad = None
+
     def local_gradient(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """What is reduced for the gradient of one unsharded parameter."""
         whole = self.parameters[index].whole
@@ -239,7 +247,7 @@ class Unit:
         """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet."""
         if self.state is not UnitState.SHARDED:
             return
-        if self.presentation.take_up_changes() and self._runtime is not None:
+        if self.presentation.take_up_changes(self._await_reads) and self._runtime is not None:
             self._runtime.let_gathers_wait()
         if self.fetches:
             if self._runtime is not None and self._runtime.rank_check is not None:
@@ -252,6 +260,11 @@ class Unit:
                 else:
                     self._mark = self._copy_shard(in_place=True)
         self._move(UnitState.GATHERING)
+
+    def _await_reads(self) -> None:
+        """The shard is about to be written to: copies out of it, if it is on the host, have to be done."""
+        if self._runtime is not None:
+            self._runtime.await_host_read()
 
     def _issue_all_gather(self) -> None:
         lanes, group = self.runtime.lanes, self.groups.shard

@@ -106,6 +106,7 @@ class UnreducedOriginals:
                 _drop(unit, index)
         self._parts = {}
         self.shown = False
+        unit.gradients.held_back = bool(_unsharded_gradients(unit))
 
     def check_hidden(self) -> None:
         _check_hidden(self.shown)
@@ -141,6 +142,7 @@ class UnreducedFlat:
                 _drop(unit, index)
         self._whole = None
         self.shown = False
+        unit.gradients.held_back = bool(_unsharded_gradients(unit))
 
     def check_hidden(self) -> None:
         _check_hidden(self.shown)

@@ -13,6 +13,7 @@ from reports.hta_check import (
     hta_queue_length,
     hta_trace_diff,
 )
+from reports.outside_text import printable
 
 _MOST_NAMES = 8
 
@@ -57,7 +58,7 @@ def describe_opinion(opinion: Mapping[str, Any]) -> str:
             lines.append(f"  {words:<20}{found}")
         else:
             lines += [f"  {f'{words} {stream}':<20}{told(each)}" for stream, each in sorted(found.items())]
-    return "\n".join(lines)
+    return "\n".join(printable(line) for line in lines)
 
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
@@ -70,7 +71,7 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
         row = kernels[name]
         change = 1e3 * (row["time_after_s"] - row["time_before_s"])
         lines.append(f"  {change:+12.3f} ms  {row['count_before']:g} -> {row['count_after']:g}  {name[:90]}")
-    return "\n".join(lines)
+    return "\n".join(printable(line) for line in lines)
 
 
 def _tried(question: Callable[[], Any]) -> Any:

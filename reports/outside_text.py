@@ -7,6 +7,7 @@ make one line two, a megabyte. What is shown of them is printable and bounded.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 LONGEST_LINE = 1000
 _NOT_PRINTABLE = re.compile(
@@ -37,6 +38,17 @@ def one_line(text: object, longest: int = LONGEST_LINE) -> str:
     left_out = f" … {len(whole) - longest:,} characters … "
     head, tail = 2 * longest // 3, longest // 3 - len(left_out)
     return f"{printable(whole[:head])[:head]}{left_out}{printable(whole[-tail:])[-tail:]}"
+
+
+def all_on_one_line(tree: Any, longest: int = 4 * LONGEST_LINE) -> Any:
+    """What JSON holds, with `one_line` of each text in it. Raises `RecursionError` if it is too deep."""
+    if isinstance(tree, str):
+        return one_line(tree, longest)
+    if isinstance(tree, list):
+        return [all_on_one_line(item, longest) for item in tree]
+    if isinstance(tree, dict):
+        return {one_line(key, longest): all_on_one_line(item, longest) for key, item in tree.items()}
+    return tree
 
 
 def _escaped(found: re.Match[str]) -> str:

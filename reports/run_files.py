@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from reports.outside_text import all_on_one_line, one_line
 from reports.reading import LARGEST_JSON, UnreadableError, read_bytes
 
 
@@ -126,8 +127,9 @@ def read_file(path: Path, kind: type[FileT]) -> FileT:
             raise FolderContentError(f"{path.name} is missing") from None
         raise FolderContentError(f"{path.name} {error.reason}") from None
     try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
-        raise FolderContentError(f"{path.name} ({len(content)} bytes): {error}") from None
+        # Whoever shows what is in it, on a terminal, in Markdown or on a page, shows it as it is read here.
+        return msgspec.convert(all_on_one_line(msgspec.json.decode(content)), kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FolderContentError(f"{path.name} ({len(content)} bytes): {one_line(error)}") from None
     except RecursionError:
         raise FolderContentError(f"{path.name}: nested too deeply") from None

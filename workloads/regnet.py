@@ -18,6 +18,7 @@ weights); the stem's input needs no gradient.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ from workloads.errors import ShapeError
 from workloads.flops import BlockFlops, ForwardFlops
 from workloads.images import CHANNELS
 from workloads.layers import Projection
-from workloads.shape import check_positive
+from workloads.shape import check_layers, check_positive
 from workloads.shaped import Shaped
 from workloads.vision import VisionWorkload, class_loss
 
@@ -40,7 +41,7 @@ FAMILY = "regnet"
 def _numbers(field: str, text: str) -> list[int]:
     """`32-64` as numbers. Raises: ShapeError, it is no such list of numbers from 1."""
     parts = str(text).split("-")
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+    if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
         raise ShapeError(
             f"shape field {field} is '{text}': it must be numbers from 1 joined by -, as in 32-64"
         )
@@ -81,6 +82,7 @@ class RegNetShape:
                 f"shape fields widths and depths have {len(widths)} and {len(depths)} stages: "
                 "they must have as many"
             )
+        check_layers(sum(depths), "depths")
         for width in widths:
             if width % self.group_width:
                 raise ShapeError(

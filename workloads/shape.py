@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
@@ -11,6 +12,9 @@ from workloads.errors import ShapeError
 
 S = TypeVar("S")
 
+_LARGEST_INTEGER = 2**63 - 1
+_MOST_LAYERS = 10_000
+"""Each is modules and parameters of its own: far more than anybody trains would only take hours to build."""
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -50,14 +54,22 @@ def _value(name: str, type_name: Any, value: Any) -> Any:
         try:
             if isinstance(value, bool | float):
                 raise ValueError
-            return int(value)
+            number = int(value)
+            if abs(number) > _LARGEST_INTEGER:
+                raise ValueError
+            return number
         except (TypeError, ValueError):
-            raise ShapeError(f"shape field {name} is {value!r}: it must be a whole number") from None
+            raise ShapeError(
+                f"shape field {name} is {value!r}: it must be a whole number below 2^63"
+            ) from None
     if type_name == "float":
         try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise ShapeError(f"shape field {name} is {value!r}: it must be a number") from None
+            decimal = float(value)
+            if not math.isfinite(decimal):
+                raise ValueError
+            return decimal
+        except (TypeError, ValueError, OverflowError):
+            raise ShapeError(f"shape field {name} is {value!r}: it must be a finite number") from None
     return str(value)
 
 
@@ -73,6 +85,14 @@ def check_positive(shape: Any, *names: str) -> None:
     for name in names:
         if getattr(shape, name) < 1:
             raise ShapeError(f"shape field {name} is {getattr(shape, name)}: it must be at least 1")
+        if name == "layers":
+            check_layers(shape.layers, name)
+
+
+def check_layers(number: int, name: str) -> None:
+    """Raises: ShapeError, there are more of them than anybody would wait for."""
+    if number > _MOST_LAYERS:
+        raise ShapeError(f"shape field {name} makes {number} layers: at most {_MOST_LAYERS:,} are built")
 
 
 def check_divides(shape: Any, part: str, whole: str) -> None:

@@ -1,13 +1,13 @@
 """The command line: `main` is what the `fsdpbench` script calls.
 
-Until signals are heard nothing is imported that takes time; the commands lie in `group.py` and beside it.
+The commands lie in `group.py` and beside it.
 """
 
 from __future__ import annotations
 
-from fsdpbench import interruption
+from fsdpbench import interruption, is_command
 
-if interruption.is_command():
+if is_command():
     interruption.take_over()
 
 
@@ -15,7 +15,7 @@ def main() -> None:
     """Entry point of the `fsdpbench` script. Ends the process with a documented exit code."""
     from fsdpbench.cli.startup import begin
 
-    if interruption.is_command():
+    if is_command():
         begin()
     from fsdpbench.cli.group import run
 

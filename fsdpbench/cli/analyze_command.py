@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.cli.output import show, show_json
+from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
 from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,15 +18,11 @@ if TYPE_CHECKING:
 
 
 @click.command("analyze")
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--against", type=click.Path(path_type=Path), help="Trace or folder to compare with: what changed since."
-)
+@click.argument("paths", nargs=-1, required=True, type=PossiblePath())
+@click.option("--against", type=PossiblePath(), help="Trace or folder to compare with: what changed since.")
 @click.option("--hardware", help="Profile whose links are the bandwidths' roof (default: by the trace).")
 @click.option("--hta", is_flag=True, help="HolisticTraceAnalysis' opinion beside ours (extra `hta`).")
-@click.option(
-    "--jobs", type=click.IntRange(1, 1024), help="Traces read at a time (default: by cores, memory)."
-)
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Traces read at a time (default: by cores, memory).")
 @click.option(
     "--limit",
     "limits",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fsdpbench.check import LEAVE_OUT as FLAG
+from fsdpbench.cli.output import tell
+from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, whole
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,8 +36,8 @@ def leave_out_option(function: F) -> F:
 
 
 @command.command("create")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("folder", type=PossiblePath())
+@click.argument("file", type=PlaceForFile())
 @leave_out_option
 def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
     """Write the figures of the sweep in FOLDER to FILE, as the set of the torch at hand.
@@ -54,8 +56,8 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
 
 
 @command.command("update")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--repeat", type=click.IntRange(min=1), help="Runs of each configuration (measured devices).")
+@click.argument("file", type=PossiblePath())
+@click.option("--repeat", type=whole(most=MOST_RUNS), help="Runs of each configuration (measured devices).")
 @leave_out_option
 def update(file: Path, repeat: int | None, leave_out: tuple[str, ...]) -> None:
     """Run FILE's own sweep again and write its figures into FILE, as the set of the torch at hand.
@@ -78,4 +80,4 @@ def _write(
     kept = whole(side, leave_out)
     words = ["fsdpbench", "baseline", verb, *(f"{FLAG} {name}" for name in leave_out)]
     baseline.updated(space, kept, " ".join(words), leave_out).write(file)
-    click.echo(f"wrote {len(kept.entries)} configurations to {file}", err=True)
+    tell(f"wrote {len(kept.entries)} configurations to {file}")

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING
 import click
 
 from fsdpbench.cli.output import show_json, tell
+from fsdpbench.cli.values import PossiblePath, whole
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import MOST_GPUS
 
 if TYPE_CHECKING:
     from fsdpbench.calibrate import Machine
 
 
 @click.command("calibrate")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True)
+@click.option("-o", "--output", type=PossiblePath(dir_okay=False), required=True)
 @click.option("--name", help="The profile's name (default: the file's).")
 @click.option("--base", help="Profile of the nearest hardware, for what cannot be measured here.")
 @click.option("--device", type=click.Choice(["cuda", "sim"]), default="cuda", show_default=True)
 @click.option("--hardware", help="With --device sim: the profile to measure, as a check of the calibration.")
-@click.option("--gpus", type=click.IntRange(min=1), default=1, help="With --device sim: ranks.")
+@click.option("--gpus", type=whole(most=MOST_GPUS), default=1, help="With --device sim: ranks.")
 @click.option("--quick", is_flag=True, help="Do not wait until the chip is warm.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(

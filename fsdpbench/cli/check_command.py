@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,8 @@ import click
 
 from fsdpbench import interruption
 from fsdpbench.cli.comparison_output import finish, format_options
+from fsdpbench.cli.output import show, tell
+from fsdpbench.cli.values import MOST_RUNS, PossiblePath, whole
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.launch import fork_server
 
@@ -22,13 +23,11 @@ _NOISE_RUNS = 20
 
 
 @click.command("check")
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option("--baseline", type=click.Path(path_type=Path), help="The committed baseline.")
-@click.option(
-    "--thresholds", type=click.Path(path_type=Path), help="TOML: what is allowed (ci/thresholds.toml)."
-)
+@click.argument("folder", required=False, type=PossiblePath())
+@click.option("--baseline", type=PossiblePath(), help="The committed baseline.")
+@click.option("--thresholds", type=PossiblePath(), help="TOML: what is allowed (ci/thresholds.toml).")
 @click.option("--noise", is_flag=True, help="Measure A against A here, and write --thresholds from it.")
-@click.option("--repeat", type=click.IntRange(min=1), help="Runs of each configuration (measured devices).")
+@click.option("--repeat", type=whole(most=MOST_RUNS), help="Runs of each configuration (measured devices).")
 @format_options
 def command(
     folder: Path | None,
@@ -87,14 +86,14 @@ def _write_noise(side: Side, path: Path | None) -> None:
         raise CannotJudgeError(f"{side.label}: {name}: {reason}: the noise of a whole sweep is measured")
     noise = measure_noise(side.entries)
     least = noise.minimum_effects()
-    click.echo(f"A against A over {noise.runs} runs a configuration; 99 % of comparisons stay below:")
+    show(f"A against A over {noise.runs} runs a configuration; 99 % of comparisons stay below:")
     for metric, value in noise.effects.items():
-        click.echo(f"  {metric}: {value:.2%}, so the gate asks for {least[metric]:.1%}")
+        show(f"  {metric}: {value:.2%}, so the gate asks for {least[metric]:.1%}")
     if path is None:
-        print("  (--thresholds FILE writes it down)", file=sys.stderr)
+        tell("  (--thresholds FILE writes it down)")
         return
     replace(known, minimum_effect={**known.minimum_effect, **least}).write(path)
-    click.echo(f"wrote {path}", err=True)
+    tell(f"wrote {path}")
 
 
 def swept_side(space: dict[str, Any], repeat: int) -> Side:

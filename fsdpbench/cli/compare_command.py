@@ -7,14 +7,13 @@ from pathlib import Path
 import click
 
 from fsdpbench.cli.comparison_output import finish, format_options
+from fsdpbench.cli.values import PossiblePath
 
 
 @click.command("compare")
-@click.argument("before", metavar="A", type=click.Path(path_type=Path))
-@click.argument("after", metavar="B", type=click.Path(path_type=Path))
-@click.option(
-    "--thresholds", type=click.Path(path_type=Path), help="TOML: what is allowed (ci/thresholds.toml)."
-)
+@click.argument("before", metavar="A", type=PossiblePath())
+@click.argument("after", metavar="B", type=PossiblePath())
+@click.option("--thresholds", type=PossiblePath(), help="TOML: what is allowed (ci/thresholds.toml).")
 @format_options
 def command(before: Path, after: Path, thresholds: Path | None, form: str, as_json: bool) -> None:
     """Compare B with A: run folders, configuration folders, result files or baselines.

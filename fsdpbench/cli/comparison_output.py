@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fsdpbench.cli.output import show
 from fsdpbench.errors import CannotJudgeError, ExitCode, SomeFailedError
 from reports.outside_text import one_line
 
@@ -40,10 +41,10 @@ def finish(comparison: Comparison, after: Mapping[str, Entry], form: str, notes:
     from fsdpbench.check.text import as_json, as_markdown, as_text
 
     if form == "github-benchmark":
-        click.echo(as_github_benchmark(after))
+        show(as_github_benchmark(after))
     else:
-        shown = {"text": as_text, "md": as_markdown, "json": as_json}[form](comparison, notes)
-        click.echo(shown, nl=not shown.endswith("\n"))
+        told = {"text": as_text, "md": as_markdown, "json": as_json}[form](comparison, notes)
+        show(told)
     if comparison.regressions:
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
     unjudged = comparison.unjudged

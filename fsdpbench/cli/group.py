@@ -11,9 +11,10 @@ import sys
 
 import click
 
-from fsdpbench import __version__, interruption
+from fsdpbench import __version__, interruption, is_command
 from fsdpbench.cli import last_resort
 from fsdpbench.cli.output import say
+from fsdpbench.cli.startup import check_place
 from fsdpbench.errors import BenchError, ExitCode
 
 _COMMANDS = {
@@ -43,15 +44,19 @@ class _LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"fsdpbench.cli.{name}_command")
-        command: click.Command = module.command
-        return command
+        return command_named(name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
+
+
+def command_named(name: str) -> click.Command | None:
+    """The command of that name; None if there is none."""
+    if name not in _COMMANDS:
+        return None
+    command: click.Command = importlib.import_module(f"fsdpbench.cli.{name}_command").command
+    return command
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -86,6 +91,7 @@ def _invoke() -> int:
     """The exit code of the command. Raises what nobody foresaw."""
     code: int = ExitCode.OK
     try:
+        check_place()
         try:
             # Not click's own `main`: that one turns a closed pipe into exit code 1, a regression here.
             with _group.make_context("fsdpbench", sys.argv[1:]) as context:
@@ -105,7 +111,7 @@ def _invoke() -> int:
 def _end_interrupted(number: int) -> None:
     """Nothing is taken down: what was held is let go already, and time is short."""
     say("interrupted; what is finished is kept, start the same command again to go on")
-    if not interruption.is_command():
+    if not is_command():
         interruption.forget()
         sys.exit(128 + number)
     with contextlib.suppress(Exception):

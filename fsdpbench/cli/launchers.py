@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fsdpbench.cli.values import MOST_SECONDS, whole
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import MOST_GPUS
 
 if TYPE_CHECKING:
     from fsdpbench.launch.nodes import Nodes
@@ -27,15 +29,16 @@ def launcher_options(function: F) -> F:
             default="local",
             help="This machine; several, the same command on each of them; Slurm jobs.",
         ),
-        click.option("--nnodes", type=click.IntRange(min=1), help="torchrun: how many machines."),
-        click.option(
-            "--node-rank", type=click.IntRange(min=0), help="torchrun: this machine's place, from 0."
-        ),
+        click.option("--nnodes", type=whole(most=MOST_GPUS), help="torchrun: how many machines."),
+        click.option("--node-rank", type=whole(0, MOST_GPUS), help="torchrun: this machine's place, from 0."),
         click.option("--rdzv-endpoint", metavar="HOST:PORT", help="torchrun: where node 0 can be reached."),
         click.option("--partition", help="slurm: partition."),
         click.option("--account", help="slurm: account."),
         click.option(
-            "--time", "time_minutes", type=click.IntRange(min=1), help="slurm: minutes a job may take."
+            "--time",
+            "time_minutes",
+            type=whole(most=MOST_SECONDS // 60),
+            help="slurm: minutes a job may take.",
         ),
     )
     for option in reversed(options):

@@ -8,25 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
+from fsdpbench.cli.values import MOST_SECONDS, Positive, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.reading import read_toml
 from fsdpbench.settings import SETTINGS, Value, read_list, setting_named, show_value
+from fsdpbench.sweep.space_file import read_space
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_SPACE_KEYS = ("preset", "reference", "when", "exclude", "max_points", "sample_seed")
-_TARGET_KEYS = (
-    "model",
-    "shape",
-    "device",
-    "hardware",
-    "emulate",
-    "gpus",
-    "gpus_per_node",
-    "data",
-    "system",
-    *_SPACE_KEYS,
-)
 
 
 def target_options(function: F) -> F:
@@ -44,13 +32,15 @@ def target_options(function: F) -> F:
             help="One real device as rank 0 of --gpus, on the network of --hardware.",
         ),
         click.option("--gpus", default=None, help="Ranks in all (default 8); `sweep` takes a list."),
-        click.option("--gpus-per-node", type=int, default=None, help="Ranks on one node."),
+        click.option("--gpus-per-node", type=whole(), default=None, help="Ranks on one node."),
         click.option(
             "--data",
             help="What to train on: a text file (bytes are tokens), a folder of images, a click log; "
             "default: seeded synthetic data.",
         ),
-        click.option("--timeout", type=float, default=None, help="Seconds a configuration may take."),
+        click.option(
+            "--timeout", type=Positive(MOST_SECONDS), default=None, help="Seconds a configuration may take."
+        ),
         click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
     )
     for option in reversed(options):
@@ -72,8 +62,8 @@ def space_options(function: F) -> F:
             "--exclude", multiple=True, metavar="'A=V B=V'", help="Leave out points that match all of it."
         ),
         click.option("--reference", help="Systems that run once beside the others, comma-separated."),
-        click.option("--max-points", type=int, help="Draw at most so many configurations."),
-        click.option("--sample-seed", type=int, help="Which are drawn (default 0)."),
+        click.option("--max-points", type=whole(), help="Draw at most so many configurations."),
+        click.option("--sample-seed", type=whole(0), help="Which are drawn (default 0)."),
     )
     for option in reversed(options):
         function = option(function)
@@ -122,13 +112,4 @@ def single_settings(given: Mapping[str, list[Value]]) -> dict[str, Value]:
 
 def read_space_file(path: str) -> tuple[dict[str, Any], dict[str, list[Value]]]:
     """A sweep's TOML file as (target keys, lists of settings). Raises `UsageError` naming file and key."""
-    content = read_toml(Path(path))
-    settings = dict(content.pop("settings", {}))
-    target = {key: content.pop(key) for key in _TARGET_KEYS if key in content}
-    for ignored in ("schema", "points", "shape_given"):
-        content.pop(ignored, None)
-    settings |= content
-    try:
-        return target, {setting_named(name).name: read_list(name, value) for name, value in settings.items()}
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
+    return read_space(read_toml(Path(path)), path)

@@ -11,6 +11,7 @@ import click
 from fsdpbench.cli.options import setting_options, space_options, target_options
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import request_from
+from fsdpbench.cli.values import MOST_JOBS, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
 
@@ -25,7 +26,7 @@ _GIB = 2**30
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
-@click.option("--jobs", type=click.IntRange(min=1), help="Configurations simulated side by side.")
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
 @click.option("--no-predict", is_flag=True, help="List the points only.")
 @setting_options(many=True)
 def command(

@@ -7,19 +7,18 @@ from pathlib import Path
 import click
 
 from fsdpbench.cli.output import show, tell
+from fsdpbench.cli.values import PlaceForFile, PossiblePath
 from fsdpbench.errors import BenchError, UsageError
 
 
 @click.command("report")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="File to write (default: in the folder)."
-)
+@click.argument("folder", type=PossiblePath())
+@click.option("-o", "--output", type=PlaceForFile(), help="File to write (default: in the folder).")
 @click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html")
 def command(folder: Path, output: Path | None, form: str) -> None:
     """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV."""
     from fsdpbench.index import refresh_index
-    from fsdpbench.store import INDEX_FILE, REPORT_FILE, Store
+    from fsdpbench.store import REPORT_FILE, Store
     from fsdpbench.whole_files import write_whole
     from reports.page import RunFolderError, write_csv, write_json, write_markdown, write_report
 
@@ -34,10 +33,9 @@ def command(folder: Path, output: Path | None, form: str) -> None:
             output = output or folder / REPORT_FILE
             write_report(folder, output)
             if (folder / "sweep.toml").is_file():
-                store = Store.open(folder)
-                refresh_index(folder / INDEX_FILE, store.points())
+                refresh_index(Store.open(folder))
     except RunFolderError as error:
         raise UsageError(str(error)) from None
     except OSError as error:
-        raise BenchError(f"{error.filename or output}: {error.strerror}") from None
+        raise BenchError(f"{output or folder}: cannot be written ({error.strerror})") from None
     tell(f"wrote {output}")

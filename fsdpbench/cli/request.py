@@ -12,13 +12,16 @@ from typing import Any
 from fsdpbench.config import Measurement
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import whole_number
 from fsdpbench.planning import Target, check_device, check_systems, make_target, parse_shape
-from fsdpbench.settings import Value, read_list
+from fsdpbench.settings import Value
 from fsdpbench.sweep.presets import Preset, get_preset
 from fsdpbench.sweep.rules import Rule, parse_exclude, parse_when, read_rule
 from fsdpbench.sweep.space import Plan, Space, expand
+from fsdpbench.sweep.space_file import read_space
 
 DEFAULT_GPUS = 8
+_MOST_WORLDS = 100
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,8 @@ def make_request(
 
 def request_of_space(space: Mapping[str, Any]) -> SweepRequest:
     """The request that `SweepRequest.to_space` wrote down. Raises `UsageError`."""
-    lists = {name: read_list(name, values) for name, values in space.get("settings", {}).items()}
-    return make_request(space, lists, whole_space=True)
+    target, lists = read_space(space, "the recorded space")
+    return make_request(target, lists, whole_space=True)
 
 
 def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
@@ -168,6 +171,8 @@ def gpu_counts(given: object) -> list[int]:
     counts = list(dict.fromkeys(whole("gpus", item) for item in items))
     if not counts or min(counts) < 1:
         raise UsageError(f"--gpus must be at least 1, not {given}")
+    if len(counts) > _MOST_WORLDS:
+        raise UsageError(f"--gpus: {len(counts):,} numbers of ranks; a sweep takes {_MOST_WORLDS} at most")
     return counts
 
 
@@ -176,9 +181,9 @@ def whole(name: str, value: object) -> int:
     try:
         if isinstance(value, bool | float):
             raise ValueError
-        return int(str(value))
+        return whole_number(str(value))
     except ValueError:
-        raise UsageError(f"{name}: {value!r} is not a whole number") from None
+        raise UsageError(f"{name}: {value!r} is not a whole number up to 2^63-1") from None
 
 
 def _one_count(given: object) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +16,7 @@ from fsdpbench.cli.options import given_settings, setting_options, single_settin
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.script_notes import script_notes
 from fsdpbench.cli.script_request import script_config, script_options
+from fsdpbench.cli.values import PossiblePath
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
 from fsdpbench.settings import Settings
@@ -35,7 +35,7 @@ _POLL_S = 0.2
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PossiblePath(),
     help="Folder (default runs/single; runs/single-2 while that is in use).",
 )
 @script_options
@@ -147,7 +147,7 @@ def _locked(output: Path | None) -> Iterator[Store]:
                 break
             except FolderTakenError as taken:
                 if attempt == 1 and output is not None:
-                    print(f"waiting: {taken}", file=sys.stderr)
+                    tell(f"{str(taken).split(';')[0]}; waiting until it ends")
                 if output is not None:
                     time.sleep(_POLL_S)
         yield store

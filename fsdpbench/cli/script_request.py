@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fsdpbench.cli.values import PossiblePath
 from fsdpbench.errors import UsageError
 from fsdpbench.script.source import ScriptSource, StepsBy, file_of_module
 from fsdpbench.settings import SETTINGS, Settings
@@ -26,7 +26,7 @@ def script_options(function: F) -> F:
     options = (
         click.option(
             "--script",
-            type=click.Path(path_type=Path, dir_okay=False),
+            type=PossiblePath(dir_okay=False),
             help="Run this training script on simulated GPUs instead of a model; its arguments after `--`.",
         ),
         click.option(

@@ -17,6 +17,14 @@ def begin() -> None:
     _open_streams()
 
 
+def check_place() -> None:
+    """Raises `BenchError` where this process is in a folder that was removed: not even torch starts there."""
+    try:
+        os.getcwd()
+    except OSError:
+        raise BenchError("the folder it was started in was removed; change to another") from None
+
+
 def _in_utf8() -> None:
     """Start again in Python's UTF-8 mode where the locale knows ASCII alone: paths with other letters, and
     every text file, would depend on it."""
@@ -33,10 +41,12 @@ def _open_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
-    sys.stdout, sys.stderr = (_output(number, old) for number, old in ((1, sys.stdout), (2, sys.stderr)))
+    sys.stdout = standard_stream(1, sys.stdout)
+    sys.stderr = standard_stream(2, sys.stderr)
 
 
-def _output(number: int, old: TextIO | None) -> TextIOWrapper:
+def standard_stream(number: int, old: TextIO | None) -> TextIOWrapper:
+    """The stream of that number, in place of Python's own (`old`)."""
     file = _Output(number, "wb", closefd=False)
     return TextIOWrapper(
         BufferedWriter(file),

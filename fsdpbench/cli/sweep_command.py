@@ -18,6 +18,7 @@ from fsdpbench.cli.options import (
     target_options,
 )
 from fsdpbench.cli.output import show_json, tell
+from fsdpbench.cli.values import MOST_JOBS, MOST_RUNS, PossiblePath, whole
 from fsdpbench.errors import BenchError, ExitCode, UsageError
 from fsdpbench.launch import fork_server
 from fsdpbench.settings import SETTINGS
@@ -33,9 +34,9 @@ _PATIENCE_S = 300.0
 @target_options
 @space_options
 @launcher_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Run folder (default runs/NAME).")
-@click.option("--jobs", type=click.IntRange(min=1), help="Simulated configurations side by side.")
-@click.option("--repeat", type=click.IntRange(min=1), default=1, help="Runs of each configuration.")
+@click.option("-o", "--output", type=PossiblePath(), help="Run folder (default runs/NAME).")
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Simulated configurations side by side.")
+@click.option("--repeat", type=whole(most=MOST_RUNS), default=1, help="Runs of each configuration.")
 @click.option("--retry-failed", is_flag=True, help="Run failed configurations of this folder again.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @setting_options(many=True)

@@ -12,6 +12,7 @@ import click
 from fsdpbench.cli.options import setting_options, space_options, target_options
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import default_name, device_named, request_from
+from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
 from fsdpbench.reading import read_json_object
@@ -28,23 +29,21 @@ _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 @space_options
 @click.option("--for", "goal", default="tokens_per_s", help="tokens_per_s, samples_per_s, tflops or mfu.")
 @click.option("--memory", help="Most memory a GPU may reserve: 80GB, 40GiB.")
-@click.option("--trials", type=click.IntRange(min=1), default=160, help="Points to simulate at most.")
-@click.option("--seed-search", type=int, default=0, help="Seed of the search.")
+@click.option("--trials", type=whole(most=1_000_000), default=160, help="Points to simulate at most.")
+@click.option("--seed-search", type=whole(0, 2**32 - 1), default=0, help="Seed of the search.")
 @click.option(
-    "--finalists", type=click.IntRange(min=1), default=8, help="Best simulated points to run in full."
+    "--finalists", type=whole(most=MOST_RUNS), default=8, help="Best simulated points to run in full."
 )
 @click.option(
     "--real-runs",
-    type=click.IntRange(min=1),
+    type=whole(most=MOST_RUNS),
     help="Real devices: points to run at most; the finalists first, then what the search asks for.",
 )
+@click.option("--real-time", type=Positive(MOST_SECONDS // 60), help="Real devices: minutes for such runs.")
 @click.option(
-    "--real-time", type=click.FloatRange(min=0, min_open=True), help="Real devices: minutes for such runs."
+    "--repeat", type=whole(most=MOST_RUNS), default=1, help="Real devices: runs of each of the best few."
 )
-@click.option(
-    "--repeat", type=click.IntRange(min=1), default=1, help="Real devices: runs of each of the best few."
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder (default runs/tune-NAME).")
+@click.option("-o", "--output", type=PossiblePath(), help="Folder (default runs/tune-NAME).")
 @setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search settings for the fastest configurations at each memory size.
@@ -159,6 +158,8 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     console.print(_tried(answer, points), highlight=False, soft_wrap=not console.is_terminal)
     # Paths in lines of their own, never folded: they are there to be copied.
     for what, where in (("best", "best.toml"), ("as code", "best_*.py"), ("report", "report.html")):
+        if not any(folder.glob(where)):  # not every system has an API to write code for
+            continue
         console.print(f"  {what:<8} {folder / where}", highlight=False, soft_wrap=True)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.values import PossiblePath
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("validate")
-@click.option("--runs", type=click.Path(path_type=Path), help="CSV of published runs, beside the known ones.")
+@click.option("--runs", type=PossiblePath(), help="CSV of published runs, beside the known ones.")
 @click.option("--system", help="System that simulates them (default: what each run used, of its time).")
 @click.option("--only", help="Cases whose name or group contains this text.")
 @click.option(
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     default=True,
     help="Also predict the rows of --runs with what was fitted to another chip's runs.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("runs/validate"))
+@click.option("-o", "--output", type=PossiblePath(), default=Path("runs/validate"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
     runs: Path | None, system: str | None, only: str | None, held_out: bool, output: Path, as_json: bool

@@ -38,7 +38,7 @@ def run_point(
     With `nodes`, this machine leads several.
     """
     die_with_parent(parent)
-    config, path = Config.from_dict(config_record), Path(folder)
+    config, path = Config.from_dict(config_record), Path(folder).absolute()  # scripts change folders
     with contextlib.suppress(PermissionError):  # it leads a session, and so a group, already
         os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):

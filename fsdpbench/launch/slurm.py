@@ -27,6 +27,7 @@ from fsdpbench.launch.point import record_result, run_point, timestamp
 from fsdpbench.reading import UnreadableFileError, read_json_object
 from fsdpbench.records import Status
 from fsdpbench.result import Outcome
+from reports.outside_text import printable
 
 _START_GRACE_S = 120.0
 """On top of a configuration's timeout: what a job may take besides (imports, the file system)."""
@@ -46,6 +47,13 @@ class SlurmSettings:
     account: str | None = None
     time_minutes: int | None = None
     most_jobs: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("partition", "account"):
+            value = getattr(self, name)
+            if value is not None and (printable(value) != value or not value.strip()):
+                # It becomes a line of the job's script.
+                raise UsageError(f"--{name} {printable(value)!r}: holds what no name of Slurm's does")
 
 
 @dataclass

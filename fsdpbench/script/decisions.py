@@ -1,12 +1,13 @@
 """What a script decides from placeholders: where, which question, what it was told, how often.
 
-A simulated tensor has no value. Whatever a script asks of it, `if loss < best`, `range(int(count))`, is answered
-all the same, and the run goes the way of that answer; so every such answer is written down with the line that asked.
+A simulated tensor has no value. Whatever a script asks of it, `if loss < best`, `range(int(count))`, is
+answered all the same, and the run goes the way of that answer; so every such answer is written down with
+its line.
 
     loss.item(), loss.cpu().item() ──> a number that remembers where it comes from (`numbers.py`)
         number < best, bool(number), int(number), math.isnan(number) ──> recorded
     if loss < best, int(count), x[:count], torch.equal(a, b)         ──> recorded at once
-    float(loss)   leaves what can be followed: recorded, unless it is only printed
+    float(loss), loss.cpu().numpy()   leave what can be followed: recorded, unless they are only printed
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import ast
 import functools
 import linecache
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -30,6 +32,9 @@ from fsdpbench.sim.tensors import is_on_device
 from fsdpbench.sim.torchscript import stand_in_for_builtin
 
 _TOLD = 3
+_WRITERS = ("json", "csv", "logging", "pprint", "yaml")
+"""Modules that compare numbers to write them."""
+_MOST_FOLLOWED = 1 << 20
 _SHOWN_BY = {
     "print", "format", "str", "repr", "log", "info", "debug", "warning", "write", "set_postfix",
     "set_description", "add_scalar",
@@ -58,11 +63,12 @@ class Decisions:
     def record(self, operation: str, answer: Any) -> None:
         """The script's innermost line asked `operation` and was told `answer`."""
         frame = self._own_files.innermost()
-        if frame is None:
+        if frame is None or _is_written_down():
             return
-        if operation == "float" and _is_only_shown(frame):
+        if operation in ("float", "numpy") and _is_only_shown(frame):
             return
-        key = (frame.f_code.co_filename, frame.f_lineno, operation, answer)
+        file = self._own_files.whole_name(frame.f_code.co_filename)
+        key = (file, frame.f_lineno, operation, answer)
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def to_list(self) -> list[dict[str, Any]]:
@@ -72,12 +78,15 @@ class Decisions:
             for (file, line, operation, answer), count in self._counts.items()
         ]
 
-    def told(self) -> list[str]:
-        """The decisions taken most often, in words."""
-        most = sorted(self._counts.items(), key=lambda item: -item[1])[:_TOLD]
+    def told(self, line: tuple[str, int] | None = None) -> list[str]:
+        """The decisions taken most often, in words; of one line of a file, if that is given."""
+        if line is not None:
+            line = (self._own_files.whole_name(line[0]), line[1])
+        chosen = [each for each in self._counts.items() if line is None or each[0][:2] == line]
+        most = sorted(chosen, key=lambda item: -item[1])[:_TOLD]
         places = [
-            f"{os.path.basename(file)}:{line} ({operation}: {answer}, {count} times)"
-            for (file, line, operation, answer), count in most
+            f"{os.path.basename(file)}:{number} ({operation}: {answer}, {count} time{'s' * (count > 1)})"
+            for (file, number, operation, answer), count in most
         ]
         return [f"it decided by values that are not there at {', '.join(places)}"] if places else []
 
@@ -92,10 +101,15 @@ class Decisions:
         """The answer to a Python method of a tensor, and whether it is a placeholder's."""
         before, self._asked, self._guessed = self._asked, True, False
         try:
-            answer = question(tensor)
+            with torch._C.DisableTorchFunctionSubclass():
+                answer = question(tensor)
         finally:
             self._asked = before
-        return answer, self._guessed or (tensor.device.type == "cpu" and holds_placeholders(tensor))
+        return answer, self._guessed or isinstance(tensor, HostPlaceholder) or _came_from_device(tensor)
+
+    def reading(self) -> bool:
+        """Whether a file of the script's own calls a method that calls this."""
+        return self._own_files.has(sys._getframe(2).f_code.co_filename)
 
 
 class _Tensors:
@@ -111,6 +125,9 @@ class _Tensors:
         kind.__float__ = self._deciding(kind.__float__, "float")
         kind.item = self._numbered(kind.item)
         kind.tolist = self._listed(kind.tolist)
+        for name in ("cpu", "to"):
+            setattr(kind, name, self._copied(getattr(kind, name)))
+        kind.numpy = self._as_array(kind.numpy)
         torch.tensor = self._made(torch.tensor)
 
     def _deciding(self, original: Callable[..., Any], operation: str) -> Callable[..., Any]:
@@ -126,7 +143,8 @@ class _Tensors:
         return call
 
     def _numbered(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`item`: floats are followed; of a bool or an integer, which may become a length, it is told at once."""
+        """`item`: floats are followed; of a bool or an integer, which may become a length, it is told at
+        once."""
         decisions = self._decisions
 
         @functools.wraps(original)
@@ -147,9 +165,39 @@ class _Tensors:
         def tolist(tensor: torch.Tensor) -> Any:
             host = tensor.cpu() if is_on_device(tensor) else tensor
             answer, guessed = decisions.ask(host, original)
+            if guessed and not tensor.dtype.is_floating_point:
+                decisions.record("tolist", 0)
             return _followed(answer) if guessed else answer
 
         return tolist
+
+    def _copied(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`cpu` and `to`: what the script itself takes to the host is followed there."""
+        decisions = self._decisions
+
+        @functools.wraps(original)
+        def copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            found: torch.Tensor = original(tensor, *args, **kwargs)
+            if found is tensor or type(found) is not torch.Tensor or found.device.type != "cpu":
+                return found
+            small = not found.requires_grad and found.numel() <= _MOST_FOLLOWED
+            if small and holds_placeholders(found) and decisions.reading():
+                return found.as_subclass(HostPlaceholder)
+            return found
+
+        return copy
+
+    def _as_array(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`numpy`: arrays are not followed."""
+        decisions = self._decisions
+
+        @functools.wraps(original)
+        def numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if (isinstance(tensor, HostPlaceholder) or _came_from_device(tensor)) and decisions.reading():
+                decisions.record("numpy", 0)
+            return original(tensor, *args, **kwargs)
+
+        return numpy
 
     def _made(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`torch.tensor`: what is made of placeholders holds placeholders."""
@@ -157,7 +205,9 @@ class _Tensors:
         @functools.wraps(original)
         def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
             made: torch.Tensor = original(data, *args, **kwargs)
-            if isinstance(data, Followed) or (isinstance(data, (list, tuple)) and any(map(_is_followed, data))):
+            if isinstance(data, Followed) or (
+                isinstance(data, (list, tuple)) and any(map(_is_followed, data))
+            ):
                 if not is_on_device(made):
                     return mark_as_placeholders(made)
                 forget(record_of(made.untyped_storage()))
@@ -167,6 +217,34 @@ class _Tensors:
 
         stand_in_for_builtin(original, tensor)
         return tensor
+
+
+class HostPlaceholder(torch.Tensor):
+    """A tensor of the host that a script copied from the device, and what it computes of it there."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+        is_new = type(found) is torch.Tensor and found.device.type == "cpu"
+        return found.as_subclass(cls) if is_new else found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+
+
+def _came_from_device(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and holds_placeholders(tensor)
+
+
+def _is_written_down() -> bool:
+    """Whether it is one of Python's writers that asks, not the script."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("fsdpbench."):
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _WRITERS
 
 
 def _is_followed(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """Numbers that a script read from simulated tensors, and what it computes of them.
 
-They are floats and integers like any other, and what is added, divided or rounded stays one of them. Where they
-decide something (a comparison, `if`, `int`), whoever wrote down decisions is told.
+They are floats and integers like any other, and what is added, divided or rounded stays one of them. Where
+they decide something (a comparison, `if`, `int`), whoever wrote down decisions is told.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Followed:
         return _told(f"numpy.{name}", answer) if answer.dtype.kind == "b" else _followed(answer.item())
 
 
-class PlaceholderFloat(Followed, float):
+class PlaceholderFloat(Followed, float):  # type: ignore[misc]
     """A float of a simulated run."""
 
     __hash__ = float.__hash__
     __repr__ = float.__repr__
 
 
-class PlaceholderInt(Followed, int):
+class PlaceholderInt(Followed, int):  # type: ignore[misc]
     """An integer of a simulated run."""
 
     __hash__ = int.__hash__

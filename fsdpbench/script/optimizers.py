@@ -1,4 +1,5 @@
-"""The optimizers that a script makes: the first one that steps ends its steps, and those that never do are named."""
+"""The optimizers that a script makes: the first one that steps ends its steps, and those that never do are
+named."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import FrameType
 
 import torch
@@ -25,7 +26,12 @@ class OwnFiles:
     def __init__(self, source: ScriptSource) -> None:
         self._script = source.path
         self._folder = str(source.own_folder) + os.sep
+        self._whole = str(Path(source.path).absolute())
         self._known: dict[str, bool] = {}
+
+    def whole_name(self, name: str) -> str:
+        """The name of a file of the script's own from the root on; the script may have changed folders."""
+        return self._whole if name == self._script else name
 
     def has(self, name: str) -> bool:
         """Whether `name` is a file of the script's own."""

@@ -73,7 +73,7 @@ def run_script(config: Config, placement: Placement, folder: Path) -> Status:
         requests.on_step = steps.ended
     files = ScriptFiles(folder)
     files.install()
-    status, cause = _execute(source)
+    status, cause = _execute(source, own_files, decisions)
     for child in multiprocessing.active_children():  # data loaders of a script that was ended
         child.terminate()
     record.status, record.cause = status, cause
@@ -113,7 +113,7 @@ def _set_environment(config: Config, placement: Placement) -> None:
     }
 
 
-def _execute(source: ScriptSource) -> tuple[Status, str | None]:
+def _execute(source: ScriptSource, own_files: OwnFiles, decisions: Decisions) -> tuple[Status, str | None]:
     """Run the script as `__main__`; how it ended."""
     path = Path(source.path)
     multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
@@ -134,7 +134,11 @@ def _execute(source: ScriptSource) -> tuple[Status, str | None]:
         return Status.OOM, str(error).splitlines()[0]
     except BaseException as error:
         traceback.print_exc()
-        return Status.ERROR, explained(error)
+        frames = [
+            frame for frame in traceback.extract_tb(error.__traceback__) if own_files.has(frame.filename)
+        ]
+        line = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
+        return Status.ERROR, "; ".join([explained(error), *decisions.told(line)])
     return Status.OK, None
 
 
@@ -143,8 +147,7 @@ def _too_few(steps: Steps, source: ScriptSource, optimizers: Optimizers, decisio
     told = [f"the script ended after {steps.count} steps (counted by its {source.steps_by.value})"]
     if source.steps_by is StepsBy.OPTIMIZER:
         told += optimizers.without_steps()
-    if steps.count == 0:
-        told += decisions.told()
+    told += decisions.told()
     return f"{'; '.join(told)}; at least 2 are needed, better 7. --steps-by names another way to count them"
 
 

@@ -41,9 +41,10 @@ class Accelerator:
     ``stream`` is the number of the current stream. ``unknown_operators`` counts launches of operators that no
     cost model knows (they were costed by their bytes). ``flops`` counts matrix products and ``jitter`` delays
     collectives; both are None unless asked for. ``collectives_on_own_streams``: as before torch 2.8.
-    ``known_values`` counts storages of which the values are known, ``follows_numbers`` says whether those that
-    come from the host are; ``on_value`` is told what Python asks for: the operation, the answer, and whether
-    that is the truth. ``copied_to_host``: whether tensors of the host hold what has no values.
+
+    ``known_values`` counts storages of which the values are known, ``follows_numbers`` says whether those
+    that come from the host are. ``on_value`` is told what Python asks for: the operation, the answer, and
+    whether that is the truth. ``copied_to_host``: whether tensors of the host hold what has no values.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reading import UnreadableFileError, parse_toml, read_toml
+from fsdpbench.reading import UnreadableFileError, is_there, parse_toml, read_toml
 from fsdpbench.sim.hardware_sections import (
     DTYPES,
     GIB,
@@ -130,7 +130,7 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
     if text.lower() in profile_names():
         return parse_profile((_PROFILE_FOLDER / f"{text.lower()}.toml").read_bytes(), text)
     path = Path(name_or_path)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or is_there(path):
         try:
             return _profile(read_toml(path), text)
         except UnreadableFileError as error:

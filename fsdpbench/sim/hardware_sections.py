@@ -11,12 +11,14 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from fsdpbench.errors import UsageError
+
 GIB = 1 << 30
 MIB = 1 << 20
 DTYPES = ("bf16", "fp16", "tf32", "fp32")
 
 
-class ProfileError(ValueError):
+class ProfileError(UsageError):
     """A hardware profile that is unknown, unreadable or inconsistent; the message names file and key."""
 
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+from fsdpbench.numbers import finite_number, whole_number
 from fsdpbench.sim.timeline import Contention, Finished, Timeline, Work
 
 _DRAWS = 4
@@ -63,7 +64,7 @@ class JitterSettings:
             if name not in fields:
                 raise JitterError(f"jitter: unknown {name!r}; known are {', '.join(fields)}")
             try:
-                values[name] = int(value) if name == "seed" else float(value)
+                values[name] = whole_number(value, 0) if name == "seed" else finite_number(value)
             except ValueError:
                 raise JitterError(
                     f"jitter: {part.strip()!r} is no number; write a seed, or seed=7,kernels=0.03"

@@ -1,14 +1,16 @@
 """What is known of the values of simulated tensors, which have none.
 
-A number that comes from the host (`torch.tensor(tokens).cuda()`) is known and stays known through sums, products
-and collectives. What a program asks of tensors with no values is answered as healthy training answers it: they
-are finite, they are the same as themselves, they equal no number. Everything else is unknown, and reads as zero.
+A number that comes from the host (`torch.tensor(tokens).cuda()`) is known and stays known through sums,
+products and collectives. What a program asks of tensors with no values is answered as healthy training
+answers it: they are finite, they are the same as themselves, they equal no number. Everything else is
+unknown, and reads as zero.
 
     isfinite(x)  ──>  (x == x) * (x.abs() != inf)      each of these is known, and so is the product
     count = torch.tensor(4).cuda(); all_reduce(count)  4 x ranks, if all of them hold the same
 
-A value belongs to a storage and is the same for all of its elements; views share it, `DTensor`s have it in their
-local tensors. It is forgotten when the storage is written with something else. `assumed`: a guess has gone into it.
+A value belongs to a storage and is the same for all of its elements; views share it, `DTensor`s have it in
+their local tensors. It is forgotten when the storage is written with something else. `assumed`: it is a
+guess.
 """
 
 from __future__ import annotations
@@ -33,11 +35,25 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 # Of a `GradScaler`, when it has found all gradients finite: the scale stays, but for its growth.
 _UPDATE_SCALE = "aten::_amp_update_scale_"
 _OF_ITSELF = {"eq": True, "le": True, "ge": True, "ne": False, "lt": False, "gt": False}
-_SAME = {"clone", "_to_copy", "cat", "stack", "mean", "amax", "amin", "max", "min", "all", "any", "expand_copy"}
+_SAME = {
+    "clone",
+    "_to_copy",
+    "cat",
+    "stack",
+    "mean",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "all",
+    "any",
+    "expand_copy",
+}
 
 
 def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) -> None:
-    """All elements of `tensor` have this value from now on; it is remembered if these are all of its storage."""
+    """All elements of `tensor` have this value from now on; it is remembered if these are all of its
+    storage."""
     record = record_of(tensor.untyped_storage())
     if record is None:
         return
@@ -122,6 +138,8 @@ def _evaluate(
     results: list[torch.Tensor],
 ) -> Known | None:
     name = operator._schema.name.removeprefix("aten::")
+    if name == "zero_":
+        return Known(torch.zeros(1), assumed=False)
     if name == "copy_" and len(taken) == 2:
         return known_of(taken[1])
     known = [known_of(tensor) for tensor in taken]

@@ -124,8 +124,12 @@ def _patch_storages() -> None:
         if sides == [None, None]:
             return original_copy(self, source, bool(non_blocking))
         if self.nbytes() != source.nbytes():
-            raise RuntimeError(f"size does not match, self was {self.nbytes()} bytes but src was {source.nbytes()} bytes")
-        target, origin = (torch.empty((0,), dtype=torch.uint8, device=s.device).set_(s) for s in (self, source))
+            raise RuntimeError(
+                f"size does not match, self was {self.nbytes()} bytes but src was {source.nbytes()} bytes"
+            )
+        target, origin = (
+            torch.empty((0,), dtype=torch.uint8, device=s.device).set_(s) for s in (self, source)
+        )
         target.copy_(origin, non_blocking=bool(non_blocking))
         return self
 

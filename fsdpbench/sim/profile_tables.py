@@ -11,6 +11,9 @@ from typing import Any
 
 from fsdpbench.sim.hardware_sections import LinkCurve, ProfileError
 
+_LARGEST = 1e18
+"""No figure of a machine comes near it; beyond, products of figures overflow."""
+
 
 def build(cls: type, table: Mapping[str, Any], prefix: str) -> object:
     """Make a dataclass from a TOML table, checking keys and types; ``prefix`` is its place in the file."""
@@ -53,6 +56,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             {name: _convert(arguments[1], item, f"{key}.{name}") for name, item in value.items()}
         )
     if hint is float and type(value) in (int, float):
+        if not abs(value) <= _LARGEST:  # nan too
+            raise ProfileError(f"{key} = {value!r}: must be a finite number, up to {_LARGEST:g}")
         return float(value)
     if type(value) is hint:
         return value

@@ -211,7 +211,7 @@ def _compared(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _never(operator: Any, by_shape: Kernel) -> Kernel:
-    """`isnan` and `isposinf`: simulated numbers are finite."""
+    """`isnan`, `isinf` and its kin: simulated numbers are finite."""
 
     def kernel(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         result: torch.Tensor = by_shape(tensor, **kwargs)
@@ -243,7 +243,7 @@ SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
     "record_stream": _record_stream,
     **dict.fromkeys(("fill_", "full", "ones"), _filled),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
-    **dict.fromkeys(("isnan", "isposinf", "isneginf"), _never),
+    **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), _never),
     "nonzero": _refused,
     "masked_select": _refused,
     "unique_dim": _refused,

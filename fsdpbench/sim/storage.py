@@ -110,7 +110,7 @@ def resize(record: StorageRecord, nbytes: int) -> None:
         raise RuntimeError("Trying to resize storage that is not resizable: its memory came by DLPack")
     block = allocate(nbytes) if nbytes else None
     if record.block is not None:
-        record.allocator.free(record.block)  # type: ignore[arg-type]
+        record.allocator.free(record.block)
     forget(record)
     record.block = block
     record.nbytes = nbytes

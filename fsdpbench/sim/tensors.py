@@ -55,7 +55,8 @@ def new_view(
 
 
 def same_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the memory of ``tensor`` that starts a storage of its own, as one that went through DLPack."""
+    """A tensor on the memory of ``tensor`` that starts a storage of its own, as one that went through
+    DLPack."""
     nbytes = extent(tensor) * tensor.element_size()
     copy = _create((0,), tensor.dtype)
     offset = int(tensor.storage_offset()) * tensor.element_size()

@@ -15,6 +15,7 @@ from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import whole_number
 from fsdpbench.settings import Value, read_list, setting_named, show_value
 
 _PLACES = ("system", "gpus")
@@ -72,7 +73,11 @@ def parse_exclude(text: str) -> Rule:
 
 def _assignments(text: str) -> dict[str, str]:
     found = {}
-    for word in shlex.split(text):
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{text!r} in a condition: {error}") from None
+    for word in words:
         name, equals, value = word.partition("=")
         if not equals or not value:
             raise UsageError(f"{word!r} in a condition: write name=value, or name=value,value")
@@ -89,10 +94,17 @@ def _read_match(given: Mapping[str, Any]) -> dict[str, tuple[Value, ...]]:
                 if isinstance(values, Sequence) and not isinstance(values, str)
                 else str(values).split(",")
             )
-            match[name] = tuple(int(item) if name == "gpus" else str(item).strip() for item in items)
+            match[name] = tuple(_ranks(item) if name == "gpus" else str(item).strip() for item in items)
         else:
             match[setting_named(name).name] = tuple(read_list(name, values))
     return match
+
+
+def _ranks(item: object) -> int:
+    try:
+        return whole_number(str(item), 1)
+    except ValueError:
+        raise UsageError(f"gpus={item} in a condition: a number of ranks is wanted") from None
 
 
 def _actual(config: Config, name: str) -> Value:

@@ -15,7 +15,7 @@ from fsdpbench.launch.pool import PointPool
 from fsdpbench.machine_state import usable_cores
 from fsdpbench.provenance import content_key
 from fsdpbench.records import Status
-from fsdpbench.store import INDEX_FILE, Store, disk_errors
+from fsdpbench.store import Store, disk_errors
 from fsdpbench.sweep.repeats import Run, interleaved, merged
 
 _POLL_S = 0.5
@@ -103,7 +103,7 @@ def run_sweep(
         if index and interruption.arrived():
             store.drop_index()  # it would be of before, and a new one takes longer than there is
         elif index:
-            refresh_index(store.folder / INDEX_FILE, store.points())
+            refresh_index(store)
     return summary
 
 

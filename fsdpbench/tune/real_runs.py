@@ -7,7 +7,7 @@ from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.index import refresh_index
-from fsdpbench.store import INDEX_FILE, Store, disk_errors
+from fsdpbench.store import Store
 from fsdpbench.sweep.repeats import first_run
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
 from fsdpbench.tune.front import Candidate, judge
@@ -46,8 +46,7 @@ class RealRuns:
     def close(self) -> None:
         """After the last one: end the display, write the index."""
         self._progress.close()
-        with disk_errors(self._store.folder):
-            refresh_index(self._store.folder / INDEX_FILE, self._store.points())
+        refresh_index(self._store)
 
     def repeated(self, measured: Sequence[Candidate], repeat: int, contenders: int) -> list[Candidate]:
         """`measured` with the fastest `contenders` run `repeat` times each, interleaved, so that luck in a

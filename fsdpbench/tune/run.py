@@ -195,7 +195,9 @@ def _nothing_fits(tried: Sequence[Candidate], goal: Goal) -> str:
 
 def _write(folder: Path, answer: Answer, goal: Goal) -> None:
     best = answer.front[0].config
-    for name, source in snippets(best).items():
+    for outdated in folder.glob("best_*.py"):
+        outdated.unlink()
+    for name, source in snippets(candidate.config for candidate in answer.front).items():
         write_whole(folder / name, source)
     write_whole(folder / BEST_FILE, to_toml(one_point_space(best)))
     record = {

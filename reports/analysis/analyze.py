@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -66,6 +67,7 @@ def analyze(
     ranks: list[RankAnalysis] = []
     snapshots: list[SnapshotAnalysis] = []
     problems: list[Problem] = []
+    unread: Counter[str] = Counter()
     read = partial(_outcome, links=links or {}, limits=limits)
     for file, outcome in zip(files, _outcomes(files, min(processes, len(files)), read), strict=True):
         if isinstance(outcome, RankAnalysis):
@@ -76,10 +78,11 @@ def analyze(
             raise outcome
         else:
             problems.append(Problem(outcome.path, outcome.reason))
+            unread[file.configuration or ""] += 1
     if not ranks and not snapshots:
         first = problems[0]
         raise TraceError(first.path, first.reason)
-    return Analysis(tuple(ranks), _by_configuration(ranks), tuple(problems), tuple(snapshots))
+    return Analysis(tuple(ranks), _by_configuration(ranks, unread), tuple(problems), tuple(snapshots))
 
 
 _Outcome = RankAnalysis | list[SnapshotAnalysis] | TraceError
@@ -179,8 +182,8 @@ def _over_steps(steps: Sequence[StepAnalysis]) -> dict[str, CollectiveFigures]:
     }
 
 
-def _by_configuration(ranks: Sequence[RankAnalysis]) -> dict[str, RanksSummary]:
+def _by_configuration(ranks: Sequence[RankAnalysis], unread: Counter[str]) -> dict[str, RanksSummary]:
     groups: dict[str, list[RankAnalysis]] = {}
     for rank in ranks:
         groups.setdefault(rank.configuration or "", []).append(rank)
-    return {name: summarize(group) for name, group in groups.items()}
+    return {name: summarize(group, unread[name]) for name, group in groups.items()}

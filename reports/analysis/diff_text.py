@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports.analysis.trace_diff import Change, NameChange, TraceDiff
+from reports.outside_text import printable
 
 _MS = 1e6
 _MIB = 2**20
@@ -36,7 +37,7 @@ def describe_diff(diff: TraceDiff) -> str:
         if each.by
     ]
     lines += _names(diff.names)
-    return "\n".join(lines)
+    return "\n".join(printable(line) for line in lines)
 
 
 def _sentence(diff: TraceDiff) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from reports.analysis.snapshot import SUFFIXES as SNAPSHOT_SUFFIXES
 from reports.trace import TraceError
 
 _SUFFIXES = (".json", ".json.gz", *SNAPSHOT_SUFFIXES)
+_MOST_FILES = 500_000
+"""More is somebody's whole disk, and takes minutes to look through."""
 _NOT_TRACES = ("_record.json", "config.json", "result.json")
 
 
@@ -62,11 +65,23 @@ def _behind(path: Path, known: Mapping[Path, TraceFile]) -> dict[Path, TraceFile
     return new
 
 
+def _files_below(folder: Path) -> list[Path]:
+    """Sorted. What goes away or may not be looked into while we look is no reason to end (a busy `/tmp`)."""
+    found: list[Path] = []
+    seen = 0
+    for place, _, names in os.walk(folder):
+        found += (Path(place, name) for name in names if name.endswith(_SUFFIXES))
+        seen += 1 + len(names)
+        if seen > _MOST_FILES:
+            raise TraceError(folder, f"holds more than {_MOST_FILES:,} files: name a folder further down")
+    return sorted(found)
+
+
 def _in_folder(folder: Path) -> list[TraceFile]:
     """All files below the folder that may be traces; where some beside each other say so in their names,
     only those."""
     by_folder: dict[Path, list[Path]] = {}
-    for file in sorted(folder.rglob("*")):
+    for file in _files_below(folder):
         if file.name.endswith(_SUFFIXES) and not file.name.endswith(_NOT_TRACES) and file.is_file():
             by_folder.setdefault(file.parent, []).append(file)
     found: list[TraceFile] = []

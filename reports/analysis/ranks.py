@@ -10,8 +10,9 @@ from reports.analysis.stragglers import Waiting, find_waiting
 from reports.analysis.time_units import seconds
 
 
-def summarize(ranks: Sequence[RankAnalysis]) -> RanksSummary:
-    """Mean, least and greatest of each figure; the slowest rank is that of the longest mean step.
+def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:
+    """Mean, least and greatest of each figure; the slowest rank is that of the longest mean step. `unread`:
+    how many traces of the same ranks could not be read.
 
     Ranks of one job wait for one another in collectives, so their steps take about equally long; the rank
     that makes the others wait is `waiting.straggler`.
@@ -25,7 +26,7 @@ def summarize(ranks: Sequence[RankAnalysis]) -> RanksSummary:
         warnings.append(
             f"{len(set(numbers))} of {world_size} ranks have a trace: a straggler may not be among them"
         )
-    doubts = _doubts(ranks)
+    doubts = _doubts(ranks, unread)
     figures: dict[str, Callable[[RankAnalysis], float | None]] = {
         "step_time_s": lambda rank: seconds(rank.mean_step.total),
         "compute_only_s": lambda rank: seconds(rank.mean_step.compute_only),
@@ -47,9 +48,9 @@ def summarize(ranks: Sequence[RankAnalysis]) -> RanksSummary:
     )
 
 
-def _doubts(ranks: Sequence[RankAnalysis]) -> list[str]:
+def _doubts(ranks: Sequence[RankAnalysis], unread: int) -> list[str]:
     """Why figures across these ranks cannot be believed."""
-    doubts: list[str] = []
+    doubts = [f"{unread} traces could not be read"] if unread else []
     numbers = [rank.rank for rank in ranks]
     twice = sorted(number for number, count in Counter(numbers).items() if count > 1)
     if twice:

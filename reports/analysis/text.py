@@ -8,6 +8,7 @@ from reports.analysis.memory import MemoryAnalysis
 from reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis, TimeParts
 from reports.analysis.snapshot import SnapshotAnalysis
 from reports.analysis.stragglers import Waiting
+from reports.outside_text import printable
 
 _MS = 1e6
 _MIB = 2**20
@@ -47,7 +48,7 @@ def describe(analysis: Analysis) -> str:
     for snapshot in analysis.snapshots:
         lines += [*_snapshot(snapshot), ""]
     lines += [f"left out: {problem.path}: {problem.reason}" for problem in analysis.problems]
-    return "\n".join(lines).rstrip()
+    return "\n".join(printable(line) for line in lines).rstrip()
 
 
 def _rank(rank: RankAnalysis) -> list[str]:

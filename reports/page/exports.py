@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from reports.outside_text import printable
 from reports.page import display
 from reports.page.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from reports.page.ranking_table import known_figures
@@ -131,7 +132,7 @@ def _markdown_row(cells: Sequence[str], *, escape: bool = True) -> str:
 
 def _escaped(text: str) -> str:
     """Text in Markdown: one line, no markup, no HTML."""
-    text = " ".join(text.split())
+    text = printable(" ".join(text.split()))
     for character in "\\`*_[]|":
         text = text.replace(character, f"\\{character}")
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

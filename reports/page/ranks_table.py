@@ -35,7 +35,7 @@ def ranks_table(first: RankAnalysis, others: Sequence[Path]) -> RanksTable | Non
             unread += 1
     if len(ranks) < 2:
         return None
-    summary = summarize(ranks)
+    summary = summarize(ranks, unread)
     left_out = len(others) + 1 - len(ranks) - unread
     return RanksTable(
         _lead(summary, unread, left_out), Table(_COLUMNS, tuple(_row(rank, summary) for rank in ranks))

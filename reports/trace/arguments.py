@@ -61,17 +61,30 @@ class MemoryArguments(Struct, frozen=True, gc=False):
 
 _Arguments = TypeVar("_Arguments", bound=Struct)
 
+_NOTHING = Raw(b"{}")
 _NOT_CONVERTIBLE = (msgspec.DecodeError, OverflowError, ValueError)
 
 
 def decode_arguments(texts: Sequence[Raw], kind: type[_Arguments]) -> tuple[list[_Arguments], int]:
     """One `kind` for each text, in order, defaults where there is nothing usable; and how many are broken."""
-    joined = b"[" + b",".join([bytes(text) or b"{}" for text in texts]) + b"]"
     try:
-        return msgspec.json.decode(joined, type=list[kind]), 0  # type: ignore[valid-type]
+        return _decode_many(texts, kind), 0
+    except _NOT_CONVERTIBLE:
+        pass
+    try:
+        return _decode_many([text if text != ABSENT else _NOTHING for text in texts], kind), 0
     except _NOT_CONVERTIBLE:
         each = [_decode_one(text, kind) for text in texts]
         return [arguments for arguments, _ in each], sum(broken for _, broken in each)
+
+
+def _decode_many(texts: Sequence[Raw], kind: type[_Arguments]) -> list[_Arguments]:
+    """Raises ValueError if one is absent: it leaves a gap between two commas, or an empty list."""
+    joined = b"[" + b",".join(texts) + b"]"
+    decoded = msgspec.json.decode(joined, type=list[kind])  # type: ignore[valid-type]
+    if len(decoded) != len(texts):
+        raise ValueError("the only one is absent")
+    return decoded
 
 
 def _decode_one(text: Raw, kind: type[_Arguments]) -> tuple[_Arguments, bool]:

@@ -56,6 +56,8 @@ def read_blocks(path: Path, limits: TraceLimits) -> Iterator[bytes]:
     try:
         with open_file(path) as file:
             compressed = file.read(2) == _GZIP_MAGIC
+            if not compressed and path.stat().st_size > limits.unpacked:
+                raise TraceError(path, limits.refusal("unpacked", _size(path, compressed, limits)))
             file.seek(0)
             blocks = _ahead(path, _unpack(path, file)) if compressed else _plain(file)
             for block in blocks:

@@ -137,6 +137,7 @@ def _decode_tolerantly(path: Path, limits: TraceLimits) -> _Decoded:
                 decoded.beside = _trace_object(path, content)
             else:
                 found = recover_events(text)
+                decoded.builder.seen += found.lost
                 decoded.add(found.events, found.text)
                 decoded.add(found.converted, None)
                 lost, defect = lost + found.lost, found.defect

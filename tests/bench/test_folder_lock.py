@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from fsdpbench import folder_lock
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.folder_lock import FolderLock
 
@@ -126,3 +129,66 @@ def test_of_two_that_break_a_dead_lock_one_gets_it(path: Path, monkeypatch: pyte
         pass
     assert json.loads(path.read_text())["token"] == "first"
     assert os.listdir(path.parent) == [".lock"]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"pid": 1, "ho', b"\xff\xfe", b'{"pid": -1, "host": "a"}'])
+def test_a_lock_that_names_nobody_is_broken(
+    path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_lock, "SECOND_LOOK_S", 0.01)
+    path.write_bytes(content)
+    with lock(path).held():
+        assert json.loads(path.read_text())["pid"] == os.getpid()
+    assert os.listdir(path.parent) == []
+
+
+def test_a_number_that_another_process_has_now_is_no_owner(path: Path) -> None:
+    write(path, host=socket.gethostname(), pid=os.getpid(), began="1")
+    with lock(path).held():
+        pass
+
+
+def test_a_process_of_another_container_is_not_looked_for_here(path: Path) -> None:
+    """It has this host's name, and numbers of its own."""
+    write(path, host=socket.gethostname(), pid=2**22, place="the same machine, pid:[1]")
+    with pytest.raises(UsageError, match="another sweep is running"), lock(path).held():
+        pass
+
+
+def test_what_is_no_file_is_left_alone(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(UsageError, match=r"owner unknown.*remove"), lock(path).held():
+        pass
+    assert path.is_dir()
+
+
+def test_of_many_that_find_a_dead_lock_one_at_a_time_gets_in(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_lock, "SECOND_LOOK_S", 0.01)
+    inside = path.with_name("inside")
+
+    def enter(_: int) -> int:
+        try:
+            with lock(path).held():
+                os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # fails where another is in
+                path.write_bytes(b"")  # and leave a lock that names nobody
+                inside.unlink()
+                return 1
+        except UsageError:
+            return 0
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sum(pool.map(enter, range(12))) >= 1
+
+
+def test_a_folder_that_was_removed_is_told_so(path: Path) -> None:
+    mine = lock(path)
+    with mine.held():
+        path.unlink()
+        deadline = time.monotonic() + 10
+        while not mine.lost:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(BenchError, match="was removed"):
+            mine.check()

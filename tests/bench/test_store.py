@@ -14,10 +14,10 @@ import pytest
 from fsdpbench.check.sides import stored_side
 from fsdpbench.config import Config, Measurement
 from fsdpbench.errors import BenchError, UsageError
-from fsdpbench.index import build_index
+from fsdpbench.index import build_index, refresh_index
 from fsdpbench.provenance import content_key
 from fsdpbench.settings import Settings
-from fsdpbench.store import INDEX_FILE, Store, point_folder_name
+from fsdpbench.store import INDEX_FILE, Store, StoredPoint, point_folder_name
 
 
 def a_config(**settings: object) -> Config:
@@ -136,3 +136,44 @@ def test_only_points_of_the_current_space_are_current(tmp_path: Path) -> None:
     store.write_space({"schema": 1}, [new])
     assert list(stored_side(tmp_path).entries) == [new.name]
     assert len(store.points()) == 2
+
+
+def test_an_index_takes_what_a_database_cannot(tmp_path: Path) -> None:
+    odd = {"status": "ok", "ooms": 2**70, "cause": {"message": "\udcff"}, "time_s": [1], "hfu": {"a": 1}}
+    build_index(tmp_path / INDEX_FILE, [StoredPoint(tmp_path, "key", {"settings": {"seed": 2**64}}, odd)])
+    with sqlite3.connect(tmp_path / INDEX_FILE) as connection:
+        found = connection.execute("SELECT seed, ooms, cause, time_idle_s, hfu FROM results").fetchall()
+    assert found == [(str(2**64), str(2**70), "\\udcff", None, '{"a": 1}')]
+
+
+def test_an_index_that_cannot_be_made_is_told_and_stops_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store.open_or_create(tmp_path)
+    (tmp_path / INDEX_FILE).mkdir()
+    refresh_index(store)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert "results.sqlite: cannot be written (Is a directory); the results are in the folders" in told[0]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {}, {"status": "done"}, {"status": "ok", "config": {"model": "another"}},
+        *({"status": "ok", "step_time_s": figure} for figure in (float("nan"), "1", -1.0)),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_a_result_runs_again(tmp_path: Path, broken: dict[str, object]) -> None:
+    store = Store.open_or_create(tmp_path)
+    folder = finish(store, a_config())
+    assert len(store.points()) == 1
+    (folder / "result.json").write_text(json.dumps(broken))
+    assert store.points() == []
+
+
+def test_a_second_command_may_come_while_the_first_makes_the_folder(tmp_path: Path) -> None:
+    first = Store.open_or_create(tmp_path / "run")
+    with first.locked():
+        first.work_folder(a_config())
+        Store.open_or_create(tmp_path / "run")

@@ -4,11 +4,11 @@
         outcome = server.run_case(["check", "--baseline", "b.json"], cwd=folder, timeout=60)
         assert not violations(outcome)
 
-`run_case(argv, cwd, timeout, environment, signals)` -> `Outcome(argv, code, out, err, seconds, hung, peak_bytes)`. A case
-is a session of its own with empty standard input. It begins at `fsdpbench.cli.main`, so what a signal meets
-while modules are still being imported needs a process of its own. `signals` are (seconds after the start,
-number). A case that is not over after `timeout` seconds has hung: its stacks are added to `err`, and it is
-killed. Configurations of a case start from one fork server that all cases share.
+`run_case(argv, cwd, timeout, environment, signals)` -> `Outcome`. A case is a session of its own with
+empty standard input. It begins at `fsdpbench.cli.main`, so what a signal meets while modules are still being
+imported needs a process of its own. `signals` are (seconds after the start, number). A case that is not over
+after `timeout` seconds has hung: its stacks are added to `err`, and it is killed. Configurations of a case
+start from one fork server that all cases share.
 
 `violations(outcome)` says what breaks the contract of the command line, whatever the words were.
 
@@ -183,6 +183,8 @@ def _load_everything() -> None:
     fork_server.start("sim")
     for module in pkgutil.iter_modules(fsdpbench.cli.__path__):
         importlib.import_module(f"fsdpbench.cli.{module.name}")
+    for name in ("reports.analysis.text", "fsdpbench.sim.hardware"):
+        importlib.import_module(name)
 
 
 def _become_the_command(request: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -63,7 +64,7 @@ class Bench:
     undisturbed: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def start(self, words: str, mark: str) -> subprocess.Popen[str]:
-        """The command, when its first line is about to run."""
+        """The command, when our first line has run: until then the interpreter catches SIGINT."""
         begun, tell = os.pipe()
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM.format(mark=tell), *words.split()],
@@ -74,6 +75,8 @@ class Bench:
         os.close(tell)
         os.read(begun, 1)
         os.close(begun)
+        while process.poll() is None and _catches_interruptions(process.pid):
+            time.sleep(0.0001)
         return process
 
     def finish(self, words: str) -> None:
@@ -196,6 +199,11 @@ def _lost(bench: Bench, before: dict[str, dict[str, str]]) -> list[str]:
 def _hear_interruptions() -> None:
     """A shell starts what runs in its background deaf to Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _catches_interruptions(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(re.findall(r"SigCgt:\s*(\w+)", status)[0], 16) & 1 << (signal.SIGINT - 1))
 
 
 def _marked(mark: str) -> list[str]:

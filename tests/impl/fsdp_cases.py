@@ -225,7 +225,7 @@ def full_gradients(unit: Any) -> list[torch.Tensor | None]:
         for segment, sharded in zip(unit.layout.segments, presentation.sharded, strict=True):
             if sharded.grad is not None:
                 start = segment.shard_offset
-                shard[start : start + segment.shard_numel].copy_(sharded.grad)
+                shard[start : start + segment.shard_numel].copy_(sharded.grad.view(-1))
     return list(split_full(unit, gather_flat(unit, shard)))
 
 

@@ -38,6 +38,9 @@ class _Access:
     writes: bool
     what: str
 
+    def __str__(self) -> str:
+        return f"{self.what} ({'writes' if self.writes else 'reads'}, stream {self.agent})"
+
 
 class RaceFinder(TorchDispatchMode):
     """Follows all work on the device and on the host; ``races`` tells what it found, one line each."""
@@ -47,6 +50,8 @@ class RaceFinder(TorchDispatchMode):
         self.races: list[str] = []
         self.seen = 0
         """How many uses of memory were followed."""
+        self._in_communicator = False
+        """Collectives of one communicator run one after another; nobody should rely on that."""
         self._clocks: dict[int, _Clock] = {HOST: {}}
         self._marks: dict[int, tuple[Any, _Clock]] = {}
         self._accesses: dict[str, list[_Access]] = {"cpu": [], "sim": []}
@@ -88,7 +93,8 @@ class RaceFinder(TorchDispatchMode):
             return marker
 
         def on_make_wait(stream: int, marker: Any, payload: Any = None) -> None:
-            self.join(stream, self.at(marker))
+            if not self._in_communicator:
+                self.join(stream, self.at(marker))
             make_wait(stream, marker, payload)
 
         def on_wait_for(marker: Any) -> None:
@@ -110,7 +116,7 @@ class RaceFinder(TorchDispatchMode):
         timeline.has_passed = on_has_passed
 
     def follow_memory(self, allocator: Any) -> None:
-        """See which streams ``record_stream`` keeps a block for: they are done when it is handed out again."""
+        """See which streams ``record_stream`` keeps a block for: they are done when it is reused."""
         record_events, event_passed = allocator._record_events, allocator._event_passed
         kept_for: dict[int, set[int]] = {}
 
@@ -124,7 +130,8 @@ class RaceFinder(TorchDispatchMode):
             if block.event_count == 0:
                 streams = kept_for.pop(start, set())
                 self._accesses["sim"] = [
-                    a for a in self._accesses["sim"]
+                    a
+                    for a in self._accesses["sim"]
                     if not (a.agent in streams and start <= a.start and a.end <= end)
                 ]
 
@@ -146,7 +153,9 @@ class RaceFinder(TorchDispatchMode):
             return
         self.seen += 1
         start = base + tensor.storage_offset() * tensor.itemsize
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        extent = 1 + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
         new = _Access(start, start + extent * tensor.itemsize, agent, self.clock(agent)[agent], writes, what)
         self._meet(self._accesses[tensor.device.type], new)
 
@@ -159,11 +168,10 @@ class RaceFinder(TorchDispatchMode):
                 continue
             ordered = clock.get(old.agent, 0) >= old.count
             if not ordered and (old.writes or new.writes):
-                self.races.append(
-                    f"{new.what} ({'writes' if new.writes else 'reads'}, stream {new.agent}) does not wait for "
-                    f"{old.what} ({'writes' if old.writes else 'reads'}, stream {old.agent})"
-                )
-            if not (ordered and (new.writes or not old.writes) and new.start <= old.start and old.end <= new.end):
+                self.races.append(f"{new} does not wait for {old}")
+            if not (
+                ordered and (new.writes or not old.writes) and new.start <= old.start and old.end <= new.end
+            ):
                 kept.append(old)
         kept.append(new)
         accesses[:] = kept
@@ -225,7 +233,9 @@ def races_found() -> Iterator[RaceFinder]:
     def on_queue(
         self: Any, stream: int, kind: str, nbytes: int, inputs: Any, outputs: Any, *rest: Any
     ) -> None:
+        finder._in_communicator = True
         queue(self, stream, kind, nbytes, inputs, outputs, *rest)
+        finder._in_communicator = False
         finder.collective(stream, kind, inputs, outputs)
 
     SimProcessGroup._queue = on_queue  # type: ignore[method-assign]

@@ -61,6 +61,10 @@ class RankPool:
 
     def run(self, function: Callable[..., Any], timeout: float = 60, **arguments: Any) -> Any:
         """Call ``function(rank, **arguments)`` on every rank; returns what rank 0 returned."""
+        return self.run_everywhere(function, timeout, **arguments)[0]
+
+    def run_everywhere(self, function: Callable[..., Any], timeout: float = 60, **arguments: Any) -> list[Any]:
+        """The same; returns what each rank returned."""
         if self._parent is None:
             self._start()
         elif self._tired:
@@ -78,7 +82,7 @@ class RankPool:
             self.stop()
             raise AssertionError("\n".join(failures))
         self._tired = any(answer[2] > _MOST_THREADS for answer in answers)
-        return answers[0][1]
+        return [answer[1] for answer in answers]
 
     def _renew(self) -> None:
         """Let fresh ranks take the place of those that have gathered too many threads."""

@@ -21,7 +21,9 @@ from fsdp_cases import (
 )
 from torch import nn
 from torch.distributed import fsdp as torch_fsdp
+from torch.distributed._composable import replicate
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -384,7 +386,48 @@ def case_compiled_blocks(rank: int) -> None:
     assert_same_outcome(outcomes[2], outcomes[0])
 
 
+def case_replicate_around_and_inside(rank: int) -> None:
+    """DDP, by torch's ``replicate``, and ``fully_shard`` leave each other's modules alone."""
+    mesh = init_device_mesh("cpu", (2,))
+    for outer in ("replicate", "fully_shard"):
+        found = []
+        for api in (impl, torch_fsdp):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+            if outer == "replicate":
+                api.fully_shard(model[0], mesh=mesh)
+                replicate(model)
+            else:
+                replicate(model[0])
+                api.fully_shard(model, mesh=mesh)
+            torch.manual_seed(rank)
+            model(torch.randn(4, WIDTH)).sum().backward()
+            found.append([p.grad for p in model.parameters()])
+        for ours, theirs in zip(*found, strict=True):
+            assert type(ours) is type(theirs)
+            assert_close({"gradient": full(ours)}, {"gradient": full(theirs)})
+    with pytest.raises(RuntimeError, match="already managed by `fully_shard`"):
+        replicate(impl.fully_shard(nn.Linear(2, 2), mesh=mesh))
+
+
+def full(gradient: Any) -> torch.Tensor:
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
+def case_optimizer_of_parameters_in_backward(rank: int) -> None:
+    """``_apply_optimizer_in_backward``: the optimizers step, where torch's gradients never reach them."""
+    model: Any = shard_model("impl", Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
+    before = [parameter.to_local().clone() for parameter in model.parameters()]
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    loss_of(model, tokens_of(rank, 0)).backward()
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert parameter.grad is None
+        assert old.numel() == 0 or not torch.equal(parameter.to_local(), old)
+
+
 CASES = [
+    case_replicate_around_and_inside,
+    case_optimizer_of_parameters_in_backward,
     case_loss_in_chunks,
     case_reductions_over_a_group_of_their_own,
     case_first_forward_in_inference_mode,

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from fsdp_cases import Model, full_dtensors, loss_of, shard_model, tokens_of
+from host_cases import fake_group
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+import impl
 from impl.hooks import stage_of
 
 
@@ -79,3 +83,20 @@ def case_memory(rank: int) -> None:
 
 def test_memory(four_ranks) -> None:
     four_ranks.run(case_memory)
+
+
+def case_groups_made_anew(rank: int) -> None:
+    """A mesh that equals one of groups that were destroyed has groups of its own."""
+    for _ in range(2):
+        with fake_group():
+            mesh = init_device_mesh("cpu", (8,))
+            model = impl.fully_shard(nn.Linear(8, 8), mesh=mesh, reshard_after_forward=2)
+            model.set_separate_reduce_scatter_group()
+            (unit,) = model._stage().units
+            assert unit.smaller is not None
+            alive = dist.distributed_c10d._world.pg_map
+            assert {unit.smaller.group, unit.groups.shard, unit.groups.reduce} <= set(alive)
+
+
+def test_groups_made_anew(lone_process) -> None:
+    lone_process.run(case_groups_made_anew)

@@ -190,7 +190,7 @@ def case_uneven_rows(rank: int) -> None:
         model.blocks[0].reshard()
     assert model.blocks[0].down.weight.grad.shape == (15, 60)
     model = shard_model("impl", extended(Quantised, width=15), mesh=mesh)
-    with pytest.raises(ValueError, match=r"'down.weight' of shape \(15, 60\) does not divide by 2"):
+    with pytest.raises(AssertionError, match=r"'down.weight' of shape \(15, 60\) does not divide by 2"):
         model.blocks[0].unshard()
 
 
@@ -248,7 +248,7 @@ def case_refused(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2,))
     linear = nn.Linear(2, 2)
     linear.weight = nn.Parameter(Half(linear.weight.detach()))
-    with pytest.raises(ValueError, match=r"Both fsdp_pre_all_gather and .*'weight', a Half, has only"):
+    with pytest.raises(AssertionError, match=r"Both fsdp_pre_all_gather and .*'weight', a Half, has only"):
         impl.fully_shard(linear, mesh=mesh)
 
 
@@ -258,3 +258,59 @@ CASES = [case_uneven_rows, case_other_dim, case_memory_is_freed, case_state_dict
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("case_"))
 def test_extensions(two_ranks, case: Any) -> None:
     two_ranks.run(case)
+
+
+class Doubled(Held):
+    """Runs each operator twice, as a tensor around two others does, and stays so when it is gathered."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = tree_map_only(Held, lambda held: held.inner, (args, kwargs or {}))
+        function(*plain[0], **plain[1])
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+    def fsdp_pre_all_gather(self, mesh: Any) -> Any:
+        return (self.inner,), None
+
+    def fsdp_post_all_gather(
+        self, outputs: Any, metadata: Any, param_dtype: torch.dtype, *, out: torch.Tensor | None = None
+    ) -> Any:
+        return (Doubled(outputs[0]), outputs) if out is None else None
+
+
+def case_gradients_of_a_subclass(rank: int) -> None:
+    found = []
+    for api in (impl, torch_fsdp):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+        for layer in model:
+            layer.weight = nn.Parameter(Doubled(layer.weight.detach().clone()))
+            api.fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
+        api.fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        torch.manual_seed(rank)
+        model(torch.randn(4, 8)).sum().backward()
+        found.append([parameter.grad.to_local() for parameter in model.parameters()])  # type: ignore[union-attr]
+    for ours, theirs in zip(*found, strict=True):
+        assert type(ours) is type(theirs) is torch.Tensor
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_of_a_subclass(two_ranks) -> None:
+    two_ranks.run(case_gradients_of_a_subclass)
+
+
+def case_extensions_after_wrapping(rank: int) -> None:
+    """The flat shard was made without them: told at the next look at the parameters, never ignored."""
+    model: Any = impl.fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (2,)))
+    model.weight._local_tensor.fsdp_pre_all_gather = lambda mesh: None
+    with pytest.raises(AssertionError, match=r"Both fsdp_pre_all_gather and .*'weight'"):
+        model(torch.ones(1, 4))
+    model.weight._local_tensor.fsdp_post_all_gather = lambda *_: None
+    with pytest.raises(
+        NotImplementedError, match=r"'weight' has all-gather extensions only since.*before it"
+    ):
+        model(torch.ones(1, 4))
+
+
+def test_extensions_after_wrapping(two_ranks) -> None:
+    two_ranks.run(case_extensions_after_wrapping)

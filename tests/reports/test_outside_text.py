@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.outside_text import LONGEST_LINE, one_line, printable
+from reports.outside_text import LONGEST_LINE, all_on_one_line, one_line, printable
 
 
 def test_control_characters_are_shown_as_escapes() -> None:
@@ -23,6 +23,11 @@ def test_long_text_keeps_its_beginning_and_end() -> None:
     assert shown.startswith("name: x")
     assert shown.endswith("x the way out")
     assert "characters" in shown
+
+
+def test_every_text_of_a_tree_is_shown_on_one_line() -> None:
+    tree = {"a\n": ["b\x1b", {"c": 1.5, "d": None}], "e": True}
+    assert all_on_one_line(tree) == {"a\\n": ["b\\x1b", {"c": 1.5, "d": None}], "e": True}
 
 
 def test_escapes_do_not_make_it_longer_than_asked() -> None:

@@ -144,7 +144,8 @@ def _taking_device_first(function: Callable[..., Any], position: int = 0) -> Cal
 
 
 def _through_dlpack(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`from_dlpack`, which hands over an address: the simulated device's memory has none that it could take."""
+    """`from_dlpack`, which hands over an address: the simulated device's memory has none that it could
+    take."""
 
     @functools.wraps(function)
     def call(ext_tensor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`open`, `os`, `shutil`, `torch.save` and `torch.load` of a script, through the layer."""
+"""`open`, `os` and `shutil` of a script, through the layer."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ import io
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fsdpbench.script.cuda.refusals import NotSimulatedError
+from fsdpbench.script.files.checkpoints import Checkpoints
 from fsdpbench.script.files.overlay import Overlay
 from fsdpbench.script.files.writing import Writing
-from fsdpbench.sim.accelerator import ACCELERATOR
 
 _LOOKING = ("stat", "access", "getxattr", "listxattr", "statvfs")
 _CHANGING = ("chmod", "utime", "truncate", "chown")
 _WRITING_MODES = set("wax+")
 _MOVING = {"rm", "mv", "cp", "ln", "rsync", "rmdir", "unlink", "truncate", "tar", "zip"}
-_SHARDED = "torch.distributed.checkpoint"
 _NAMED = 20
 
 
@@ -36,6 +32,7 @@ class ScriptFiles:
         self._overlay = Overlay(folder / "files", folder)
         self._writing = Writing(self._overlay)
         self._restore: list[tuple[Any, str, Any]] = []
+        self._checkpoints = Checkpoints(self._overlay, self._writing, self._replace)
 
     def install(self) -> None:
         """Look through the layer from now on."""
@@ -48,8 +45,8 @@ class ScriptFiles:
         own = {
             "open": self._os_open, "mkdir": self._mkdir, "rmdir": self._removing, "remove": self._removing,
             "unlink": self._removing, "rename": self._renaming, "replace": self._renaming,
-            "listdir": self._listing, "scandir": self._scanning, "symlink": self._linking, "link": self._copying,
-            "system": self._shell,
+            "listdir": self._listing, "scandir": self._scanning, "symlink": self._linking,
+            "link": self._copying, "system": self._shell,
         }  # fmt: skip
         for name, wrapper in own.items():
             self._replace(os, name, wrapper)
@@ -57,21 +54,13 @@ class ScriptFiles:
         self._replace(subprocess.Popen, "__init__", self._starting)
         self._replace(builtins, "open", self._opening)
         io.open, self._restore = builtins.open, [*self._restore, (io, "open", io.open)]
-        self._replace(torch, "save", self._saving)
-        self._replace(torch, "load", self._loading)
-        torch.serialization.save, torch.serialization.load = torch.save, torch.load
-        self._replace(torch.serialization, "location_tag", self._seen)
-        for name in ("numpy", "__array__"):
-            self._replace(torch.Tensor, name, self._array)
-        self._saw_storage = False
-        self._install_safetensors()
+        self._checkpoints.install()
 
     def settle(self) -> dict[str, Any] | None:
         """The script has ended: what lies in the layer, for the result; None if nothing does."""
         self._writing.close_all()
         for owner, name, original in reversed(self._restore):
             setattr(owner, name, original)
-        torch.serialization.save, torch.serialization.load = torch.save, torch.load
         overlay = self._overlay
         if overlay.is_empty:
             return None
@@ -97,7 +86,12 @@ class ScriptFiles:
         replacement = functools.wraps(original)(wrapper(original))
         self._restore.append((owner, name, original))
         setattr(owner, name, replacement)
-        for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+        for known in (
+            os.supports_dir_fd,
+            os.supports_fd,
+            os.supports_follow_symlinks,
+            os.supports_effective_ids,
+        ):
             if original in known:
                 known.add(replacement)
 
@@ -128,7 +122,9 @@ class ScriptFiles:
             folder = self._layered(path)
             if folder is None:
                 return original(path)
-            return _Entries(_Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder))
+            return _Entries(
+                _Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder)
+            )
 
         return scandir
 
@@ -156,9 +152,9 @@ class ScriptFiles:
                     self._writing.at_large = True  # what it copies of this may hold tensors
                 return original(found, mode, buffering, *args, **options)
             path = overlay.resolve(file)
-            if "b" in mode and (overlay.has(path) or not overlay.is_real(path) or os.path.isfile(path)):
-                if os.path.isdir(os.path.dirname(path)):
-                    return self._writing.open(path, mode, buffering)
+            replaceable = overlay.has(path) or not overlay.is_real(path) or os.path.isfile(path)
+            if "b" in mode and replaceable and os.path.isdir(os.path.dirname(path)):
+                return self._writing.open(path, mode, buffering)
             return original(self._text_place(path, mode), mode, buffering, *args, **options)
 
         return open
@@ -180,14 +176,14 @@ class ScriptFiles:
 
         def open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
             if dir_fd is not None or not overlay.concerns(path):
-                return original(path, flags, mode, dir_fd=dir_fd)  # type: ignore[no-any-return]
+                return original(path, flags, mode, dir_fd=dir_fd)
             if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
-                return original(overlay.visible(path), flags, mode)  # type: ignore[no-any-return]
+                return original(overlay.visible(path), flags, mode)
             resolved = overlay.resolve(path)
             if overlay.is_real(resolved) and resolved not in overlay.made and os.path.isfile(resolved):
                 place = overlay.place(resolved) if flags & os.O_TRUNC else overlay.copy_up(resolved)
-                return original(place, flags | os.O_CREAT, mode)  # type: ignore[no-any-return]
-            return original(self._text_place(resolved, "w"), flags, mode)  # type: ignore[no-any-return]
+                return original(place, flags | os.O_CREAT, mode)
+            return original(self._text_place(resolved, "w"), flags, mode)
 
         return open
 
@@ -211,11 +207,11 @@ class ScriptFiles:
 
         def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
             if dir_fd is not None or not overlay.concerns(path):
-                return original(path, mode, dir_fd=dir_fd)  # type: ignore[no-any-return]
+                return original(path, mode, dir_fd=dir_fd)
             resolved = overlay.resolve(path)
             parent = os.path.dirname(resolved)
             if overlay.hides(resolved) or overlay.has(resolved) or not overlay.is_real(parent):
-                return original(overlay.place(resolved), mode)  # type: ignore[no-any-return]
+                return original(overlay.place(resolved), mode)
             original(resolved, mode)
             overlay.made.add(resolved)
             return None
@@ -228,7 +224,7 @@ class ScriptFiles:
 
         def remove(path: Any, *, dir_fd: int | None = None) -> None:
             if dir_fd is not None or not overlay.concerns(path):
-                return original(path, dir_fd=dir_fd)  # type: ignore[no-any-return]
+                return original(path, dir_fd=dir_fd)
             resolved = overlay.resolve(path, follow=False)
             if resolved in overlay.made and not overlay.has(resolved):
                 original(resolved)
@@ -250,11 +246,11 @@ class ScriptFiles:
 
         def rmtree(path: Any, ignore_errors: bool = False, *args: Any, **options: Any) -> None:
             if not self._concerns(path, options):
-                return original(path, ignore_errors, *args, **options)  # type: ignore[no-any-return]
+                return original(path, ignore_errors, *args, **options)
             resolved = overlay.resolve(path, follow=False)
-            if not (overlay.has(resolved) or overlay.is_real(resolved)):
-                if ignore_errors or options.get("onerror") or options.get("onexc"):
-                    return None
+            tolerant = ignore_errors or any(options.get(name) for name in ("onerror", "onexc")) or any(args)
+            if tolerant and not (overlay.has(resolved) or overlay.is_real(resolved)):
+                return None
             return overlay.remove(resolved, tree=True)
 
         return rmtree
@@ -264,7 +260,7 @@ class ScriptFiles:
 
         def rename(src: Any, dst: Any, **options: Any) -> None:
             if not self._concerns(src, options) or not overlay.concerns(dst):
-                return original(src, dst, **options)  # type: ignore[no-any-return]
+                return original(src, dst, **options)
             source, target = overlay.resolve(src, follow=False), overlay.resolve(dst, follow=False)
             if not overlay.rename(source, target):
                 original(source, target)
@@ -279,24 +275,24 @@ class ScriptFiles:
 
         def symlink(src: Any, dst: Any, *args: Any, **options: Any) -> None:
             if not self._concerns(dst, options):
-                return original(src, dst, *args, **options)  # type: ignore[no-any-return]
+                return original(src, dst, *args, **options)
             path = overlay.resolve(dst, follow=False)
             if overlay.is_real(path) or overlay.has(path):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), src, None, dst)
-            return original(src, overlay.place(path))  # type: ignore[no-any-return]
+            return original(src, overlay.place(path))
 
         return symlink
 
     def _copying(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def link(src: Any, dst: Any, *args: Any, **options: Any) -> None:
             if not self._concerns(src, options) or not self._overlay.concerns(dst):
-                return original(src, dst, *args, **options)  # type: ignore[no-any-return]
+                return original(src, dst, *args, **options)
             shutil.copyfile(src, dst)
             return None
 
         return link
 
-    # ------------------------------------------------------------------------------------------ other programs
+    # --------------------------------------------------------------------------------------- other programs
 
     def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def init(process: Any, args: Any, *others: Any, **options: Any) -> None:
@@ -309,7 +305,7 @@ class ScriptFiles:
     def _shell(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def system(command: Any) -> int:
             self._refuse(os.fsdecode(command).split())
-            return original(command)  # type: ignore[no-any-return]
+            return original(command)
 
         return system
 
@@ -318,78 +314,8 @@ class ScriptFiles:
         if any(os.path.basename(word) in _MOVING for word in words):
             raise NotSimulatedError(
                 f"'{' '.join(words)[:80]}'",
-                "another program would change files from before the run; use os and shutil, which are redirected",
+                "another program would change the files from before the run; use Python's os and shutil",
             )
-
-    # --------------------------------------------------------------------------------------------- checkpoints
-
-    def _saving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        overlay = self._overlay
-
-        def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
-            before, self._saw_storage = self._saw_storage, False
-            try:
-                if isinstance(f, (str, os.PathLike)) and overlay.concerns(f):
-                    path = overlay.resolve(f)
-                    was_there = overlay.has(path) or overlay.hides(path)
-                    original(obj, overlay.place(path), *args, **options)
-                    self._writing.closed(path, tainted=self._saw_storage or was_there)
-                else:
-                    original(obj, f, *args, **options)
-                    if self._saw_storage:
-                        caller = str(sys._getframe(1).f_globals.get("__name__"))
-                        self._writing.holds_tensors(f, alone=not caller.startswith(_SHARDED))
-            finally:
-                self._saw_storage = before or self._saw_storage
-
-        return save
-
-    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def load(f: Any, *args: Any, **options: Any) -> Any:
-            path = self._overlay.visible(f) if isinstance(f, (str, os.PathLike)) else f
-            return original(path, *args, **options)
-
-        return load
-
-    def _seen(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Asked of each storage that is saved."""
-
-        def location_tag(storage: Any) -> Any:
-            self._saw_storage = True
-            return original(storage)
-
-        return location_tag
-
-    def _array(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def array(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if ACCELERATOR.copied_to_host:
-                self._writing.at_large = True
-            return original(tensor, *args, **options)
-
-        return array
-
-    def _install_safetensors(self) -> None:
-        """Its files are written and read in Rust."""
-        try:
-            import safetensors
-        except ImportError:
-            return
-        overlay = self._overlay
-
-        def writing(original: Callable[..., Any]) -> Callable[..., Any]:
-            def serialize_file(tensors: Any, filename: Any, *args: Any, **options: Any) -> Any:
-                return original(tensors, overlay.place(overlay.resolve(filename)), *args, **options)
-
-            return serialize_file
-
-        def reading(original: Any) -> Callable[..., Any]:
-            def safe_open(filename: Any, *args: Any, **options: Any) -> Any:
-                return original(overlay.visible(filename), *args, **options)
-
-            return safe_open
-
-        self._replace(safetensors, "serialize_file", writing)
-        self._replace(safetensors, "safe_open", reading)
 
 
 class _Entry:

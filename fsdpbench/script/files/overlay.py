@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ _NOT_FILES = ("/dev", "/proc", "/sys")
 
 
 class Overlay:
-    """The layer in `root`. Paths are the script's, absolute; `made` are files and folders that are new in this
-    run and lie where the script put them."""
+    """The layer in `root`. Paths are the script's, absolute; `made` are files and folders that are new in
+    this run and lie where the script put them."""
 
     def __init__(self, root: Path, exempt: Path) -> None:
         self.root = str(root)
@@ -69,9 +70,10 @@ class Overlay:
         """Where `path` points to, if it is a symbolic link."""
         found = self.over(path) if self.has(path) else path
         try:
-            return _REAL.readlink(found)
+            target: str = _REAL.readlink(found)
         except OSError:
             return None
+        return target
 
     def has(self, path: str) -> bool:
         """Whether the layer has something over `path`."""
@@ -89,10 +91,10 @@ class Overlay:
         """Whether there is a real file or folder at `path` that the script can see."""
         return _REAL.lexists(path) and not self.hides(path)
 
-    def visible(self, path: Any, *, follow: bool = True) -> str:
+    def visible(self, path: Any, *, follow: bool = True) -> Any:
         """The file behind the script's `path`."""
         if not self.concerns(path) or self.is_empty:
-            return path  # type: ignore[no-any-return]
+            return path
         found = self.resolve(path, follow=follow)
         return self.over(found) if self.has(found) or self.hides(found) else found
 
@@ -195,7 +197,7 @@ class Overlay:
             if os.path.isdir(source):
                 raise NotSimulatedError(
                     f"renaming the folder {source}, which was there before the run,",
-                    "files from before are not changed; copy what the script needs, or let it write elsewhere",
+                    "files from before are not changed; let the script copy what it needs",
                 )
             self.copy_up(source)
         place = self.place(target)
@@ -216,8 +218,11 @@ class Overlay:
 class _Real:
     """The file system itself, by functions that are kept when a script's are replaced."""
 
-    open, listdir, remove, rmdir, rename = os.open, os.listdir, os.remove, os.rmdir, os.replace
-    readlink, lstat, mkdir = os.readlink, os.lstat, os.mkdir
+    def __init__(self) -> None:
+        functions: dict[str, Callable[..., Any]] = vars(os)
+        self.open, self.listdir, self.rename = functions["open"], functions["listdir"], functions["replace"]
+        self.remove, self.rmdir, self.mkdir = functions["remove"], functions["rmdir"], functions["mkdir"]
+        self.readlink, self.lstat = functions["readlink"], functions["lstat"]
 
     def lexists(self, path: str) -> bool:
         try:

@@ -1,8 +1,8 @@
 """Which files belong into the layer: those into which simulated tensors go.
 
-A file that is opened to write bytes is written in the layer first. When it is closed it is known whether tensors
-went in: `torch.save` says so of the file that it writes to; once tensors have been made bytes or arrays in memory,
-any file may hold them. One without is put where the script wanted it.
+A file that is opened to write bytes is written in the layer first. When it is closed it is known whether
+tensors went in: `torch.save` says so of the file that it writes to; once tensors have been made bytes or
+arrays in memory, any file may hold them. One without is put where the script wanted it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Writing:
         if "a" in mode or "r" in mode:
             overlay.copy_up(path)
         raw = _Raw(overlay.place(path), mode.replace("b", "").replace("t", ""))
-        raw.writing, raw.tainted, raw.name = self, was_kept, path  # type: ignore[misc]
+        raw.writing, raw.tainted, raw.name = self, was_kept, path
         file: Any = raw
         if buffering != 0:
             size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE

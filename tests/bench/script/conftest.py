@@ -46,6 +46,15 @@ class ScriptRun:
     def cause(self) -> str:
         return str((self.result["cause"] or {}).get("message"))
 
+    def written(self, path: Path | str) -> Path:
+        """Where the run keeps what the script wrote to `path`."""
+        return self.folder / "files" / str(path).lstrip("/")
+
+    @property
+    def decisions(self) -> list[tuple[str, Any, int]]:
+        """What the script decided by placeholders: operation, answer, count."""
+        return [(d["operation"], d["answer"], d["count"]) for d in self.result["placeholder_decisions"]]
+
     def record(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / "trace" / "rank0_record.json").read_text())
         return found

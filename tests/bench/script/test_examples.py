@@ -47,7 +47,8 @@ def test_fsdp2_goes_on_to_its_sharded_checkpoint(run_script: RunScript, tmp_path
     )
     assert run.result["status"] == "ok", run.cause
     assert "step 7" in run.output
-    assert (tmp_path / "saved" / ".metadata").is_file()
+    assert run.written(tmp_path / "saved" / ".metadata").is_file()
+    assert not (tmp_path / "saved").exists()
     # Full checkpointing runs every block's forward again: a third more products in the blocks.
     assert 1.1 < run.result["hardware_tflops_per_gpu"] / run.result["tflops_per_gpu"] < 4 / 3
 
@@ -59,7 +60,7 @@ def test_fsdp1_exports_the_bench_s_trace_and_a_full_checkpoint(run_script: RunSc
     arguments = ("--steps", "8", "--save", str(saved), "--profile", str(profiled))
     run = run_script(EXAMPLES / "train_fsdp1.py", *SMALL, *arguments, to_the_end=True)
     assert run.result["status"] == "ok", run.cause
-    weights = torch.load(saved)
+    weights = torch.load(run.written(saved))
     assert weights["head.weight"].shape == (1000, 192)
     assert {tensor.device.type for tensor in weights.values()} == {"cpu"}
     ours = gzip.decompress((run.folder / "trace" / "rank0_trace.json.gz").read_bytes())

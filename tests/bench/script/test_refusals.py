@@ -74,7 +74,7 @@ def test_each_of_them_by_its_name(run_probe: RunScript) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("1 / torch.ones((), device='cuda').item()", "answers item() and float() with 0"),
+        ("1 / torch.rand((), device='cuda').item()", "answers item() and float() with 0"),
         ("import flash_attn", "compiled for CUDA"),
         ("torch.distributed.init_process_group('nccl', world_size=4)", "world_size=4"),
         ("raise SystemExit(3)", "exit code 3"),
@@ -111,3 +111,25 @@ def test_out_of_memory_is_an_answer(run_probe: RunScript) -> None:
 def test_options_that_do_not_belong_together(options: dict[str, object], words: str) -> None:
     with pytest.raises((UsageError, click.UsageError), match=words):
         script_config({"gpus": None, **options}, ())
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        "import os; os.environ['TORCHDYNAMO_DISABLE'] = '1'",
+        "torch.compiler.set_stance('force_eager')",
+        "import torch._dynamo; torch._dynamo.config.disable = True",
+    ],
+)
+def test_an_eager_program_is_told_where_compilation_is_off(switch: str, run_probe: RunScript) -> None:
+    text = """
+model = torch.compile(torch.nn.Linear(8, 8))
+@torch.compile
+def plus_one(x): return x + 1
+plus_one(torch.ones(2))
+train(7)
+"""
+    run = run_probe(switch + text)
+    assert run.result["status"] == "ok", run.cause
+    assert run.result["compiled"] is False
+    assert any("the eager program was simulated" in note for note in run.result["script"]["notes"])

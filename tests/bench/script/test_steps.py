@@ -82,3 +82,12 @@ def test_two_runs_are_equal_to_the_byte(run_probe: RunScript) -> None:
     traces = [(run.folder / "trace" / "rank0_trace.json.gz").read_bytes() for run in runs]
     assert traces[0] == traces[1]
     assert runs[0].record() == runs[1].record()
+
+
+def test_a_late_error_keeps_what_was_measured(run_probe: RunScript) -> None:
+    whole, failed = run_probe("train(7)"), run_probe("train(9); raise OSError('quota')", to_the_end=True)
+    assert failed.result["status"] == "error"
+    assert "OSError: quota" in failed.cause
+    for figure in ("step_time_s", "peak_memory_bytes", "time_s", "tflops_per_gpu"):
+        assert failed.result[figure] == whole.result[figure] is not None
+    assert failed.result["traces"]

@@ -1,12 +1,16 @@
-"""The code that a search leaves runs, in each of the APIs, and trains."""
+"""The code that a search leaves says what ran, in the API that ran, and trains."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fsdpbench.config import Config, Measurement
+from fsdpbench.planning import without_absent
 from fsdpbench.settings import Settings
 from fsdpbench.tune.snippets import snippets
 
@@ -39,32 +43,93 @@ def config(system: str, **settings: object) -> Config:
     )  # fmt: skip
 
 
-BEST: dict[str, dict[str, object]] = {
-    "impl-fsdp2": {"wrap": "every-2", "backward_prefetch": "post", "forward_prefetch": 1},
-    "impl-fsdp1": {"limit_all_gathers": 3, "param_dtype": "bf16", "strategy": "SHARD_GRAD_OP"},
+BEST: dict[str, list[dict[str, object]]] = {
+    "impl-fsdp2": [
+        {"wrap": "every-2", "backward_prefetch": "post", "forward_prefetch": 1},
+        {"memory_handover": "record_stream", "limit_all_gathers": "auto", "backward_prefetch": "none"},
+    ],
+    "impl-fsdp1": [
+        {"limit_all_gathers": 3, "param_dtype": "bf16", "strategy": "SHARD_GRAD_OP"},
+        {"limit_all_gathers": "off", "backward_prefetch_depth": 2, "memory_handover": "events"},
+    ],
+    "torch-fsdp2": [{"param_dtype": "bf16", "reduce_dtype": "fp32", "strategy": "SHARD_GRAD_OP"}],
+    "torch-fsdp1": [{"limit_all_gathers": "off", "wrap": "root"}, {"backward_prefetch": "none"}],
+    "torch-ddp": [{}],
 }
+
+
+def winners() -> list[Config]:
+    """Configurations as a search has them: what their system does not have is None."""
+    return [
+        without_absent(config(system, **{"param_dtype": "fp32", **settings}))
+        for system, choices in BEST.items()
+        for settings in choices
+    ]
 
 
 def test_every_snippet_trains(tmp_path: Path) -> None:
     paths = []
-    for system, settings in BEST.items():
-        sources = snippets(config(system, **{"param_dtype": "fp32", **settings}))
-        assert len(sources) == 4
-        assert next(iter(sources)) == f"best_{system.replace('-', '_')}.py"
-        (tmp_path / system).mkdir()
-        for name, source in sources.items():
-            paths.append(str(tmp_path / system / name))
-            Path(paths[-1]).write_text(source)
+    for index, winner in enumerate(winners()):
+        ((name, source),) = snippets([winner]).items()
+        assert name == f"best_{winner.system.replace('-', '_')}.py"
+        paths.append(str(tmp_path / f"{index}_{name}"))
+        Path(paths[-1]).write_text(source)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", TRY, *paths], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("trained") == 8
+    assert done.stdout.count("trained") == len(paths)
 
 
-def test_what_an_api_does_not_have_is_said_there() -> None:
-    wanted = {"backward_prefetch_depth": 2, "limit_all_gathers": 3, "backward_prefetch": "none"}
-    sources = snippets(config("impl-fsdp1", **wanted))
-    for missing in ("limit_all_gathers=3", "backward_prefetch_depth=2", "backward_prefetch=none"):
-        assert f"Not the same here: {missing}" in sources["best_torch_fsdp2.py"]
-    assert "Not the same here" not in sources["best_impl_fsdp1.py"]
+_SAID = {
+    "pre": ("pre", "BackwardPrefetch.BACKWARD_PRE"),
+    "post": ("post", "BackwardPrefetch.BACKWARD_POST"),
+    "none": (None, "None"),
+}
+
+
+@pytest.mark.parametrize("winner", winners(), ids=lambda winner: winner.name)
+def test_it_says_what_ran_and_nothing_else(winner: Config) -> None:
+    """Argument by argument, for the API of the system that ran."""
+    (source,) = snippets([winner]).values()
+    said = _arguments(source)
+    settings = winner.settings
+    for name in ("limit_all_gathers", "memory_handover", "backward_prefetch_depth"):
+        value = getattr(settings, name)
+        if winner.system == "torch-fsdp1" and name == "limit_all_gathers":
+            assert said.pop(name) == str(value != "off")
+        elif value is None:  # the system does not have it, or took its own default
+            assert name not in said
+        else:
+            assert said.pop(name) == repr(False if value == "off" else value)
+    for name in ("forward_prefetch_depth", "forward_prefetch"):
+        if name in said:
+            assert int(ast.literal_eval(said.pop(name))) == settings.forward_prefetch
+    if "backward_prefetch" in said:
+        value, enum = _SAID[settings.backward_prefetch or ""]
+        assert said.pop("backward_prefetch") in (repr(value), enum)
+    precision = said.pop("mp_policy", None) or said.pop("mixed_precision", "")
+    for dtype in {settings.param_dtype, settings.reduce_dtype} - {"fp32", None}:
+        assert {"bf16": "bfloat16", "fp16": "float16"}[str(dtype)] in precision
+    rest = {"mesh", "device_mesh", "sharding_strategy", "auto_wrap_policy", "device_id", "use_orig_params"}
+    assert said.keys() - rest == ({"gradient_as_bucket_view"} if winner.system == "torch-ddp" else set())
+    if "sharding_strategy" in said:
+        assert said["sharding_strategy"] == f"ShardingStrategy.{settings.strategy}"
+    assert f"batch={settings.batch}" in source.split('"""')[1]
+
+
+def _arguments(source: str) -> dict[str, str]:
+    """The keyword arguments of the call that wraps, as source."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    wrapping = ("dict", "FullyShardedDataParallel", "DistributedDataParallel")
+    (call,) = (call for call in calls if isinstance(call.func, ast.Name) and call.func.id in wrapping)
+    return {str(keyword.arg): ast.unparse(keyword.value) for keyword in call.keywords}
+
+
+def test_code_is_written_for_the_systems_that_ran_alone() -> None:
+    best, slower, other = (
+        config("impl-fsdp2", batch=4), config("impl-fsdp2", batch=2), config("torch-fsdp1", batch=1)
+    )  # fmt: skip
+    sources = snippets([best, slower, other, config("single")])
+    assert list(sources) == ["best_impl_fsdp2.py", "best_torch_fsdp1.py"]
+    assert "batch=4" in sources["best_impl_fsdp2.py"]

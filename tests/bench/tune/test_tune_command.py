@@ -52,9 +52,7 @@ def test_it_leaves_the_front_and_the_best_and_knows_what_it_tried(fsdpbench: Any
     assert (folder / "report.html").is_file()
     best = tomllib.loads((folder / "best.toml").read_text())
     assert best["settings"]["batch"] in (1, 4)
-    assert {path.name for path in folder.glob("best_*.py")} == {
-        f"best_{api}_fsdp{generation}.py" for api in ("impl", "torch") for generation in (1, 2)
-    }
+    assert [path.name for path in folder.glob("best_*.py")] == ["best_impl_fsdp1.py"], "what ran"
     again = fsdpbench(*words, "--system", "impl-fsdp1", "--json", "-o", str(folder))
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout) == found

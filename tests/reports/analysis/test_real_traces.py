@@ -1,4 +1,4 @@
-"""Real traces from elsewhere: each is analysed, or refused with a clear word."""
+"""Traces of other profilers, devices and jobs: each is analysed, or refused with a clear word."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from reports.analysis import analyze
 from reports.analysis.snapshot import BEFORE_HISTORY, read_snapshot
 from reports.analysis.text import describe
-from reports.trace import TraceError
+from reports.trace import TraceError, TraceLimits
 
 MIB = 2**20
 
@@ -159,6 +159,10 @@ def test_a_pickle_can_run_no_code(tmp_path: Path) -> None:
         (b"hello", "not a memory snapshot"),
         (pickle.dumps([1, 2]), "no list 'segments'"),
         (pickle.dumps({"segments": [{"device": 0}]}), "damaged"),
+        # Six bytes that ask for room for 2^31 objects; an array of 2^40 bytes.
+        (b"\x80\x04}r\xff\xff\xff\x7f.", "more memory than its size explains"),
+        (b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".", "not a memory snapshot"),
+        (b"\x80\x04" + b"]" * 10**5 + b"a" * 10**5 + b".", "no list 'segments'|not a memory snapshot"),
     ],
 )
 def test_refused_with_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -166,3 +170,19 @@ def test_refused_with_one_line(tmp_path: Path, content: bytes, reason: str) -> N
     path.write_bytes(content)
     with pytest.raises(TraceError, match=reason):
         read_snapshot(path)
+
+
+@pytest.mark.parametrize("size", [-1, 2**60, 10**400, float("nan"), float("inf"), None, "x", []])
+@pytest.mark.parametrize("key", ["allocated_size", "total_size"])
+def test_sizes_that_cannot_be(tmp_path: Path, key: str, size: Any) -> None:
+    whole = segment(0, [block(512, "active_allocated", 0)])
+    path = dump(tmp_path / "s.pickle", {"segments": [whole | {key: size}]})
+    with pytest.raises(TraceError, match="is a damaged memory snapshot") as caught:
+        read_snapshot(path)
+    assert len(str(caught.value)) < 500
+
+
+def test_limits_hold_for_snapshots(tmp_path: Path) -> None:
+    path = dump(tmp_path / "s.pickle", {"segments": [segment(0, [block(512, "active_allocated", 0)])]})
+    with pytest.raises(TraceError, match="the limit `unpacked` is 9 bytes"):
+        read_snapshot(path, TraceLimits(unpacked=9))

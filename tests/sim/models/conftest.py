@@ -1,4 +1,4 @@
-"""A clock with streams that tests move by hand, and the folder of measured tables if there is one."""
+"""A clock with streams that tests move by hand, and measured tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+SAMPLES = Path(__file__).parents[2] / "data"
+_SAMPLE_OF = {
+    "gemm_tables.csv": "gemm_sample.csv",
+    "fa_fwd_tables.csv": "attention_sample.csv",
+    "nccl_intranode_tables.csv": "nccl_sample.csv",
+}
 
 
 class HandClock:
@@ -52,14 +59,11 @@ def make_clock() -> Callable[[], HandClock]:
 
 @pytest.fixture
 def measured_table() -> Callable[[str], list[dict[str, str]]]:
-    """Reads a table of measured operator times; skips where the tables are not at hand."""
-    default = Path(__file__).parents[3] / "../shared"
-    folder = Path(os.environ.get("FSDPBENCH_SHARED", default)) / "data"
+    """Reads a table of measured operator times: its sample, or all of it where FSDPBENCH_SHARED has it."""
 
     def read(name: str) -> list[dict[str, str]]:
-        path = folder / name
-        if not path.exists():
-            pytest.skip(f"measured table {name} is not at hand (set FSDPBENCH_SHARED to its folder)")
+        whole = os.environ.get("FSDPBENCH_SHARED")
+        path = SAMPLES / _SAMPLE_OF[name] if whole is None else Path(whole) / "data" / name
         with path.open(newline="") as file:
             return list(csv.DictReader(file))
 

@@ -33,7 +33,7 @@ def test_matrix_products_meet_the_measured_table(measured_table, name, column, t
         if row[column]:
             predicted = costs.gemm_ns(int(row["m"]), int(row["n"]), int(row["k"])) / 1e3
             errors.append(abs(predicted / float(row[column]) - 1))
-    assert len(errors) > 100
+    assert len(errors) >= 50
     assert median(errors) < typical
     assert mean(errors) < average
 
@@ -46,7 +46,7 @@ def test_attention_meets_the_measured_table(measured_table):
             batch, heads, seq, kv = (int(row[key]) for key in ("batch", "heads", "seq", "kv"))
             predicted = costs.attention_forward_ns(batch, heads, seq, seq, 128, True, kv_heads=kv) / 1e3
             errors.append(abs(predicted / float(row["A100_FA2_us"]) - 1))
-    assert len(errors) > 100
+    assert len(errors) >= 50
     assert median(errors) < 0.04
     assert mean(errors) < 0.06
 

@@ -1,0 +1,67 @@
+"""Types of options: numbers within bounds, and paths that a file system can hold."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fsdpbench.numbers import LARGEST_INTEGER
+
+MOST_RUNS = 10_000
+MOST_JOBS = 1024
+MOST_SECONDS = 10**8
+"""Three years."""
+_NEVER_A_FILE = (errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def whole(least: int = 1, most: int = LARGEST_INTEGER) -> click.IntRange:
+    """A whole number from `least` to `most`."""
+    return click.IntRange(min=least, max=most)
+
+
+class Positive(click.FloatRange):
+    """A finite number above zero, of at most `most`."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__(min=0, max=most, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):  # no bound says anything of nan
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+class PossiblePath(click.Path):
+    """A path, of something that is there or not yet."""
+
+    def __init__(self, dir_okay: bool = True) -> None:
+        super().__init__(dir_okay=dir_okay, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            os.stat(value)
+        except OSError as error:
+            if error.errno in _NEVER_A_FILE:
+                self.fail(f"{os.fspath(value)!r} is no possible path ({error.strerror}).", param, ctx)
+        except ValueError as error:
+            self.fail(f"{os.fspath(value)!r} is no possible path ({error}).", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class PlaceForFile(PossiblePath):
+    """Where a file is to be written: in a folder that is there."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path: Path = super().convert(value, param, ctx)
+        if not path.parent.is_dir():
+            self.fail(f"there is no folder {str(path.parent)!r} to write {path.name!r} into.", param, ctx)
+        return path

@@ -1,0 +1,87 @@
+"""A space as TOML says it (`sweep SPACE.toml`, `sweep.toml`, a baseline's own), typed, and nothing unknown."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from fsdpbench.errors import UsageError
+from fsdpbench.numbers import LARGEST_INTEGER, MOST_GPUS
+from fsdpbench.settings import SETTINGS, Value, read_list, setting_named
+
+_Gpus = Annotated[int, msgspec.Meta(ge=1, le=MOST_GPUS)]
+_Names = str | list[str]
+_Rule = str | dict[str, dict[str, Any]]
+
+
+class SpaceFile(msgspec.Struct, omit_defaults=True):
+    """What a space names besides its settings."""
+
+    schema: int = 1
+    model: str | None = None
+    shape: str | dict[str, bool | int | float | str] | None = None
+    system: _Names | None = None
+    reference: _Names | None = None
+    device: str | None = None
+    hardware: str | None = None
+    emulate: bool | None = None
+    gpus: _Gpus | str | list[_Gpus | str] | None = None
+    gpus_per_node: _Gpus | None = None
+    data: str | None = None
+    preset: str | None = None
+    when: str | list[_Rule] | None = None
+    exclude: str | list[_Rule] | None = None
+    max_points: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    sample_seed: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)] | None = None
+    settings: dict[str, Any] = {}
+    points: list[str] = []
+    shape_given: Any = None
+
+
+_NOT_ASKED_FOR = ("schema", "points", "shape_given", "settings")
+"""What `sweep.toml` records beside the space, and what is read into lists."""
+
+
+def read_space(content: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, list[Value]]]:
+    """(target keys, lists of settings) of a space; settings may stand at the top too.
+
+    Raises `UsageError` that names `origin` and the key.
+    """
+    known = SpaceFile.__struct_fields__
+    settings = dict(_table(content.get("settings", {}), origin))
+    for name in content:
+        if name in known:
+            continue
+        if name.replace("-", "_") not in SETTINGS:
+            raise UsageError(f"{origin}: unknown key {name!r}.{_nearest(name, (*known, *SETTINGS))}")
+        settings[name] = content[name]
+    try:
+        space = msgspec.convert({name: content[name] for name in known if name in content}, SpaceFile)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{origin}: {_in_our_words(str(error))}") from None
+    try:
+        lists = {setting_named(name).name: read_list(name, value) for name, value in settings.items()}
+    except UsageError as error:
+        raise UsageError(f"{origin}: {error}") from None
+    asked = {name: getattr(space, name) for name in known if name not in _NOT_ASKED_FOR}
+    return {name: value for name, value in asked.items() if value is not None}, lists
+
+
+def _table(settings: object, origin: str) -> Mapping[str, Any]:
+    if not isinstance(settings, Mapping):
+        raise UsageError(f"{origin}: settings must be a table, as in [settings]")
+    return settings
+
+
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, known, n=2, cutoff=0.5)
+    return f" Did you mean {' or '.join(near)}?" if near else " `fsdpbench list settings` lists the settings."
+
+
+def _in_our_words(message: str) -> str:
+    """`Expected `int`, got `str` - at `$.gpus_per_node`` as `gpus_per_node: expected `int`, got `str``."""
+    what, found, place = message.rpartition(" - at `$.")
+    return f"{place.rstrip('`')}: {what[0].lower()}{what[1:]}" if found else message

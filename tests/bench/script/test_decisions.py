@@ -1,0 +1,163 @@
+"""What scripts decide by values that are not there is answered as healthy training answers it, and told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from conftest import RunScript
+
+FSDP2 = """
+import math
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).cuda()
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+def backward():
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 64, device="cuda")).square().mean()
+    loss.backward()
+    return loss
+"""
+
+
+def test_gradients_are_finite_also_as_dtensors(run_probe: RunScript) -> None:
+    run = run_probe(
+        FSDP2
+        + """
+for _ in range(7):
+    backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+    assert type(norm).__name__ == "DTensor"
+    if not torch.isfinite(norm) or torch.isnan(norm.full_tensor()) or not (~torch.isinf(norm)).all():
+        continue
+    bad = torch.stack([~torch.isfinite(p.grad).all().to_local() for p in model.parameters()]).any()
+    assert not bad and bool(norm == norm) and not (norm != norm) and math.isfinite(norm.item())
+    optimizer.step()
+"""
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert run.result["compiled"] is False
+    assert {("bool", True), ("bool", False), ("math.isfinite", True)} == {each[:2] for each in run.decisions}
+
+
+def test_each_decision_is_recorded_by_line(run_probe: RunScript) -> None:
+    run = run_probe(
+        FSDP2
+        + """
+best, total = math.inf, 0.0
+for step in range(6):
+    loss = backward()
+    optimizer.step()
+    total += loss.item() / 2
+    print(f"{float(loss):.3f}", loss.item(), total)  # shown alone: decides nothing
+    if total / (step + 1) < best: best = total       # LESS
+    on_host = (loss.detach().cpu() * 2).mean()
+    if on_host > 1: break                            # MORE
+    if on_host.item() > 1: break                     # NUMBER
+    rows = torch.zeros(4)[: int(loss)]               # INT
+    kept = float(loss)                               # FLOAT
+    if torch.equal(loss, loss.clone()): pass         # EQUAL
+    import json; json.dumps({"loss": loss.item()})
+"""
+    )
+    assert run.result["status"] == "ok", run.cause
+    source = Path(run.result["config"]["script"]["path"]).read_text().splitlines()
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for each in run.result["placeholder_decisions"]:
+        assert each["file"] == run.result["config"]["script"]["path"]
+        word = source[each["line"] - 1].rpartition("# ")[2]
+        found.setdefault(word, []).append((each["operation"], each["answer"], each["count"]))
+    assert found == {
+        "LESS": [("<", True, 1), ("<", False, 5)],
+        "MORE": [("bool", False, 6)],
+        "NUMBER": [(">", False, 6)],
+        "INT": [("int", 0, 6)],
+        "FLOAT": [("float", 0.0, 6)],
+        "EQUAL": [("torch.equal", True, 6)],
+    }
+
+
+def test_numbers_of_the_host_come_back_as_they_were(run_probe: RunScript) -> None:
+    """Counts and flags that a script sums over its ranks: nothing is guessed but that all hold the same."""
+    run = run_probe(
+        FSDP2
+        + """
+for step in range(9):
+    backward()
+    optimizer.step()
+    stop = torch.tensor(int(step == 6), device="cuda")
+    dist.broadcast(stop, 0)
+    if stop.item(): break
+    tokens = torch.tensor(32.0).cuda()
+    dist.all_reduce(tokens)
+    assert tokens.item() == 32 * dist.get_world_size() and (tokens / 2).item() == 128
+    tokens += torch.randn((), device="cuda")
+    assert tokens.item() == 0
+labels = torch.randint(0, 10, (4, 8), device="cuda")
+assert (labels != -100).sum().item() == 32
+print("stopped", step)
+""",
+        to_the_end=True,
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert run.output.split() == ["stopped", "6"]
+
+
+def test_a_scaler_steps_and_its_schedule_too(run_probe: RunScript) -> None:
+    run = run_probe(
+        """
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+        for _ in range(7):
+            scaler.scale(model(torch.randn(8, 64, device="cuda")).sum()).backward()
+            before = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            assert before == scaler.get_scale() == 2.0**16, "not a skipped step"
+        """,
+        to_the_end=True,
+    )
+    assert run.result["status"] == "ok", run.cause
+
+
+def test_no_step_names_the_optimizer_and_what_kept_it(run_probe: RunScript) -> None:
+    run = run_probe(
+        FSDP2
+        + """
+for _ in range(7):
+    if backward() > 0.5:  # a guard
+        optimizer.step()
+"""
+    )
+    assert run.result["status"] == "error"
+    assert "step() of AdamW (probe0.py:" in run.cause
+    assert "(bool: False, 7 times)" in run.cause
+
+
+def test_an_error_names_the_line_that_decided(run_probe: RunScript) -> None:
+    run = run_probe("sizes = torch.tensor([3, 5]).cuda()\ntorch.zeros(8).split(sizes.tolist())")
+    assert "it decided by values that are not there at probe0.py:" in run.cause
+
+
+def test_the_terminal_and_the_page_tell(fsdpbench: Any, tmp_path: Path) -> None:
+    script = tmp_path / "guarded.py"
+    script.write_text(
+        "import torch\nmodel = torch.nn.Linear(8, 8).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters())\nfor _ in range(3):\n"
+        "    loss = model(torch.ones(1, 8).cuda()).sum()\n    loss.backward()\n"
+        f"    if loss < 1: optimizer.step()\n    torch.save(model.state_dict(), '{tmp_path}/best.pt')\n"
+    )
+    done = fsdpbench("run", "--script", str(script), "-o", str(tmp_path / "runs"))
+    assert done.returncode == 0, done.stderr
+    assert "guarded.py:7: bool -> true, 3 times" in done.stderr
+    assert f"/files: {tmp_path / 'best.pt'}" in done.stderr
+    assert not (tmp_path / "best.pt").exists()
+    (result,) = (tmp_path / "runs").glob("guarded-*/result.json")
+    assert json.loads(result.read_text())["redirected_files"]["files"] == [str(tmp_path / "best.pt")]
+    assert fsdpbench("report", str(tmp_path / "runs")).returncode == 0
+    assert "guarded.py:7" in (tmp_path / "runs" / "report.html").read_text()

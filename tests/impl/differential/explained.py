@@ -1,0 +1,194 @@
+"""Differences that are meant or torch's own fault, each with its reason and the place that documents it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from differential import operations as ops
+from differential.specs import Flat, Program
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One difference: after which operation, of what, and both values."""
+
+    program: Program
+    index: int
+    operation: Any
+    name: str
+    torch: Any
+    impl: Any
+    torch_words: str
+    impl_words: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a difference is none of ours.
+
+    Args:
+        document: the file and heading that tells users.
+        ends: the program ends here, since the sides can no longer be compared.
+    """
+
+    name: str
+    reason: str
+    document: str
+    applies: Callable[[Situation], bool]
+    ends: bool = True
+
+
+FLAT_DOC = "docs/impl-fsdp1.md"
+SHARDED_DOC = "docs/impl-fsdp2.md"
+
+
+def _earlier(s: Situation, kind: type, /, **values: Any) -> bool:
+    """Whether such an operation came before, or is this one."""
+    return any(
+        isinstance(each, kind) and all(getattr(each, name) == value for name, value in values.items())
+        for each in s.program.operations[: s.index + 1]
+    )
+
+
+def _flat(s: Situation, **values: Any) -> bool:
+    wrap = s.program.wrap
+    return isinstance(wrap, Flat) and all(getattr(wrap, name) == value for name, value in values.items())
+
+
+def _two_graphs(s: Situation) -> bool:
+    """Whether two forwards waited for their backwards at once."""
+    waiting = 0
+    for each in s.program.operations[: s.index + 1]:
+        if isinstance(each, ops.Forward) and each.mode == "grad":
+            waiting += 1
+            if waiting == 2:
+                return True
+        elif isinstance(each, ops.Backward) and not each.retain:
+            waiting = max(0, waiting - 1)
+    return False
+
+
+def _refused(s: Situation, words: str) -> bool:
+    """Torch raised, ours did not, or in another way afterwards."""
+    return words in s.torch_words
+
+
+EXPLANATIONS: list[Explanation] = [
+    Explanation(
+        "several dtypes in one unit",
+        "ours becomes one unit a dtype, torch refuses",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: _refused(s, "FSDP expects uniform original parameter dtype"),
+    ),
+    Explanation(
+        "another dtype after the first forward",
+        "torch's buffers keep the old one and it fails; ours are made anew",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: _refused(s, "Expected out tensor to have dtype") and _earlier(s, ops.Convert),
+    ),
+    Explanation(
+        "extensions in a first forward in inference mode",
+        "torch sets a version counter that inference tensors do not have",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: _refused(s, "Cannot set version_counter for inference tensor"),
+    ),
+    Explanation(
+        "extensions resharded to a smaller group",
+        "ours refuses them",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: s.impl == "NotImplementedError" and "which has all-gather extensions" in s.impl_words,
+    ),
+    Explanation(
+        "gradients of a failed backward",
+        "torch's reset_iter_state leaves them at the unsharded parameters and adds them to the next ones",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: _earlier(s, ops.ResetIterState) and s.name.startswith("grad") and not _flat(s),
+    ),
+    Explanation(
+        "two graphs at once",
+        "torch's FSDP1 frees parameters that the second backward needs (RuntimeError), or does not reduce it",
+        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        lambda s: _flat(s) and _two_graphs(s) and not s.impl_words
+        and ("setStorage" in s.torch_words or s.name.startswith("grad") or s.name.startswith("parameter")),
+    ),
+    Explanation(
+        "CPU offload of what is summoned",
+        "torch frees the memory it shows where parameters are on the CPU already",
+        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        lambda s: _flat(s) and isinstance(s.operation, ops.Summon | ops.SaveState) and s.operation.offload
+        and "setStorage" in s.torch_words,
+    ),
+    Explanation(
+        "LOCAL state dicts with a mesh",
+        "ours refuses at once",
+        f"{FLAT_DOC}#where-it-is-not-torchs",
+        lambda s: _flat(s) and "LOCAL_STATE_DICT does not go with a device_mesh" in s.impl_words,
+        ends=False,
+    ),
+    Explanation(
+        "deep copy of a flat wrapper",
+        "torch's fails in the middle (RuntimeError) or crashes, ours refuses (TypeError)",
+        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        lambda s: isinstance(s.operation, ops.Copy) and s.torch == "RuntimeError" and s.impl == "TypeError",
+        ends=False,
+    ),
+    Explanation(
+        "sync_module_states on a CPU",
+        "gloo can broadcast from a CPU; torch asks for a GPU whatever the backend",
+        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        lambda s: _refused(s, "`sync_module_states=True`, which requires them to be on GPU"),
+    ),
+    Explanation(
+        "scalar parameters",
+        "ours takes them; torch refuses",
+        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        lambda s: _flat(s) and _refused(s, "FSDP doesn't support scalar parameters"),
+        ends=False,
+    ),
+    Explanation(
+        "whole gradients of flat parameters",
+        "summon_full_params(with_grads=True) shows them; torch has it for original parameters only",
+        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        lambda s: _refused(s, "with_grads=True, use_orig_params="),
+    ),
+    Explanation(
+        "hybrid sharding with shard groups of one rank",
+        "torch turns it into NO_SHARD of that one rank and never sums over the replicas",
+        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        lambda s: _flat(s, mesh=(2, 1)) and not s.torch_words and not s.impl_words,
+    ),
+    Explanation(
+        "LOCAL state dicts of original parameters",
+        "torch's have keys of both kinds and cannot be loaded",
+        f"{FLAT_DOC}#where-it-is-not-torchs",
+        lambda s: _flat(s, originals=True) and _earlier(s, ops.SaveState, kind="local")
+        and isinstance(s.operation, ops.SaveState | ops.LoadState),
+    ),
+    Explanation(
+        "first forward in inference mode",
+        "torch makes its flat parameters there and cannot train them afterwards",
+        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        lambda s: _flat(s) and _earlier(s, ops.Forward, mode="inference") and "Error" in str(s.torch),
+    ),
+    Explanation(
+        "buffers before the first forward",
+        "ours are cast when the module is wrapped",
+        f"{FLAT_DOC}#training-and-settings",
+        lambda s: _flat(s) and s.name.startswith("buffer") and bool(s.program.wrap.precision)
+        and not _earlier(s, ops.Forward),
+        ends=False,
+    ),
+    Explanation(
+        "CPU offload of original parameters",
+        "torch's differs from its own result without offload",
+        f"{FLAT_DOC}#training-and-settings",
+        lambda s: _flat(s, originals=True, offload=True) and not s.impl_words,
+    ),
+]  # fmt: skip
+
+
+def explanation_of(situation: Situation) -> Explanation | None:
+    """The first that applies."""
+    return next((each for each in EXPLANATIONS if each.applies(situation)), None)
