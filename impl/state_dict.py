@@ -101,6 +101,8 @@ class WrapperStates:
             return
         offload = settings.state_dict_config.offload_to_cpu
         for unit in self._stage.units:
+            unit.reshard_by_hand()
+            unit.take_up_changes()
             shown = ShownUnit(wrapper, unit)
             if settings.state_dict_type is StateDictType.FULL_STATE_DICT:
                 config: Any = settings.state_dict_config
@@ -183,6 +185,7 @@ class WrapperStates:
             kind = self.current().state_dict_type
             for unit in self._stage.units:
                 unit.reshard()
+                unit.take_up_changes()
                 loaded = LoadedUnit(named_unit(unit, wrapper, prefix), kind)
                 loaded.take(state_dict)
                 error_msgs.extend(loaded.errors)

@@ -48,6 +48,7 @@ class ShownUnit:
         """Gather and show; a collective over the unit's shard group."""
         unit = self._unit
         unit.reshard_by_hand()
+        unit.take_up_changes()
         values = self._gather(unit.shard)
         gradients: Sequence[torch.Tensor | None] | None = None
         if with_grads:

@@ -247,8 +247,7 @@ class Unit:
         """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet."""
         if self.state is not UnitState.SHARDED:
             return
-        if self.presentation.take_up_changes(self._await_reads) and self._runtime is not None:
-            self._runtime.let_gathers_wait()
+        self.take_up_changes()
         if self.fetches:
             if self._runtime is not None and self._runtime.rank_check is not None:
                 self._runtime.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
@@ -260,6 +259,11 @@ class Unit:
                 else:
                     self._mark = self._copy_shard(in_place=True)
         self._move(UnitState.GATHERING)
+
+    def take_up_changes(self) -> None:
+        """Take up what the user assigned to or froze of the sharded parameters since the last gather."""
+        if self.presentation.take_up_changes(self._await_reads) and self._runtime is not None:
+            self._runtime.let_gathers_wait()
 
     def _await_reads(self) -> None:
         """The shard is about to be written to: copies out of it, if it is on the host, have to be done."""

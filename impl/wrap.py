@@ -156,7 +156,7 @@ def select_modules(
         selection.pop(root, None)
         return selection
     if not callable(policy):
-        raise ValueError(f"a wrap policy is a function or a ModulePolicy, not {policy!r}")
+        raise TypeError(f"a wrap policy is a function or a ModulePolicy, not {policy!r}")
     selection = {}
     _ask(root, policy, ignored, selection, is_root=True, seen=set())
     return selection

@@ -6,6 +6,7 @@ Each seed stands for a fixed number of programs and has one file of counts; a fa
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields
@@ -22,6 +23,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from rank_pool import RankPool
 
 PROGRAMS_A_SEED = 25
+ATTEMPTS = int(os.environ.get("FUZZ_SHRINK", "60"))
+"""How many programs are tried to make one that failed smaller."""
 
 
 def ranks_of(number: int) -> int:
@@ -90,10 +93,11 @@ def _write(program: Program, pool: RankPool, path: Path) -> None:
         result = run(pool, attempt)
         return signature(attempt, result.differences[0]) if result.differences else ""
 
-    smaller = shrink(program, fails, most=60) if (first := fails(program)) and "hang" not in first else program
-    result = run(pool, smaller)
-    if result.differences:
-        write_script(smaller, result.differences[0], path)
+    first = run(pool, program)
+    if first.differences and first.differences[0].index >= -1:  # a hang takes too long to try again and again
+        program = shrink(program, fails, most=ATTEMPTS)
+    if first.differences:
+        write_script(program, first.differences[0], path)
     else:
         path.write_text(f'"""Failed once, and not again."""\n\nPROGRAM = """{program!r}"""\n')
 

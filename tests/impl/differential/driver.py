@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 from differential.in_ranks import run_program
 from differential.lockstep import Difference, Result
 from differential.specs import Program
 from rank_pool import RankPool
 
-SECONDS = 20
-"""A program that takes longer hangs."""
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "20"))
+"""A program that takes longer hangs; more of them where the machine is busy with other things."""
 
 
 def run(pool: RankPool, program: Program, seconds: float = SECONDS) -> Result:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from differential import operations as ops
+from differential.observing import Value
 from differential.specs import Flat, Program
 
 
@@ -58,16 +59,24 @@ def _flat(s: Situation, **values: Any) -> bool:
 
 
 def _two_graphs(s: Situation) -> bool:
-    """Whether two forwards waited for their backwards at once."""
+    """Whether two forwards waited for their backwards at once, or one had two of them."""
     waiting = 0
     for each in s.program.operations[: s.index + 1]:
         if isinstance(each, ops.Forward) and each.mode == "grad":
             waiting += 1
             if waiting == 2:
                 return True
-        elif isinstance(each, ops.Backward) and not each.retain:
+        elif isinstance(each, ops.Backward):
+            if each.retain:
+                return True
             waiting = max(0, waiting - 1)
     return False
+
+
+def _keeps_units(s: Situation) -> bool:
+    """Whether units of a flat model stay gathered between forward and backward."""
+    wrap = s.program.wrap
+    return isinstance(wrap, Flat) and wrap.strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
 
 
 def _refused(s: Situation, words: str) -> bool:
@@ -109,14 +118,104 @@ EXPLANATIONS: list[Explanation] = [
     Explanation(
         "two graphs at once",
         "torch's FSDP1 frees parameters that the second backward needs (RuntimeError), or does not reduce it",
-        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        f"{FLAT_DOC}#differences-from-torch",
         lambda s: _flat(s) and _two_graphs(s) and not s.impl_words
         and ("setStorage" in s.torch_words or s.name.startswith("grad") or s.name.startswith("parameter")),
     ),
     Explanation(
+        "SHARD_GRAD_OP between forward and backward",
+        "torch shows whole views of original parameters there, ours the parameters themselves",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s, originals=True) and _keeps_units(s)
+        and s.name.startswith(("parameter", "requires_grad", "grad", "norm"))
+        and _earlier(s, ops.Forward),
+        ends=False,
+    ),
+    Explanation(
+        "values written while units stay gathered",
+        "torch computes with the old ones",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _keeps_units(s) and not s.impl_words
+        and (_earlier(s, ops.Write) or _earlier(s, ops.Step)) and _earlier(s, ops.Forward)
+        and any(isinstance(each, ops.Forward) and each.mode != "grad" for each in s.program.operations[: s.index]),
+    ),
+    Explanation(
+        "original parameters without a gradient",
+        "torch has zeros where others of the unit have one, ours None as in the plain model",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s, originals=True) and "grad" in s.name.split() and s.impl is None
+        and isinstance(s.torch, Value) and not s.torch.elements.any(),
+        ends=False,
+    ),
+    Explanation(
+        "no_sync gradients with reduce_dtype",
+        "torch keeps them in param_dtype, ours in the dtype they are summed in",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s) and bool(s.program.wrap.precision) and _earlier(s, ops.NoSync) and "grad" in s.name.split(),
+    ),
+    Explanation(
+        "zero_grad after no_sync",
+        "torch keeps what was reduced before and adds it again",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s) and _earlier(s, ops.NoSync) and _earlier(s, ops.ZeroGrad) and "grad" in s.name.split(),
+    ),
+    Explanation(
+        "new data of a flat parameter",
+        "torch uses it once and drops it, ours keeps it",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s, originals=False) and _earlier(s, ops.Write, how="data") and not s.torch_words
+        and not isinstance(s.operation, ops.Write),
+    ),
+    Explanation(
+        "a parameter assigned where only a flat one is trained",
+        "torch drops it; ours refuses",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s, originals=False) and _earlier(s, ops.Write, how="replace"),
+    ),
+    Explanation(
+        "settings that differ in one model",
+        "torch refuses them at the first forward, ours when it is wrapped",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s) and isinstance(s.operation, ops.Misuse) and s.impl == "ValueError"
+        and "of a model need the same" in s.impl_words,
+        ends=False,
+    ),
+    Explanation(
+        "an optimizer in backward of flat parameters",
+        "torch's never steps, ours refuses at the next gather",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s, originals=False) and "an optimizer in backward steps with use_orig_params" in s.impl_words,
+    ),
+    Explanation(
+        "an optimizer in backward attached after the first forward",
+        "torch's never steps, ours does",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s) and _earlier(s, ops.OptimizerInBackward) and not s.impl_words and not s.torch_words,
+    ),
+    Explanation(
+        "freezing after wrapping in mid-iteration",
+        "torch fails (AssertionError); ours acts from the next forward on",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s) and _earlier(s, ops.RequireGrad) and s.torch == "AssertionError" and not s.impl_words,
+    ),
+    Explanation(
+        "extensions beside plain parameters while accumulating",
+        "torch reduces both in one collective and asks for one dtype; ours has units of their own",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: _refused(s, "FSDP reduce-scatter expects uniform gradient dtype") and not s.impl_words
+        and any(block.extension for block in s.program.model.blocks),
+    ),
+    Explanation(
+        "gradients accumulated for a unit that the last microbatch skips",
+        "torch leaves them on each rank, unreduced; ours reduces them",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s) and _earlier(s, ops.NoSync) and "grad" in s.name.split()
+        and any(isinstance(each, ops.Forward) and each.skip for each in s.program.operations[: s.index + 1]),
+    ),
+    Explanation(
         "CPU offload of what is summoned",
         "torch frees the memory it shows where parameters are on the CPU already",
-        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        f"{FLAT_DOC}#differences-from-torch",
         lambda s: _flat(s) and isinstance(s.operation, ops.Summon | ops.SaveState) and s.operation.offload
         and "setStorage" in s.torch_words,
     ),
@@ -130,33 +229,33 @@ EXPLANATIONS: list[Explanation] = [
     Explanation(
         "deep copy of a flat wrapper",
         "torch's fails in the middle (RuntimeError) or crashes, ours refuses (TypeError)",
-        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        f"{FLAT_DOC}#differences-from-torch",
         lambda s: isinstance(s.operation, ops.Copy) and s.torch == "RuntimeError" and s.impl == "TypeError",
         ends=False,
     ),
     Explanation(
         "sync_module_states on a CPU",
         "gloo can broadcast from a CPU; torch asks for a GPU whatever the backend",
-        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        f"{FLAT_DOC}#differences-from-torch",
         lambda s: _refused(s, "`sync_module_states=True`, which requires them to be on GPU"),
     ),
     Explanation(
         "scalar parameters",
         "ours takes them; torch refuses",
-        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        f"{FLAT_DOC}#differences-from-torch",
         lambda s: _flat(s) and _refused(s, "FSDP doesn't support scalar parameters"),
         ends=False,
     ),
     Explanation(
         "whole gradients of flat parameters",
         "summon_full_params(with_grads=True) shows them; torch has it for original parameters only",
-        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        f"{FLAT_DOC}#differences-from-torch",
         lambda s: _refused(s, "with_grads=True, use_orig_params="),
     ),
     Explanation(
         "hybrid sharding with shard groups of one rank",
         "torch turns it into NO_SHARD of that one rank and never sums over the replicas",
-        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
+        f"{FLAT_DOC}#differences-from-torch",
         lambda s: _flat(s, mesh=(2, 1)) and not s.torch_words and not s.impl_words,
     ),
     Explanation(
@@ -169,13 +268,14 @@ EXPLANATIONS: list[Explanation] = [
     Explanation(
         "first forward in inference mode",
         "torch makes its flat parameters there and cannot train them afterwards",
-        f"{FLAT_DOC}#what-torch-refuses-or-gets-wrong",
-        lambda s: _flat(s) and _earlier(s, ops.Forward, mode="inference") and "Error" in str(s.torch),
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s) and _earlier(s, ops.Forward, mode="inference")
+        and ("Error" in str(s.torch) or s.torch == "missing"),
     ),
     Explanation(
         "buffers before the first forward",
         "ours are cast when the module is wrapped",
-        f"{FLAT_DOC}#training-and-settings",
+        f"{FLAT_DOC}#differences-from-torch",
         lambda s: _flat(s) and s.name.startswith("buffer") and bool(s.program.wrap.precision)
         and not _earlier(s, ops.Forward),
         ends=False,
@@ -183,7 +283,7 @@ EXPLANATIONS: list[Explanation] = [
     Explanation(
         "CPU offload of original parameters",
         "torch's differs from its own result without offload",
-        f"{FLAT_DOC}#training-and-settings",
+        f"{FLAT_DOC}#differences-from-torch",
         lambda s: _flat(s, originals=True, offload=True) and not s.impl_words,
     ),
 ]  # fmt: skip

@@ -37,8 +37,9 @@ def _kind(text: str) -> str:
 
 def shrink(program: Program, fails: Fails, most: int = 150) -> Program:
     """The smallest program that was found with ``most`` attempts at most."""
-    original, attempts, progress = fails(program), 0, True
-    while progress:
+    attempts, progress = 0, True
+    original = fails(program) if most else ""
+    while progress and original:
         progress = False
         for smaller in _smaller(program):
             attempts += 1
