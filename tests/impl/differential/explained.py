@@ -195,6 +195,12 @@ EXPLANATIONS: list[Explanation] = [
         ends=False,
     ),
     Explanation(
+        "a gradient divide factor on gloo",
+        "torch asks gloo for a premultiplied sum, which it has not",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not _flat(s) and _refused(s, "Cannot use ReduceOp.PREMUL_SUM with Gloo"),
+    ),
+    Explanation(
         "an empty list of modules",
         "ours says so (ValueError), torch's fails inside (IndexError)",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
