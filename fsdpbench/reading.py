@@ -47,6 +47,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     return _as_usage(lambda: reading.read_toml(path))
 
 
+def read_text(path: Path) -> str:
+    """The text in a file. Raises `UnreadableFileError`."""
+    return _as_usage(lambda: reading.read_text(path, reading.LARGEST_JSON))
+
+
 def parse_json(content: bytes | str, origin: str) -> Any:
     """`read_json` for what is read already; `origin` begins the message."""
     return _as_usage(lambda: reading.parse_json(content, origin))

@@ -22,6 +22,9 @@ _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.E
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write `content` (text as UTF-8) to `path`, in place of what is there. Raises `OSError`."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.write_bytes(_encoded(content))  # /dev/stdout, a pipe: written to, never replaced by a file
+        return
     with _aside(path) as aside:
         aside.write_bytes(_encoded(content))
         os.replace(aside, path)

@@ -82,6 +82,7 @@ class Runtime:
             _ = self.root.root_module  # which tells that these modules are no root
         self.forward_root = stage
         self.ran = True
+        self.schedule.begin_forward()
         self._drop_what_changed()
         if self.schedule.gathered_ahead:
             self._drop_what_was_skipped()

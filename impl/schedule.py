@@ -107,6 +107,7 @@ class Schedule:
         self._forward_order: list[Stage] = []
         self._forward_so_far: list[Stage] = []
         self._post_forward_order: list[Stage] = []
+        self._order_before = 0
         implicit = settings.memory_handover is MemoryHandover.EVENTS and not settings.forward_prefetch_depth
         self.forward_hold = int(implicit)
         """Freed buffers that stay for one more turn in forward: without explicit prefetch the next gather is
@@ -158,15 +159,23 @@ class Schedule:
 
     def leave_forward(self, stage: Stage) -> None:
         """A stage's forward is done: remember the order for the backward that it may have."""
-        if stage.units and torch.is_grad_enabled():
+        if stage.units:  # also without grad: checkpointing may run a part of the forward so
             stage.forward_positions.append(len(self._post_forward_order))
             self._post_forward_order.append(stage)
+
+    def begin_forward(self) -> None:
+        """The outermost forward starts."""
+        self._order_before = len(self._post_forward_order)
 
     def end_forward(self) -> None:
         """The root's forward is done: its order predicts the next one's."""
         if self._forward_so_far:
             self._forward_order = self._forward_so_far
             self._forward_so_far = []
+        if not torch.is_grad_enabled():  # all of it ran without: no backward comes
+            for stage in reversed(self._post_forward_order[self._order_before :]):
+                stage.forward_positions.pop()
+            del self._post_forward_order[self._order_before :]
         if len(self._post_forward_order) > _LONGEST_ORDER:
             # Forwards whose backward may never come. The order serves prefetch alone: without it a stage is
             # gathered when it is needed.

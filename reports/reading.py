@@ -53,6 +53,11 @@ def read_toml(path: Path, largest: int = LARGEST_TOML) -> dict[str, Any]:
     return parse_toml(read_bytes(path, largest), str(path))
 
 
+def read_text(path: Path, largest: int) -> str:
+    """The text in a file of at most `largest` bytes of UTF-8. Raises `UnreadableError`."""
+    return _text(read_bytes(path, largest), str(path))
+
+
 def parse_json(content: bytes | str, origin: str) -> Any:
     """`read_json` for what is read already; `origin` begins the message of an `UnreadableError`."""
     return _parsed(json.loads, _text(content, origin), origin, "JSON")

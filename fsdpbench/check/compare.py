@@ -135,7 +135,7 @@ def _impossible(name: str, after: Entry) -> Iterator[Change]:
 
 def _change(name: str, metric: str, before: Entry, after: Entry, thresholds: Thresholds) -> Change | None:
     old, new = before.values(metric), after.values(metric)
-    problems = _of_sides(before.problem(metric), after.problem(metric))
+    problems = _of_sides(before.problem(metric) or before.doubt(metric), after.problem(metric))
     if not problems and bool(old) != bool(new):
         if metric == "overlap_fraction" and not all(communicates(r) for e in (before, after) for r in e.runs):
             # Without communication there is nothing to overlap: the collectives' figures tell.
@@ -148,8 +148,7 @@ def _change(name: str, metric: str, before: Entry, after: Entry, thresholds: Thr
         )
     if not old:
         return None
-    doubts = _of_sides(before.doubt(metric), after.doubt(metric))
-    doubt = " and ".join(doubts) or None
+    doubt = next(iter(_of_sides(None, after.doubt(metric))), None)
     constant = len(set(old)) == len(set(new)) == 1 and len(old) + len(new) > 2
     if before.is_exact or constant:
         change = _exact(name, metric, old, new, thresholds)

@@ -10,7 +10,7 @@ import click
 
 from fsdpbench.check import LEAVE_OUT as FLAG
 from fsdpbench.cli.output import tell
-from fsdpbench.cli.values import MOST_RUNS, PossiblePath, whole
+from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, whole
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,7 +37,7 @@ def leave_out_option(function: F) -> F:
 
 @command.command("create")
 @click.argument("folder", type=PossiblePath())
-@click.argument("file", type=PossiblePath())
+@click.argument("file", type=PlaceForFile())
 @leave_out_option
 def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
     """Write the figures of the sweep in FOLDER to FILE, as the set of the torch at hand.
@@ -47,9 +47,11 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
     """
     from fsdpbench.check.baseline import Baseline
     from fsdpbench.check.sides import stored_side
-    from fsdpbench.store import Store
+    from fsdpbench.store import SWEEP_FILE, Store
+    from fsdpbench.sweep.space_file import read_space
 
     space: dict[str, Any] = Store.open(folder).read_space()
+    read_space(space, str(folder / SWEEP_FILE))  # what could not be swept again is no baseline's space
     space.pop("points", None)
     baseline = Baseline.read(file) if file.exists() else Baseline(space, {})
     _write(baseline, space, stored_side(folder), file, "create", leave_out)

@@ -38,7 +38,12 @@ def describe_result(result: dict[str, Any]) -> str:
         if result["status"] == "oom":
             # torch's message goes on for a paragraph; its first two sentences say how much was wanted.
             cause = ". ".join(cause.split(". ")[:2])
-        return f"{result['status']}: {one_line(cause)}" if cause else str(result["status"])
+        told = f"{result['status']}: {one_line(cause)}" if cause else str(result["status"])
+        return f"{told}; measured before: {_figures(result)}" if result.get("step_time_s") else told
+    return _figures(result)
+
+
+def _figures(result: dict[str, Any]) -> str:
     parts = [f"{result['step_time_s'] * 1e3:,.1f} ms a step"]
     if result.get("tokens_per_s_per_gpu"):
         parts.append(f"{result['tokens_per_s_per_gpu']:,.0f} tokens/s/{each(str(result.get('device')))}")

@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from fsdpbench.cli.output import show, tell
-from fsdpbench.cli.values import PossiblePath
+from fsdpbench.cli.values import PlaceForFile, PossiblePath
 from fsdpbench.errors import BenchError, UsageError
 
 
 @click.command("report")
 @click.argument("folder", type=PossiblePath())
-@click.option("-o", "--output", type=PossiblePath(), help="File to write (default: in the folder).")
+@click.option("-o", "--output", type=PlaceForFile(), help="File to write (default: in the folder).")
 @click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html")
 def command(folder: Path, output: Path | None, form: str) -> None:
     """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV."""
@@ -37,5 +37,5 @@ def command(folder: Path, output: Path | None, form: str) -> None:
     except RunFolderError as error:
         raise UsageError(str(error)) from None
     except OSError as error:
-        raise BenchError(f"{error.filename or output}: {error.strerror}") from None
+        raise BenchError(f"{output or folder}: cannot be written ({error.strerror})") from None
     tell(f"wrote {output}")

@@ -25,7 +25,7 @@ def _decisions(decisions: list[dict[str, Any]]) -> list[str]:
         for each in most[:_TOLD]
     ]
     rest = f" (the most frequent of {len(most)}; all are in result.json)" if len(most) > _TOLD else ""
-    return ["\n".join([f"the script decided by values that simulated tensors do not have{rest}:", *lines])]
+    return [f"the script decided by values that simulated tensors do not have{rest}:", *lines]
 
 
 def _files(result: Mapping[str, Any]) -> list[str]:

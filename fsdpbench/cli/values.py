@@ -52,3 +52,16 @@ class PossiblePath(click.Path):
         except ValueError as error:
             self.fail(f"{os.fspath(value)!r} is no possible path ({error}).", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class PlaceForFile(PossiblePath):
+    """Where a file is to be written: in a folder that is there."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path: Path = super().convert(value, param, ctx)
+        if not path.parent.is_dir():
+            self.fail(f"there is no folder {str(path.parent)!r} to write {path.name!r} into.", param, ctx)
+        return path

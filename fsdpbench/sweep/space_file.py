@@ -1,4 +1,4 @@
-"""A space as TOML says it (`sweep SPACE.toml`, `sweep.toml`, a baseline's own), typed, and nothing unknown."""
+"""A space as TOML says it (`sweep SPACE.toml`, `sweep.toml`, a baseline's own), typed, nothing unknown."""
 
 from __future__ import annotations
 

@@ -7,15 +7,21 @@ and two all-gathers in flight, unless its source is one whose software is known 
 from __future__ import annotations
 
 import csv
+import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from fsdpbench.config import ShapeValue
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import finite_number, whole_number
+from fsdpbench.reading import read_text
 from fsdpbench.settings import Value
 from fsdpbench.sim.hardware import profile_names
 from fsdpbench.validation import llm_foundry
 from fsdpbench.validation.case import Case, Figure
 
+N = TypeVar("N", int, float)
 COLUMNS = (
     "source", "layers", "d_model", "heads", "vocab", "seq", "gpu", "gpus", "microbatch", "grad_accum",
     "param_dtype", "reduce_dtype", "strategy", "activation_checkpointing", "tokens_per_s_per_gpu",
@@ -24,23 +30,27 @@ COLUMNS = (
 
 def cases_of_file(path: Path) -> list[Case]:
     """Every row as a case. Raises `UsageError` that names file, line and column."""
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise UsageError(f"{path}: lacks the columns {', '.join(missing)}")
-            return [_case(path, line, row) for line, row in enumerate(reader, start=2)]
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise UsageError(f"{path}: lacks the columns {', '.join(missing)}")
+        return [_case(path, line, row) for line, row in enumerate(reader, start=2)]
+    except csv.Error as error:
+        raise UsageError(f"{path}: is no CSV ({error})") from None
 
 
-def _case(path: Path, line: int, row: dict[str, str]) -> Case:
-    def number(column: str) -> int:
+def _case(path: Path, line: int, given: dict[str, str | None]) -> Case:
+    row = {name: given[name] or "" for name in COLUMNS}
+
+    def read(column: str, as_number: Callable[[str], N]) -> N:
         try:
-            return int(row[column])
+            return as_number(row[column])
         except ValueError:
             raise UsageError(f"{path}, line {line}: {column} is {row[column]!r}, not a number") from None
+
+    def number(column: str) -> int:
+        return read(column, whole_number)
 
     hardware = row["gpu"].replace("_", "-")
     if hardware not in profile_names():
@@ -74,6 +84,6 @@ def _case(path: Path, line: int, row: dict[str, str]) -> Case:
         hardware=hardware,
         gpus=gpus,
         settings=llm_foundry.settings_of(settings) if known else settings,
-        published={Figure.TOKENS: float(row["tokens_per_s_per_gpu"])},
+        published={Figure.TOKENS: read("tokens_per_s_per_gpu", finite_number)},
         system=llm_foundry.system_of(hardware) if known else "torch-fsdp1",
     )

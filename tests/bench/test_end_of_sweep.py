@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from fsdpbench.cli import ranking
 from fsdpbench.cli.progress import shortened
@@ -55,16 +57,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def printed(folder: Path, width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
-    kept: list[Console] = []
-
-    def console(**options: Any) -> Console:
-        kept.append(Console(**{"width": width, "force_terminal": terminal, "record": True, **options}))
-        return kept[-1]
-
-    monkeypatch.setattr(ranking, "Console", console)
-    ranking.print_ranking(folder, ran=4, already_done=0)
-    text: str = kept[-1].export_text()
-    return text
+    shown = StringIO()
+    shown.isatty = lambda: terminal  # type: ignore[method-assign]
+    for name, value in (("COLUMNS", str(width)), ("LINES", "50"), ("NO_COLOR", "1"), ("TERM", "xterm")):
+        monkeypatch.setenv(name, value)
+    with contextlib.redirect_stdout(shown):
+        ranking.print_ranking(folder, ran=4, already_done=0)
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())  # bold and dim are left of the styles
 
 
 @pytest.mark.parametrize(("width", "terminal"), [(60, True), (80, True), (160, True), (80, False)])

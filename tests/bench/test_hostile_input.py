@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
+from fsdpbench.whole_files import write_whole
 from reports.outside_text import printable
 
 Called = Callable[..., CompletedProcess[str]]
@@ -82,3 +84,22 @@ def refusal(done: CompletedProcess[str]) -> str:
     assert told == printable(told)
     assert len(told) < 1100
     return told
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("old")
+    (tmp_path / "link").symlink_to("target")
+    write_whole(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "new"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(tmp_path / "pipe", "told")
+    assert os.read(reader, 10) == b"told"
+    assert (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+
+
+def test_what_no_file_can_be_written_to_is_a_wrong_word(fsdpbench: Called, tmp_path: Path) -> None:
+    assert "is a directory" in refusal(fsdpbench("report", "run", "-o", str(tmp_path)))
+    assert "there is no folder" in refusal(fsdpbench("report", "run", "-o", str(tmp_path / "no" / "file")))

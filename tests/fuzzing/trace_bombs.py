@@ -151,7 +151,7 @@ def _of_files() -> Iterator[Bomb]:
         yield Bomb(f"/dev/{device}", lambda folder, name=device: Path("/dev", name), "is a device")
     yield Bomb("a folder without traces", lambda folder: folder, "holds no traces")
     yield Bomb("nothing", lambda folder: folder / "t.json", "does not exist")
-    yield Bomb("a long name", lambda folder: folder / ("x" * 3000), "cannot be read")
+    yield Bomb("a long name", lambda folder: folder / ("x" * 3000), "File name too long")
     for name, content in {
         "zip": b"PK\x03\x04" + bytes(60), "zstd": b"\x28\xb5\x2f\xfd" + bytes(60), "xz": b"\xfd7zXZ\x00",
         "bzip2": b"BZh91AY", "lz4": b"\x04\x22\x4d\x18", "UTF-16": '{"traceEvents": []}'.encode("utf-16"),

@@ -14,9 +14,9 @@ import pytest
 from reports.page import charts, load_run
 from reports.page.charts import Chart, chart_text
 from reports.page.effects import effects
-from reports.run_files import StepParts
 from reports.page.ranking import TOKENS, Ranked, metric_of, rank, varying_settings
 from reports.page.view import RunView
+from reports.run_files import StepParts
 
 
 @pytest.fixture(scope="module")

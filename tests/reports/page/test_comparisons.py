@@ -11,9 +11,9 @@ import pytest
 
 from reports.page.charts import Chart
 from reports.page.comparisons import MOST_LINES, peers, predicted_and_measured, scaling
-from reports.run_files import ConfigFile, ResultFile
 from reports.page.ranking import TOKENS, Ranked, rank, varying_settings
 from reports.page.view import Configuration, RunView, Status
+from reports.run_files import ConfigFile, ResultFile
 
 
 def row(

@@ -11,10 +11,10 @@ import pytest
 from scipy import stats
 
 from reports.page.effects import Effect, effects
-from reports.run_files import ConfigFile, PeakMemory, ResultFile
 from reports.page.ranking import rank
 from reports.page.recommendation import best_sentence
 from reports.page.view import Configuration, RunView, Status
+from reports.run_files import ConfigFile, PeakMemory, ResultFile
 
 
 def row(

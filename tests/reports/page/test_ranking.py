@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.run_files import ConfigFile, PeakMemory, ResultFile
 from reports.page.ranking import (
     SAMPLES,
     TOKENS,
@@ -24,6 +23,7 @@ from reports.page.ranking import (
     varying_settings,
 )
 from reports.page.view import Configuration, RunView, Status
+from reports.run_files import ConfigFile, PeakMemory, ResultFile
 
 GIB = 2**30
 
