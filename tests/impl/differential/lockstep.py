@@ -78,7 +78,11 @@ def _one(
     error = outcomes[0][0]["error"]
     if error:
         result.errors.append(error)
-    if ended or outcomes[0][0]["error"] != outcomes[1][0]["error"] or (error and ends_program(program, index)):
+    if (
+        ended
+        or outcomes[0][0]["error"] != outcomes[1][0]["error"]
+        or (error and ends_program(program, index))
+    ):
         return True
     if error and isinstance(operation, ops.Forward | ops.Backward):
         return False  # in between the state is not defined
