@@ -48,7 +48,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for gradient in everything:
         gradient.mul_(scale.to(gradient.device, gradient.dtype))
-    return total
+    return total if everything else total.float()
 
 
 def _norm_over(

@@ -140,6 +140,14 @@ EXPLANATIONS: list[Explanation] = [
         ends=False,
     ),
     Explanation(
+        "gathered ahead in forward and then skipped",
+        "torch leaves such a unit gathered and shows it so, ours shards it again",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s, forward_prefetch=True) and s.name.startswith("parameter")
+        and any(isinstance(each, ops.Forward) and each.skip for each in s.program.operations[: s.index + 1]),
+        ends=False,
+    ),
+    Explanation(
         "values written while units stay gathered",
         "torch computes with the old ones",
         f"{FLAT_DOC}#differences-from-torch",
@@ -286,7 +294,7 @@ EXPLANATIONS: list[Explanation] = [
         "gradients accumulated for a unit that the last microbatch skips",
         "torch leaves them on each rank, unreduced; ours reduces them",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: _flat(s) and _earlier(s, ops.NoSync) and "grad" in s.name.split()
+        lambda s: _flat(s) and _earlier(s, ops.NoSync) and ("grad" in s.name.split() or "_saved_grad_shard" in s.torch_words)
         and any(isinstance(each, ops.Forward) and each.skip for each in s.program.operations[: s.index + 1]),
     ),
     Explanation(
