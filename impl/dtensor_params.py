@@ -97,8 +97,13 @@ class DTensorPresentation:
     extended = False
     """Whether the parameters say themselves what is gathered (``extensions.py``)."""
 
+    half_converted = False
+    """Whether one of several modules wrapped as one was converted (``.to``), and the others were not yet."""
+
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         """Nothing to do: freezing is followed where the parameters are shown, the rest by ``readopt``."""
+        if self.half_converted:
+            self.readopt()  # which says what is wrong
         return False
 
     def changed(self) -> bool:
@@ -203,6 +208,7 @@ class DTensorPresentation:
             raise AssertionError(
                 f"the parameters of one unit are of several dtypes now: {kinds}. Convert all of the module"
             )
+        self.half_converted = False
         self._specs = [_spec_of(parameter) for parameter in self.sharded]
         shard = self._take_up()
         self._show_sharded = self._assignments(self.sharded)

@@ -304,8 +304,13 @@ class FSDPModule:
         """
         self.reshard()
         result = super()._apply(*args, **kwargs)  # type: ignore[misc]
-        for unit in self._stage().units:
-            unit.readopt()
+        stage = self._stage()
+        for unit in stage.units:
+            presentation: Any = unit.presentation
+            if len(stage.modules) > 1 and not presentation.uniform():
+                presentation.half_converted = True  # the other modules of the unit may come next
+            else:
+                unit.readopt()
         return result
 
 

@@ -40,23 +40,30 @@ def clip_grad_norm(model: nn.Module, max_norm: float, norm_type: float) -> torch
     if rest:
         sharded.setdefault(None, []).extend(rest)
     everything = [gradient for gradients in sharded.values() for gradient in gradients]
-    norms = [_norm_over(group, gradients, norm_type, device) for group, gradients in sharded.items()]
+    # The same on every rank, whichever gradients it has.
+    wide = any(parameter.dtype is torch.float64 for parameter in model.parameters())
+    dtype = torch.float64 if wide else torch.float32
+    norms = [_norm_over(group, gradients, norm_type, device, dtype) for group, gradients in sharded.items()]
     total = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for gradient in everything:
         gradient.mul_(scale.to(gradient.device, gradient.dtype))
-    return total
+    return total if everything else total.float()
 
 
 def _norm_over(
-    group: ProcessGroup | None, gradients: list[torch.Tensor], norm_type: float, device: torch.device
+    group: ProcessGroup | None,
+    gradients: list[torch.Tensor],
+    norm_type: float,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The norm of ``gradients`` and of those of the other ranks of ``group``, in fp32."""
+    """The norm of ``gradients`` and of those of the other ranks of ``group``."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in gradients:
-        norm = torch.linalg.vector_norm(gradient, norm_type, dtype=torch.float32)
+        norm = torch.linalg.vector_norm(gradient, norm_type, dtype=dtype)
         by_device.setdefault(gradient.device, []).append(norm)
-    local = torch.zeros((), device=device)
+    local = torch.zeros((), device=device, dtype=dtype)
     if by_device:
         norms = [torch.linalg.vector_norm(torch.stack(n), norm_type).to(device) for n in by_device.values()]
         local = torch.linalg.vector_norm(torch.stack(norms), norm_type)

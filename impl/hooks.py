@@ -90,6 +90,8 @@ class Stage:
         self.error_of_second_root: type[Exception] = RuntimeError
         """What is raised where this stage ran as a root before it became part of a larger tree."""
         self._runtime: Runtime | None = None
+        self._decided: list[Unit] = []
+        """Units whose ``reshard_after_forward`` followed from this stage being the root or not."""
         self._cast_input = caster(input_dtype) if input_dtype is not None else None
         self._cast_root_input = caster(root_input_dtype) if root_input_dtype is not None else None
         self._cast_output = caster(output_dtype) if output_dtype is not None else None
@@ -148,10 +150,14 @@ class Stage:
             if unit.reshard_after_forward is None:
                 # The root's parameters are the first that backward needs again.
                 unit.reshard_after_forward = runtime.root is not self
+                self._decided.append(unit)
 
     def leave(self) -> None:
         """Leave a tree that never ran; see ``Runtime.disband``."""
         self._runtime = None
+        for unit in self._decided:
+            unit.reshard_after_forward = None
+        self._decided.clear()
         for unit in self.units:
             unit.leave()
 

@@ -63,7 +63,9 @@ class RankPool:
         """Call ``function(rank, **arguments)`` on every rank; returns what rank 0 returned."""
         return self.run_everywhere(function, timeout, **arguments)[0]
 
-    def run_everywhere(self, function: Callable[..., Any], timeout: float = 60, **arguments: Any) -> list[Any]:
+    def run_everywhere(
+        self, function: Callable[..., Any], timeout: float = 60, **arguments: Any
+    ) -> list[Any]:
         """The same; returns what each rank returned."""
         if self._parent is None:
             self._start()

@@ -52,7 +52,11 @@ def programs_of(number: int) -> list[Program]:
 def features_of(program: Program) -> set[str]:
     """What a program has, in words: everything that is not the default."""
     found = {type(program.wrap).__name__, f"{program.ranks} ranks"}
-    for part, value in (("wrap", program.wrap), ("model", program.model), *(("block", b) for b in program.model.blocks)):
+    for part, value in (
+        ("wrap", program.wrap),
+        ("model", program.model),
+        *(("block", b) for b in program.model.blocks),
+    ):
         for each in fields(value):
             if each.name not in ("blocks", "width") and getattr(value, each.name) != each.default:
                 found.add(f"{part}.{each.name}")
@@ -104,7 +108,9 @@ def _write(program: Program, pool: RankPool, path: Path) -> None:
 
 def report(counts: Iterable[dict[str, Any]]) -> str:
     """The counts of all seeds as text."""
-    totals: dict[str, Counter[str]] = {name: Counter() for name in ("features", "explained", "errors", "failed")}
+    totals: dict[str, Counter[str]] = {
+        name: Counter() for name in ("features", "explained", "errors", "failed")
+    }
     numbers: Counter[str] = Counter()
     for each in counts:
         for name, total in totals.items():
@@ -120,7 +126,10 @@ def report(counts: Iterable[dict[str, Any]]) -> str:
     ]
     for each in EXPLANATIONS:
         lines.append(f"  {totals['explained'][each.name]:5} {each.name}: {each.reason} ({each.document})")
-    for title, name in (("exceptions that both raised", "errors"), ("programs by what is in them", "features")):
+    for title, name in (
+        ("exceptions that both raised", "errors"),
+        ("programs by what is in them", "features"),
+    ):
         listed = ", ".join(f"{what} {count}" for what, count in totals[name].most_common())
         lines.append(f"{title}: {listed}")
     return "\n".join(lines) + "\n"

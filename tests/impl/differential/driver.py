@@ -18,7 +18,9 @@ def run(pool: RankPool, program: Program, seconds: float = SECONDS) -> Result:
     try:
         results: list[Result] = pool.run_everywhere(run_program, timeout=seconds, program=program)
     except AssertionError as error:
-        kind = "hang or crash" if "did not answer" in str(error) or "process ended" in str(error) else "harness"
+        kind = (
+            "hang or crash" if "did not answer" in str(error) or "process ended" in str(error) else "harness"
+        )
         return Result(differences=[Difference(-2, kind, "", str(error)[-3000:])])
     merged = results[0]
     if not merged.differences:

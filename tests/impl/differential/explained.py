@@ -132,11 +132,27 @@ EXPLANATIONS: list[Explanation] = [
         ends=False,
     ),
     Explanation(
+        "SHARD_GRAD_OP after no_sync",
+        "torch shows whole flat parameters of units that stay gathered, ours the sharded ones",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _keeps_units(s) and s.name.startswith(("parameter", "grad")) and _earlier(s, ops.NoSync)
+        and not isinstance(s.operation, ops.Step),
+        ends=False,
+    ),
+    Explanation(
+        "gathered ahead in forward and then skipped",
+        "torch leaves such a unit gathered and shows it so, ours shards it again",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s, forward_prefetch=True) and s.name.startswith("parameter")
+        and any(isinstance(each, ops.Forward) and each.skip for each in s.program.operations[: s.index + 1]),
+        ends=False,
+    ),
+    Explanation(
         "values written while units stay gathered",
         "torch computes with the old ones",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: _keeps_units(s) and not s.impl_words
-        and (_earlier(s, ops.Write) or _earlier(s, ops.Step)) and _earlier(s, ops.Forward)
+        lambda s: _flat(s) and not s.impl_words
+        and (_earlier(s, ops.Write) or _earlier(s, ops.Step) or _earlier(s, ops.Summon, change=True))
         and any(isinstance(each, ops.Forward) and each.mode != "grad" for each in s.program.operations[: s.index]),
     ),
     Explanation(
@@ -173,6 +189,55 @@ EXPLANATIONS: list[Explanation] = [
         lambda s: _flat(s, originals=False) and _earlier(s, ops.Write, how="replace"),
     ),
     Explanation(
+        "summoned without writing back where nothing is sharded",
+        "torch keeps the changes, ours drops them",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s, strategy="NO_SHARD") and _earlier(s, ops.Summon, change=True, writeback=False)
+        and not s.torch_words and not s.impl_words,
+    ),
+    Explanation(
+        "clipping gradients of float64",
+        "torch computes norms in float32 and fails; ours in float64",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s) and isinstance(s.operation, ops.Clip) and _refused(s, "convertible without narrowing"),
+    ),
+    Explanation(
+        "data of another shape",
+        "both refuse; what torch raises depends on the shapes, and ours may be told a call earlier",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s) and _earlier(s, ops.Write, how="wrong") and s.name in ("error", "whole error")
+        and s.impl in ("AssertionError", "RuntimeError"),
+    ),
+    Explanation(
+        "reset_iter_state before the first forward",
+        "nothing to do for ours; torch's state is not there yet (AttributeError)",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: isinstance(s.operation, ops.Misuse) and s.operation.what == "inner_reset"
+        and s.torch == "AttributeError" and not s.impl_words,
+        ends=False,
+    ),
+    Explanation(
+        "a gradient divide factor on gloo",
+        "torch asks gloo for a premultiplied sum, which it has not",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not _flat(s) and _refused(s, "Cannot use ReduceOp.PREMUL_SUM with Gloo"),
+    ),
+    Explanation(
+        "an empty list of modules",
+        "ours says so (ValueError), torch's fails inside (IndexError)",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: isinstance(s.operation, ops.Misuse) and s.operation.what == "empty_list" and s.impl == "ValueError",
+        ends=False,
+    ),
+    Explanation(
+        "unsharded by hand before the first forward",
+        "ours shards a part again when the root is found, torch when its forward ends",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not _flat(s) and s.name.startswith(("parameter", "grad")) and _earlier(s, ops.Unshard)
+        and not _earlier(s, ops.Forward),
+        ends=False,
+    ),
+    Explanation(
         "settings that differ in one model",
         "torch refuses them at the first forward, ours when it is wrapped",
         f"{FLAT_DOC}#differences-from-torch",
@@ -184,7 +249,27 @@ EXPLANATIONS: list[Explanation] = [
         "an optimizer in backward of flat parameters",
         "torch's never steps, ours refuses at the next gather",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: _flat(s, originals=False) and "an optimizer in backward steps with use_orig_params" in s.impl_words,
+        lambda s: _flat(s, originals=False) and ("optimizer in backward steps with use_orig_params" in s.impl_words
+        or "optimizer in backward only supported with use_orig_params" in s.torch_words),
+    ),
+    Explanation(
+        "_apply_optimizer_in_backward of fully_shard",
+        "torch's optimizers never see a gradient, ours step",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: not _flat(s) and _earlier(s, ops.OptimizerInBackward, applied=True)
+        and not s.torch_words and not s.impl_words,
+    ),
+    Explanation(
+        "batch normalisation of float64 under mixed precision",
+        "torch gives it float32 inputs and fails, ours the dtype of its parameters",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s) and _refused(s, "mixed dtype (CPU)"),
+    ),
+    Explanation(
+        "CPU offload without sharding and without a GPU",
+        "torch asks a CPU stream to synchronize and fails",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: _flat(s, offload=True) and _refused(s, "'Stream' object has no attribute 'synchronize'"),
     ),
     Explanation(
         "an optimizer in backward attached after the first forward",
@@ -209,7 +294,7 @@ EXPLANATIONS: list[Explanation] = [
         "gradients accumulated for a unit that the last microbatch skips",
         "torch leaves them on each rank, unreduced; ours reduces them",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: _flat(s) and _earlier(s, ops.NoSync) and "grad" in s.name.split()
+        lambda s: _flat(s) and _earlier(s, ops.NoSync) and ("grad" in s.name.split() or "_saved_grad_shard" in s.torch_words)
         and any(isinstance(each, ops.Forward) and each.skip for each in s.program.operations[: s.index + 1]),
     ),
     Explanation(
@@ -217,7 +302,7 @@ EXPLANATIONS: list[Explanation] = [
         "torch frees the memory it shows where parameters are on the CPU already",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: _flat(s) and isinstance(s.operation, ops.Summon | ops.SaveState) and s.operation.offload
-        and "setStorage" in s.torch_words,
+        and not s.impl_words,
     ),
     Explanation(
         "LOCAL state dicts with a mesh",

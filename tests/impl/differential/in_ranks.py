@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from differential.lockstep import Result, compare
 from differential.specs import Program
+
 HANG_SECONDS = 0.75 * float(os.environ.get("FUZZ_SECONDS", "20"))
 
 if not torch.accelerator.is_available():  # torch pins the parameters it offloads, and fails without a device

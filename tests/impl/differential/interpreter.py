@@ -47,7 +47,9 @@ class Run:
         self.model, self.optimizer, self.losses = build(self.side, self.program), None, []
 
     def make_optimizer(self, kind: str) -> None:
-        arguments: dict[str, Any] = {"lr": 0.1, "momentum": 0.9} if kind == "SGD" else {"lr": 0.01, "eps": 0.1}
+        arguments: dict[str, Any] = (
+            {"lr": 0.1, "momentum": 0.9} if kind == "SGD" else {"lr": 0.01, "eps": 0.1}
+        )
         self.optimizer = getattr(torch.optim, kind)(self.model.parameters(), **arguments)
 
 

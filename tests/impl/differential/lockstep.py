@@ -78,7 +78,11 @@ def _one(
     error = outcomes[0][0]["error"]
     if error:
         result.errors.append(error)
-    if ended or outcomes[0][0]["error"] != outcomes[1][0]["error"] or (error and ends_program(program, index)):
+    if (
+        ended
+        or outcomes[0][0]["error"] != outcomes[1][0]["error"]
+        or (error and ends_program(program, index))
+    ):
         return True
     if error and isinstance(operation, ops.Forward | ops.Backward):
         return False  # in between the state is not defined
@@ -137,6 +141,8 @@ def _compare(
         if explained is not None:
             result.explained.append(explained.name)
             ended |= explained.ends
+            if name == "error":
+                break  # what one of them shows besides has no counterpart
         else:
             found = Difference(index, name, f"{their!s:.500}{words[0]}", f"{our!s:.500}{words[1]}")
             result.differences.append(found)

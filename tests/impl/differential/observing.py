@@ -109,7 +109,11 @@ def differences(ours: Seen, theirs: Seen, tolerance: Tolerance) -> Iterator[tupl
             if not tolerance.equal(a, b):
                 yield name, a, b
         elif isinstance(a, float) and isinstance(b, float):
-            if not (a == b or abs(a - b) <= tolerance.relative * max(abs(b), tolerance.floor) or (a != a and b != b)):
+            if not (
+                a == b
+                or abs(a - b) <= tolerance.relative * max(abs(b), tolerance.floor)
+                or (a != a and b != b)
+            ):
                 yield name, a, b
         elif type(a) is not type(b) or a != b:
             yield name, a, b

@@ -14,7 +14,8 @@ class Plain:
         for each in fields(self):  # type: ignore[arg-type]
             value: Any = getattr(self, each.name)
             if value != each.default:
-                shown.append(f"{each.name}={value!r}")
+                text = "float('inf')" if value == float("inf") else repr(value)
+                shown.append(f"{each.name}={text}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 

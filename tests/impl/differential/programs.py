@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from differential import operations as ops
@@ -77,7 +78,9 @@ def flats(draw: Draw, model: ModelSpec, ranks: int) -> Flat:
     return Flat(
         strategy=draw(st.sampled_from(strategies)),
         originals=originals,
-        precision=draw(rarely(st.tuples(precision, st.sampled_from(["", *LOW])).map(lambda p: (*p[0], p[1])), (), 5)),
+        precision=draw(
+            rarely(st.tuples(precision, st.sampled_from(["", *LOW])).map(lambda p: (*p[0], p[1])), (), 5)
+        ),
         keep_low=draw(flag(10)),
         cast_root=not draw(flag(10)),
         backward_prefetch=draw(st.sampled_from(["BACKWARD_PRE", "BACKWARD_POST", ""])),
@@ -93,7 +96,9 @@ def flats(draw: Draw, model: ModelSpec, ranks: int) -> Flat:
 @st.composite
 def shardeds(draw: Draw, model: ModelSpec, ranks: int) -> Sharded:
     dtypes = st.tuples(
-        st.sampled_from(["bfloat16", ""]), st.sampled_from(["", "float32", "bfloat16"]), st.sampled_from(["", "float32"])
+        st.sampled_from(["bfloat16", ""]),
+        st.sampled_from(["", "float32", "bfloat16"]),
+        st.sampled_from(["", "float32"]),
     )
     number = st.integers(0, len(model.blocks) - 1)
     return Sharded(
@@ -103,7 +108,9 @@ def shardeds(draw: Draw, model: ModelSpec, ranks: int) -> Sharded:
         mesh=draw(one_of(meshes(ranks), 5 if ranks == 2 else 2)),
         columns=model.width % 2 == 0 and draw(flag(8)),
         root=not draw(flag(12)),
-        grouped=draw(rarely(st.lists(number, min_size=2, max_size=3, unique=True).map(sorted).map(tuple), (), 6))
+        grouped=draw(
+            rarely(st.lists(number, min_size=2, max_size=3, unique=True).map(sorted).map(tuple), (), 6)
+        )
         if len(model.blocks) > 1
         else (),
         ignored=draw(rarely(number, None, 12)),
@@ -142,7 +149,15 @@ def iterations(draw: Draw, model: ModelSpec, flat: bool) -> Part:
 def accumulations(draw: Draw, model: ModelSpec, flat: bool) -> Part:
     forward = forwards(model)
     inside: Part = [draw(forward), ops.Backward()] * draw(st.integers(1, 2))
-    return [ops.NoSync(), *inside, ops.NoSync(on=False), draw(forward), ops.Backward(), ops.Step(), ops.ZeroGrad()]
+    return [
+        ops.NoSync(),
+        *inside,
+        ops.NoSync(on=False),
+        draw(forward),
+        ops.Backward(),
+        ops.Step(),
+        ops.ZeroGrad(),
+    ]
 
 
 @st.composite
@@ -160,7 +175,9 @@ def two_graphs(model: ModelSpec, flat: bool) -> st.SearchStrategy[Part]:
 
 
 def retained(model: ModelSpec, flat: bool) -> st.SearchStrategy[Part]:
-    return forwards(model).map(lambda a: [a, ops.Backward(retain=True), ops.Backward(), ops.Step(), ops.ZeroGrad()])
+    return forwards(model).map(
+        lambda a: [a, ops.Backward(retain=True), ops.Backward(), ops.Step(), ops.ZeroGrad()]
+    )
 
 
 @st.composite
@@ -176,7 +193,10 @@ def failures(draw: Draw, model: ModelSpec, flat: bool) -> Part:
 def state_dicts(model: ModelSpec, flat: bool) -> st.SearchStrategy[Part]:
     kinds = ["full", "sharded", "local"] if flat else ["full", "sharded", "plain"]
     saves = st.builds(
-        ops.SaveState, kind=st.sampled_from(kinds), offload=flag(6), rank0_only=flag(10) if flat else st.just(False)
+        ops.SaveState,
+        kind=st.sampled_from(kinds),
+        offload=flag(6),
+        rank0_only=flag(10) if flat else st.just(False),
     )
     loads = st.builds(ops.LoadState, other=st.booleans(), assign=flag(6), missing=flag(8))
     save = saves.map(lambda a: [a])
@@ -230,7 +250,12 @@ def singles(model: ModelSpec, flat: bool, originals: bool) -> st.SearchStrategy[
             ops.Summon, writeback=st.booleans(), rank0_only=flag(4), offload=flag(4), with_grads=flag(3),
             recurse=st.sampled_from([True, True, False]), change=st.booleans(),
         )  # fmt: skip
-        choices += [summon, summon, st.just(ops.Apply()), st.builds(ops.Misuse, st.sampled_from(FLAT_MISUSES))]
+        choices += [
+            summon,
+            summon,
+            st.just(ops.Apply()),
+            st.builds(ops.Misuse, st.sampled_from(FLAT_MISUSES)),
+        ]
     else:
         choices += [
             st.builds(ops.Unshard, where, st.booleans()),
@@ -266,6 +291,10 @@ def programs(draw: Draw, flat: bool | None = None, ranks: int = 2) -> Program:
     if flat is None:
         flat = draw(st.booleans())
     model = draw(models(flat))
+    if (
+        2 * model.width % ranks
+    ):  # ranks of torch gather different sizes of an extension's rows, and gloo aborts
+        model = replace(model, blocks=tuple(replace(block, extension="") for block in model.blocks))
     wrap = draw(flats(model, ranks) if flat else shardeds(model, ranks))
     iteration = iterations(model, flat)
     single = singles(model, flat, isinstance(wrap, Flat) and wrap.originals)

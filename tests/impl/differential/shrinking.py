@@ -77,7 +77,11 @@ def _smaller(program: Program) -> Iterator[Program]:
 def _simpler(value: Any, keep: tuple[str, ...] = ()) -> Iterator[Any]:
     """The same with one more field at its default."""
     for each in fields(value):
-        if each.name not in keep and each.default is not MISSING and getattr(value, each.name) != each.default:
+        if (
+            each.name not in keep
+            and each.default is not MISSING
+            and getattr(value, each.name) != each.default
+        ):
             yield replace(value, **{each.name: each.default})
 
 

@@ -31,7 +31,9 @@ class Meshes:
 
     def get(self, shape: tuple[int, ...]) -> DeviceMesh:
         if shape not in self._made:
-            self._made[shape] = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+            self._made[shape] = init_device_mesh(
+                "cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :]
+            )
         return self._made[shape]
 
     def forget(self) -> None:
