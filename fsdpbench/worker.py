@@ -101,8 +101,9 @@ def _fill_constants(config: Config, workload: Workload, device: Device, record: 
     in_full = get_system(config.system).recomputes_in_full
     flops = workload.flops_per_step(settings.batch, seq, settings.activation_checkpointing, in_full)
     record.flops_per_step = {
-        "model": flops.model * settings.grad_accum,
-        "hardware": flops.hardware * settings.grad_accum,
+        # As floats: a large batch has more than 2^63 of them, and no reader takes such an integer.
+        "model": float(flops.model * settings.grad_accum),
+        "hardware": float(flops.hardware * settings.grad_accum),
     }
     record.samples_per_step = settings.batch * settings.grad_accum
     tokens = workload.tokens(settings.batch, seq)

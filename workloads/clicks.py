@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from workloads.base import Batch
 from workloads.errors import DataError
-from workloads.streaming import check_counts, rank_generator, reason_of, stream
+from workloads.streaming import check_counts, draw, rank_generator, reason_of, stream
 
 
 def click_batches(
@@ -44,7 +44,7 @@ def click_batches(
     check_counts(batch, rank)
     target = torch.device(device)
     if data is None:
-        batches = _synthetic(numbers, features, rows, batch, seed, rank)
+        batches = _synthetic(numbers, features, rows, batch, seed, rank, target)
     else:
         log = ClickLog(data, numbers, features, rows)
         batches = stream(
@@ -53,13 +53,25 @@ def click_batches(
     return (tuple(tensor.to(target) for tensor in items) for items in batches)
 
 
-def _synthetic(numbers: int, features: int, rows: int, batch: int, seed: int, rank: int) -> Iterator[Batch]:
+def _synthetic(
+    numbers: int, features: int, rows: int, batch: int, seed: int, rank: int, target: torch.device
+) -> Iterator[Batch]:
     generator = rank_generator(seed, rank)
+
+    def drawn_numbers() -> Tensor:
+        return torch.rand((batch, numbers), generator=generator, device="cpu")
+
+    def drawn_ids() -> Tensor:
+        return torch.randint(rows, (batch, features), generator=generator, device="cpu")
+
+    def drawn_labels() -> Tensor:
+        return torch.randint(2, (batch,), generator=generator, device="cpu").float()
+
     while True:
         yield (
-            torch.rand((batch, numbers), generator=generator, device="cpu"),
-            torch.randint(rows, (batch, features), generator=generator, device="cpu"),
-            torch.randint(2, (batch,), generator=generator, device="cpu").float(),
+            draw(drawn_numbers, (batch, numbers), torch.float32, target),
+            draw(drawn_ids, (batch, features), torch.int64, target),
+            draw(drawn_labels, (batch,), torch.float32, target),
         )
 
 

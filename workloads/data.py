@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from workloads.base import Batch
 from workloads.errors import DataError
-from workloads.streaming import check_counts, rank_generator, reason_of, share_count, stream
+from workloads.streaming import check_counts, draw, rank_generator, reason_of, share_count, stream
 
 BYTE_VALUES = 256
 
@@ -74,7 +74,7 @@ def token_rows(
     check_counts(batch, rank)
     target = torch.device(device)
     if data is None:
-        rows = _synthetic_rows(vocab, batch, length, seed, rank)
+        rows = _synthetic_rows(vocab, batch, length, seed, rank, target)
     else:
         shares = share_count(data, rank, world_size)
         windows = ByteWindows(data, vocab, length, overlap, shares)
@@ -92,11 +92,18 @@ def token_rows(
     return (row.to(target) for row in rows)
 
 
-def _synthetic_rows(vocab: int, batch: int, length: int, seed: int, rank: int) -> Iterator[Tensor]:
+def _synthetic_rows(
+    vocab: int, batch: int, length: int, seed: int, rank: int, target: torch.device
+) -> Iterator[Tensor]:
     """Uniformly drawn tokens: there is nothing to learn in them, and nothing that a kernel could exploit."""
     generator = rank_generator(seed, rank)
+    shape = (batch, length)
+
+    def values() -> Tensor:
+        return torch.randint(vocab, shape, generator=generator, device="cpu")
+
     while True:
-        yield torch.randint(vocab, (batch, length), generator=generator, device="cpu")
+        yield draw(values, shape, torch.int64, target)
 
 
 class ByteWindows(Dataset[tuple[Tensor]]):

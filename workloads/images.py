@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from workloads.base import Batch
 from workloads.errors import DataError
-from workloads.streaming import check_counts, rank_generator, reason_of, stream
+from workloads.streaming import check_counts, draw, rank_generator, reason_of, stream
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 CHANNELS = 3
@@ -45,7 +45,7 @@ def image_batches(
     check_counts(batch, rank)
     target = torch.device(device)
     if data is None:
-        batches = _synthetic(image, classes, batch, seed, rank)
+        batches = _synthetic(image, classes, batch, seed, rank, target)
     else:
         folder = ImageFolder(data, image, classes)
         batches = stream(
@@ -62,12 +62,18 @@ def image_batches(
     return ((images.to(target), labels.to(target)) for images, labels in batches)
 
 
-def _synthetic(image: int, classes: int, batch: int, seed: int, rank: int) -> Iterator[Batch]:
+def _synthetic(
+    image: int, classes: int, batch: int, seed: int, rank: int, target: torch.device
+) -> Iterator[Batch]:
     generator = rank_generator(seed, rank)
+    shape = (batch, CHANNELS, image, image)
+
+    def pixels() -> Tensor:
+        return torch.rand(shape, generator=generator, device="cpu").mul_(2).sub_(1)
+
     while True:
-        pixels = torch.rand((batch, CHANNELS, image, image), generator=generator, device="cpu")
         yield (
-            pixels.mul_(2).sub_(1),
+            draw(pixels, shape, torch.float32, target),
             torch.randint(classes, (batch,), generator=generator, device="cpu"),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,17 @@ def check_counts(batch: int, rank: int) -> None:
     for name, value, least in (("batch", batch, 1), ("rank", rank, 0)):
         if value < least:
             raise WorkloadError(f"{name} is {value}: it must be at least {least}")
+
+
+def draw(
+    values: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype, target: torch.device
+) -> Tensor:
+    """`values()`, a tensor of `shape` and `dtype` on the host, for a copy to `target`.
+
+    A simulated device keeps no values, so none are drawn for it: memory that is not written costs nothing,
+    however large the batch.
+    """
+    return torch.empty(shape, dtype=dtype, device="cpu") if target.type == "sim" else values()
 
 
 def rank_generator(seed: int, rank: int) -> torch.Generator:

@@ -159,7 +159,7 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
     record.memory_per_step = [asdict(memory) for memory in steps.memory] or None
     record.samples_per_step = None
     if steps.flops:
-        model = mean(flops.model for flops in steps.flops)
+        model = float(mean(flops.model for flops in steps.flops))
         record.flops_per_step = {
             "model": model,
             "hardware": model + mean(flops.recomputed for flops in steps.flops),

@@ -103,3 +103,11 @@ def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
 def test_what_no_file_can_be_written_to_is_a_wrong_word(fsdpbench: Called, tmp_path: Path) -> None:
     assert "is a directory" in refusal(fsdpbench("report", "run", "-o", str(tmp_path)))
     assert "there is no folder" in refusal(fsdpbench("report", "run", "-o", str(tmp_path / "no" / "file")))
+
+
+def test_a_batch_beyond_any_memory_is_an_answer(fsdpbench: Called, tmp_path: Path) -> None:
+    """Neither drawn on the host nor too many FLOPs for the record."""
+    target = ("--model", "gpt-2.8b", "--gpus", "8", "--device", "sim", "--batch", "1000000")
+    done = fsdpbench("run", *target, "-o", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "oom: rank 0: CUDA out of memory" in done.stdout
