@@ -153,7 +153,9 @@ EXPLANATIONS: list[Explanation] = [
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: _flat(s) and not s.impl_words
         and (_earlier(s, ops.Write) or _earlier(s, ops.Step) or _earlier(s, ops.Summon, change=True))
-        and any(isinstance(each, ops.Forward) and each.mode != "grad" for each in s.program.operations[: s.index]),
+        and any(
+            isinstance(each, ops.Forward) and each.mode != "grad" for each in s.program.operations[: s.index]
+        ),
     ),
     Explanation(
         "original parameters without a gradient",
@@ -167,13 +169,15 @@ EXPLANATIONS: list[Explanation] = [
         "no_sync gradients with reduce_dtype",
         "torch keeps them in param_dtype, ours in the dtype they are summed in",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: _flat(s) and bool(s.program.wrap.precision) and _earlier(s, ops.NoSync) and "grad" in s.name.split(),
+        lambda s: _flat(s) and bool(s.program.wrap.precision) and _earlier(s, ops.NoSync)
+        and "grad" in s.name.split(),
     ),
     Explanation(
         "zero_grad after no_sync",
         "torch keeps what was reduced before and adds it again",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: _flat(s) and _earlier(s, ops.NoSync) and _earlier(s, ops.ZeroGrad) and "grad" in s.name.split(),
+        lambda s: _flat(s) and _earlier(s, ops.NoSync) and _earlier(s, ops.ZeroGrad)
+        and "grad" in s.name.split(),
     ),
     Explanation(
         "new data of a flat parameter",
@@ -199,7 +203,8 @@ EXPLANATIONS: list[Explanation] = [
         "clipping gradients of float64",
         "torch computes norms in float32 and fails; ours in float64",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: _flat(s) and isinstance(s.operation, ops.Clip) and _refused(s, "convertible without narrowing"),
+        lambda s: _flat(s) and isinstance(s.operation, ops.Clip)
+        and _refused(s, "convertible without narrowing"),
     ),
     Explanation(
         "data of another shape",
@@ -226,7 +231,8 @@ EXPLANATIONS: list[Explanation] = [
         "an empty list of modules",
         "ours says so (ValueError), torch's fails inside (IndexError)",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
-        lambda s: isinstance(s.operation, ops.Misuse) and s.operation.what == "empty_list" and s.impl == "ValueError",
+        lambda s: isinstance(s.operation, ops.Misuse) and s.operation.what == "empty_list"
+        and s.impl == "ValueError",
         ends=False,
     ),
     Explanation(
@@ -249,8 +255,10 @@ EXPLANATIONS: list[Explanation] = [
         "an optimizer in backward of flat parameters",
         "torch's never steps, ours refuses at the next gather",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: _flat(s, originals=False) and ("optimizer in backward steps with use_orig_params" in s.impl_words
-        or "optimizer in backward only supported with use_orig_params" in s.torch_words),
+        lambda s: _flat(s, originals=False) and (
+            "optimizer in backward steps with use_orig_params" in s.impl_words
+            or "optimizer in backward only supported with use_orig_params" in s.torch_words
+        ),
     ),
     Explanation(
         "_apply_optimizer_in_backward of fully_shard",
@@ -275,13 +283,15 @@ EXPLANATIONS: list[Explanation] = [
         "an optimizer in backward attached after the first forward",
         "torch's never steps, ours does",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: _flat(s) and _earlier(s, ops.OptimizerInBackward) and not s.impl_words and not s.torch_words,
+        lambda s: _flat(s) and _earlier(s, ops.OptimizerInBackward)
+        and not s.impl_words and not s.torch_words,
     ),
     Explanation(
         "freezing after wrapping in mid-iteration",
         "torch fails (AssertionError); ours acts from the next forward on",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: _flat(s) and _earlier(s, ops.RequireGrad) and s.torch == "AssertionError" and not s.impl_words,
+        lambda s: _flat(s) and _earlier(s, ops.RequireGrad) and s.torch == "AssertionError"
+        and not s.impl_words,
     ),
     Explanation(
         "extensions beside plain parameters while accumulating",
@@ -294,7 +304,8 @@ EXPLANATIONS: list[Explanation] = [
         "gradients accumulated for a unit that the last microbatch skips",
         "torch leaves them on each rank, unreduced; ours reduces them",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: _flat(s) and _earlier(s, ops.NoSync) and ("grad" in s.name.split() or "_saved_grad_shard" in s.torch_words)
+        lambda s: _flat(s) and _earlier(s, ops.NoSync)
+        and ("grad" in s.name.split() or "_saved_grad_shard" in s.torch_words)
         and any(isinstance(each, ops.Forward) and each.skip for each in s.program.operations[: s.index + 1]),
     ),
     Explanation(

@@ -99,8 +99,9 @@ def operation_at(program: Program, index: int) -> ops.Operation | None:
 
 
 def ends_program(program: Program, index: int) -> bool:
-    """After an exception in these torch's own state is not defined: a model that could not be wrapped is none,
-    FSDP1 has no way back, FSDP2 has ``reset_iter_state``.
+    """After an exception in these torch's own state is not defined.
+
+    A model that could not be wrapped is none, FSDP1 has no way back, FSDP2 has ``reset_iter_state``.
     """
     operation = operation_at(program, index)
     if isinstance(operation, ops.Forward | ops.Backward):
@@ -109,7 +110,7 @@ def ends_program(program: Program, index: int) -> bool:
 
 
 def views_comparable(program: Program) -> bool:
-    """Whether each rank shows the same parts: torch aligns original parameters in the flat one to 16 bytes."""
+    """Whether each rank shows the same parts: torch aligns original parameters in a flat one to 16 bytes."""
     wrap, model = program.wrap, program.model
     if not isinstance(wrap, Flat) or not wrap.originals or wrap.strategy == "NO_SHARD":
         return True
