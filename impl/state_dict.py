@@ -149,7 +149,8 @@ class WrapperStates:
         for module_name, module in wrapper.named_modules(remove_duplicate=False):
             own_dtypes = self._buffer_dtypes.get(module, {})
             for name in module._buffers:
-                key = plain_name(f"{prefix}{module_name}.{name}" if module_name else f"{prefix}{name}")
+                # The prefix is the recursion's: wrappers around this one take their names out of it later.
+                key = prefix + plain_name(f"{module_name}.{name}" if module_name else name)
                 value = state_dict.get(key)
                 if not isinstance(value, torch.Tensor):
                     continue

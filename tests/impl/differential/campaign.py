@@ -117,15 +117,17 @@ def report(counts: Iterable[dict[str, Any]]) -> str:
             total.update(each[name])
         numbers.update({name: each[name] for name in ("programs", "operations", "complete")})
     lines = [
-        f"{numbers['programs']} programs, {numbers['operations']} operations (hypothesis {hypothesis.__version__}); "
-        f"{numbers['complete']} programs came to their end, the others ended with an exception of both sides or an "
-        "explained difference",
+        f"{numbers['programs']} programs, {numbers['operations']} operations "
+        f"(hypothesis {hypothesis.__version__}); {numbers['complete']} programs came to their end, "
+        "the others ended with an exception of both sides or an explained difference",
         f"unexplained differences: {totals['failed'].total()}",
         *(f"  {count:5} {what}" for what, count in totals["failed"].most_common()),
         "explained differences, by programs:",
     ]
-    for each in EXPLANATIONS:
-        lines.append(f"  {totals['explained'][each.name]:5} {each.name}: {each.reason} ({each.document})")
+    lines += (
+        f"  {totals['explained'][each.name]:5} {each.name}: {each.reason} ({each.document})"
+        for each in EXPLANATIONS
+    )
     for title, name in (
         ("exceptions that both raised", "errors"),
         ("programs by what is in them", "features"),

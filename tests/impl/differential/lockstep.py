@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from differential import misuse, saving, training  # noqa: F401 (they register their operations)
 from differential import operations as ops
-from differential.explained import Situation, explanation_of
+from differential.explained import explanation_of
 from differential.interpreter import Run, carry_out, whole_parameters
 from differential.observing import Seen, Tolerance, differences, looked_at, tolerance_for
+from differential.situation import Situation, views_comparable
 from differential.specs import Flat, Program
 
 
@@ -99,21 +100,14 @@ def operation_at(program: Program, index: int) -> ops.Operation | None:
 
 
 def ends_program(program: Program, index: int) -> bool:
-    """After an exception in these torch's own state is not defined: a model that could not be wrapped is none,
-    FSDP1 has no way back, FSDP2 has ``reset_iter_state``.
+    """After an exception in these torch's own state is not defined.
+
+    A model that could not be wrapped is none, FSDP1 has no way back, FSDP2 has ``reset_iter_state``.
     """
     operation = operation_at(program, index)
     if isinstance(operation, ops.Forward | ops.Backward):
         return isinstance(program.wrap, Flat) or operation_at(program, index + 1) != ops.ResetIterState()
     return operation is None or isinstance(operation, ops.RemakeGroups)
-
-
-def views_comparable(program: Program) -> bool:
-    """Whether each rank shows the same parts: torch aligns original parameters in the flat one to 16 bytes."""
-    wrap, model = program.wrap, program.model
-    if not isinstance(wrap, Flat) or not wrap.originals or wrap.strategy == "NO_SHARD":
-        return True
-    return model.width % 8 == 0 or (model.width % 4 == 0 and not wrap.precision)
 
 
 def _final(result: Result, runs: list[Run], program: Program, index: int, tolerance: Tolerance) -> None:

@@ -65,7 +65,8 @@ FLAT_MISUSE: dict[str, Any] = {
         _linear(), device_id=CPU, device_mesh=init_device_mesh("cpu", (run.program.ranks,))
     ),
     "hybrid_without_groups": lambda run: run.api.FullyShardedDataParallel(
-        _linear(), device_id=CPU, device_mesh=init_device_mesh("cpu", (run.program.ranks,), mesh_dim_names=("x",)),
+        _linear(), device_id=CPU,
+        device_mesh=init_device_mesh("cpu", (run.program.ranks,), mesh_dim_names=("x",)),
         sharding_strategy=run.api.ShardingStrategy.HYBRID_SHARD,
     ),
     "hook_on_inner": lambda run: _inner_wrapper(run).register_comm_hook(None, lambda *args: None),

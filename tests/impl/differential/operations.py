@@ -114,8 +114,8 @@ class RequireGrad(Operation):
 class Write(Operation):
     """Changes a parameter by hand.
 
-    ``how``: ``data`` assigns ``.data``, ``wrong`` the same of another shape, ``data_copy`` copies into ``.data``,
-    ``in_place`` multiplies without gradients, ``replace`` registers a new ``nn.Parameter``.
+    ``how``: ``data`` assigns ``.data``, ``wrong`` the same of another shape, ``data_copy`` copies into
+    ``.data``, ``in_place`` multiplies without gradients, ``replace`` registers a new ``nn.Parameter``.
     """
 
     how: str = "data"

@@ -27,7 +27,7 @@ def flag(odds: int = 5) -> st.SearchStrategy[bool]:
     return rarely(st.just(True), False, odds)
 
 
-# -- models and wrapping ---------------------------------------------------------------------------------------
+# -- models and wrapping --
 
 
 @st.composite
@@ -119,7 +119,7 @@ def shardeds(draw: Draw, model: ModelSpec, ranks: int) -> Sharded:
     )
 
 
-# -- operations ------------------------------------------------------------------------------------------------
+# -- operations --
 
 
 @st.composite
@@ -232,7 +232,8 @@ def settings(draw: Draw, model: ModelSpec) -> ops.Setting:
 def singles(model: ModelSpec, flat: bool, originals: bool) -> st.SearchStrategy[Part]:
     block = st.integers(0, len(model.blocks) - 1)
     where = rarely(block, None, 2)
-    # A shape that is wrong on one rank alone, as parts of original parameters are, leaves torch's others waiting.
+    # A shape that is wrong on one rank alone, as parts of original parameters are, leaves torch's others
+    # waiting.
     hows = ["data", "data_copy", "in_place", "replace", *([] if originals else ["wrong"])]
     choices: list[st.SearchStrategy[Any]] = [
         st.builds(ops.RequireGrad, block, st.sampled_from(["", "bias", "weight"]), st.booleans()),
@@ -274,14 +275,16 @@ def singles(model: ModelSpec, flat: bool, originals: bool) -> st.SearchStrategy[
 
 
 FLAT_MISUSES = [
-    "wrap_again", "wrap_inner_by_policy", "ignored_wrapped", "mixed_originals", "mixed_limit", "mesh_without_names",
-    "hybrid_without_groups", "hook_on_inner", "no_sync_on_inner", "clip_on_inner", "rank0_with_writeback",
-    "ignored_both", "ignored_no_module", "policy_no_callable", "mixed_dtypes", "mixed_requires_grad", "scalar",
+    "wrap_again", "wrap_inner_by_policy", "ignored_wrapped", "mixed_originals", "mixed_limit",
+    "mesh_without_names", "hybrid_without_groups", "hook_on_inner", "no_sync_on_inner", "clip_on_inner",
+    "rank0_with_writeback",
+    "ignored_both", "ignored_no_module", "policy_no_callable", "mixed_dtypes", "mixed_requires_grad",
+    "scalar",
 ]  # fmt: skip
 SHARDED_MISUSES = [
-    "wrap_again", "wrap_container", "wrap_dict", "invalid_dim", "uneven_dim", "scalar", "not_a_module", "empty_list",
-    "reshard_number", "mesh_three_dims", "mesh_without_names", "prefetch_plain", "max_buffers", "reshard_text",
-    "factor_text", "inner_reset", "custom_without_group", "hook_text",
+    "wrap_again", "wrap_container", "wrap_dict", "invalid_dim", "uneven_dim", "scalar", "not_a_module",
+    "empty_list", "reshard_number", "mesh_three_dims", "mesh_without_names", "prefetch_plain", "max_buffers",
+    "reshard_text", "factor_text", "inner_reset", "custom_without_group", "hook_text",
 ]  # fmt: skip
 
 

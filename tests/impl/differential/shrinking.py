@@ -1,7 +1,7 @@
 """Makes a program that fails small, and writes it as a script.
 
-Smaller is: fewer operations, fewer blocks, more fields at their defaults. Each attempt runs on real ranks; one that
-fails in another way than the original does not count.
+Smaller is: fewer operations, fewer blocks, more fields at their defaults. Each attempt runs on real ranks;
+one that fails in another way than the original does not count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Fails = Callable[[Program], str]
 
 
 def signature(program: Program, difference: Difference) -> str:
-    """What two failures have in common if they are the same: operation, what is seen of it, kinds of values."""
+    """What two failures have in common if they are the same: operation, what is seen, kinds of values."""
     operation: Any = None
     if 0 <= difference.index < len(program.operations):
         operation = type(program.operations[difference.index]).__name__
@@ -87,8 +87,8 @@ def _simpler(value: Any, keep: tuple[str, ...] = ()) -> Iterator[Any]:
 
 SCRIPT = '''"""{title}
 
-Run it with `python {name}`: it starts {ranks} ranks on gloo, runs the program on torch's FSDP and on ours, and
-prints where they differ.
+Run it with `python {name}`: it starts {ranks} ranks on gloo, runs the program on torch's FSDP and on ours,
+and prints where they differ.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Two thousand programs on torch's FSDP and on ours: ``pytest -n 0 -m campaign tests/impl/differential``.
 
-``FUZZ_SEEDS=0:80`` says which seeds (25 programs each), ``FUZZ_DIR`` where counts and scripts are kept: what is there
-already is not run again, so that several processes can share the work by ranges of seeds.
+``FUZZ_SEEDS=0:80`` says which seeds (25 programs each), ``FUZZ_DIR`` where counts and scripts are kept: what
+is there already is not run again, so that several processes can share the work by ranges of seeds.
 """
 
 from __future__ import annotations

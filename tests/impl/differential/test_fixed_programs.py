@@ -1,5 +1,5 @@
-"""Programs of ``fixed_programs.txt`` on torch's FSDP and on ours: those that found something once, and some that were
-drawn. They are kept as text, so that no version of hypothesis changes them.
+"""Programs of ``fixed_programs.txt`` on torch's FSDP and on ours: those that found something once, and some
+that were drawn. They are kept as text, so that no version of hypothesis changes them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,96 @@
+"""A difference and what led to it: what explanations ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from differential import operations as ops
+from differential.specs import Flat, Program
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One difference: after which operation, of what, and both values."""
+
+    program: Program
+    index: int
+    operation: Any
+    name: str
+    torch: Any
+    impl: Any
+    torch_words: str
+    impl_words: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a difference is none of ours.
+
+    Args:
+        document: the file and heading that tells users.
+        ends: the program ends here, since the sides can no longer be compared.
+    """
+
+    name: str
+    reason: str
+    document: str
+    applies: Callable[[Situation], bool]
+    ends: bool = True
+
+
+def earlier(s: Situation, kind: type, /, **values: Any) -> bool:
+    """Whether such an operation came before, or is this one."""
+    return any(
+        isinstance(each, kind) and all(getattr(each, name) == value for name, value in values.items())
+        for each in s.program.operations[: s.index + 1]
+    )
+
+
+def flat(s: Situation, **values: Any) -> bool:
+    wrap = s.program.wrap
+    return isinstance(wrap, Flat) and all(getattr(wrap, name) == value for name, value in values.items())
+
+
+def two_graphs(s: Situation) -> bool:
+    """Whether two forwards waited for their backwards at once, or one had two of them."""
+    waiting = 0
+    for each in s.program.operations[: s.index + 1]:
+        if isinstance(each, ops.Forward) and each.mode == "grad":
+            waiting += 1
+            if waiting == 2:
+                return True
+        elif isinstance(each, ops.Backward):
+            if each.retain:
+                return True
+            waiting = max(0, waiting - 1)
+    return False
+
+
+def keeps_units(s: Situation) -> bool:
+    """Whether units of a flat model stay gathered between forward and backward."""
+    wrap = s.program.wrap
+    return isinstance(wrap, Flat) and wrap.strategy in ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2")
+
+
+def refused(s: Situation, words: str) -> bool:
+    """Torch raised, ours did not, or in another way afterwards."""
+    return words in s.torch_words
+
+
+def frozen(s: Situation) -> bool:
+    """Whether the parameter that the name ends with is of a block that was made with it frozen."""
+    name = s.name.split()[-1].split(".")
+    if name[0] != "blocks":
+        return False
+    spec = s.program.model.blocks[int(name[1])]
+    return spec.frozen == "all" or (spec.frozen != "" and name[-1].endswith(spec.frozen))
+
+
+def views_comparable(program: Program) -> bool:
+    """Whether each rank shows the same parts: torch aligns original parameters in a flat one to 16 bytes."""
+    wrap, model = program.wrap, program.model
+    if not isinstance(wrap, Flat) or not wrap.originals or wrap.strategy == "NO_SHARD":
+        return True
+    return model.width % 8 == 0 or (model.width % 4 == 0 and not wrap.precision)
