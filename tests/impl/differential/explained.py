@@ -344,6 +344,14 @@ EXPLANATIONS: list[Explanation] = [
         and refused(s, "Setting requires_grad=True on inference tensor"),
     ),
     Explanation(
+        "sharded optimizer state where nothing is sharded",
+        "torch's are ShardedTensors, ours whole tensors",
+        f"{FLAT_DOC}#where-it-is-not-torchs",
+        lambda s: flat(s, strategy="NO_SHARD") and isinstance(s.operation, ops.SaveOptimizer)
+        and isinstance(s.torch, Value) and s.torch.kind.startswith("ShardedTensor")
+        and isinstance(s.impl, Value) and s.impl.kind == "tensor",
+    ),
+    Explanation(
         "original parameters of units that are not summoned",
         "torch aligns them in the flat parameter, so that ranks have other parts",
         f"{FLAT_DOC}#differences-from-torch",
