@@ -10,10 +10,13 @@ from differential.situation import (
     earlier,
     flat,
     frozen,
+    in_order,
     keeps_units,
+    other_shape,
     refused,
     two_graphs,
     views_comparable,
+    written_after_evaluation,
 )  # fmt: skip
 
 FLAT_DOC = "docs/impl-fsdp1.md"
@@ -49,7 +52,8 @@ EXPLANATIONS: list[Explanation] = [
         "gradients of a failed backward",
         "torch's reset_iter_state leaves them at the unsharded parameters and adds them to the next ones",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
-        lambda s: earlier(s, ops.ResetIterState) and s.name.startswith("grad") and not flat(s),
+        lambda s: in_order(s, ops.Backward, ops.ResetIterState) and s.name.startswith("grad")
+        and not flat(s),
     ),
     Explanation(
         "two graphs at once",
@@ -71,8 +75,8 @@ EXPLANATIONS: list[Explanation] = [
         "SHARD_GRAD_OP after no_sync",
         "torch shows whole flat parameters of units that stay gathered, ours the sharded ones",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: keeps_units(s) and s.name.startswith(("parameter", "grad")) and earlier(s, ops.NoSync)
-        and not isinstance(s.operation, ops.Step),
+        lambda s: keeps_units(s) and earlier(s, ops.NoSync) and not isinstance(s.operation, ops.Step)
+        and (s.name.startswith("grad") or (s.name.startswith("parameter") and other_shape(s))),
         ends=False,
     ),
     Explanation(
@@ -87,11 +91,7 @@ EXPLANATIONS: list[Explanation] = [
         "values written while units stay gathered",
         "torch computes with the old ones",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s) and not s.impl_words
-        and (earlier(s, ops.Write) or earlier(s, ops.Step) or earlier(s, ops.Summon, change=True))
-        and any(
-            isinstance(each, ops.Forward) and each.mode != "grad" for each in s.program.operations[: s.index]
-        ),
+        lambda s: flat(s) and s.name != "error" and written_after_evaluation(s),
     ),
     Explanation(
         "original parameters without a gradient",
@@ -112,14 +112,13 @@ EXPLANATIONS: list[Explanation] = [
         "zero_grad after no_sync",
         "torch keeps what was reduced before and adds it again",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s) and earlier(s, ops.NoSync) and earlier(s, ops.ZeroGrad)
-        and "grad" in s.name.split(),
+        lambda s: flat(s) and in_order(s, ops.NoSync, ops.ZeroGrad) and "grad" in s.name.split(),
     ),
     Explanation(
         "new data of a flat parameter",
         "torch uses it once and drops it, ours keeps it",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s, originals=False) and earlier(s, ops.Write, how="data") and not s.torch_words
+        lambda s: flat(s, originals=False) and earlier(s, ops.Write, how="data") and s.name != "error"
         and not isinstance(s.operation, ops.Write),
     ),
     Explanation(
@@ -289,7 +288,8 @@ EXPLANATIONS: list[Explanation] = [
         "hybrid sharding with shard groups of one rank",
         "torch turns it into NO_SHARD of that one rank and never sums over the replicas",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s, mesh=(2, 1)) and not s.torch_words and not s.impl_words,
+        lambda s: flat(s, mesh=(2, 1)) and s.name != "error"
+        and (earlier(s, ops.Backward) or s.name.startswith("attribute")),
     ),
     Explanation(
         "LOCAL state dicts of original parameters",
@@ -317,7 +317,8 @@ EXPLANATIONS: list[Explanation] = [
         "CPU offload of original parameters",
         "torch's differs from its own result without offload",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s, originals=True, offload=True) and not s.impl_words,
+        lambda s: flat(s, originals=True, offload=True) and not s.impl_words
+        and not s.name.startswith(("requires_grad", "buffer", "training")),
     ),
     Explanation(
         "gradients of frozen original parameters",
@@ -341,6 +342,14 @@ EXPLANATIONS: list[Explanation] = [
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
         lambda s: not flat(s) and type(s.program.wrap.reshard) is int and not s.impl_words
         and refused(s, "Setting requires_grad=True on inference tensor"),
+    ),
+    Explanation(
+        "sharded optimizer state where nothing is sharded",
+        "torch's are ShardedTensors, ours whole tensors",
+        f"{FLAT_DOC}#where-it-is-not-torchs",
+        lambda s: flat(s, strategy="NO_SHARD") and isinstance(s.operation, ops.SaveOptimizer)
+        and isinstance(s.torch, Value) and s.torch.kind.startswith("ShardedTensor")
+        and isinstance(s.impl, Value) and s.impl.kind == "tensor",
     ),
     Explanation(
         "original parameters of units that are not summoned",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from differential import operations as ops
+from differential.observing import Value
 from differential.specs import Flat, Program
 
 
@@ -77,6 +78,27 @@ def keeps_units(s: Situation) -> bool:
 def refused(s: Situation, words: str) -> bool:
     """Torch raised, ours did not, or in another way afterwards."""
     return words in s.torch_words
+
+
+def in_order(s: Situation, first: type, then: type) -> bool:
+    """Whether operations of these kinds came one after the other, the second before this difference."""
+    kinds = [type(each) for each in s.program.operations[: s.index + 1]]
+    return first in kinds and then in kinds[kinds.index(first) :]
+
+
+def written_after_evaluation(s: Situation) -> bool:
+    """Whether parameters changed after a forward without gradients, as far as the program says."""
+    operations = s.program.operations[: s.index + 1]
+    evaluated = [n for n, op in enumerate(operations) if isinstance(op, ops.Forward) and op.mode != "grad"]
+    return bool(evaluated) and any(
+        isinstance(op, ops.Write | ops.Step) or (isinstance(op, ops.Summon) and op.change)
+        for op in operations[evaluated[0] + 1 :]
+    )
+
+
+def other_shape(s: Situation) -> bool:
+    """Whether the sides show different parts of a tensor."""
+    return isinstance(s.torch, Value) and isinstance(s.impl, Value) and s.torch.shape != s.impl.shape
 
 
 def frozen(s: Situation) -> bool:
