@@ -140,13 +140,13 @@ class Store:
         if not (work / RESULT_FILE).is_file():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         final = self.folder / point_folder_name(config, run)
-        if final.exists():
+        if os.path.lexists(final):  # a link to nothing would be in the way too
             # Aside first: killed between the two renames, the folder is missing, never half there.
             aside = self.folder / f"{_WORK_PREFIX}old-{final.name}"
-            shutil.rmtree(aside, ignore_errors=True)
+            _remove(aside)
             os.rename(final, aside)
             os.rename(work, final)
-            shutil.rmtree(aside, ignore_errors=True)
+            _remove(aside)
         else:
             os.rename(work, final)
         return final
@@ -261,3 +261,11 @@ def config_record(config: Config) -> dict[str, Any]:
         "system_from": foreign_identity(config.system),
         **config.to_dict(),
     }
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, a file or a link, if it is there and lets itself be removed."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

@@ -184,12 +184,20 @@ def _at_best_elsewhere(
 
 
 def _geometric_mean(ratios: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """The mean of the ratios on the logarithmic scale, and its 95 % interval from three of them on."""
+    """The mean of the ratios on the logarithmic scale, and its 95 % interval from three of them on; None for
+    what no number holds."""
     if not ratios:
         return None, None, None
     logs = np.log(np.asarray(ratios, dtype=np.float64))
     mean = float(logs.mean())
     if len(ratios) < 3:
-        return math.exp(mean), None, None
+        return _exp(mean), None, None
     half = float(special.stdtrit(len(ratios) - 1, 0.975) * logs.std(ddof=1) / math.sqrt(len(ratios)))
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+    return _exp(mean), _exp(mean - half), _exp(mean + half)
+
+
+def _exp(value: float) -> float | None:
+    try:
+        return math.exp(value)
+    except OverflowError:  # of figures that no run has, in a damaged result
+        return None

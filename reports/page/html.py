@@ -85,12 +85,13 @@ def write_report(run_dir: Path, out: Path | None = None, *, title: str | None = 
     view = load_run(run_dir)
     target = Path(out) if out is not None else run_dir / "report.html"
     page = render(view, target, title=title)
+    content = page.encode("utf-8", errors="backslashreplace")  # a folder's name may be no text
     if target.is_symlink() or (target.exists() and not target.is_file()):
-        target.write_text(page, encoding="utf-8")  # /dev/stdout, a pipe: never replaced by a file
+        target.write_bytes(content)  # /dev/stdout, a pipe: never replaced by a file
         return target
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(page, encoding="utf-8")
+        temporary.write_bytes(content)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

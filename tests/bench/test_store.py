@@ -50,6 +50,16 @@ def test_a_finished_configuration_is_found_by_its_key(tmp_path: Path) -> None:
     assert folder.name == point_folder_name(config)
 
 
+def test_a_link_to_nothing_in_a_configurations_place_gives_way(tmp_path: Path) -> None:
+    store, config = Store.open_or_create(tmp_path / "run"), a_config()
+    place = store.folder / point_folder_name(config)
+    place.symlink_to(place.name)
+    assert finish(store, config, step_time_s=1.5) == place
+    assert not place.is_symlink()
+    assert place.is_dir()
+    assert len(list(store.folder.glob(".*old*"))) == 0
+
+
 def test_work_in_progress_and_broken_folders_are_not_finished(tmp_path: Path) -> None:
     store, config = Store.open_or_create(tmp_path), a_config()
     store.write_space({"schema": 1}, [config])

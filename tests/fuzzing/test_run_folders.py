@@ -230,7 +230,7 @@ def _damage_field(point: Path, drawn: random.Random) -> str:
             if not node[key] or not isinstance(node[key], dict | list) or drawn.random() < 0.5:
                 break
             node = node[key]
-    except (OSError, ValueError, TypeError, IndexError, KeyError):
+    except (OSError, ValueError, TypeError, IndexError, KeyError, RecursionError):
         return f"{name}: damaged already"
     if drawn.random() < 0.2:
         del node[key]

@@ -131,3 +131,10 @@ def test_pairs_with_allocator_retries_are_told_apart() -> None:
     sentence = best_sentence(RunView(Path("run"), "run", tuple(rows)))
     assert "x (b instead of a: −65 %, 2 pairs with allocator retries)" in sentence
     assert "y (" not in sentence
+
+
+def test_a_figure_that_no_run_has_leaves_no_bound_rather_than_an_error() -> None:
+    rows = [row(100.0, x="a", batch=batch) for batch in range(3)]
+    rows += [row(throughput, x="b", batch=batch) for batch, throughput in enumerate((1e308, 90.0, 90.0))]
+    (effect,) = [found for found in effects_of(*rows) if found.name == "x"]
+    assert effect.high is None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -182,3 +184,9 @@ def test_a_folder_without_a_run_is_refused_and_left_alone(tmp_path: Path) -> Non
     with pytest.raises(RunFolderError):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_name_is_no_text_has_a_page(sweep: Path, tmp_path: Path) -> None:
+    run = tmp_path / os.fsdecode(b"run-\xff")
+    shutil.copytree(sweep, run)
+    assert write_report(run).read_bytes().decode("utf-8")
