@@ -19,7 +19,7 @@ from .gradient_state import step_in_backward
 from .layout import Segment, UnitLayout, chunk_rows
 from .offload import HOST, HostOffload, new_shard
 from .placement import ParameterPlan, local_tensor, new_dtensor
-from .presentation import UnitParameter
+from .presentation import UnitParameter, assignments
 from .unreduced import Unreduced
 
 
@@ -48,7 +48,7 @@ class DTensorPresentation:
             for plan, segment, original in zip(plans, layout.segments, originals, strict=True)
         ]
         self._specs: list[Any] = [_spec_of(parameter) for parameter in self.sharded]
-        self._show_sharded = self._assignments(self.sharded)
+        self._show_sharded = assignments(self._parameters, self.sharded)
         self._show_unsharded: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         self._unsharded: list[nn.Parameter] = []
         self.show_sharded()
@@ -72,13 +72,6 @@ class DTensorPresentation:
     def _make_sharded(self, plan: ParameterPlan, segment: Segment, original: nn.Parameter) -> nn.Parameter:
         tensor = new_dtensor(_of_its_own(self._part(self.shard, segment)), plan.spec, requires_grad=False)
         return nn.Parameter(tensor, requires_grad=original.requires_grad)
-
-    def _assignments(self, values: Sequence[nn.Parameter]) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
-        return [
-            (place.module._parameters, place.name, value)
-            for parameter, value in zip(self._parameters, values, strict=True)
-            for place in parameter.places
-        ]
 
     # -- Presentation ----------------------------------------------------------------------------------------
 
@@ -115,7 +108,7 @@ class DTensorPresentation:
 
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         self._unsharded = list(parameters)
-        self._show_unsharded = self._assignments(parameters)
+        self._show_unsharded = assignments(self._parameters, parameters)
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         segments, sharded = self._layout.segments, self.sharded
@@ -211,7 +204,7 @@ class DTensorPresentation:
         self.half_converted = False
         self._specs = [_spec_of(parameter) for parameter in self.sharded]
         shard = self._take_up()
-        self._show_sharded = self._assignments(self.sharded)
+        self._show_sharded = assignments(self._parameters, self.sharded)
         return shard
 
     @torch.no_grad()

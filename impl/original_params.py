@@ -25,7 +25,7 @@ from .flat_param import (
 from .gradient_state import step_in_backward
 from .layout import UnitLayout
 from .offload import HostOffload
-from .presentation import UnitParameter
+from .presentation import UnitParameter, assignments
 from .unreduced import Unreduced, UnreducedOriginals, assign_gradient
 
 _ADDRESS = torch.Tensor.data_ptr
@@ -57,7 +57,7 @@ class OriginalPresentation:
         self._versions: list[int] = []
         self._addresses: list[int] = []
         self._point_at_shard()
-        self._show_sharded = self._assignments(self.sharded)
+        self._show_sharded = assignments(self._parameters, self.sharded)
         self._show_unsharded: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         self.show_sharded()
 
@@ -72,13 +72,6 @@ class OriginalPresentation:
         part = self.shard[segment.shard_offset : segment.shard_offset + segment.shard_numel]
         return part.view(segment.shape) if self._layout.world_size == 1 else part
 
-    def _assignments(self, values: Sequence[nn.Parameter]) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
-        return [
-            (place.module._parameters, place.name, value)
-            for parameter, value in zip(self._parameters, values, strict=True)
-            for place in parameter.places
-        ]
-
     def show_sharded(self) -> None:
         for registry, name, parameter in self._show_sharded:
             registry[name] = parameter
@@ -92,7 +85,7 @@ class OriginalPresentation:
 
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         self._unsharded = list(parameters)
-        self._show_unsharded = self._assignments(parameters)
+        self._show_unsharded = assignments(self._parameters, parameters)
 
     # -- what the user changes -------------------------------------------------------------------------------
 
@@ -135,7 +128,7 @@ class OriginalPresentation:
             if self.any_grad_dtype:
                 found.grad_dtype = None
             self.sharded[index] = found
-        self._show_sharded = self._assignments(self.sharded)
+        self._show_sharded = assignments(self._parameters, self.sharded)
 
     def _check_shape(self, index: int, found: torch.Tensor) -> None:
         segment = self._layout.segments[index]
@@ -259,7 +252,7 @@ class OriginalPresentation:
             assert now is not None
             self._check_shape(index, now)
             self.sharded[index] = now
-        self._show_sharded = self._assignments(self.sharded)
+        self._show_sharded = assignments(self._parameters, self.sharded)
         ours = self.shard.untyped_storage()._cdata
         if all(p.numel() == 0 or p.untyped_storage()._cdata == ours for p in self.sharded):
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -86,3 +86,14 @@ class Presentation(Protocol):
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
         """World size 1: the unsharded gradients of parameters ``which`` are the result."""
+
+
+def assignments(
+    parameters: Sequence[UnitParameter], values: Sequence[nn.Parameter]
+) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
+    """Where each parameter is shown, and what to show there: a registry, its name in it, and the value."""
+    return [
+        (place.module._parameters, place.name, value)
+        for parameter, value in zip(parameters, values, strict=True)
+        for place in parameter.places
+    ]
