@@ -43,7 +43,10 @@ def run_point(
         os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    _log_to(path)
+    try:
+        _log_to(path)
+    except FileNotFoundError:
+        os._exit(1)  # its sweep was interrupted as it started, and has removed the folder
     began, started = time.monotonic(), timestamp()
     before = None if config.device == "sim" else observe(config.device)
     outcome = _run(config, path, nodes)

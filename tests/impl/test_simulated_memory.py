@@ -196,7 +196,9 @@ def test_fully_shard_takes_no_more_than_torch(lone_process, settings: dict[str, 
     lone_process.run(case_no_more_than_torch, generation="fsdp2", settings=settings, timeout=120)
 
 
-@pytest.mark.parametrize("settings", [{}, {"bf16": True}], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "settings", [pytest.param({}, marks=pytest.mark.campaign), {"bf16": True}], ids=["fp32", "bf16"]
+)
 @pytest.mark.parametrize("model", ["gpt-2.8b", "many small layers"])
 def test_fully_shard_on_large_and_on_many_units(lone_process, model: str, settings: dict[str, Any]) -> None:
     lone_process.run(case_no_more_than_torch, generation="fsdp2", settings=settings, model=model, timeout=120)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fsdpbench.cli.request import target_of
+from fsdpbench.launch.point import run_point
+from fsdpbench.planning import make_config
+from fsdpbench.settings import Settings
 
 SPACE = ("--system", "torch-ddp", "--batch", "1,8", "--seq", "64")
 
@@ -32,3 +39,23 @@ def test_an_interruption_loses_what_is_in_flight_alone(
     assert done.returncode == 0, done.stderr
     assert f"{len(kept)} of 2 configurations are done already" in done.stderr
     assert kept < set(sweep.results)
+
+
+def test_a_configuration_whose_folder_is_gone_ends_without_a_word(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """An interruption removes the folder of what it had just started."""
+    child = os.fork()
+    if child == 0:
+        try:
+            run_point(_any_configuration(), str(tmp_path / "gone"))
+        finally:
+            os._exit(99)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert capfd.readouterr().err == ""
+
+
+def _any_configuration() -> dict[str, Any]:
+    chosen, _ = target_of({"model": "gpt-tiny", "gpus": 2, "device": "sim"})
+    return make_config(chosen, "torch-ddp", Settings.of(), chosen.workload()).to_dict()

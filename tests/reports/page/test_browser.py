@@ -331,6 +331,7 @@ def test_hostile_names_are_shown_as_text(open_page: OpenPage, synthetic: ModuleT
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
 
 
+@pytest.mark.campaign
 def test_two_hundred_configurations_open_from_less_than_fifteen_megabytes(
     open_page: OpenPage, many: Path
 ) -> None:
