@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.errors import BenchError
+from fsdpbench.reports.outside_text import one_line
 from fsdpbench.settings import SETTINGS
 from fsdpbench.store import INDEX_FILE, Store, StoredPoint
 from fsdpbench.whole_files import write_whole
-from reports.outside_text import one_line
 
 _FIGURES = (
     "step_time_s",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from reports.reading import LARGEST_INTEGER as LARGEST_INTEGER
+from fsdpbench.reports.reading import LARGEST_INTEGER as LARGEST_INTEGER
 
 MOST_GPUS = 1 << 20
 """Far above any cluster; what is listed for each rank (meshes, groups) takes seconds there."""

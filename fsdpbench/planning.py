@@ -13,7 +13,7 @@ from fsdpbench.reading import is_there
 from fsdpbench.settings import SETTINGS, Settings, Value
 from fsdpbench.systems import get_system
 from fsdpbench.systems.wrapping import check_classes
-from workloads import Workload, WorkloadError, get_workload
+from fsdpbench.workloads import Workload, WorkloadError, get_workload
 
 DEFAULT_HARDWARE = "a100-80gb"
 

@@ -16,35 +16,33 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.config import Config
 from fsdpbench.plugins import foreign_identity
 
-_ROOT = Path(__file__).resolve().parent.parent
-_SOURCES = ("impl", "workloads", "reports", "fsdpbench")
-_SHOWING_ONLY = (
-    "reports/page/",
-    "fsdpbench/cli/",
-    "fsdpbench/sweep/",
-    "fsdpbench/tune/",
-    "fsdpbench/check/",
-    "fsdpbench/doctor.py",
-)
+_PACKAGE = Path(__file__).resolve().parent
+_SHOWING_ONLY = ("reports/page/", "cli/", "sweep/", "tune/", "check/", "doctor.py")
 
 
 @functools.cache
 def source_hash() -> str:
     """Hash of every source file that can change a result (hex, 16 digits)."""
     digest = hashlib.sha256()
-    for package in _SOURCES:
-        for path in sorted((_ROOT / package).rglob("*")):
-            relative = path.relative_to(_ROOT).as_posix()
-            if path.suffix not in (".py", ".toml") or relative.startswith(_SHOWING_ONLY):
-                continue
-            digest.update(relative.encode() + b"\0" + path.read_bytes() + b"\0")
+    for name, path in sorted(_source_files()):
+        if path.suffix in (".py", ".toml") and not name.startswith(_SHOWING_ONLY):
+            digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def _source_files() -> Iterator[tuple[str, Path]]:
+    """All files of the package with their names in it; in a checkout some of its folders are links."""
+    for folder, _, files in os.walk(_PACKAGE, followlinks=True):
+        for file in files:
+            path = Path(folder, file)
+            yield path.relative_to(_PACKAGE).as_posix(), path
 
 
 @functools.cache
@@ -67,6 +65,8 @@ def machine() -> dict[str, Any]:
 @functools.cache
 def git_revision() -> str | None:
     """This project's revision, `+` if files differ from it; `None` outside a checkout."""
+    if not (_PACKAGE.parent / ".git").exists():
+        return None  # installed, perhaps below somebody else's checkout
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -138,7 +138,7 @@ def _processor() -> str:
 def _git(*arguments: str) -> str:
     done = subprocess.run(
         ["git", *arguments],
-        cwd=_ROOT,
+        cwd=_PACKAGE.parent,
         capture_output=True,
         text=True,
         timeout=10,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fsdpbench.errors import UsageError
-from reports import reading
+from fsdpbench.reports import reading
 
 LARGEST_INTEGER = reading.LARGEST_INTEGER
 T = TypeVar("T")

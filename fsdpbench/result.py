@@ -17,10 +17,10 @@ from fsdpbench.config import Config
 from fsdpbench.measured import measured
 from fsdpbench.provenance import environment
 from fsdpbench.records import OF_SCRIPTS, TRACE_FOLDER, Status, read_records
-from reports.analysis import analyze
-from reports.analysis.model import Analysis
-from reports.outside_text import one_line
-from reports.result_figures import result_figures
+from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.analysis.model import Analysis
+from fsdpbench.reports.outside_text import one_line
+from fsdpbench.reports.result_figures import result_figures
 
 SCHEMA = 1
 _WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.OOM, Status.ERROR)

@@ -31,10 +31,10 @@ from fsdpbench.plugins import foreign_identity
 from fsdpbench.provenance import content_key
 from fsdpbench.reading import UnreadableFileError, read_json_object, read_toml
 from fsdpbench.records import Status
+from fsdpbench.reports.run_files import ConfigFile, ResultFile
 from fsdpbench.reproduce import run_command
 from fsdpbench.toml_text import to_toml
 from fsdpbench.whole_files import clear_leftovers, write_whole
-from reports.run_files import ConfigFile, ResultFile
 
 SWEEP_FILE = "sweep.toml"
 INDEX_FILE = "results.sqlite"

@@ -31,7 +31,7 @@ from fsdpbench.systems import BuildContext, get_system
 from fsdpbench.systems.base import TORCH_DTYPES
 from fsdpbench.training import Batch, TrainingLoop
 from fsdpbench.warmup import warm_up
-from workloads import Workload, get_workload
+from fsdpbench.workloads import Workload, get_workload
 
 _MOST_OF_MEMORY = 0.4
 """Above this share of a GPU's memory the whole model is not built on it, but materialised after sharding."""

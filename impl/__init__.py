@@ -2,17 +2,12 @@
 folder.
 """
 
-from .api import (
-    BackwardPrefetch,
-    CPUOffload,
-    CPUOffloadPolicy,
-    MemoryHandover,
-    MixedPrecision,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    ShardingStrategy,
-)
-from .comm_hooks import (
+if __name__ == "impl":
+    from fsdpbench.bare_names import stand_for
+
+    stand_for(__name__)
+
+from .collectives.comm_hooks import (
     DefaultState,
     LowPrecisionState,
     allreduce_hook,
@@ -20,29 +15,10 @@ from .comm_hooks import (
     fp16_compress_hook,
     reduce_scatter_hook,
 )
-from .deferred_init import materialise_deferred
-from .flat_param import FlatParameter
-from .fsdp_module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx
-from .fully_shard import fully_shard
-from .fully_sharded_data_parallel import FullyShardedDataParallel
-from .grad_scaler import ShardedGradScaler
-from .init_recording import deferred_init
-from .optim_parameters import OptimStateKeyType
-from .report import UnitReport, UnitReports, unit_report
-from .spmd_mesh import DataParallelMeshDims
-from .state_dict_settings import (
-    FullOptimStateDictConfig,
-    FullStateDictConfig,
-    LocalOptimStateDictConfig,
-    LocalStateDictConfig,
-    OptimStateDictConfig,
-    ShardedOptimStateDictConfig,
-    ShardedStateDictConfig,
-    StateDictConfig,
-    StateDictSettings,
-    StateDictType,
-)
-from .wrap import (
+from .deferred_init.materialise import materialise_deferred
+from .deferred_init.recording import deferred_init
+from .frontends.report import UnitReport, UnitReports, unit_report
+from .frontends.wrap import (
     CustomPolicy,
     EveryKthPolicy,
     ModuleWrapPolicy,
@@ -54,6 +30,35 @@ from .wrap import (
     size_policy,
     transformer_auto_wrap_policy,
     wrap,
+)
+from .fsdp1.flat_param import FlatParameter
+from .fsdp1.fully_sharded_data_parallel import FullyShardedDataParallel
+from .fsdp1.grad_scaler import ShardedGradScaler
+from .fsdp1.state_dict.optim_parameters import OptimStateKeyType
+from .fsdp1.state_dict.settings import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    LocalOptimStateDictConfig,
+    LocalStateDictConfig,
+    OptimStateDictConfig,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    StateDictConfig,
+    StateDictSettings,
+    StateDictType,
+)
+from .fsdp2.fsdp_module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx
+from .fsdp2.fully_shard import fully_shard
+from .fsdp2.spmd_mesh import DataParallelMeshDims
+from .shared.settings import (
+    BackwardPrefetch,
+    CPUOffload,
+    CPUOffloadPolicy,
+    MemoryHandover,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    ShardingStrategy,
 )
 
 __all__ = [

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from reports.hta_check import (
+from fsdpbench.reports.hta_check import (
     hta_critical_path,
     hta_idle_causes,
     hta_overlap,
     hta_queue_length,
     hta_trace_diff,
 )
-from reports.outside_text import printable
+from fsdpbench.reports.outside_text import printable
 
 _MOST_NAMES = 8
 
@@ -76,7 +76,7 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
 
 def _tried(question: Callable[[], Any]) -> Any:
     """HTA's answer, or its error as a line: it fails in many ways on traces that lack what it expects."""
-    from reports.hta_check import HtaMissingError
+    from fsdpbench.reports.hta_check import HtaMissingError
 
     try:
         return question()

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from reports.analysis.memory import device_events
-from reports.trace import Trace
-from reports.trace.model import Int64
+from fsdpbench.reports.analysis.memory import device_events
+from fsdpbench.reports.trace import Trace
+from fsdpbench.reports.trace.model import Int64
 
 MAX_POINTS = 2000
 

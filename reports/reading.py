@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reports.outside_text import one_line
+from fsdpbench.reports.outside_text import one_line
 
 MIB = 1 << 20
 LARGEST_JSON = 64 * MIB

@@ -11,8 +11,14 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis, communication_dict, late_dict
-from reports.analysis.time_units import seconds
+from fsdpbench.reports.analysis.model import (
+    Analysis,
+    CollectiveFigures,
+    RankAnalysis,
+    communication_dict,
+    late_dict,
+)
+from fsdpbench.reports.analysis.time_units import seconds
 
 Record = dict[str, Any]
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from reports.outside_text import all_on_one_line, one_line
-from reports.reading import LARGEST_JSON, UnreadableError, read_bytes
+from fsdpbench.reports.outside_text import all_on_one_line, one_line
+from fsdpbench.reports.reading import LARGEST_JSON, UnreadableError, read_bytes
 
 
 class FolderContentError(Exception):

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from reports.analysis.activity import Activity, Work, find_activity
-from reports.analysis.model import StepAnalysis
-from reports.analysis.unit_spans import unit_of_work
-from reports.analysis.units import FsdpSpans, fsdp_spans
-from reports.analysis.windows import phase_marks
-from reports.trace import MISSING, Trace
+from fsdpbench.reports.analysis.activity import Activity, Work, find_activity
+from fsdpbench.reports.analysis.model import StepAnalysis
+from fsdpbench.reports.analysis.unit_spans import unit_of_work
+from fsdpbench.reports.analysis.units import FsdpSpans, fsdp_spans
+from fsdpbench.reports.analysis.windows import phase_marks
+from fsdpbench.reports.trace import MISSING, Trace
 
 MAX_BARS = 600
 

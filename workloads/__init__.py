@@ -8,12 +8,17 @@
 One file a family. Imports torch and nothing of this project.
 """
 
-from workloads.base import Workload
-from workloads.checkpointing import ActivationCheckpointing
-from workloads.errors import DataError, ShapeError, UnknownModelError, WorkloadError
-from workloads.flops import BlockFlops, Flops, ForwardFlops
-from workloads.grouping import BlockGroup, group_blocks
-from workloads.registry import families, get_workload, workload_names
+if __name__ == "workloads":
+    from fsdpbench.bare_names import stand_for
+
+    stand_for(__name__)
+
+from fsdpbench.workloads.base import Workload
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.errors import DataError, ShapeError, UnknownModelError, WorkloadError
+from fsdpbench.workloads.flops import BlockFlops, Flops, ForwardFlops
+from fsdpbench.workloads.grouping import BlockGroup, group_blocks
+from fsdpbench.workloads.registry import families, get_workload, workload_names
 
 __all__ = [
     "ActivationCheckpointing",

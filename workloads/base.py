@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from workloads.checkpointing import ActivationCheckpointing
-from workloads.errors import WorkloadError
-from workloads.flops import Flops, ForwardFlops
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.errors import WorkloadError
+from fsdpbench.workloads.flops import Flops, ForwardFlops
 
 TRAINING_BYTES = 16
 """Bytes a parameter trained in float32 by AdamW needs: weight, gradient and two moments, four bytes each."""

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from workloads.base import Batch
-from workloads.errors import DataError
-from workloads.streaming import check_counts, draw, rank_generator, reason_of, stream
+from fsdpbench.workloads.base import Batch
+from fsdpbench.workloads.errors import DataError
+from fsdpbench.workloads.streaming import check_counts, draw, rank_generator, reason_of, stream
 
 
 def click_batches(

@@ -26,15 +26,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Batch, SampleWorkload
-from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from workloads.clicks import click_batches
-from workloads.errors import ShapeError
-from workloads.flops import BlockFlops, ForwardFlops
-from workloads.layers import Projection
-from workloads.shape import check_divides, check_positive
-from workloads.shaped import Shaped
-from workloads.sparse import STATE_BYTES, SparseTables
+from fsdpbench.workloads.base import Batch, SampleWorkload
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from fsdpbench.workloads.clicks import click_batches
+from fsdpbench.workloads.errors import ShapeError
+from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
+from fsdpbench.workloads.layers import Projection
+from fsdpbench.workloads.shape import check_divides, check_positive
+from fsdpbench.workloads.shaped import Shaped
+from fsdpbench.workloads.sparse import STATE_BYTES, SparseTables
 
 FAMILY = "dhen"
 TABLE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

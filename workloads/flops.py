@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing
 
 
 @dataclass(frozen=True)

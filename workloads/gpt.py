@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from workloads.errors import ShapeError, WorkloadError
-from workloads.flops import BlockFlops, ForwardFlops
-from workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
-from workloads.next_token import NextTokenWorkload
-from workloads.shape import check_divides, check_positive, check_share
-from workloads.shaped import Shaped
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from fsdpbench.workloads.errors import ShapeError, WorkloadError
+from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
+from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
+from fsdpbench.workloads.next_token import NextTokenWorkload
+from fsdpbench.workloads.shape import check_divides, check_positive, check_share
+from fsdpbench.workloads.shaped import Shaped
 
 FAMILY = "gpt"
 POSITIONS = ("learned", "none")

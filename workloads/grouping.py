@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from workloads.errors import WorkloadError
+from fsdpbench.workloads.errors import WorkloadError
 
 
 class BlockGroup(nn.Sequential):

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from workloads.errors import ShapeError
-from workloads.flops import BlockFlops, ForwardFlops
-from workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
-from workloads.next_token import NextTokenWorkload
-from workloads.shape import check_divides, check_positive
-from workloads.shaped import Shaped
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from fsdpbench.workloads.errors import ShapeError
+from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
+from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
+from fsdpbench.workloads.next_token import NextTokenWorkload
+from fsdpbench.workloads.shape import check_divides, check_positive
+from fsdpbench.workloads.shaped import Shaped
 
 FAMILY = "llama"
 _NORM_EPS = 1e-5

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from workloads import deepvit, dhen, gpt, llama, regnet, t5
-from workloads.base import Workload
-from workloads.errors import ShapeError, UnknownModelError
+from fsdpbench.workloads import deepvit, dhen, gpt, llama, regnet, t5
+from fsdpbench.workloads.base import Workload
+from fsdpbench.workloads.errors import ShapeError, UnknownModelError
 
 
 @dataclass(frozen=True)

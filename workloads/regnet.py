@@ -26,14 +26,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from workloads.errors import ShapeError
-from workloads.flops import BlockFlops, ForwardFlops
-from workloads.images import CHANNELS
-from workloads.layers import Projection
-from workloads.shape import check_layers, check_positive
-from workloads.shaped import Shaped
-from workloads.vision import VisionWorkload, class_loss
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from fsdpbench.workloads.errors import ShapeError
+from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
+from fsdpbench.workloads.images import CHANNELS
+from fsdpbench.workloads.layers import Projection
+from fsdpbench.workloads.shape import check_layers, check_positive
+from fsdpbench.workloads.shaped import Shaped
+from fsdpbench.workloads.vision import VisionWorkload, class_loss
 
 FAMILY = "regnet"
 

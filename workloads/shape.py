@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from workloads.errors import ShapeError
+from fsdpbench.workloads.errors import ShapeError
 
 S = TypeVar("S")
 

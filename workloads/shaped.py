@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from workloads.shape import make_shape
+from fsdpbench.workloads.shape import make_shape
 
 S = TypeVar("S")
 

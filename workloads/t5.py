@@ -25,14 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workloads.base import Batch, TokenWorkload
-from workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from workloads.data import token_rows
-from workloads.errors import ShapeError
-from workloads.flops import BlockFlops, ForwardFlops
-from workloads.layers import Lookup, Projection, token_loss
-from workloads.shape import check_positive, check_share
-from workloads.shaped import Shaped
+from fsdpbench.workloads.base import Batch, TokenWorkload
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from fsdpbench.workloads.data import token_rows
+from fsdpbench.workloads.errors import ShapeError
+from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
+from fsdpbench.workloads.layers import Lookup, Projection, token_loss
+from fsdpbench.workloads.shape import check_positive, check_share
+from fsdpbench.workloads.shaped import Shaped
 
 FAMILY = "t5"
 ATTENTIONS = ("fused", "explicit")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workloads.base import Batch, SampleWorkload
-from workloads.images import image_batches
+from fsdpbench.workloads.base import Batch, SampleWorkload
+from fsdpbench.workloads.images import image_batches
 
 
 class VisionWorkload(SampleWorkload):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.outside_text import one_line
+from fsdpbench.reports.outside_text import one_line
 
 LARGEST = 2.0**63
 """No time, size or count of a step is beyond it, and sums and differences below it stay finite."""

@@ -11,7 +11,7 @@ from fsdpbench.check.compare import Change, Comparison
 from fsdpbench.check.diagnosis import Finding, diagnose
 from fsdpbench.check.outcomes import Verdict
 from fsdpbench.check.shown import shown_pair, shown_percent
-from reports.outside_text import one_line
+from fsdpbench.reports.outside_text import one_line
 
 SHOWN = (Verdict.WORSE, Verdict.UNKNOWN, Verdict.BETTER, Verdict.CHANGED, Verdict.ALLOWED)
 _NAMED = 3

@@ -11,7 +11,7 @@ from fsdpbench.check.sides import Side
 from fsdpbench.check.strict import check_names
 from fsdpbench.errors import CannotJudgeError
 from fsdpbench.records import Status
-from reports.outside_text import one_line
+from fsdpbench.reports.outside_text import one_line
 
 _NAMED = 5
 _LONGEST = 250

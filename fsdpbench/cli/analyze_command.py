@@ -12,9 +12,9 @@ from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
 from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from reports.analysis import Analysis
-    from reports.analysis.roof import Links
-    from reports.trace import TraceLimits
+    from fsdpbench.reports.analysis import Analysis
+    from fsdpbench.reports.analysis.roof import Links
+    from fsdpbench.reports.trace import TraceLimits
 
 
 @click.command("analyze")
@@ -41,8 +41,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Overlap, exposed communication, idle time and memory of Kineto traces (files or folders)."""
-    from reports.analysis.text import describe
-    from reports.hta_check import HtaMissingError
+    from fsdpbench.reports.analysis.text import describe
+    from fsdpbench.reports.hta_check import HtaMissingError
 
     links = _links(hardware)
     allowed = _limits(limits)
@@ -65,7 +65,7 @@ def command(
 
 
 def _limits(texts: tuple[str, ...]) -> TraceLimits:
-    from reports.trace import TraceLimits
+    from fsdpbench.reports.trace import TraceLimits
 
     try:
         return TraceLimits.from_environment().with_texts(texts)
@@ -76,10 +76,10 @@ def _limits(texts: tuple[str, ...]) -> TraceLimits:
 def _analyzed(
     paths: tuple[Path, ...], jobs: int | None, links: dict[str, Links], limits: TraceLimits
 ) -> Analysis:
-    from reports.analysis import analyze
-    from reports.analysis.inputs import find_traces
-    from reports.analysis.parallel import suitable_processes
-    from reports.trace import TraceError
+    from fsdpbench.reports.analysis import analyze
+    from fsdpbench.reports.analysis.inputs import find_traces
+    from fsdpbench.reports.analysis.parallel import suitable_processes
+    from fsdpbench.reports.trace import TraceError
 
     try:
         processes = jobs or suitable_processes([file.path for file in find_traces(paths)])
@@ -90,8 +90,8 @@ def _analyzed(
 
 def _links(hardware: str | None) -> dict[str, Links]:
     """The links by device name: of all packaged profiles, or of the one asked for, for any device."""
+    from fsdpbench.reports.analysis.roof import ANY_DEVICE, Links
     from fsdpbench.sim.hardware import ProfileError, load_profile, profile_names
-    from reports.analysis.roof import ANY_DEVICE, Links
 
     def of(name: str) -> tuple[str, Links]:
         profile = load_profile(name)
@@ -109,8 +109,8 @@ def _links(hardware: str | None) -> dict[str, Links]:
 
 def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, Any], list[str]]:
     """What changed, rank by rank, as JSON and in words."""
-    from reports.analysis.diff_text import describe_diff
-    from reports.analysis.trace_diff import diff_analyses
+    from fsdpbench.reports.analysis.diff_text import describe_diff
+    from fsdpbench.reports.analysis.trace_diff import diff_analyses
 
     diffs = diff_analyses(before, after)
     if not diffs:
@@ -121,7 +121,7 @@ def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, Any], list[s
 
 def _second_opinion(before: Analysis | None, after: Analysis) -> tuple[dict[str, Any], list[str]]:
     """HTA's, on each trace, and its own diff of the first of both sides."""
-    from reports.hta_text import describe_changes, describe_opinion, hta_changes, hta_opinion
+    from fsdpbench.reports.hta_text import describe_changes, describe_opinion, hta_changes, hta_opinion
 
     opinions = [hta_opinion(rank.path) for rank in after.ranks]
     content: dict[str, Any] = {"ranks": opinions}

@@ -26,7 +26,7 @@ def command(what: str, as_json: bool) -> None:
 
 
 def models() -> list[Row]:
-    from workloads import get_workload, workload_names
+    from fsdpbench.workloads import get_workload, workload_names
 
     rows = []
     for name in workload_names():

@@ -15,8 +15,8 @@ from rich.text import Text
 from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.units import each
 from fsdpbench.config import Config
+from fsdpbench.reports.outside_text import one_line
 from fsdpbench.sweep.runner import Progress
-from reports.outside_text import one_line
 
 _LAST_SHOWN = 8
 _GAP = 2

@@ -18,9 +18,9 @@ from fsdpbench.errors import BenchError, UsageError
 def command(folder: Path, output: Path | None, form: str) -> None:
     """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV."""
     from fsdpbench.index import refresh_index
+    from fsdpbench.reports.page import RunFolderError, write_csv, write_json, write_markdown, write_report
     from fsdpbench.store import REPORT_FILE, Store
     from fsdpbench.whole_files import write_whole
-    from reports.page import RunFolderError, write_csv, write_json, write_markdown, write_report
 
     try:
         if form != "html":

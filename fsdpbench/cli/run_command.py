@@ -19,8 +19,8 @@ from fsdpbench.cli.script_request import script_config, script_options
 from fsdpbench.cli.values import PossiblePath
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
+from fsdpbench.reports.outside_text import one_line
 from fsdpbench.settings import Settings
-from reports.outside_text import one_line
 
 if TYPE_CHECKING:
     from fsdpbench.config import Config

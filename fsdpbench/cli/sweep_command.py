@@ -84,9 +84,9 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
     from fsdpbench.cli.ranking import print_ranking
     from fsdpbench.provenance import content_key
     from fsdpbench.records import Status
+    from fsdpbench.reports.page import write_report
     from fsdpbench.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.sweep.runner import jobs_for, run_sweep
-    from reports.page import write_report
 
     plan = request.plan()
     tell(request.announcement(len(plan.points)))

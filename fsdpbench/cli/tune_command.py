@@ -54,10 +54,10 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     """
     fork_server.start(device_named(space, options))
     from fsdpbench.cli.progress import SilentProgress, make_progress
+    from fsdpbench.reports.page import write_report
     from fsdpbench.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.tune.front import figure_of
     from fsdpbench.tune.run import Effort, Goal, tune
-    from reports.page import write_report
 
     goal = Goal(options.pop("goal"), parse_memory(options.pop("memory")))
     figure_of(goal.name)

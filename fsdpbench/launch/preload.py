@@ -19,7 +19,7 @@ _NEEDED = (
     "fsdpbench.devices.sim",
     "fsdpbench.launch.point",
     "fsdpbench.worker",
-    "impl",
+    "fsdpbench.impl",
 )
 
 

@@ -26,8 +26,8 @@ from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
 from fsdpbench.reading import UnreadableFileError, read_json_object
 from fsdpbench.records import Status
+from fsdpbench.reports.outside_text import printable
 from fsdpbench.result import Outcome
-from reports.outside_text import printable
 
 _START_GRACE_S = 120.0
 """On top of a configuration's timeout: what a job may take besides (imports, the file system)."""

@@ -18,7 +18,7 @@ from fsdpbench.planning import Target, make_config, without_absent
 from fsdpbench.settings import Settings, Value, show_value
 from fsdpbench.sweep.rules import Rule
 from fsdpbench.systems import get_system
-from workloads import Workload
+from fsdpbench.workloads import Workload
 
 MOST_COMBINATIONS = 100_000
 """More are not listed one by one: at about 0.2 ms each that would take longer than running a good sample."""

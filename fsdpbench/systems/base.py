@@ -19,7 +19,7 @@ from torch import nn
 from fsdpbench.config import Config
 from fsdpbench.errors import UsageError
 from fsdpbench.systems.optimizers import make_optimizer
-from workloads import Workload, get_workload
+from fsdpbench.workloads import Workload, get_workload
 
 _STATE_BYTES = 16
 """Of a parameter: itself, its gradient, and two moments of AdamW, all in fp32."""

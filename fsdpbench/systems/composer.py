@@ -36,7 +36,7 @@ from fsdpbench.config import Config
 from fsdpbench.systems.base import BuildContext
 from fsdpbench.systems.fsdp1 import TorchFsdp1
 from fsdpbench.systems.fsdp1_of_2022 import TorchFsdp1Of2022, slow_attention_backward
-from workloads import gpt
+from fsdpbench.workloads import gpt
 
 _METRICS = ("cross entropy", "perplexity")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

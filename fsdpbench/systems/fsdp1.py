@@ -76,7 +76,7 @@ class ImplFsdp1(_FlatParameterSystem):
         return refuse_common(config)
 
     def _module(self) -> ModuleType:
-        import impl
+        from fsdpbench import impl
 
         return impl
 

@@ -35,7 +35,7 @@ from torch.utils.checkpoint import checkpoint
 from fsdpbench.config import Config
 from fsdpbench.systems.base import BuildContext
 from fsdpbench.systems.fsdp1 import TorchFsdp1
-from workloads import checkpointing
+from fsdpbench.workloads import checkpointing
 
 
 class TorchFsdp1Of2022(TorchFsdp1):

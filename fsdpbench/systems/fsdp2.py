@@ -77,12 +77,12 @@ class ImplFsdp2(_FullyShardSystem):
         return absent
 
     def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
-        from impl import MixedPrecisionPolicy
+        from fsdpbench.impl import MixedPrecisionPolicy
 
         return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
 
     def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
-        from impl import CPUOffloadPolicy, fully_shard
+        from fsdpbench.impl import CPUOffloadPolicy, fully_shard
 
         settings = context.config.settings
         prefetch = settings.backward_prefetch

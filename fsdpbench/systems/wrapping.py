@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fsdpbench.errors import UsageError
-from workloads import BlockGroup, Workload, group_blocks
+from fsdpbench.workloads import BlockGroup, Workload, group_blocks
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
 

@@ -62,7 +62,7 @@ def _impl_fsdp2(config: Config) -> str:
         arguments.append(f"memory_handover={settings.memory_handover!r}")
     if settings.limit_all_gathers is not None:
         arguments.append(f"limit_all_gathers={_limit(config)!r}")
-    return _fully_shard(config, "impl", arguments, "CPUOffloadPolicy()")
+    return _fully_shard(config, "fsdpbench.impl", arguments, "CPUOffloadPolicy()")
 
 
 def _torch_fsdp2(config: Config) -> str:
@@ -134,7 +134,7 @@ def _impl_fsdp1(config: Config) -> str:
     ]
     if settings.memory_handover is not None:
         arguments.append(f"memory_handover={settings.memory_handover!r}")
-    return _flat(config, "impl", "from impl import CustomPolicy", arguments)
+    return _flat(config, "fsdpbench.impl", "from fsdpbench.impl import CustomPolicy", arguments)
 
 
 def _torch_fsdp1(config: Config) -> str:

@@ -1,8 +1,8 @@
 """What happened in a trace: overlap, phases, collectives, FSDP units, memory, ranks."""
 
-from reports.analysis.analyze import analyze, analyze_trace
-from reports.analysis.memory import MemoryAnalysis
-from reports.analysis.model import (
+from fsdpbench.reports.analysis.analyze import analyze, analyze_trace
+from fsdpbench.reports.analysis.memory import MemoryAnalysis
+from fsdpbench.reports.analysis.model import (
     Analysis,
     CollectiveFigures,
     Problem,

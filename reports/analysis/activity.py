@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports import intervals
-from reports.analysis.groups import group_ranks
-from reports.analysis.naming import (
+from fsdpbench.reports import intervals
+from fsdpbench.reports.analysis.groups import group_ranks
+from fsdpbench.reports.analysis.naming import (
     COLLECTIVE_TYPES,
     CollectiveType,
     collective_type,
@@ -25,13 +25,13 @@ from reports.analysis.naming import (
     cpu_computation_names,
     issue_names,
 )
-from reports.analysis.nesting import NOTHING
-from reports.analysis.roof import Links
-from reports.analysis.sizes import message_bytes, wire_bytes, with_own_part
-from reports.analysis.units import FsdpSpans
-from reports.intervals import Intervals
-from reports.trace import MISSING, Category, Trace
-from reports.trace.model import Bool, Float64, Int8, Int32, Int64
+from fsdpbench.reports.analysis.nesting import NOTHING
+from fsdpbench.reports.analysis.roof import Links
+from fsdpbench.reports.analysis.sizes import message_bytes, wire_bytes, with_own_part
+from fsdpbench.reports.analysis.units import FsdpSpans
+from fsdpbench.reports.intervals import Intervals
+from fsdpbench.reports.trace import MISSING, Category, Trace
+from fsdpbench.reports.trace.model import Bool, Float64, Int8, Int32, Int64
 
 UNKNOWN_TIME = np.iinfo(np.int64).min
 """Stands for "no launch recorded"."""

@@ -11,13 +11,13 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from reports.analysis.activity import Activity, find_activity
-from reports.analysis.figures import collective_figures, phase_parts, time_parts
-from reports.analysis.idle import find_idle_causes
-from reports.analysis.inputs import TraceFile, find_traces
-from reports.analysis.lateness import time_gathers
-from reports.analysis.memory import analyze_memory
-from reports.analysis.model import (
+from fsdpbench.reports.analysis.activity import Activity, find_activity
+from fsdpbench.reports.analysis.figures import collective_figures, phase_parts, time_parts
+from fsdpbench.reports.analysis.idle import find_idle_causes
+from fsdpbench.reports.analysis.inputs import TraceFile, find_traces
+from fsdpbench.reports.analysis.lateness import time_gathers
+from fsdpbench.reports.analysis.memory import analyze_memory
+from fsdpbench.reports.analysis.model import (
     Analysis,
     CollectiveFigures,
     Problem,
@@ -27,19 +27,19 @@ from reports.analysis.model import (
     TimeParts,
     merge,
 )
-from reports.analysis.name_totals import name_totals
-from reports.analysis.parallel import end_with_the_caller, interruptions_held
-from reports.analysis.ranks import summarize
-from reports.analysis.roof import Links, links_of
-from reports.analysis.sanity import check
-from reports.analysis.snapshot import SnapshotAnalysis, read_snapshot
-from reports.analysis.stragglers import collective_durations
-from reports.analysis.unit_figures import analyze_units
-from reports.analysis.units import NUMBERED_UNITS, fsdp_spans
-from reports.analysis.verdict import judge_rank
-from reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
-from reports.analysis.work_counts import count_work
-from reports.trace import Trace, TraceError, TraceLimits, read_trace
+from fsdpbench.reports.analysis.name_totals import name_totals
+from fsdpbench.reports.analysis.parallel import end_with_the_caller, interruptions_held
+from fsdpbench.reports.analysis.ranks import summarize
+from fsdpbench.reports.analysis.roof import Links, links_of
+from fsdpbench.reports.analysis.sanity import check
+from fsdpbench.reports.analysis.snapshot import SnapshotAnalysis, read_snapshot
+from fsdpbench.reports.analysis.stragglers import collective_durations
+from fsdpbench.reports.analysis.unit_figures import analyze_units
+from fsdpbench.reports.analysis.units import NUMBERED_UNITS, fsdp_spans
+from fsdpbench.reports.analysis.verdict import judge_rank
+from fsdpbench.reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
+from fsdpbench.reports.analysis.work_counts import count_work
+from fsdpbench.reports.trace import Trace, TraceError, TraceLimits, read_trace
 
 
 def analyze(

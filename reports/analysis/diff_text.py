@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports.analysis.trace_diff import Change, NameChange, TraceDiff
-from reports.outside_text import printable
+from fsdpbench.reports.analysis.trace_diff import Change, NameChange, TraceDiff
+from fsdpbench.reports.outside_text import printable
 
 _MS = 1e6
 _MIB = 2**20

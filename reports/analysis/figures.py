@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from reports import intervals
-from reports.analysis.activity import Activity, Collectives
-from reports.analysis.model import CollectiveFigures, TimeParts
-from reports.analysis.naming import COLLECTIVE_TYPES
-from reports.analysis.windows import OTHER_PHASE, Window
-from reports.intervals import Intervals
-from reports.trace import MISSING
-from reports.trace.model import Bool
+from fsdpbench.reports import intervals
+from fsdpbench.reports.analysis.activity import Activity, Collectives
+from fsdpbench.reports.analysis.model import CollectiveFigures, TimeParts
+from fsdpbench.reports.analysis.naming import COLLECTIVE_TYPES
+from fsdpbench.reports.analysis.windows import OTHER_PHASE, Window
+from fsdpbench.reports.intervals import Intervals
+from fsdpbench.reports.trace import MISSING
+from fsdpbench.reports.trace.model import Bool
 
 
 def time_parts(activity: Activity, start: int, end: int) -> TimeParts:

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from reports.trace import Category, Trace
+from fsdpbench.reports.trace import Category, Trace
 
 _PREFIX = "FullyShardedDataParallel."
 _FORWARD = "forward"

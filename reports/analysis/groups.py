@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from reports.trace import CollectiveInfo
+from fsdpbench.reports.trace import CollectiveInfo
 
 MOST_RANKS = 1 << 16
 """More ranks than this are not listed: a shortened list of few characters may stand for any number."""

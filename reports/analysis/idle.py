@@ -15,14 +15,14 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from reports import intervals
-from reports.analysis.activity import UNKNOWN_TIME, Activity
-from reports.analysis.runtime_calls import allocator_calls, synchronizing_calls
-from reports.analysis.time_units import seconds
-from reports.analysis.units import FsdpSpans
-from reports.intervals import Intervals
-from reports.trace import Trace
-from reports.trace.model import Int64
+from fsdpbench.reports import intervals
+from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
+from fsdpbench.reports.analysis.runtime_calls import allocator_calls, synchronizing_calls
+from fsdpbench.reports.analysis.time_units import seconds
+from fsdpbench.reports.analysis.units import FsdpSpans
+from fsdpbench.reports.intervals import Intervals
+from fsdpbench.reports.trace import Trace
+from fsdpbench.reports.trace.model import Int64
 
 LAUNCH_LATENCY_NS = 20_000
 """What lies between a launch and its start is called latency up to here, and waiting beyond."""

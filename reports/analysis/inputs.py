@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.analysis.snapshot import SUFFIXES as SNAPSHOT_SUFFIXES
-from reports.trace import TraceError
+from fsdpbench.reports.analysis.snapshot import SUFFIXES as SNAPSHOT_SUFFIXES
+from fsdpbench.reports.trace import TraceError
 
 _SUFFIXES = (".json", ".json.gz", *SNAPSHOT_SUFFIXES)
 _MOST_FILES = 500_000

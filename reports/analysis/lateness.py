@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from reports import intervals
-from reports.analysis.activity import UNKNOWN_TIME, Activity
-from reports.analysis.naming import COLLECTIVE_TYPES, CollectiveType
-from reports.analysis.nesting import NOTHING
-from reports.analysis.time_units import seconds
-from reports.analysis.units import FsdpSpans, unit_of
-from reports.analysis.windows import Mark, Window, containing
-from reports.trace import MISSING
-from reports.trace.model import Bool, Int32, Int64
+from fsdpbench.reports import intervals
+from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
+from fsdpbench.reports.analysis.naming import COLLECTIVE_TYPES, CollectiveType
+from fsdpbench.reports.analysis.nesting import NOTHING
+from fsdpbench.reports.analysis.time_units import seconds
+from fsdpbench.reports.analysis.units import FsdpSpans, unit_of
+from fsdpbench.reports.analysis.windows import Mark, Window, containing
+from fsdpbench.reports.trace import MISSING
+from fsdpbench.reports.trace.model import Bool, Int32, Int64
 
 TOLERANCE_NS = 1000
 """Lateness below this is none: launch latencies and the clock's grain."""

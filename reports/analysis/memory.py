@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from reports.analysis.activity import UNKNOWN_TIME, Activity
-from reports.analysis.nesting import NOTHING
-from reports.analysis.runtime_calls import allocator_rows
-from reports.analysis.time_units import seconds
-from reports.analysis.unit_spans import running_index
-from reports.analysis.units import FsdpSpans
-from reports.analysis.windows import Mark, Window, containing
-from reports.trace import MemoryEvents, Trace
-from reports.trace.model import Bool, Int64
+from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
+from fsdpbench.reports.analysis.nesting import NOTHING
+from fsdpbench.reports.analysis.runtime_calls import allocator_rows
+from fsdpbench.reports.analysis.time_units import seconds
+from fsdpbench.reports.analysis.unit_spans import running_index
+from fsdpbench.reports.analysis.units import FsdpSpans
+from fsdpbench.reports.analysis.windows import Mark, Window, containing
+from fsdpbench.reports.trace import MemoryEvents, Trace
+from fsdpbench.reports.trace.model import Bool, Int64
 
 CPU_DEVICE = 0
 """torch's DeviceType of the host."""

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from reports.analysis.findings import Verdict
-from reports.analysis.idle import IdleCauses
-from reports.analysis.lateness import GatherTiming
-from reports.analysis.memory import MemoryAnalysis
-from reports.analysis.name_totals import NameTotal
-from reports.analysis.roof import Links
-from reports.analysis.snapshot import SnapshotAnalysis
-from reports.analysis.stragglers import CollectiveDurations, Waiting
-from reports.analysis.time_units import seconds
-from reports.analysis.work_counts import WorkCounts
+from fsdpbench.reports.analysis.findings import Verdict
+from fsdpbench.reports.analysis.idle import IdleCauses
+from fsdpbench.reports.analysis.lateness import GatherTiming
+from fsdpbench.reports.analysis.memory import MemoryAnalysis
+from fsdpbench.reports.analysis.name_totals import NameTotal
+from fsdpbench.reports.analysis.roof import Links
+from fsdpbench.reports.analysis.snapshot import SnapshotAnalysis
+from fsdpbench.reports.analysis.stragglers import CollectiveDurations, Waiting
+from fsdpbench.reports.analysis.time_units import seconds
+from fsdpbench.reports.analysis.work_counts import WorkCounts
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.analysis.activity import Activity
-from reports.analysis.windows import Window
-from reports.trace import Trace
+from fsdpbench.reports.analysis.activity import Activity
+from fsdpbench.reports.analysis.windows import Window
+from fsdpbench.reports.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from reports.trace import Trace
+from fsdpbench.reports.trace import Trace
 
 
 class CollectiveType(StrEnum):

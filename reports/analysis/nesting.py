@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.trace.model import Int32, Int64
+from fsdpbench.reports.trace.model import Int32, Int64
 
 NOTHING = -1
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reports.trace import Trace
+from fsdpbench.reports.trace import Trace
 
 ANY_DEVICE = ""
 """In place of a device's name: these links, whatever the trace says."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from reports import intervals
-from reports.intervals import Intervals
-from reports.trace import Category, Trace
-from reports.trace.model import Int64
+from fsdpbench.reports import intervals
+from fsdpbench.reports.intervals import Intervals
+from fsdpbench.reports.trace import Category, Trace
+from fsdpbench.reports.trace.model import Int64
 
 _ALLOCATING = frozenset(
     {

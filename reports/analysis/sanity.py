@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from reports.analysis.activity import UNKNOWN_TIME, Activity
-from reports.analysis.nesting import NOTHING, index_spans
-from reports.analysis.windows import STEP, Window
-from reports.trace import Category, Trace
+from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
+from fsdpbench.reports.analysis.nesting import NOTHING, index_spans
+from fsdpbench.reports.analysis.windows import STEP, Window
+from fsdpbench.reports.trace import Category, Trace
 
 OVERLAP_TOLERANCE_NS = 1000
 """Kernels of one stream may seem to overlap by this much: older profilers write whole microseconds."""

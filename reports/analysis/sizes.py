@@ -7,8 +7,8 @@ broadcast, reduce and send/recv S.
 
 from __future__ import annotations
 
-from reports.analysis.naming import CollectiveType
-from reports.trace import CollectiveInfo, dtype_bytes
+from fsdpbench.reports.analysis.naming import CollectiveType
+from fsdpbench.reports.trace import CollectiveInfo, dtype_bytes
 
 _MOST_BYTES = 1 << 45
 """No collective carries more; a trace that says so is not believed."""

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from reports.bounded_memory import bounded_memory
-from reports.trace import TraceError, TraceLimits
-from reports.trace.blocks import open_file
-from reports.trace.limits import told_bytes
-from reports.trace.model import Int64
+from fsdpbench.reports.bounded_memory import bounded_memory
+from fsdpbench.reports.trace import TraceError, TraceLimits
+from fsdpbench.reports.trace.blocks import open_file
+from fsdpbench.reports.trace.limits import told_bytes
+from fsdpbench.reports.trace.model import Int64
 
 SUFFIXES = (".pickle", ".pkl")
 

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.analysis.activity import Activity
-from reports.analysis.groups import group_key
-from reports.trace import Trace
-from reports.trace.model import Float64, Int8, Int64
+from fsdpbench.reports.analysis.activity import Activity
+from fsdpbench.reports.analysis.groups import group_key
+from fsdpbench.reports.trace import Trace
+from fsdpbench.reports.trace.model import Float64, Int8, Int64
 
 NAMED_FROM = 0.6
 """Share of all waiting that a rank must cause to be named the straggler."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from reports.analysis.memory import MemoryAnalysis
-from reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis, TimeParts
-from reports.analysis.snapshot import SnapshotAnalysis
-from reports.analysis.stragglers import Waiting
-from reports.outside_text import printable
+from fsdpbench.reports.analysis.memory import MemoryAnalysis
+from fsdpbench.reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis, TimeParts
+from fsdpbench.reports.analysis.snapshot import SnapshotAnalysis
+from fsdpbench.reports.analysis.stragglers import Waiting
+from fsdpbench.reports.outside_text import printable
 
 _MS = 1e6
 _MIB = 2**20

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis
-from reports.analysis.time_units import seconds
+from fsdpbench.reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis
+from fsdpbench.reports.analysis.time_units import seconds
 
 _TIMES = ("time", "exposed")
 PARTS = ("compute_only", "overlapped", "exposed_communication", "idle")

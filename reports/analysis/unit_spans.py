@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from reports.analysis.activity import Work
-from reports.analysis.nesting import NOTHING, SpanIndex, index_spans
-from reports.analysis.units import FsdpSpans, unit_of
-from reports.trace import MISSING
-from reports.trace.model import Int32, Int64
+from fsdpbench.reports.analysis.activity import Work
+from fsdpbench.reports.analysis.nesting import NOTHING, SpanIndex, index_spans
+from fsdpbench.reports.analysis.units import FsdpSpans, unit_of
+from fsdpbench.reports.trace import MISSING
+from fsdpbench.reports.trace.model import Int32, Int64
 
 _OPENS = {"pre_forward": "forward", "pre_backward": "backward"}
 _CLOSES = {

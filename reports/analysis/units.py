@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.analysis.fsdp1_units import Annotation, number_units
-from reports.analysis.nesting import NOTHING, SpanIndex, index_spans
-from reports.trace import MISSING, Category, Trace
-from reports.trace.model import Int32, Int64
+from fsdpbench.reports.analysis.fsdp1_units import Annotation, number_units
+from fsdpbench.reports.analysis.nesting import NOTHING, SpanIndex, index_spans
+from fsdpbench.reports.trace import MISSING, Category, Trace
+from fsdpbench.reports.trace.model import Int32, Int64
 
 _EVENT = re.compile(r"^FSDP::(?P<event>\w+?)(?:\s*\((?P<unit>[^()]*)\)|\s+for\s+(?P<target>.+))?\s*$")
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
-from reports.analysis.lateness import GatherTiming, LateCause
-from reports.analysis.model import RankAnalysis
-from reports.analysis.units import ROOT_UNIT
+from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
+from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
+from fsdpbench.reports.analysis.model import RankAnalysis
+from fsdpbench.reports.analysis.units import ROOT_UNIT
 
 WORTH = 0.03
 """Share of the step from which a cause is worth a sentence."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.analysis.activity import Activity
-from reports.trace import Category, Trace
-from reports.trace.model import Int64
+from fsdpbench.reports.analysis.activity import Activity
+from fsdpbench.reports.trace import Category, Trace
+from fsdpbench.reports.trace.model import Int64
 
 STEP = re.compile(r"^ProfilerStep#(\d+)$")
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reports.analysis.activity import Activity
-from reports.analysis.units import FsdpSpans
-from reports.analysis.windows import Window
-from reports.trace import Trace
-from reports.trace.model import Int64
+from fsdpbench.reports.analysis.activity import Activity
+from fsdpbench.reports.analysis.units import FsdpSpans
+from fsdpbench.reports.analysis.windows import Window
+from fsdpbench.reports.trace import Trace
+from fsdpbench.reports.trace.model import Int64
 
 _COPY = re.compile(r"copy|clone|CatArray|_cat_|(^|_)stack_", re.IGNORECASE)
 _LIMITER = "limiter_wait"

@@ -1,9 +1,9 @@
 """The report of a run: one offline HTML page, and the same table as Markdown, JSON and CSV."""
 
-from reports.page.exports import write_csv, write_json, write_markdown
-from reports.page.html import write_report
-from reports.page.recommendation import best_sentence, findings
-from reports.page.view import Configuration, RunFolderError, RunView, Status, load_run
+from fsdpbench.reports.page.exports import write_csv, write_json, write_markdown
+from fsdpbench.reports.page.html import write_report
+from fsdpbench.reports.page.recommendation import best_sentence, findings
+from fsdpbench.reports.page.view import Configuration, RunFolderError, RunView, Status, load_run
 
 __all__ = [
     "Configuration",

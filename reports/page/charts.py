@@ -13,9 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reports.page.display import GIB, NOTHING, count, gib, milliseconds, number, percent, signed_percent
-from reports.page.effects import Effect
-from reports.page.ranking import Metric, Ranked, label, pareto_front, reserved, short_label
+from fsdpbench.reports.page.display import (
+    GIB,
+    NOTHING,
+    count,
+    gib,
+    milliseconds,
+    number,
+    percent,
+    signed_percent,
+)
+from fsdpbench.reports.page.effects import Effect
+from fsdpbench.reports.page.ranking import Metric, Ranked, label, pareto_front, reserved, short_label
 
 # Bars beyond this many say nothing that the table does not say better, and slow the page down.
 MOST_BARS = 30

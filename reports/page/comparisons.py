@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reports.page.charts import Chart, Table, chart_text
-from reports.page.display import NOTHING, count, gib, milliseconds, number, percent, setting, signed_percent
-from reports.page.ranking import Metric, Ranked, label, reserved, short_label
+from fsdpbench.reports.page.charts import Chart, Table, chart_text
+from fsdpbench.reports.page.display import (
+    NOTHING,
+    count,
+    gib,
+    milliseconds,
+    number,
+    percent,
+    setting,
+    signed_percent,
+)
+from fsdpbench.reports.page.ranking import Metric, Ranked, label, reserved, short_label
 
 _COLOURS = ("--compute", "--exposed", "--allreduce", "--reduce", "--gather", "--copy")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from reports.page.charts import Table
-from reports.page.view import Configuration
+from fsdpbench.reports.page.charts import Table
+from fsdpbench.reports.page.view import Configuration
 
 _MOST_ROWS = 200
 

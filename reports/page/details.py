@@ -10,20 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.analysis import RankAnalysis, TimeParts, analyze_trace
-from reports.analysis.findings import Verdict
-from reports.page import display
-from reports.page.charts import Table
-from reports.page.held_table import held_by_unit, held_table
-from reports.page.idle_table import idle_table
-from reports.page.memory_chart import memory_chart
-from reports.page.ranking import Ranked, short_label
-from reports.page.ranks_table import ranks_table
-from reports.page.timeline_data import pack_timeline
-from reports.page.units_chart import units_chart
-from reports.page.view import Configuration, Status
-from reports.run_files import ResultFile
-from reports.trace import Trace, TraceError, read_trace
+from fsdpbench.reports.analysis import RankAnalysis, TimeParts, analyze_trace
+from fsdpbench.reports.analysis.findings import Verdict
+from fsdpbench.reports.page import display
+from fsdpbench.reports.page.charts import Table
+from fsdpbench.reports.page.held_table import held_by_unit, held_table
+from fsdpbench.reports.page.idle_table import idle_table
+from fsdpbench.reports.page.memory_chart import memory_chart
+from fsdpbench.reports.page.ranking import Ranked, short_label
+from fsdpbench.reports.page.ranks_table import ranks_table
+from fsdpbench.reports.page.timeline_data import pack_timeline
+from fsdpbench.reports.page.units_chart import units_chart
+from fsdpbench.reports.page.view import Configuration, Status
+from fsdpbench.reports.run_files import ResultFile
+from fsdpbench.reports.trace import Trace, TraceError, read_trace
 
 Links = Callable[[Configuration], list[dict[str, str]]]
 

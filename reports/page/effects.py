@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from reports.page.display import setting
-from reports.page.ranking import Ranked, reserved, values_of, varying_settings
-from reports.page.view import Configuration, Status
+from fsdpbench.reports.page.display import setting
+from fsdpbench.reports.page.ranking import Ranked, reserved, values_of, varying_settings
+from fsdpbench.reports.page.view import Configuration, Status
 
 # Effects smaller than this are called none: below it a change of settings is not worth anybody's time.
 WORTH_SAYING = 0.01

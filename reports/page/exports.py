@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reports.outside_text import printable
-from reports.page import display
-from reports.page.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
-from reports.page.ranking_table import known_figures
-from reports.page.recommendation import best_sentence, findings
-from reports.page.view import Configuration, load_run
+from fsdpbench.reports.outside_text import printable
+from fsdpbench.reports.page import display
+from fsdpbench.reports.page.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
+from fsdpbench.reports.page.ranking_table import known_figures
+from fsdpbench.reports.page.recommendation import best_sentence, findings
+from fsdpbench.reports.page.view import Configuration, load_run
 
 _FIGURES = (
     *(

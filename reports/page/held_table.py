@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reports.analysis import MemoryAnalysis
-from reports.page import display
-from reports.page.charts import Table
+from fsdpbench.reports.analysis import MemoryAnalysis
+from fsdpbench.reports.page import display
+from fsdpbench.reports.page.charts import Table
 
 # The largest rows; the rest is one more.
 _MOST_ROWS = 12

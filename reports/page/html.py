@@ -17,11 +17,11 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from reports.page import display
-from reports.page.decisions_table import decisions_table
-from reports.page.details import Detail, build_details
-from reports.page.effects import effects
-from reports.page.ranking import (
+from fsdpbench.reports.page import display
+from fsdpbench.reports.page.decisions_table import decisions_table
+from fsdpbench.reports.page.details import Detail, build_details
+from fsdpbench.reports.page.effects import effects
+from fsdpbench.reports.page.ranking import (
     Metric,
     Ranked,
     constant_settings,
@@ -30,10 +30,10 @@ from reports.page.ranking import (
     reserved,
     varying_settings,
 )
-from reports.page.ranking_table import RankingTable, ranking_table
-from reports.page.recommendation import advice, best_sentence, findings
-from reports.page.sections import sections
-from reports.page.view import Configuration, RunView, Status, load_run
+from fsdpbench.reports.page.ranking_table import RankingTable, ranking_table
+from fsdpbench.reports.page.recommendation import advice, best_sentence, findings
+from fsdpbench.reports.page.sections import sections
+from fsdpbench.reports.page.view import Configuration, RunView, Status, load_run
 
 _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 
@@ -176,7 +176,7 @@ def _breakable(text: str) -> Markup:
 
 
 def _own_file(name: str) -> str:
-    return resources.files("reports.page").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("fsdpbench.reports.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def _policy(*scripts: str) -> str:

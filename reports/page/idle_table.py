@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from reports.analysis import RankAnalysis
-from reports.page import display
-from reports.page.charts import Table
+from fsdpbench.reports.analysis import RankAnalysis
+from fsdpbench.reports.page import display
+from fsdpbench.reports.page.charts import Table
 
 WORDS = {
     "allocator": "the CPU in the driver's allocation calls",

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.analysis import RankAnalysis
-from reports.analysis.memory import Retry
-from reports.memory_curve import MemoryCurve, memory_curve
-from reports.page import display
-from reports.page.charts import Table
-from reports.page.display import GIB
-from reports.trace import Trace
+from fsdpbench.reports.analysis import RankAnalysis
+from fsdpbench.reports.analysis.memory import Retry
+from fsdpbench.reports.memory_curve import MemoryCurve, memory_curve
+from fsdpbench.reports.page import display
+from fsdpbench.reports.page.charts import Table
+from fsdpbench.reports.page.display import GIB
+from fsdpbench.reports.trace import Trace
 
 _MS = 1_000_000
 

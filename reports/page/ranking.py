@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.page.display import setting
-from reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.page.display import setting
+from fsdpbench.reports.page.view import Configuration, RunView, Status
 
 # Two throughputs nearer than this count as the same: measured runs differ by about as much from run to run.
 NEAR = 0.01

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from reports.page import display
-from reports.page.display import NOTHING
-from reports.page.ranking import Metric, Ranked, label, values_of
-from reports.page.view import Configuration, Status
+from fsdpbench.reports.page import display
+from fsdpbench.reports.page.display import NOTHING
+from fsdpbench.reports.page.ranking import Metric, Ranked, label, values_of
+from fsdpbench.reports.page.view import Configuration, Status
 
 Links = Callable[[Configuration], list[dict[str, str]]]
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.analysis import RankAnalysis, RanksSummary, analyze_trace
-from reports.analysis.ranks import summarize
-from reports.page import display
-from reports.page.charts import Table
-from reports.trace import TraceError, read_trace
+from fsdpbench.reports.analysis import RankAnalysis, RanksSummary, analyze_trace
+from fsdpbench.reports.analysis.ranks import summarize
+from fsdpbench.reports.page import display
+from fsdpbench.reports.page.charts import Table
+from fsdpbench.reports.trace import TraceError, read_trace
 
 # Reading more of them for every configuration would take the page too long; `analyze` reads all.
 _MOST_RANKS = 16

@@ -7,10 +7,10 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from reports.analysis.findings import Suggestion, Verdict
-from reports.page.display import count, gib, number, percent, setting, signed_percent
-from reports.page.effects import WORTH_SAYING, Effect, effects
-from reports.page.ranking import (
+from fsdpbench.reports.analysis.findings import Suggestion, Verdict
+from fsdpbench.reports.page.display import count, gib, number, percent, setting, signed_percent
+from fsdpbench.reports.page.effects import WORTH_SAYING, Effect, effects
+from fsdpbench.reports.page.ranking import (
     NEAR,
     Ranked,
     label,
@@ -21,8 +21,8 @@ from reports.page.ranking import (
     values_of,
     varying_settings,
 )
-from reports.page.side_by_side import differences
-from reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.page.side_by_side import differences
+from fsdpbench.reports.page.view import Configuration, RunView, Status
 
 
 def best_sentence(view: RunView) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reports.page import charts, comparisons
-from reports.page.charts import Chart
-from reports.page.effects import effects
-from reports.page.ranking import Metric, Ranked
+from fsdpbench.reports.page import charts, comparisons
+from fsdpbench.reports.page.charts import Chart
+from fsdpbench.reports.page.effects import effects
+from fsdpbench.reports.page.ranking import Metric, Ranked
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.page.view import Configuration, RunView, Status
 
 COMPUTED = (
     "model",

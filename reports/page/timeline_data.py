@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from reports.analysis import StepAnalysis
-from reports.analysis.naming import collective_type
-from reports.timeline import Bar, Row, stream_rows
-from reports.trace import Trace
+from fsdpbench.reports.analysis import StepAnalysis
+from fsdpbench.reports.analysis.naming import collective_type
+from fsdpbench.reports.timeline import Bar, Row, stream_rows
+from fsdpbench.reports.trace import Trace
 
 # In the order of `Timeline.KINDS` in timeline.js.
 KINDS = (

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.analysis import CollectiveFigures, RankAnalysis, UnitAnalysis
-from reports.analysis.lateness import GatherTiming, LateCause
-from reports.page import display
-from reports.page.charts import Table, chart_text
+from fsdpbench.reports.analysis import CollectiveFigures, RankAnalysis, UnitAnalysis
+from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
+from fsdpbench.reports.page import display
+from fsdpbench.reports.page.charts import Table, chart_text
 
 _NAMED = ("all_gather", "reduce_scatter", "all_reduce")
 _OTHER = "other"

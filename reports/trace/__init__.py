@@ -1,8 +1,8 @@
 """Reading traces: any Kineto JSON file to numpy columns."""
 
-from reports.trace.dtypes import dtype_bytes
-from reports.trace.limits import TraceLimits
-from reports.trace.model import (
+from fsdpbench.reports.trace.dtypes import dtype_bytes
+from fsdpbench.reports.trace.limits import TraceLimits
+from fsdpbench.reports.trace.model import (
     MISSING,
     Category,
     CollectiveInfo,
@@ -12,7 +12,7 @@ from reports.trace.model import (
     Trace,
     TraceError,
 )
-from reports.trace.reader import read_trace
+from fsdpbench.reports.trace.reader import read_trace
 
 __all__ = [
     "MISSING",

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from reports.trace.limits import TraceLimits, told_bytes
-from reports.trace.model import TraceError
+from fsdpbench.reports.trace.limits import TraceLimits, told_bytes
+from fsdpbench.reports.trace.model import TraceError
 
 BLOCK_BYTES = 4 << 20
 _GZIP_MAGIC = b"\x1f\x8b"

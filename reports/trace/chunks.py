@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from reports.trace.blocks import WHITE
-from reports.trace.limits import TraceLimits
+from fsdpbench.reports.trace.blocks import WHITE
+from fsdpbench.reports.trace.limits import TraceLimits
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[\s*\{\s*("[^"\\]{1,32}")\s*:')
 _LIST = b'"traceEvents"'

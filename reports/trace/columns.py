@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from reports.trace.arguments import (
+from fsdpbench.reports.trace.arguments import (
     CallArguments,
     DeviceArguments,
     Number,
     SpanArguments,
     decode_arguments,
 )
-from reports.trace.dtypes import dtype_from_input_type
-from reports.trace.instants import InstantColumns, integers
-from reports.trace.model import (
+from fsdpbench.reports.trace.dtypes import dtype_from_input_type
+from fsdpbench.reports.trace.instants import InstantColumns, integers
+from fsdpbench.reports.trace.model import (
     MISSING,
     Bool,
     Category,
@@ -29,8 +29,8 @@ from reports.trace.model import (
     MemoryEvents,
     RetryEvents,
 )
-from reports.trace.raw import ExactEvent, FloatEvent
-from reports.trace.times import from_digits, from_floats
+from fsdpbench.reports.trace.raw import ExactEvent, FloatEvent
+from fsdpbench.reports.trace.times import from_digits, from_floats
 
 CATEGORIES = {
     "cpu_op": Category.CPU_OP,

@@ -8,8 +8,8 @@ from dataclasses import fields
 import numpy as np
 from msgspec import Raw
 
-from reports.trace.arguments import MemoryArguments, Number, decode_arguments
-from reports.trace.model import MISSING, Bool, Int64, MemoryEvents, RetryEvents
+from fsdpbench.reports.trace.arguments import MemoryArguments, Number, decode_arguments
+from fsdpbench.reports.trace.model import MISSING, Bool, Int64, MemoryEvents, RetryEvents
 
 
 class InstantColumns:

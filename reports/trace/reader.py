@@ -18,17 +18,17 @@ from typing import Any
 
 import msgspec
 
-from reports.trace.blocks import read_blocks
-from reports.trace.chunks import UncuttableError, cut
-from reports.trace.columns import ColumnBuilder
-from reports.trace.exact_chunks import cut_exactly
-from reports.trace.identity import identify
-from reports.trace.limits import TraceLimits
-from reports.trace.model import Trace, TraceError
-from reports.trace.raw import ABSENT, EXACT_EVENTS, EXACT_FILE, FILE, FLOAT_EVENTS, File, FloatEvent
-from reports.trace.repair import UnmendableError, recover_events, recover_value
-from reports.trace.structure import nesting
-from reports.trace.times import needs_digits
+from fsdpbench.reports.trace.blocks import read_blocks
+from fsdpbench.reports.trace.chunks import UncuttableError, cut
+from fsdpbench.reports.trace.columns import ColumnBuilder
+from fsdpbench.reports.trace.exact_chunks import cut_exactly
+from fsdpbench.reports.trace.identity import identify
+from fsdpbench.reports.trace.limits import TraceLimits
+from fsdpbench.reports.trace.model import Trace, TraceError
+from fsdpbench.reports.trace.raw import ABSENT, EXACT_EVENTS, EXACT_FILE, FILE, FLOAT_EVENTS, File, FloatEvent
+from fsdpbench.reports.trace.repair import UnmendableError, recover_events, recover_value
+from fsdpbench.reports.trace.structure import nesting
+from fsdpbench.reports.trace.times import needs_digits
 
 
 def read_trace(path: Path | str, limits: TraceLimits | None = None) -> Trace:

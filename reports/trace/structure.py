@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from reports.trace.model import Bool, Int64
+from fsdpbench.reports.trace.model import Bool, Int64
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 # `[` and `{`, `]` and `}` differ in one bit, so that a comparison finds both.

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 from msgspec import Raw
 
-from reports.trace.model import Bool, Int64
+from fsdpbench.reports.trace.model import Bool, Int64
 
 LARGEST_EXACT_MICROSECONDS = 2.0**43
 """Up to here a double tells neighbouring nanoseconds apart (its steps are at most 0.001 us)."""

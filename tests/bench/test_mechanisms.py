@@ -20,9 +20,9 @@ from fsdpbench.cli.request import target_of
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.planning import make_config, without_absent
 from fsdpbench.provenance import content_key
+from fsdpbench.reports.analysis import analyze
 from fsdpbench.settings import Settings
 from fsdpbench.store import Store
-from reports.analysis import analyze
 
 GPT_175B = {"model": "gpt-175b", "gpus": 128, "shape": "layers=12"}
 """Twelve blocks of the 175B shape on 16 nodes: the same units and collectives, a tenth of the time to run."""

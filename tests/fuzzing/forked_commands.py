@@ -183,7 +183,7 @@ def _load_everything() -> None:
     fork_server.start("sim")
     for module in pkgutil.iter_modules(fsdpbench.cli.__path__):
         importlib.import_module(f"fsdpbench.cli.{module.name}")
-    for name in ("reports.analysis.text", "fsdpbench.sim.hardware"):
+    for name in ("fsdpbench.reports.analysis.text", "fsdpbench.sim.hardware"):
         importlib.import_module(name)
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchModuleWrapPolicy
 
-import impl
+from fsdpbench import impl
 
 WIDTH = 8
 CPU = torch.device("cpu")

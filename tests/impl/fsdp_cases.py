@@ -15,10 +15,10 @@ from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchModuleWrapPolicy
 from torch.utils.checkpoint import checkpoint
 
-import impl
-import impl.comm
-from impl.full_params import full_parameters
-from impl.hooks import stage_of
+from fsdpbench import impl
+from fsdpbench.impl.collectives import comm
+from fsdpbench.impl.frontends.full_params import full_parameters
+from fsdpbench.impl.runtime.stage import stage_of
 
 VOCABULARY = 33
 
@@ -215,7 +215,7 @@ def our_full(model: Any, gradients: bool) -> dict[str, torch.Tensor | None]:
 
 def full_gradients(unit: Any) -> list[torch.Tensor | None]:
     """Gather the gradients of a flat unit as its parameters are gathered."""
-    from impl.full_params import gather_flat, split_full
+    from fsdpbench.impl.frontends.full_params import gather_flat, split_full
 
     shard = torch.zeros_like(unit.shard)
     presentation = unit.presentation
@@ -286,7 +286,7 @@ def _size_of_call(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> i
 def recorded(kind: str) -> Iterator[list[tuple[str, int]]]:
     """Record every collective with the number of elements of its larger side, in order of issue."""
     record: list[tuple[str, int]] = []
-    owner: Any = dist if kind == "torch" else impl.comm
+    owner: Any = dist if kind == "torch" else comm
     if kind == "torch":
         names = {
             "all_gather": "all_gather",  # what torch's FSDP1 uses on the CPU

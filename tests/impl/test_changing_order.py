@@ -19,8 +19,8 @@ from fsdp_cases import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 
-from impl import schedule
-from impl.hooks import stage_of
+from fsdpbench.impl.runtime import schedule
+from fsdpbench.impl.runtime.stage import stage_of
 
 
 class Shorter(Model):

@@ -11,8 +11,8 @@ from fsdp_cases import Model, assert_close, loss_of, read_flat, recorded, tokens
 from torch.distributed.algorithms._comm_hooks import default_hooks as torch_hooks
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
-from impl import comm_hooks
+from fsdpbench import impl
+from fsdpbench.impl.collectives import comm_hooks
 
 MODES = pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
 

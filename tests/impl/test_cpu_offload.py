@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
+from fsdpbench import impl
 
 
 def build(kind: str, mesh: tuple[int, ...], model: dict[str, Any] | None = None, **arguments: Any) -> Any:

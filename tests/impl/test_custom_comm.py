@@ -11,8 +11,8 @@ from fsdp_cases import Model, assert_close, full_dtensors, loss_of, shard_model,
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
-from impl import comm
+from fsdpbench import impl
+from fsdpbench.impl.collectives import comm
 
 
 class Gather:

@@ -10,7 +10,7 @@ from fsdp_cases import Block, Model, loss_of, shard_model, tokens_of, wrap_model
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
+from fsdpbench import impl
 
 
 def case_fully_shard_refuses(rank: int) -> None:

@@ -12,7 +12,7 @@ from state_cases import api_of, kept_as, train, wrapped
 from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-import impl
+from fsdpbench import impl
 
 FSDP = impl.FullyShardedDataParallel
 SHARDED = "SHARDED_STATE_DICT"

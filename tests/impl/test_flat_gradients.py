@@ -43,7 +43,7 @@ def case_accumulating(rank: int) -> None:
 
 
 def case_low_precision(rank: int) -> None:
-    from impl import MixedPrecision
+    from fsdpbench.impl import MixedPrecision
 
     for originals in (False, True):
         compare(accumulating, rank, originals, mixed_precision=MixedPrecisionOf(torch.bfloat16))

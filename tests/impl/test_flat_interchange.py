@@ -9,7 +9,7 @@ import torch
 from fsdp_cases import Block, assert_close
 from state_cases import Parts, api_of, kept_as, train, wrapped
 
-import impl
+from fsdpbench import impl
 
 FULL, SHARDED = "FULL_STATE_DICT", "SHARDED_STATE_DICT"
 

@@ -21,7 +21,7 @@ from fsdp_cases import (
 from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 
-import impl
+from fsdpbench import impl
 
 MODES = pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
 

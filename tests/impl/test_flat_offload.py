@@ -23,7 +23,7 @@ from fsdp_cases import (
 from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
+from fsdpbench import impl
 
 MODES = pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
 

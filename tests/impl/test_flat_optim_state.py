@@ -11,7 +11,7 @@ from fsdp_cases import assert_close
 from state_cases import Parts, api_of, assert_same_values, kept_as, train, wrapped
 from torch import nn
 
-import impl
+from fsdpbench import impl
 
 FSDP = impl.FullyShardedDataParallel
 MODES = pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])

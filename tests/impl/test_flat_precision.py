@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchModuleWrapPolicy
 
-import impl
+from fsdpbench import impl
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 MODES = pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])

@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.two_tensor import TwoTensor
 
-import impl
+from fsdpbench import impl
 
 
 def wrapped_inside(side: Side, **inner: Any) -> Net:

@@ -18,7 +18,7 @@ from fsdp_cases import (
 )
 from torch import nn
 
-import impl
+from fsdpbench import impl
 
 MODES = pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
 

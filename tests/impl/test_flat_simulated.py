@@ -14,7 +14,7 @@ from test_simulated_memory import LAYERS, UNIT_BYTES, WIDTH, Layer
 from test_simulated_timeline import Four, Named, kernels_of_third_step
 from torch import nn
 
-import impl
+from fsdpbench import impl
 
 ROWS = 8 * WIDTH
 BATCH = ROWS * WIDTH * 4

@@ -12,7 +12,7 @@ from state_cases import Parts, api_of, assert_same_values, kept_as, train, wrapp
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-import impl
+from fsdpbench import impl
 
 FSDP = impl.FullyShardedDataParallel
 TYPES = ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT")
@@ -270,8 +270,8 @@ def case_other_layouts(rank: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    from impl.hooks import stage_of
-    from impl.sharded_values import sharded_tensor
+    from fsdpbench.impl.fsdp1.state_dict.sharded_values import sharded_tensor
+    from fsdpbench.impl.runtime.stage import stage_of
 
     model, other = trained("impl", rank), wrapped("impl", seed=1)
     whole = model.state_dict()

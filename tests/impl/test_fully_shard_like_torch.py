@@ -16,7 +16,7 @@ from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
-import impl
+from fsdpbench import impl
 
 Program = Callable[[Any, DeviceMesh], Any]
 PROGRAMS: list[Program] = []

@@ -27,8 +27,8 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-import impl
-from impl.hooks import stage_of
+from fsdpbench import impl
+from fsdpbench.impl.runtime.stage import stage_of
 
 WIDTH = 15
 

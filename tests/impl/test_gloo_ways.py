@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from fsdp_cases import Model, assert_same_outcome, read_fully_shard, recorded, shard_model, tokens_of, train
 
-from impl import comm
-from impl.exchange import Exchange
-from impl.layout import chunked_layout, flat_layout
+from fsdpbench.impl.collectives import comm
+from fsdpbench.impl.collectives.exchange import Exchange
+from fsdpbench.impl.shared.layout import chunked_layout, flat_layout
 
 SHAPES = {
     "even": ((8, 3), (4,)),

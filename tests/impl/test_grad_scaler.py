@@ -11,7 +11,7 @@ from fsdp_cases import Model, assert_close, loss_of, our_full, tokens_of, torch_
 from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as TorchScaler
 
-import impl
+from fsdpbench import impl
 
 
 def scaler_of(kind: str, **arguments: Any) -> Any:

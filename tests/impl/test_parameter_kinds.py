@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
+from fsdpbench import impl
 
 SIDES = (("impl", impl), ("torch", torch_fsdp))
 

@@ -9,7 +9,7 @@ from fsdp_cases import Block, assert_close, read_fully_shard
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
+from fsdpbench import impl
 
 WIDTH = 6
 

@@ -22,10 +22,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_common as torch_common
 from torch.distributed.tensor import DTensor, Shard
 
-import impl
-from impl.full_params import full_parameters
-from impl.hooks import stage_of
-from impl.placement import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+from fsdpbench import impl
+from fsdpbench.impl.frontends.full_params import full_parameters
+from fsdpbench.impl.runtime.stage import stage_of
+from fsdpbench.impl.shared.placement import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 
 
 class Model(SharedModel):

@@ -13,7 +13,7 @@ from test_simulated_memory import simulated
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
+from fsdpbench import impl
 
 WIDTH = 256
 LOW = (torch.bfloat16, torch.float32)

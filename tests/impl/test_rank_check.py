@@ -11,9 +11,9 @@ from fsdp_cases import Model, assert_same_outcome, read_fully_shard, recorded, s
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
-from impl import rank_check
-from impl.hooks import stage_of
+from fsdpbench import impl
+from fsdpbench.impl.collectives import rank_check
+from fsdpbench.impl.runtime.stage import stage_of
 
 
 class Branches(nn.Module):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from impl.annotations import UnitLabels
-from impl.api import ScheduleSettings
-from impl.schedule import RateLimiter
-from impl.streams import Lane
+from fsdpbench.impl.runtime.schedule import RateLimiter
+from fsdpbench.impl.runtime.streams import Lane
+from fsdpbench.impl.shared.annotations import UnitLabels
+from fsdpbench.impl.shared.settings import ScheduleSettings
 
 UNIT: Any = SimpleNamespace(labels=UnitLabels("unit"))
 

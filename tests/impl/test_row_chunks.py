@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from impl.comm import UnitGroups
-from impl.layout import flat_layout
-from impl.row_chunks import fill_shard, row_range, rows_of_shard, rows_shape
+from fsdpbench.impl.collectives.comm import UnitGroups
+from fsdpbench.impl.fsdp1.state_dict.row_chunks import fill_shard, row_range, rows_of_shard, rows_shape
+from fsdpbench.impl.shared.layout import flat_layout
 
 
 def shapes_of(generator: random.Random) -> list[tuple[int, ...]]:

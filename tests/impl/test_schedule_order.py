@@ -75,8 +75,8 @@ def test_forward_prefetch_gathers_each_unit_once_and_in_order(two_ranks, front: 
 
 def case_gathered_ahead(rank: int, *, depth: int) -> None:
     """When a block's forward starts, its own and the next ``depth`` blocks' gathers were issued."""
-    from impl.hooks import stage_of
-    from impl.unit import UnitState
+    from fsdpbench.impl.runtime.stage import stage_of
+    from fsdpbench.impl.runtime.unit import UnitState
 
     model = build("fully_shard", forward_prefetch_depth=depth)
     loss_of(model, tokens_of(rank, 0)).backward()

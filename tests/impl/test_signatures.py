@@ -11,7 +11,7 @@ import torch.distributed.fsdp as torch_fsdp
 import torch.distributed.fsdp._fully_shard as torch_fsdp_2
 import torch.distributed.fsdp.wrap as torch_wrap
 
-import impl
+from fsdpbench import impl
 
 KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import impl
+from fsdpbench import impl
 
 WIDTH = 4096
 LAYERS = 12
@@ -107,7 +107,7 @@ class ManySmall(nn.Module):
 
 def make_model(name: str, device: torch.device) -> tuple[nn.Module, set[type[nn.Module]], Any]:
     """A model on the device, the classes to wrap and its batches."""
-    from workloads import get_workload
+    from fsdpbench.workloads import get_workload
 
     with torch.device("sim"):
         if name == "many small layers":

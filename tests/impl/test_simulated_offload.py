@@ -10,7 +10,7 @@ from test_simulated_memory import LAYERS, WIDTH, Layer, simulated
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
+from fsdpbench import impl
 
 RANKS = 8
 SHARD_BYTES = 4 * WIDTH * WIDTH // RANKS

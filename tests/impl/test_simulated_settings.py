@@ -10,7 +10,7 @@ from test_simulated_memory import LAYERS, UNIT_BYTES, WIDTH, Layer, simulated
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
+from fsdpbench import impl
 
 
 def build(layers: int = LAYERS, **arguments: Any) -> Any:

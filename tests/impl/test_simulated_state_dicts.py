@@ -8,7 +8,7 @@ import torch
 from test_simulated_memory import Layer, simulated
 from torch import nn
 
-import impl
+from fsdpbench import impl
 
 RANKS, LAYERS = 8, 4
 

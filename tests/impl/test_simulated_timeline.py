@@ -16,7 +16,7 @@ import torch
 from test_simulated_memory import simulated
 from torch import nn
 
-import impl
+from fsdpbench import impl
 
 WIDTH = 4096
 Interval = tuple[float, float]

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-import impl
-from impl.hooks import stage_of
+from fsdpbench import impl
+from fsdpbench.impl.runtime.stage import stage_of
 
 
 def shown(model: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-import impl
+from fsdpbench import impl
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch_fsdp, "DataParallelMeshDims"), reason="this torch has no dp_mesh_dims to compare with"

@@ -29,8 +29,8 @@ from torch.distributed.tensor import Shard
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_map_only
 
-import impl
-from impl.hooks import stage_of
+from fsdpbench import impl
+from fsdpbench.impl.runtime.stage import stage_of
 
 
 class Held(torch.Tensor):

@@ -9,7 +9,7 @@ import torch
 from fsdp_cases import Model, loss_of, recorded, shard_model, tokens_of, wrap_model
 from torch.distributed.device_mesh import init_device_mesh
 
-import impl
+from fsdpbench import impl
 
 
 def build(front: str) -> Any:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFsdp
 from torch.distributed.fsdp import wrap as torch_wrap
 
-import impl
+from fsdpbench import impl
 
 
 def names_of(model: nn.Module, chosen: Any) -> list[str]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from reports.outside_text import printable
-from reports.reading import UnreadableError, read_bytes, read_json, read_toml
+from fsdpbench.reports.outside_text import printable
+from fsdpbench.reports.reading import UnreadableError, read_bytes, read_json, read_toml
 
 Reader = Callable[[Path], Any]
 DEEP = 10_000

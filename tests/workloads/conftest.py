@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workloads import Workload, get_workload
+from fsdpbench.workloads import Workload, get_workload
 
 FAMILIES = ("gpt-tiny", "t5-tiny", "llama-tiny", "regnet-tiny", "deepvit-tiny", "dhen-tiny")
 SHORT = 16

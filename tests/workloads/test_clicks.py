@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 import torch
 
-from workloads import DataError, get_workload
+from fsdpbench.workloads import DataError, get_workload
 
 
 def take(count, *args, **kwargs):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from workloads import get_workload
+from fsdpbench.workloads import get_workload
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 import torch
 
-from workloads import DataError, WorkloadError, get_workload
+from fsdpbench.workloads import DataError, WorkloadError, get_workload
 
 
 @pytest.fixture

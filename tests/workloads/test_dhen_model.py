@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from workloads import get_workload
-from workloads.sparse import SparseTables
+from fsdpbench.workloads import get_workload
+from fsdpbench.workloads.sparse import SparseTables
 
 FEATURES, ROWS, WIDTH, BATCH, STEPS = 5, 7, 3, 4, 3
 

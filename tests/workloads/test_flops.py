@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-from workloads import get_workload
+from fsdpbench.workloads import get_workload
 
 GPT = {"layers": 3, "d_model": 64, "heads": 4, "vocab": 128, "max_seq": 96}
 # Torch counts the weight gradient of a convolution in G groups G times over: its backward is compared where

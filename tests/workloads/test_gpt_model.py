@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from workloads import WorkloadError, get_workload
-from workloads.gpt import GPTBlock
+from fsdpbench.workloads import WorkloadError, get_workload
+from fsdpbench.workloads.gpt import GPTBlock
 
 SMALL = {"layers": 3, "d_model": 32, "heads": 4, "vocab": 64, "max_seq": 16}
 

@@ -6,8 +6,8 @@ from itertools import islice
 import pytest
 import torch
 
-from workloads import DataError, get_workload
-from workloads.images import read_image
+from fsdpbench.workloads import DataError, get_workload
+from fsdpbench.workloads.images import read_image
 
 
 def take(count, *args, name="regnet-tiny", **kwargs):

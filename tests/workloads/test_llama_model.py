@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from workloads import get_workload
-from workloads.llama import rotary_tables, rotate
+from fsdpbench.workloads import get_workload
+from fsdpbench.workloads.llama import rotary_tables, rotate
 
 
 def build(seed=0, **fields):

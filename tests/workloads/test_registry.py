@@ -2,7 +2,14 @@
 
 import pytest
 
-from workloads import ShapeError, UnknownModelError, WorkloadError, families, get_workload, workload_names
+from fsdpbench.workloads import (
+    ShapeError,
+    UnknownModelError,
+    WorkloadError,
+    families,
+    get_workload,
+    workload_names,
+)
 
 EXPECTED = ["tiny", "125m", "350m", "1.3b", "2.8b", "6.7b", "13b", "30b", "175b", "1t"]
 

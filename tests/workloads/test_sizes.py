@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from workloads import get_workload, workload_names
+from fsdpbench.workloads import get_workload, workload_names
 
 # What the names promise, in parameters: GPT-3's 350M at 356 M; OPT's 125m, 1.3b, 6.7b, 13b and 30b as they
 # are; Pythia's 2.8b plus positions; 175B and 1T are the minGPTs of the FSDP paper and its predecessor. The

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from workloads import get_workload
-from workloads.t5 import distance_buckets
+from fsdpbench.workloads import get_workload
+from fsdpbench.workloads.t5 import distance_buckets
 
 
 def build(seed=0, **fields):

@@ -1,6 +1,6 @@
 """The smallest model of every family learns real data."""
 
-from workloads import get_workload
+from fsdpbench.workloads import get_workload
 
 
 def test_loss_falls_on_real_data(tiny, real_data, train):

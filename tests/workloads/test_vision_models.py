@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from workloads import get_workload
-from workloads.deepvit import DeepViTShape, PatchTokens, ReAttention
-from workloads.regnet import BatchNorm
+from fsdpbench.workloads import get_workload
+from fsdpbench.workloads.deepvit import DeepViTShape, PatchTokens, ReAttention
+from fsdpbench.workloads.regnet import BatchNorm
 
 
 def build(name, **fields):

@@ -32,7 +32,7 @@ class Replacements:
     def apply(self) -> None:
         """Replace all that was added, also in this project's FSDP, which may be imported already."""
         for name, module in list(sys.modules.items()):
-            if module is None or name.partition(".")[0] not in ("torch", "impl"):
+            if module is None or not f"{name}.".startswith(("torch.", "fsdpbench.impl.")):
                 continue
             for attribute, value in list(vars(module).items()):
                 found = self._by_id.get(id(value))

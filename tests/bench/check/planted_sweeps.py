@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-import impl.comm
-import impl.schedule
 from fsdpbench.config import Config, Measurement
+from fsdpbench.impl.collectives import comm
+from fsdpbench.impl.runtime import schedule
 from fsdpbench.launch.point import run_point
 from fsdpbench.planning import make_config, make_target, without_absent
 from fsdpbench.settings import Settings
@@ -60,12 +60,12 @@ def replaced(owner: Any, name: str, new: Callable[[Any], Any]) -> None:
 
 
 def no_prefetch(config: Config, work: Path, base: Path) -> Config:
-    replaced(impl.schedule.Schedule, "_prefetch_backward", lambda _: lambda self, stage: None)
+    replaced(schedule.Schedule, "_prefetch_backward", lambda _: lambda self, stage: None)
     return config
 
 
 def no_limiter(config: Config, work: Path, base: Path) -> Config:
-    replaced(impl.schedule.RateLimiter, "wait", lambda _: lambda self, unit: None)
+    replaced(schedule.RateLimiter, "wait", lambda _: lambda self, unit: None)
     return config
 
 
@@ -77,7 +77,7 @@ def another_all_gather(config: Config, work: Path, base: Path) -> Config:
 
         return gather
 
-    replaced(impl.comm, "all_gather", twice)
+    replaced(comm, "all_gather", twice)
     return config
 
 
@@ -85,7 +85,7 @@ def another_copy(config: Config, work: Path, base: Path) -> Config:
     def copying(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
         return lambda output, source, *rest, **more: reduce_scatter(output, source.clone(), *rest, **more)
 
-    replaced(impl.comm, "reduce_scatter", copying)
+    replaced(comm, "reduce_scatter", copying)
     return config
 
 

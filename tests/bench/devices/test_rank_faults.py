@@ -17,7 +17,7 @@ import torch
 
 from fsdpbench.records import Status
 from fsdpbench.worker import run_rank
-from workloads.gpt import GPTBlock
+from fsdpbench.workloads.gpt import GPTBlock
 
 # The launcher forks ranks beside its own threads; they start afresh and take no lock of its.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

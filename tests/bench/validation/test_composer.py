@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpbench.systems import composer
-from workloads.checkpointing import ActivationCheckpointing
-from workloads.gpt import GPT, GPTShape
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.gpt import GPT, GPTShape
 
 SHAPE = GPTShape(layers=1, d_model=32, heads=2, vocab=64, max_seq=16, bias=False)
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp.wrap import CustomPolicy as TorchCustomPolicy
 from torch.distributed.tensor import Shard
 
-import impl
+from fsdpbench import impl
 
 SIDES = ("torch", "impl")
 CPU = torch.device("cpu")

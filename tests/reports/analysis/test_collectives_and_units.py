@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from reports.analysis import analyze
-from reports.analysis.model import RankAnalysis
-from reports.analysis.naming import collective_type
-from reports.analysis.units import parse_annotation
+from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.analysis.model import RankAnalysis
+from fsdpbench.reports.analysis.naming import collective_type
+from fsdpbench.reports.analysis.units import parse_annotation
 
 
 def analyzed(built: Any, tmp_path: Path) -> RankAnalysis:

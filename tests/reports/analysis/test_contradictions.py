@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from reports.analysis import analyze
-from reports.analysis.text import describe
-from reports.trace import TraceError
+from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.analysis.text import describe
+from fsdpbench.reports.trace import TraceError
 
 Change = Callable[[dict[str, Any]], object]
 KERNEL: dict[str, tuple[Change, str]] = {

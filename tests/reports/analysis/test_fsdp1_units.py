@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reports.analysis import RankAnalysis, analyze
-from reports.analysis.units import NUMBERED_UNITS
+from fsdpbench.reports.analysis import RankAnalysis, analyze
+from fsdpbench.reports.analysis.units import NUMBERED_UNITS
 
 US = 1000
 AUTOGRAD = (100, 101)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from reports.analysis import Analysis, analyze
+from fsdpbench.reports.analysis import Analysis, analyze
 
 RANK_PROGRAM = """
 import sys, torch, torch.distributed as dist

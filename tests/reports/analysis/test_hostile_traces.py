@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reports.analysis import analyze
-from reports.analysis.text import describe
-from reports.memory_curve import memory_curve
-from reports.timeline import stream_rows
-from reports.trace import TraceError, read_trace
+from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.analysis.text import describe
+from fsdpbench.reports.memory_curve import memory_curve
+from fsdpbench.reports.timeline import stream_rows
+from fsdpbench.reports.trace import TraceError, read_trace
 
 relaxed = settings(
     max_examples=150,

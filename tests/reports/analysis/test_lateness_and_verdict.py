@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from reports.analysis import RankAnalysis, analyze
-from reports.analysis.findings import Outcome
-from reports.analysis.lateness import GatherTiming, LateCause
-from reports.analysis.text import describe
+from fsdpbench.reports.analysis import RankAnalysis, analyze
+from fsdpbench.reports.analysis.findings import Outcome
+from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
+from fsdpbench.reports.analysis.text import describe
 
 BASE = 1_000_000
 

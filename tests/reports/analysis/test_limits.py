@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from reports.trace import TraceError, TraceLimits, read_trace
-from reports.trace.limits import VARIABLE, told_bytes
-from reports.trace.structure import BracketFinder, nesting
+from fsdpbench.reports.trace import TraceError, TraceLimits, read_trace
+from fsdpbench.reports.trace.limits import VARIABLE, told_bytes
+from fsdpbench.reports.trace.structure import BracketFinder, nesting
 
 EVENT = b'{"ph": "X", "cat": "kernel", "name": "k", "ts": 5, "dur": 1}'
 BEGIN = b'{"traceEvents": ['

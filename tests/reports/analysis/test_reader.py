@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reports.trace import Category, TraceError, read_trace
+from fsdpbench.reports.trace import Category, TraceError, read_trace
 
 
 def write(path: Path, text: str | bytes) -> Path:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from reports.analysis import analyze
-from reports.memory_curve import memory_curve
-from reports.timeline import stream_rows
-from reports.trace import read_trace
+from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.memory_curve import memory_curve
+from fsdpbench.reports.timeline import stream_rows
+from fsdpbench.reports.trace import read_trace
 
 # name: (kind, trusted, steps, collectives by type)
 EXPECTED = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reports.analysis import Analysis, analyze
-from reports.result_figures import result_figures
+from fsdpbench.reports.analysis import Analysis, analyze
+from fsdpbench.reports.result_figures import result_figures
 
 
 def record(rank: int = 0, **changes: Any) -> dict[str, Any]:

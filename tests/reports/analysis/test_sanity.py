@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reports.analysis import analyze
-from reports.analysis.model import RankAnalysis
+from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.analysis.model import RankAnalysis
 
 
 def analyzed(built: Any, tmp_path: Path) -> RankAnalysis:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from reports.analysis import analyze
-from reports.analysis.snapshot import BEFORE_HISTORY, read_snapshot
-from reports.analysis.text import describe
-from reports.trace import TraceError, TraceLimits
+from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.analysis.snapshot import BEFORE_HISTORY, read_snapshot
+from fsdpbench.reports.analysis.text import describe
+from fsdpbench.reports.trace import TraceError, TraceLimits
 
 MIB = 2**20
 

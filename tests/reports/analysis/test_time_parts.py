@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from reports.analysis import TimeParts, analyze
-from reports.analysis.model import RankAnalysis
+from fsdpbench.reports.analysis import TimeParts, analyze
+from fsdpbench.reports.analysis.model import RankAnalysis
 
 
 def analyzed(built: Any, tmp_path: Path) -> RankAnalysis:

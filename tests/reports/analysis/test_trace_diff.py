@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from reports.analysis import analyze
-from reports.analysis.diff_text import describe_diff
-from reports.analysis.trace_diff import TraceDiff, diff_analyses
-from reports.hta_check import hta_trace_diff
+from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.analysis.diff_text import describe_diff
+from fsdpbench.reports.analysis.trace_diff import TraceDiff, diff_analyses
+from fsdpbench.reports.hta_check import hta_trace_diff
 
 US = 1000
 

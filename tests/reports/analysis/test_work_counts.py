@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reports.analysis import analyze
-from reports.result_figures import result_figures
+from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.result_figures import result_figures
 
 
 def test_counts_of_a_mean_step(tmp_path: Path, fsdp_trace: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reports.page import write_report
+from fsdpbench.reports.page import write_report
 
 pytestmark = pytest.mark.browser
 

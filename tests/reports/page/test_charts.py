@@ -11,12 +11,12 @@ import msgspec
 import plotly.graph_objects as go
 import pytest
 
-from reports.page import charts, load_run
-from reports.page.charts import Chart, chart_text
-from reports.page.effects import effects
-from reports.page.ranking import TOKENS, Ranked, metric_of, rank, varying_settings
-from reports.page.view import RunView
-from reports.run_files import StepParts
+from fsdpbench.reports.page import charts, load_run
+from fsdpbench.reports.page.charts import Chart, chart_text
+from fsdpbench.reports.page.effects import effects
+from fsdpbench.reports.page.ranking import TOKENS, Ranked, metric_of, rank, varying_settings
+from fsdpbench.reports.page.view import RunView
+from fsdpbench.reports.run_files import StepParts
 
 
 @pytest.fixture(scope="module")

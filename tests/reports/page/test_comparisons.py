@@ -9,11 +9,11 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 
-from reports.page.charts import Chart
-from reports.page.comparisons import MOST_LINES, peers, predicted_and_measured, scaling
-from reports.page.ranking import TOKENS, Ranked, rank, varying_settings
-from reports.page.view import Configuration, RunView, Status
-from reports.run_files import ConfigFile, ResultFile
+from fsdpbench.reports.page.charts import Chart
+from fsdpbench.reports.page.comparisons import MOST_LINES, peers, predicted_and_measured, scaling
+from fsdpbench.reports.page.ranking import TOKENS, Ranked, rank, varying_settings
+from fsdpbench.reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.run_files import ConfigFile, ResultFile
 
 
 def row(

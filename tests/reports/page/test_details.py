@@ -11,19 +11,19 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from reports.analysis import RankAnalysis, analyze_trace
-from reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
-from reports.analysis.lateness import LateCause
-from reports.page import load_run
-from reports.page.details import Detail, build_details
-from reports.page.effects import effects
-from reports.page.held_table import held_by_unit, held_table
-from reports.page.memory_chart import memory_chart
-from reports.page.ranking import rank, varying_settings
-from reports.page.ranks_table import ranks_table
-from reports.page.recommendation import advice
-from reports.page.units_chart import CAUSES, units_chart
-from reports.trace import Trace, read_trace
+from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
+from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
+from fsdpbench.reports.analysis.lateness import LateCause
+from fsdpbench.reports.page import load_run
+from fsdpbench.reports.page.details import Detail, build_details
+from fsdpbench.reports.page.effects import effects
+from fsdpbench.reports.page.held_table import held_by_unit, held_table
+from fsdpbench.reports.page.memory_chart import memory_chart
+from fsdpbench.reports.page.ranking import rank, varying_settings
+from fsdpbench.reports.page.ranks_table import ranks_table
+from fsdpbench.reports.page.recommendation import advice
+from fsdpbench.reports.page.units_chart import CAUSES, units_chart
+from fsdpbench.reports.trace import Trace, read_trace
 
 
 def traced(sweep: Path, name: str) -> tuple[Trace, RankAnalysis]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from reports.page.effects import Effect, effects
-from reports.page.ranking import rank
-from reports.page.recommendation import best_sentence
-from reports.page.view import Configuration, RunView, Status
-from reports.run_files import ConfigFile, PeakMemory, ResultFile
+from fsdpbench.reports.page.effects import Effect, effects
+from fsdpbench.reports.page.ranking import rank
+from fsdpbench.reports.page.recommendation import best_sentence
+from fsdpbench.reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.run_files import ConfigFile, PeakMemory, ResultFile
 
 
 def row(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.page.ranking import (
+from fsdpbench.reports.page.ranking import (
     SAMPLES,
     TOKENS,
     constant_settings,
@@ -22,8 +22,8 @@ from reports.page.ranking import (
     values_of,
     varying_settings,
 )
-from reports.page.view import Configuration, RunView, Status
-from reports.run_files import ConfigFile, PeakMemory, ResultFile
+from fsdpbench.reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.run_files import ConfigFile, PeakMemory, ResultFile
 
 GIB = 2**30
 

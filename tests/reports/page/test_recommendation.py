@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from reports.page import best_sentence, findings, load_run
+from fsdpbench.reports.page import best_sentence, findings, load_run
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from reports.page.side_by_side import differences, ratios
-from reports.page.view import Configuration, RunView, Status
-from reports.run_files import ConfigFile, Repeats, ResultFile
+from fsdpbench.reports.page.side_by_side import differences, ratios
+from fsdpbench.reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.run_files import ConfigFile, Repeats, ResultFile
 
 
 def row(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from reports.analysis import RankAnalysis, analyze_trace
-from reports.page.timeline_data import KINDS, pack_timeline
-from reports.timeline import stream_rows
-from reports.trace import Trace, read_trace
+from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
+from fsdpbench.reports.page.timeline_data import KINDS, pack_timeline
+from fsdpbench.reports.timeline import stream_rows
+from fsdpbench.reports.trace import Trace, read_trace
 
 
 @pytest.fixture(scope="module")

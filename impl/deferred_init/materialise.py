@@ -1,0 +1,199 @@
+"""Modules without data: give a unit's parameters memory and values just before they are sharded.
+
+Three ways, in this order: the user's ``param_init_fn``; the replay of what ``deferred_init()`` recorded
+(``init_recording.py``); ``reset_parameters()`` of modules that were built on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..frontends.full_params import gather_flat, split_full
+from ..fsdp1.flat_checks import mark_replaced
+from ..runtime.unit import Unit
+from .recording import Deferred, deferred_of, window_of, written_since
+from .tape import Tape
+
+InitFunction = Callable[[nn.Module], None]
+
+
+class Materialised:
+    """Parameters that were replayed, and which storage of which tape each one was."""
+
+    def __init__(self) -> None:
+        self._entries: dict[nn.Parameter, tuple[nn.Parameter, Deferred]] = {}
+
+    def note(self, deferred: nn.Parameter, parameter: nn.Parameter) -> None:
+        """``parameter`` was made for ``deferred``."""
+        entry = deferred_of(deferred)
+        whole = deferred.untyped_storage().nbytes() == deferred.numel() * deferred.element_size()
+        if entry is not None and whole and deferred.is_contiguous():
+            self._entries[parameter] = deferred, entry
+
+    def settle(self, originals: Iterable[nn.Parameter], unit: Unit) -> None:
+        """``unit`` was made of ``originals``: others whose initialisation needs them gather it."""
+        home = partial(_gathered, unit)
+        for index, original in enumerate(originals):
+            if original in self._entries:
+                deferred, entry = self._entries[original]
+                entry.tape.settle(entry.storage, home, index)
+                # Registered elsewhere too, it is a weight tied across units: its mark must be found there.
+                deferred.__dict__.update(original.__dict__)
+                mark_replaced([deferred], unit.name)
+
+
+def _gathered(unit: Unit, indices: Sequence[int]) -> list[torch.Tensor]:
+    """Copies of some of the unit's whole parameters. A collective."""
+    gathered = gather_flat(unit, unit.shard)
+    values = split_full(unit, gathered)
+    copies = [values[index].clone(memory_format=torch.contiguous_format) for index in indices]
+    if gathered.untyped_storage().data_ptr() != unit.shard.untyped_storage().data_ptr():
+        # A backend's thread may keep the tensor of a collective for a while after it is done.
+        gathered.untyped_storage().resize_(0)
+    return copies
+
+
+def materialise(
+    modules: Iterable[nn.Module],
+    device: torch.device,
+    param_init_fn: InitFunction | None,
+    ignored: set[nn.Parameter],
+) -> Materialised:
+    """Materialise those of ``modules`` that hold parameters or buffers without data.
+
+    What was recorded is replayed where it was recorded; the rest is made on ``device``, one module after
+    another.
+
+    Args:
+        ignored: parameters that belong to no unit; those that are replaced here are replaced there too.
+
+    Raises:
+        ValueError: a module has no ``reset_parameters``, its parameters are still on the meta device
+            afterwards,
+            or it was changed after its recording.
+    """
+    if param_init_fn is not None and not callable(param_init_fn):
+        raise ValueError(f"param_init_fn must be a function of a module, not {param_init_fn!r}")
+    modules = list(modules)
+    done = Materialised()
+    if param_init_fn is None:
+        for old, new in _replay(modules).items():
+            done.note(old, new)
+            if old in ignored:
+                ignored.add(new)
+    tied = _tied_places(modules)
+    for module in modules:
+        if _on_meta(module):
+            _initialise(module, device, param_init_fn)
+    for (first, first_name), *others in tied:
+        for module, name in others:
+            module._parameters[name] = first._parameters[first_name]
+    return done
+
+
+def materialise_deferred(module: nn.Module) -> None:
+    """Run what ``deferred_init()`` recorded for ``module`` and all inside it, without FSDP.
+
+    ::
+
+        for block in model.blocks:
+            materialise_deferred(block)
+            fully_shard(block)
+    """
+    _replay(list(module.modules()))
+
+
+def _initialise(module: nn.Module, device: torch.device, param_init_fn: InitFunction | None) -> None:
+    kind = type(module).__name__
+    if param_init_fn is not None:
+        param_init_fn(module)
+    else:
+        reset = getattr(module, "reset_parameters", None)
+        if not callable(reset):
+            raise ValueError(
+                f"{kind} is on the meta device and has no reset_parameters(): define one, pass "
+                "param_init_fn, or build the model inside impl.deferred_init()"
+            )
+        module.to_empty(device=device, recurse=False)
+        with torch.no_grad():
+            reset()
+    if _on_meta(module):
+        raise ValueError(
+            f"param_init_fn left parameters of {kind} on the meta device; it must materialise them"
+        )
+
+
+# -- replaying -----------------------------------------------------------------------------------------------
+
+
+def _replay(modules: list[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
+    """Give the deferred tensors of ``modules`` their data; returns the new parameter of each old one."""
+    wanted: dict[int, tuple[Tape, set[int]]] = {}
+    for module in modules:
+        for _, name, tensor, entry in _deferred_places(module):
+            _check_unchanged(module, name, tensor)
+            wanted.setdefault(id(entry.tape), (entry.tape, set()))[1].add(entry.storage)
+    if not wanted:
+        return {}
+    data = {key: tape.replay(storages) for key, (tape, storages) in wanted.items()}
+    made: dict[torch.Tensor, torch.Tensor] = {}
+    for module in modules:
+        for registry, name, tensor, entry in _deferred_places(module):
+            if tensor not in made:
+                real = window_of(tensor, entry).on(data[id(entry.tape)][entry.storage])
+                made[tensor] = _same_kind(tensor, real)
+            registry[name] = made[tensor]
+    pairs = made.items()
+    return {a: b for a, b in pairs if isinstance(a, nn.Parameter) and isinstance(b, nn.Parameter)}
+
+
+def _deferred_places(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor, Deferred]]:
+    """Where a module itself keeps deferred tensors: among parameters, buffers and plain attributes."""
+    found: list[tuple[dict[str, Any], str, torch.Tensor, Deferred]] = []
+    registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
+    for registry in registries:
+        for name, value in registry.items():
+            entry = deferred_of(value) if isinstance(value, torch.Tensor) else None
+            if entry is not None:
+                found.append((registry, name, value, entry))
+    return found
+
+
+def _same_kind(deferred: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """``real`` as a parameter, with the attributes of ``deferred``, if that is one."""
+    if isinstance(deferred, nn.Parameter):
+        made = torch.Tensor._make_subclass(type(deferred), real, deferred.requires_grad)
+        made.__dict__.update(deferred.__dict__)
+        return made
+    return real.requires_grad_(deferred.requires_grad)
+
+
+def _check_unchanged(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    if written_since(tensor):
+        raise ValueError(
+            f"'{name}' of {type(module).__name__} was written after deferred_init() ended, where nothing is "
+            "recorded: initialise it inside"
+        )
+
+
+# -- meta modules --------------------------------------------------------------------------------------------
+
+
+def _tied_places(modules: list[nn.Module]) -> list[list[tuple[nn.Module, str]]]:
+    """For each meta-device parameter that is registered several times, its places."""
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in modules:
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.device.type == "meta":
+                places.setdefault(parameter, []).append((module, name))
+    return [found for found in places.values() if len(found) > 1]
+
+
+def _on_meta(module: nn.Module) -> bool:
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return any(tensor is not None and tensor.device.type == "meta" for tensor in tensors)

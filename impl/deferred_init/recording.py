@@ -1,0 +1,296 @@
+"""The recording mode: modules are built without data, and what would have filled them is written to a tape.
+
+Under ``deferred_init()`` every tensor that is made is on the meta device, whichever device was asked for;
+each operation on such tensors runs on shapes only and is recorded (``init_tape.py``). Real tensors that
+meet deferred ones are copied onto the tape. Where a value is needed, as by ``.item()``, what led to it is
+replayed at once.
+
+Random numbers: a random operation draws its numbers when it is recorded, into memory that is dropped at
+once, so that the generator moves as it would have moved; the state before it is kept, and the replay draws
+the same numbers again. That is why the result equals plain initialisation to the bit, in whichever order it
+is replayed, and so does all that is drawn afterwards. The price is that random numbers are drawn twice.
+
+A deferred tensor's storage carries its number and its tape, so all of its views and ``.data`` know theirs,
+and nothing is kept alive but by the tensors themselves.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .tape import Operation, RandomState, Tape, Window
+
+_META = torch.device("meta")
+_ENTRY = "_fsdp_deferred"
+_VERSION = "_fsdp_recorded_version"
+
+_FILLING = {"uniform_", "normal_", "zero_", "fill_", "copy_", "bernoulli_", "exponential_", "random_"}
+"""In-place operations whose result does not depend on what was there."""
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """What a deferred storage carries."""
+
+    tape: Tape
+    storage: int
+    device: torch.device
+    """Where it will be."""
+
+
+def deferred_of(tensor: torch.Tensor) -> Deferred | None:
+    """What is known of a tensor's storage, ``None`` if it is not a deferred one."""
+    if not torch._C._has_storage(tensor):
+        return None
+    return getattr(tensor.untyped_storage(), _ENTRY, None)
+
+
+def window_of(tensor: torch.Tensor, entry: Deferred) -> Window:
+    """A deferred tensor as a part of its storage."""
+    return Window(
+        entry.storage, int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.dtype
+    )
+
+
+@contextmanager
+def deferred_init() -> Iterator[None]:
+    """Inside, modules are built without memory; wrapping them gives each unit its values when it is sharded.
+
+    ::
+
+        with deferred_init():
+            model = Model()
+        model = FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=device)
+
+    All ranks must record the same, with the same seed. All that initialises belongs inside: deferred tensors
+    cannot be written afterwards. ``materialise_deferred`` runs what was recorded without FSDP.
+    """
+    mode = _Recorder(torch.get_default_device())
+    registered: dict[int, weakref.ref[nn.Parameter]] = {}
+
+    def note(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            registered[id(parameter)] = weakref.ref(parameter)
+
+    hook = register_module_parameter_registration_hook(note)
+    try:
+        with _Disguise(mode), mode:
+            yield
+    finally:
+        hook.remove()
+        for parameter in (reference() for reference in registered.values()):
+            if parameter is not None and deferred_of(parameter) is not None:
+                parameter.__dict__[_VERSION] = parameter._version
+
+
+def written_since(tensor: torch.Tensor) -> bool:
+    """Whether a deferred parameter was written after its recording ended, which nothing recorded."""
+    return bool(tensor.__dict__.get(_VERSION, tensor._version) != tensor._version)
+
+
+class _Disguise(TorchFunctionMode):
+    """Lets deferred tensors pass for tensors on the device where they will be.
+
+    Initialisers ask: ``nn.init`` skips tensors on the meta device. And some methods read memory without
+    passing the dispatcher; they get the values.
+    """
+
+    _READS = frozenset(
+        {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__repr__}
+    )
+    _QUESTIONS: ClassVar[dict[Any, Callable[[torch.device], Any]]] = {
+        vars(torch._C.TensorBase)[name].__get__: answer
+        for name, answer in {
+            "device": lambda device: device,
+            "is_meta": lambda device: False,
+            "is_cpu": lambda device: device.type == "cpu",
+            "is_cuda": lambda device: device.type == "cuda",
+        }.items()
+    }
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and isinstance(args[0], torch.Tensor):
+            if function in self._QUESTIONS:
+                entry = deferred_of(args[0])
+                if entry is not None:
+                    return self._QUESTIONS[function](entry.device)
+            elif function in self._READS:
+                with self._recorder.paused():
+                    return function(self._recorder.real(args[0]), *args[1:], **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+class _Recorder(TorchDispatchMode):
+    """See the head of this file.
+
+    Args:
+        home: the device of tensors that are asked for without one.
+    """
+
+    def __init__(self, home: torch.device) -> None:
+        super().__init__()
+        self._tape = Tape()
+        self._home = home
+        self._paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let operations run as they are."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if self._paused:
+            return function(*args, **kwargs)
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        arguments = function._schema.arguments
+        makes_from_nothing = not tensors and any(argument.name == "device" for argument in arguments)
+        if not makes_from_nothing and not any(deferred_of(tensor) for tensor in tensors):
+            return function(*args, **kwargs)
+        if self._needs_values(function, args, kwargs):
+            return function(*tree_map(self.real, args), **self._at_home(tree_map(self.real, kwargs)))
+        return self._record(function, args, kwargs)
+
+    def real(self, value: Any) -> Any:
+        """A deferred tensor's values now; anything else as it is."""
+        entry = deferred_of(value) if isinstance(value, torch.Tensor) else None
+        if entry is None:
+            return value
+        return window_of(value, entry).on(entry.tape.replay([entry.storage])[entry.storage])
+
+    @staticmethod
+    def _needs_values(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether it answers with a number, or writes into a real tensor."""
+        if not any("Tensor" in str(value.type) for value in function._schema.returns):
+            return bool(function._schema.returns)
+        return any(deferred_of(tensor) is None for tensor in _written(function, args, kwargs))
+
+    def _at_home(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments for a real call: ``device`` may have been read off a deferred tensor."""
+        device = kwargs.get("device")
+        if device is not None and torch.device(device) == _META:
+            return {**kwargs, "device": self._home}
+        return kwargs
+
+    # -- recording -------------------------------------------------------------------------------------------
+
+    def _record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kwargs = self._at_home(kwargs)
+        device = self._device_of_result(function, args, kwargs)
+        random = None
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            random = RandomState.now(device, kwargs.get("generator"))
+            self._draw(function, args, kwargs, device)
+        written = {entry.storage for entry in map(deferred_of, _written(function, args, kwargs)) if entry}
+        before = {
+            t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
+        }
+        output = self._shapes(function, args, kwargs)
+        makes: dict[int, int] = {}
+        for index, value in enumerate(tree_leaves(output)):
+            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata not in before:
+                makes[index] = self._tape.new_storage()
+                entry = Deferred(self._tape, makes[index], device)
+                setattr(value.untyped_storage(), _ENTRY, entry)
+        if written or makes:
+            self._add(function, args, kwargs, frozenset(written), makes, random)
+        return output
+
+    def _add(
+        self,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: frozenset[int],
+        makes: dict[int, int],
+        random: RandomState | None,
+    ) -> None:
+        reads: set[int] = set()
+
+        def note(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            entry = deferred_of(value)
+            if entry is None:
+                return value.detach().clone()  # it may be changed before the replay
+            reads.add(entry.storage)
+            return window_of(value, entry)
+
+        overwrites = None
+        if function._schema.name.removeprefix("aten::") in _FILLING:
+            target = deferred_of(args[0])
+            whole = args[0].numel() * args[0].element_size() == args[0].untyped_storage().nbytes()
+            if target is not None and whole:
+                overwrites = target.storage
+        noted = tree_map(note, args), tree_map(note, kwargs)
+        self._tape.add(
+            Operation(function, *noted, frozenset(reads) - written, written, makes, overwrites, random)
+        )
+
+    def _device_of_result(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+        if kwargs.get("device") is not None:
+            return torch.device(kwargs["device"])
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor) and value.dim():
+                entry = deferred_of(value)
+                return entry.device if entry is not None else value.device
+        return self._home
+
+    def _shapes(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The outputs without data."""
+
+        def empty(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.device != _META:
+                return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
+            return value
+
+        on_meta = {k: None if k in ("generator", "pin_memory") else value for k, value in kwargs.items()}
+        if any(argument.name == "device" for argument in function._schema.arguments):
+            on_meta["device"] = _META
+        try:
+            return function(*tree_map(empty, args), **tree_map(empty, on_meta))
+        except NotImplementedError:
+            # No rule for its shapes (it may depend on values): run it for real and keep those.
+            return tree_map(empty, function(*tree_map(self.real, args), **tree_map(self.real, kwargs)))
+
+    def _draw(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
+    ) -> None:
+        """Run a random operation for its effect on the generator alone."""
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        if len(tensors) == 1 and _written(function, args, kwargs):
+            # It fills its only tensor: any memory of that shape does.
+            target = tensors[0]
+            scratch = torch.empty_strided(target.size(), target.stride(), dtype=target.dtype, device=device)
+            function(scratch, *args[1:], **kwargs)
+        else:
+            function(*tree_map(self.real, args), **tree_map(self.real, kwargs))
+
+
+def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that an operation writes, by its schema."""
+    found: list[torch.Tensor] = []
+    for index, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name, args[index] if index < len(args) else None)
+            found += [each for each in tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return found

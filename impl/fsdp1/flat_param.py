@@ -1,0 +1,283 @@
+"""The FSDP1 way to show a unit: one flat, 1-D parameter for all of its parameters together.
+
+The wrapper registers the ``FlatParameter``; the modules inside show their parameters as plain attributes,
+which ``parameters()`` does not see. The other mode, which shows the original parameters, is in
+``original_params.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..runtime.offload import HostOffload, new_shard
+from ..runtime.presentation import ModulePlace, UnitParameter
+from ..runtime.unreduced import Unreduced, UnreducedFlat
+from ..shared.layout import UnitLayout
+
+
+class FlatParameter(nn.Parameter):
+    """All parameters of a unit in one, 1-D: this rank's shard of it.
+
+    ``_fqns``, ``_param_infos``, ``_shapes``, ``_numels`` describe the originals, ``_shard_ranges`` the
+    ``[start, end)`` of each that lies in this shard, ``_shared_param_infos`` further places of tied ones.
+    Sizes, in elements: ``_unpadded_unsharded_size``, with padding ``_padded_unsharded_size``, and
+    ``_sharded_size``.
+    """
+
+    _fqns: tuple[str, ...]
+    _param_infos: tuple[ModulePlace, ...]
+    _shared_param_infos: tuple[tuple[ModulePlace, ...], ...]
+    _shapes: tuple[torch.Size, ...]
+    _numels: tuple[int, ...]
+    _shard_ranges: tuple[tuple[int, int], ...]
+    _unpadded_unsharded_size: torch.Size
+    _padded_unsharded_size: torch.Size
+    _sharded_size: torch.Size
+
+
+def flatten(
+    layout: UnitLayout, originals: Sequence[nn.Parameter], offload: HostOffload | None
+) -> torch.Tensor:
+    like = originals[0]
+    shard = new_shard(layout.shard_numel, like.dtype, like.device, offload)
+    for segment, original in zip(layout.segments, originals, strict=True):
+        start, end = segment.shard_range
+        if end > start:
+            part = original.detach().reshape(-1)[start:end]
+            shard[segment.shard_offset : segment.shard_offset + end - start].copy_(part)
+    return shard
+
+
+def flat_parameter(
+    layout: UnitLayout, parameters: Sequence[UnitParameter], shard: torch.Tensor, requires_grad: bool
+) -> FlatParameter:
+    """The ``FlatParameter`` of a unit over this rank's ``shard``."""
+    flat = FlatParameter(shard.data, requires_grad=requires_grad)
+    flat._fqns = tuple(p.fqn for p in parameters)
+    flat._param_infos = tuple(p.places[0] for p in parameters)
+    flat._shared_param_infos = tuple(p.places[1:] for p in parameters)
+    flat._shapes = tuple(torch.Size(s.shape) for s in layout.segments)
+    flat._numels = tuple(s.numel for s in layout.segments)
+    flat._shard_ranges = tuple(s.shard_range for s in layout.segments)
+    flat._unpadded_unsharded_size = torch.Size((layout.parameter_numel,))
+    flat._padded_unsharded_size = torch.Size((layout.gathered_numel,))
+    flat._sharded_size = shard.size()
+    return flat
+
+
+class FlatPresentation:
+    """Shows one ``FlatParameter``; the modules' parameters become plain attributes of theirs."""
+
+    def __init__(
+        self,
+        layout: UnitLayout,
+        parameters: Sequence[UnitParameter],
+        originals: Sequence[nn.Parameter],
+        offload: HostOffload | None = None,
+    ) -> None:
+        self._layout = layout
+        self._parameters = parameters
+        self.shows_full = False
+        """Whether whole parameters are shown, outside of forward and backward."""
+        self._unsharded: list[nn.Parameter] = []
+        self.shard = flatten(layout, originals, offload)
+        self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
+        self._attributes = [
+            self.shard[s.shard_offset : s.shard_offset + s.shard_numel] for s in layout.segments
+        ]
+        """What the modules show as attributes: parts of the shard until the unit was first gathered."""
+        self.unreduced: Unreduced = UnreducedFlat(layout, self.flat_param)
+        self._version = self.flat_param._version
+        self._trains = self.flat_param.requires_grad
+        self._shown: list[tuple[dict[str, Any], str, torch.Tensor, UnitParameter]] = []
+        self._show_attributes()
+
+    def show_sharded(self) -> None:
+        """Nothing to do: what the modules show stays, only its memory goes."""
+
+    def show_unsharded(self) -> None:
+        """Nothing to do, see ``show_sharded``."""
+
+    def trained(self) -> Sequence[nn.Parameter]:
+        return [self.flat_param]
+
+    def _show_attributes(self) -> None:
+        self._shown = []
+        for described, value in zip(self._parameters, self._attributes, strict=True):
+            for place in described.places:
+                place.module._parameters.pop(place.name, None)
+                place.module.__dict__[place.name] = value
+                self._shown.append((place.module.__dict__, place.name, value, described))
+
+    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._unsharded = list(parameters)
+        self._attributes = list(parameters)
+        self._show_attributes()
+
+    # -- what the user changes -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
+        check_sharded(self.shows_full)
+        flat = self.flat_param
+        for attributes, name, value, described in self._shown:
+            if attributes.get(name) is not value:
+                raise ValueError(
+                    f"parameter '{described.fqn}' was replaced or removed after wrapping, where it is a part "
+                    f"of a flat parameter and '{name}' only shows it: change it inside of "
+                    "summon_full_params(), or wrap with use_orig_params=True"
+                )
+        if flat.requires_grad is not self._trains:
+            self._trains = flat.requires_grad
+            follow_requires_grad(
+                self._parameters, self._unsharded, [flat.requires_grad] * len(self._parameters)
+            )
+        if "_in_backward_optimizers" in flat.__dict__:
+            raise RuntimeError(
+                "an optimizer in backward steps with use_orig_params=True only: a flat parameter's optimizer "
+                "would never step"
+            )
+        wrote = flat.data_ptr() != self.shard.data_ptr()
+        if wrote:
+            self._check_elements()
+            before_write()
+            self.shard.copy_(flat.view(-1))
+            flat.data = self.shard.data
+        self._version = flat._version
+        return wrote
+
+    def _check_elements(self) -> None:
+        given, expected = self.flat_param.numel(), self._layout.shard_numel
+        if given != expected:
+            raise AssertionError(
+                f"the data of a flat parameter was replaced by {given} elements, this rank's shard has "
+                f"{expected}: assign as many, or change parameters inside of summon_full_params()"
+            )
+
+    def changed(self) -> bool:
+        return self.flat_param._version != self._version
+
+    def flat(self) -> FlatParameter:
+        """The flat parameter."""
+        return self.flat_param
+
+    def flat_gradient(self) -> torch.Tensor | None:
+        """This rank's part of the gradient, 1-D, ``None`` if there is none."""
+        self.unreduced.check_hidden()
+        return self.flat_param.grad
+
+    def which_gradients(self) -> list[bool]:
+        """Which of the originals have a gradient here."""
+        return [self.flat_param.grad is not None] * len(self._parameters)
+
+    def keep_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Keep this rank's part of whole ``gradients``, which the user may have changed."""
+        if self.flat_param.grad is not None:
+            write_parts(self._layout, self.flat_param.grad, gradients)
+
+    def show_full(
+        self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
+    ) -> list[nn.Parameter]:
+        """Register whole values as parameters of their modules; returns them."""
+        self.shows_full = True
+        shown: list[nn.Parameter] = []
+        for index, described in enumerate(self._parameters):
+            parameter = nn.Parameter(values[index], requires_grad=described.requires_grad)
+            if gradients is not None:
+                parameter.grad = gradients[index]
+            shown.append(parameter)
+            for place in described.places:
+                del place.module.__dict__[place.name]
+                place.module._parameters[place.name] = parameter
+        return shown
+
+    def hide_full(self) -> None:
+        """Undo ``show_full``."""
+        self.shows_full = False
+        self._show_attributes()
+
+    def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
+        if not self.flat_param.requires_grad:
+            return  # frozen since its forward
+        if self.flat_param.grad is None:
+            self.flat_param.grad = gradient
+        else:
+            self.flat_param.grad.add_(gradient)
+        run_hooks(self.flat_param)
+
+    def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
+        segments = self._layout.segments
+        like = gradients[0]
+        flat = torch.empty(self._layout.shard_numel, dtype=like.dtype, device=like.device)
+        given = dict(zip(which, gradients, strict=True))
+        pieces = [
+            given[i] if i in given else torch.zeros(segment.shape, dtype=like.dtype, device=like.device)
+            for i, segment in enumerate(segments)
+        ]
+        torch._chunk_cat([p if p.dim() else p.view(1) for p in pieces], 0, 1, out=flat.view(1, -1))
+        self.deliver(flat, which, ())
+
+    def readopt(self) -> torch.Tensor | None:
+        """Take up the flat parameter's memory after the module was moved; the new shard if there is one."""
+        check_sharded(self.shows_full)
+        for described in self._parameters:
+            for place in described.places:
+                check_place(described, place, place.module.__dict__.get(place.name))
+        data = self.flat_param.data
+        if data.untyped_storage()._cdata == self.shard.untyped_storage()._cdata:
+            return None
+        self._check_elements()
+        self.shard = data
+        if not isinstance(self._attributes[0], nn.Parameter):
+            self._attributes = [
+                data[s.shard_offset : s.shard_offset + s.shard_numel] for s in self._layout.segments
+            ]
+            self._show_attributes()
+        return data
+
+
+def check_sharded(shows_full: bool) -> None:
+    """Raise AssertionError if sharded parameters are wanted while whole ones are shown."""
+    if shows_full:
+        raise AssertionError(
+            "summon_full_params() shows whole parameters: leave it before forward, and to move the module"
+        )
+
+
+def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:
+    if not isinstance(found, torch.Tensor):
+        raise ValueError(
+            f"parameter '{parameter.fqn}' is no longer '{place.name}' of its {type(place.module).__name__}: "
+            "parameters cannot be renamed or removed after wrapping; do it before"
+        )
+
+
+def run_hooks(parameter: nn.Parameter) -> None:
+    hooks = parameter._post_accumulate_grad_hooks
+    if hooks:
+        for hook in list(hooks.values()):
+            hook(parameter)
+
+
+def follow_requires_grad(
+    parameters: Sequence[UnitParameter], unsharded: Sequence[nn.Parameter], flags: Sequence[bool]
+) -> None:
+    """Parameters were frozen or thawed: the next graph is made for those that are trained now."""
+    for described, flag in zip(parameters, flags, strict=True):
+        described.requires_grad = flag
+    for parameter, flag in zip(unsharded, flags, strict=False):  # none before the unit was first gathered
+        if parameter.requires_grad != flag:
+            parameter.requires_grad_(flag)
+
+
+def write_parts(layout: UnitLayout, shard: torch.Tensor, values: Sequence[torch.Tensor | None]) -> None:
+    """Store this rank's part of whole ``values`` in a flat ``shard``."""
+    for segment, value in zip(layout.segments, values, strict=True):
+        start, end = segment.shard_range
+        if value is not None and end > start:
+            part = value.detach().reshape(-1)[start:end]
+            shard[segment.shard_offset : segment.shard_offset + end - start].copy_(part)

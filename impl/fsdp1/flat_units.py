@@ -1,0 +1,220 @@
+"""From the arguments of ``FullyShardedDataParallel`` to settings, and from parameters to their unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..collectives import comm
+from ..frontends.ownership import Ignored, Owned
+from ..runtime.offload import HostOffload
+from ..runtime.stage import stage_of
+from ..runtime.unit import Unit
+from ..shared.layout import flat_layout
+from ..shared.settings import (
+    BackwardPrefetch,
+    KeptGradients,
+    MemoryHandover,
+    MixedPrecision,
+    PrefetchTiming,
+    ScheduleSettings,
+    ShardingStrategy,
+    UnitPrecision,
+)
+from .flat_checks import check_first_calls, mark_replaced
+from .flat_extension import pre_flatten_transform
+from .flat_param import FlatPresentation
+from .original_params import OriginalPresentation
+
+RESHARDS_AFTER_FORWARD = {
+    ShardingStrategy.FULL_SHARD: None,  # yes, but for the root
+    ShardingStrategy.SHARD_GRAD_OP: False,
+    ShardingStrategy.NO_SHARD: None,  # nothing to free but a low-precision copy
+    ShardingStrategy.HYBRID_SHARD: None,
+    ShardingStrategy._HYBRID_SHARD_ZERO2: False,
+}
+_TIMING: dict[BackwardPrefetch | None, PrefetchTiming | None] = {
+    BackwardPrefetch.BACKWARD_PRE: "pre",
+    BackwardPrefetch.BACKWARD_POST: "post",
+    None: None,
+}
+
+
+def by_name(kind: Any, value: Any) -> Any:
+    """Accept torch's enum of the same name too, so that a script need change only one import."""
+    if value is None or isinstance(value, kind):
+        return value
+    name = getattr(value, "name", None)
+    if name not in kind.__members__:
+        known = ", ".join(kind.__members__)
+        raise ValueError(f"{value!r} is not a {kind.__name__}; one of {known} is")
+    return kind[name]
+
+
+def own_precision(value: Any) -> MixedPrecision:
+    if value is None:
+        return MixedPrecision()
+    if not isinstance(value, MixedPrecision):
+        if not hasattr(value, "cast_root_forward_inputs"):
+            raise ValueError(f"mixed_precision must be a MixedPrecision, not {value!r}")
+        value = MixedPrecision(**{name: getattr(value, name) for name in MixedPrecision.__dataclass_fields__})
+    return value
+
+
+def schedule_settings(
+    backward_prefetch: BackwardPrefetch | None,
+    backward_depth: int,
+    forward_prefetch: bool,
+    forward_depth: int | None,
+    limit_all_gathers: bool | int | str,
+    memory_handover: str | MemoryHandover,
+) -> ScheduleSettings:
+    if forward_depth is None:
+        forward_depth = int(forward_prefetch)
+    elif forward_prefetch and forward_depth == 0:
+        raise ValueError("forward_prefetch=True contradicts forward_prefetch_depth=0; give one of them")
+    return ScheduleSettings.decide(
+        backward_prefetch=_TIMING[by_name(BackwardPrefetch, backward_prefetch)],
+        backward_prefetch_depth=backward_depth,
+        forward_prefetch_depth=forward_depth,
+        limit_all_gathers=limit_all_gathers,
+        memory_handover=memory_handover,
+    )
+
+
+def compute_device(module: nn.Module, device_id: int | torch.device | None, ignored: Ignored) -> torch.device:
+    accelerator = torch.accelerator.current_accelerator()
+    if isinstance(device_id, int):
+        return torch.device(accelerator.type if accelerator else "cpu", device_id)
+    if device_id is not None:
+        device = torch.device(device_id)
+        if device.type != "cpu" and device.index is None:
+            return torch.device(device.type, torch.get_device_module(device).current_device())
+        return device
+    found = {p.device for p in module.parameters() if p not in ignored.parameters and p.device.type != "meta"}
+    if len(found) > 1:
+        raise ValueError(
+            f"the module's parameters are on {sorted(map(str, found))}: "
+            "pass device_id, or move the module first"
+        )
+    if found:
+        return found.pop()
+    if accelerator is None:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.get_device_module(accelerator).current_device())
+
+
+def check_wrapped_inside(
+    module: nn.Module, by_policy: bool, use_orig_params: bool, limit_all_gathers: bool | int | str
+) -> None:
+    """Raise ``ValueError`` for wrappers inside ``module`` that a policy or these settings do not go with."""
+    for name, inner in module.named_modules():
+        if stage_of(inner) is None or not hasattr(inner, "sharding_strategy"):
+            continue
+        if by_policy:
+            title = name or type(inner).__name__
+            raise ValueError(
+                f"auto_wrap_policy is for modules that are not wrapped yet, but '{title}' is: leave out the "
+                "policy, or the wrapping by hand"
+            )
+        wrapper: Any = inner
+        for what, own, outer in (
+            ("use_orig_params", wrapper._use_orig_params, use_orig_params),
+            ("limit_all_gathers", wrapper.limit_all_gathers, limit_all_gathers),
+        ):
+            if own != outer:
+                raise ValueError(
+                    f"all FullyShardedDataParallel of a model need the same {what}: that of '{name}' is "
+                    f"{own!r}, around it it is {outer!r}"
+                )
+
+
+def flat_units(units: Iterable[Unit]) -> list[Any]:
+    """Units whose presentation knows a flat parameter: all of this front end."""
+    return [u for u in units if isinstance(u.presentation, (FlatPresentation, OriginalPresentation))]
+
+
+# -- the unit ------------------------------------------------------------------------------------------------
+
+
+def make_units(
+    owned: Owned,
+    groups: comm.UnitGroups,
+    strategy: ShardingStrategy,
+    precision: MixedPrecision,
+    device: torch.device,
+    use_orig_params: bool,
+    offload: HostOffload | None,
+) -> Sequence[Unit]:
+    originals = list(owned.places)
+    if not originals:
+        return ()
+    first = originals[0]
+    for parameter in originals:
+        _check_uniform(owned, first, parameter, "dtype")
+        if not use_orig_params:
+            _check_uniform(owned, first, parameter, "requires_grad")
+    described = [owned.describe(p) for p in originals]
+    flattened: list[nn.Parameter] = []
+    for one, original in zip(described, originals, strict=True):
+        tensor, one.whole = pre_flatten_transform(original)
+        flattened.append(tensor)
+    layout = flat_layout([p.shape for p in flattened], groups.shard_size, groups.shard_rank)
+    if not use_orig_params and any("_in_backward_optimizers" in p.__dict__ for p in originals):
+        raise RuntimeError(
+            f"parameters of {owned.title} have an optimizer in backward, which would never step, as a flat "
+            "parameter takes their place: pass use_orig_params=True"
+        )
+    owned.take()
+    kind: Any = OriginalPresentation if use_orig_params else FlatPresentation
+    presentation = kind(layout, described, flattened, offload)
+    unit = Unit(
+        name=owned.title,
+        parameters=described,
+        layout=layout,
+        shard=presentation.shard,
+        groups=groups,
+        precision=_unit_precision(first.dtype, precision, groups),
+        device=device,
+        reshard_after_forward=RESHARDS_AFTER_FORWARD[strategy],
+        presentation=presentation,
+        offload=offload,
+    )
+    unit.hides = use_orig_params
+    unit.kept_without_grad = False
+    kept = set(flattened) if use_orig_params else set()
+    mark_replaced((p for p in originals if p not in kept), owned.title)
+    check_first_calls(unit)
+    if unit.precision.delivered != unit.precision.original:
+        for parameter in presentation.trained():
+            parameter.grad_dtype = None  # autograd then allows gradients of another dtype
+        if isinstance(presentation, OriginalPresentation):
+            presentation.any_grad_dtype = True
+    return (unit,)
+
+
+def _unit_precision(
+    original: torch.dtype, precision: MixedPrecision, groups: comm.UnitGroups
+) -> UnitPrecision:
+    keep: KeptGradients = None
+    if precision.keep_low_precision_grads:
+        keep = "reduce" if groups.shard is None else "compute"
+    return UnitPrecision.decide(original, precision.param_dtype, precision.reduce_dtype, keep)
+
+
+def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what: str) -> None:
+    ours, theirs = getattr(first, what), getattr(other, what)
+    if ours == theirs:
+        return
+    way_out = (
+        "wrap the modules that differ by themselves, or convert them"
+        if what == "dtype"
+        else "pass use_orig_params=True, or wrap the frozen modules by themselves"
+    )
+    raise ValueError(
+        f"the parameters of one flat parameter must agree in {what}, but in {owned.title} "
+        f"'{owned.fqns[first]}' has {ours} and '{owned.fqns[other]}' has {theirs}: {way_out}"
+    )

@@ -1,0 +1,393 @@
+"""The ``FullyShardedDataParallel`` front end: a wrapper module with one flat parameter a unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..collectives.comm_hooks import CommHook, HookFunction
+from ..collectives.shard_groups import HYBRID, check_broadcast, group_of, groups_of_strategy
+from ..deferred_init.materialise import materialise
+from ..frontends.ownership import Ignored, Owned
+from ..frontends.wrap import ModulePolicy, PolicyFunction, Selection, select_modules
+from ..runtime.offload import HostOffload
+from ..runtime.stage import Stage
+from ..runtime.unit import Unit
+from ..shared.settings import (
+    BackwardPrefetch,
+    CPUOffload,
+    MemoryHandover,
+    MixedPrecision,
+    ShardingStrategy,
+    TrainingState,
+)
+from .flat_param import FlatParameter, FlatPresentation
+from .flat_units import (
+    RESHARDS_AFTER_FORWARD,
+    by_name,
+    check_wrapped_inside,
+    compute_device,
+    flat_units,
+    make_units,
+    own_precision,
+    schedule_settings,
+)
+from .full_precision import keep_in_full_precision
+from .grad_clip import clip_grad_norm
+from .parameter_names import FLAT_NAME, WRAPPED
+from .state_dict.methods import StateDictMethods
+from .state_dict.recursion import WrapperStates
+from .summon import ShownUnit
+
+_CHECKPOINTED = "_checkpoint_wrapped_module"
+
+
+class FullyShardedDataParallel(StateDictMethods):
+    """Wrap ``module`` as one FSDP unit; what inside it is wrapped already (or by policy) are units of their
+    own.
+
+    The arguments up to ``device_mesh`` are torch's. Those after it concern the whole tree and are read from
+    the root:
+
+    Args:
+        module: the module to wrap.
+        process_group: one to shard over, or (shard, replicate) for the hybrid strategies.
+        sharding_strategy: see ``ShardingStrategy``; ``FULL_SHARD`` by default.
+        cpu_offload: keep shards, gradients and the optimizer step on the CPU.
+        auto_wrap_policy: which modules inside become units (``wrap.py``).
+        backward_prefetch: when backward gathers the next unit; ``None``: only when it is needed.
+        mixed_precision: dtypes of computation, reduction and buffers.
+        ignored_modules, ignored_states: modules or parameters to leave alone.
+        param_init_fn: called with each module that holds meta-device parameters, to materialise them;
+            without it what ``deferred_init()`` recorded is replayed, or ``reset_parameters()`` called.
+        device_id: the device to move the module to and to compute on.
+        sync_module_states: broadcast parameters and buffers from the first rank before sharding.
+        forward_prefetch: gather the next unit when a unit's forward starts.
+        limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit, ``"auto"``
+            follows the allocator's retries.
+        use_orig_params: show the original parameters instead of the flat one.
+        device_mesh: instead of ``process_group``: 1-D, or 2-D (replicate, shard).
+        memory_handover: ``"record_stream"`` or ``"events"``.
+        backward_prefetch_depth, forward_prefetch_depth: how many units ahead.
+
+    Raises:
+        ValueError: settings or parameters that cannot be served; the message names them.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None = None,
+        sharding_strategy: ShardingStrategy | None = None,
+        cpu_offload: CPUOffload | None = None,
+        auto_wrap_policy: PolicyFunction | ModulePolicy | None = None,
+        backward_prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
+        mixed_precision: MixedPrecision | None = None,
+        ignored_modules: Iterable[nn.Module] | None = None,
+        param_init_fn: Callable[[nn.Module], None] | None = None,
+        device_id: int | torch.device | None = None,
+        sync_module_states: bool = False,
+        forward_prefetch: bool = False,
+        limit_all_gathers: bool | int | str = True,
+        use_orig_params: bool = False,
+        ignored_states: Iterable[nn.Parameter] | Iterable[nn.Module] | None = None,
+        device_mesh: DeviceMesh | None = None,
+        *,
+        memory_handover: str | MemoryHandover = MemoryHandover.RECORD_STREAM,
+        backward_prefetch_depth: int = 1,
+        forward_prefetch_depth: int | None = None,
+    ) -> None:
+        super().__init__()
+        strategy = by_name(ShardingStrategy, sharding_strategy) or ShardingStrategy.FULL_SHARD
+        precision = own_precision(mixed_precision)
+        settings = schedule_settings(
+            backward_prefetch,
+            backward_prefetch_depth,
+            forward_prefetch,
+            forward_prefetch_depth,
+            limit_all_gathers,
+            memory_handover,
+        )
+        left_alone = Ignored(ignored_modules, ignored_states)
+        groups = groups_of_strategy(strategy, process_group, device_mesh, auto_wrap_policy is not None)
+        check_wrapped_inside(module, auto_wrap_policy is not None, use_orig_params, limit_all_gathers)
+        if auto_wrap_policy is not None:
+            inner: dict[str, Any] = {
+                "process_group": process_group if device_mesh is None else None,
+                "sharding_strategy": strategy,
+                "cpu_offload": cpu_offload,
+                "backward_prefetch": backward_prefetch,
+                "mixed_precision": precision,
+                "ignored_states": left_alone.parameters,
+                "param_init_fn": param_init_fn,
+                "device_id": device_id,
+                "sync_module_states": sync_module_states,
+                "forward_prefetch": forward_prefetch,
+                "limit_all_gathers": limit_all_gathers,
+                "use_orig_params": use_orig_params,
+                "device_mesh": device_mesh,
+                "memory_handover": memory_handover,
+                "backward_prefetch_depth": backward_prefetch_depth,
+                "forward_prefetch_depth": forward_prefetch_depth,
+            }
+            selection = select_modules(module, auto_wrap_policy, left_alone.modules)
+            if mixed_precision is not None:
+                kinds = precision._module_classes_to_ignore
+                selection = keep_in_full_precision(module, selection, kinds, left_alone.modules)
+            _wrap_inside(module, selection, inner)
+        device = compute_device(module, device_id, left_alone)
+        offload = None
+        if cpu_offload is not None and cpu_offload.offload_params:
+            offload = HostOffload.decide(pin_memory=True, device=device)
+        owned = Owned([module], left_alone)
+        materialised = materialise(owned.modules, device, param_init_fn, left_alone.parameters)
+        owned.find_parameters()
+        # Offloaded parameters are cut where they are; a broadcast needs them where the group communicates.
+        owned.move(device, parameters=offload is None or sync_module_states)
+        if sync_module_states:
+            check_broadcast(groups, device)
+            owned.broadcast(groups)
+        buffer_dtypes = owned.cast_buffers(precision.buffer_dtype)
+        units = make_units(owned, groups, strategy, precision, device, use_orig_params, offload)
+        for unit in units:
+            materialised.settle(owned.places, unit)
+        if strategy not in HYBRID and groups.ranks == 1:
+            strategy = ShardingStrategy.NO_SHARD
+        self.sharding_strategy = strategy
+        self.mixed_precision = precision
+        self.cpu_offload = CPUOffload() if cpu_offload is None else cpu_offload
+        self.backward_prefetch = by_name(BackwardPrefetch, backward_prefetch)
+        self.forward_prefetch = forward_prefetch
+        self.limit_all_gathers = limit_all_gathers
+        self.compute_device = device
+        self.process_group = group_of(strategy, process_group, device_mesh)
+        self.rank = self.process_group.rank()
+        self.world_size = self.process_group.size()
+        self._use_orig_params = use_orig_params
+        for unit in units:
+            if isinstance(unit.presentation, FlatPresentation):
+                self.register_parameter(FLAT_NAME, unit.presentation.flat_param)
+        self.add_module(WRAPPED, module)
+        self._stage = Stage(
+            [self],
+            units,
+            device,
+            settings,
+            input_dtype=precision.param_dtype if precision.cast_forward_inputs else None,
+            root_input_dtype=precision.param_dtype if precision.cast_root_forward_inputs else None,
+        )
+        self._stage.error_of_second_root = AssertionError
+        self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
+
+    # -- as a module -----------------------------------------------------------------------------------------
+
+    @property
+    def module(self) -> nn.Module:
+        """The wrapped module, without a wrapper for activation checkpointing or offloading around it."""
+        wrapped = self._modules[WRAPPED]
+        if isinstance(wrapped, ActivationWrapper):
+            wrapped = wrapped._modules[_CHECKPOINTED]
+        return cast(nn.Module, wrapped)
+
+    @property
+    def params(self) -> list[FlatParameter]:
+        """The flat parameter of this wrapper's own unit, if it has one.
+
+        With original parameters it is made for the caller, of this rank's shard, with a copy of gradients.
+        """
+        return [unit.presentation.flat() for unit in flat_units(self._stage.units)]
+
+    @property
+    def training_state(self) -> TrainingState:
+        """What this wrapper is doing."""
+        if self._states.summoned:
+            return TrainingState.SUMMON_FULL_PARAMS
+        return TrainingState.IDLE if self._stage.is_idle else TrainingState.FORWARD_BACKWARD
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the wrapped module with its parameters gathered."""
+        stage = self._stage
+        args, kwargs = stage.pre_forward(self, args, kwargs)
+        return stage.post_forward(self, args, cast(nn.Module, self._modules[WRAPPED])(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes that the wrapper does not have are those of the wrapped module."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == WRAPPED:
+                raise
+            return getattr(super().__getattr__(WRAPPED), name)
+
+    def __getitem__(self, key: int) -> Any:
+        """Index a wrapped container."""
+        return cast(Any, self.module)[key]
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As ``nn.Module.named_parameters``; with original parameters their names are those of the plain
+        model.
+        """
+        for name, parameter in super().named_parameters(*args, **kwargs):
+            plain = self._use_orig_params or self._states.summoned
+            yield (name.replace(f"{WRAPPED}.", "") if plain else name), parameter
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """``.to`` and the like act on the sharded parameters; their memory is taken up afterwards."""
+        for unit in self._stage.units:
+            unit.reshard_by_hand()
+        result = super()._apply(*args, **kwargs)
+        for unit in self._stage.units:
+            unit.readopt()
+        return result
+
+    # -- FSDP ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    @contextmanager
+    def summon_full_params(
+        module: nn.Module,
+        recurse: bool = True,
+        writeback: bool = True,
+        rank0_only: bool = False,
+        offload_to_cpu: bool = False,
+        with_grads: bool = False,
+    ) -> Iterator[None]:
+        """Show whole parameters in full precision inside; not during forward or backward. A collective.
+
+        Args:
+            module: its wrappers, or with ``recurse=False`` only itself.
+            writeback: keep what was changed; every rank keeps its own part.
+            rank0_only: only rank 0 of each shard group gets the values.
+            offload_to_cpu: move them to the CPU.
+            with_grads: show whole gradients too, ``None`` where no rank has one; kept like values.
+
+        Raises:
+            NotImplementedError: ``writeback`` with ``rank0_only``: ranks without values have nothing to
+                write.
+            AssertionError: inside forward, backward or another ``summon_full_params``.
+        """
+        if writeback and rank0_only:
+            raise NotImplementedError(
+                "writeback=True with rank0_only=True: the other ranks have nothing to write back"
+            )
+        wrappers = FullyShardedDataParallel.fsdp_modules(module)
+        if not recurse:
+            wrappers = [wrapper for wrapper in wrappers if wrapper is module]
+        if any(wrapper._states.summoned for wrapper in wrappers):
+            raise AssertionError("summon_full_params() shows these parameters already: leave that one first")
+        shown: list[ShownUnit] = []
+        for wrapper in wrappers:
+            wrapper._stage.check_idle("summon_full_params", AssertionError)
+            for unit in wrapper._stage.units:
+                keep = not rank0_only or unit.groups.shard_rank == 0
+                shown.append(ShownUnit(wrapper, unit, keep=keep, offload=offload_to_cpu))
+        started: list[ShownUnit] = []
+        try:
+            for wrapper in wrappers:
+                wrapper._states.summoned = True
+            for each in shown:
+                each.show(with_grads)
+                started.append(each)
+            yield
+        finally:
+            for each in started:
+                each.hide(writeback)
+            for wrapper in wrappers:
+                wrapper._states.summoned = False
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
+        """Apply ``fn`` to every module inside, with whole parameters, and keep the changes."""
+        if self.training_state is not TrainingState.IDLE:
+            raise ValueError(f"apply() was called inside of {self.training_state.name}: call it outside")
+        with self.summon_full_params(self, recurse=False):  # wrappers inside show their own
+            return super().apply(fn)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale all gradients so that their norm over all ranks is at most ``max_norm``; returns the norm.
+
+        Root only. Unlike ``torch.nn.utils.clip_grad_norm_`` it knows that each rank holds a part only.
+        """
+        if not self.check_is_root():
+            raise RuntimeError("clip_grad_norm_() belongs to the outermost FullyShardedDataParallel")
+        return clip_grad_norm(self, float(max_norm), float(norm_type))
+
+    @staticmethod
+    def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
+        """The wrappers in ``module``, perhaps with itself; with ``root_only`` those not inside another."""
+        found = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
+        if not root_only:
+            return found
+        inside = {m for outer in found for m in outer.modules() if m is not outer}
+        return [m for m in found if m not in inside]
+
+    def check_is_root(self) -> bool:
+        """Whether this is the outermost wrapper. Fixes the tree if that was not done yet."""
+        _ = self._stage.runtime
+        return self._stage.is_root
+
+    def register_comm_hook(self, state: object, hook: HookFunction) -> None:
+        """Let ``hook`` reduce the gradients of every unit: see ``comm_hooks.py``. Root only, once.
+
+        Raises:
+            AssertionError: not the root, a hybrid strategy, or a hook is there already.
+            ValueError: a hook that does not take the arguments of a unit.
+        """
+        if not self.check_is_root():
+            raise AssertionError("register_comm_hook() belongs to the outermost FullyShardedDataParallel")
+        wrappers = self.fsdp_modules(self)
+        hybrid = [wrapper for wrapper in wrappers if wrapper.sharding_strategy in HYBRID]
+        if hybrid:
+            raise AssertionError(
+                f"a communication hook cannot serve {hybrid[0].sharding_strategy.name}, which reduces twice; "
+                "use FULL_SHARD, SHARD_GRAD_OP or NO_SHARD"
+            )
+        units = [unit for wrapper in wrappers for unit in wrapper._stage.units]
+        CommHook.of(hook, state).register(units)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients unsharded, without communication; root only.
+
+        Parameters of strategies that do not reshard after forward stay gathered, as in torch.
+        """
+        if not self.check_is_root():
+            raise RuntimeError(
+                "no_sync() belongs to the outermost FullyShardedDataParallel, not to one inside it"
+            )
+        changed: list[tuple[Unit, bool, bool]] = []
+        for wrapper in self.fsdp_modules(self):
+            keeps = RESHARDS_AFTER_FORWARD[wrapper.sharding_strategy] is False
+            for unit in wrapper._stage.units:
+                changed.append((unit, unit.gradients.synchronize, unit.reshard_after_backward))
+                unit.gradients.synchronize = False
+                if keeps:
+                    unit.reshard_after_backward = False
+        try:
+            yield
+        finally:
+            for unit, synchronize, reshards in changed:
+                unit.gradients.synchronize = synchronize
+                unit.reshard_after_backward = reshards
+
+
+# -- wrapping inside -----------------------------------------------------------------------------------------
+
+
+def _wrap_inside(module: nn.Module, selection: Selection, arguments: dict[str, Any]) -> None:
+    places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    for parent in module.modules():
+        for name, child in parent._modules.items():
+            if child is not None and child in selection:
+                places.setdefault(child, []).append((parent, name))
+    for chosen, own in selection.items():
+        wrapper = FullyShardedDataParallel(chosen, **{**arguments, **own})
+        for parent, name in places[chosen]:
+            parent._modules[name] = wrapper

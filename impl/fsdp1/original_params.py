@@ -1,0 +1,272 @@
+"""The other FSDP1 way to show a unit: the modules keep their own ``nn.Parameter`` objects.
+
+Each holds the part of it that lies in this rank's shard, as 1-D data, or all of it in its own shape where
+nothing is sharded. The objects stay what they are, so optimizers, freezing, new data (``weight.data = ...``)
+and new objects (``module.weight = nn.Parameter(...)``) act on them; each gather takes up what was changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..runtime.gradient_state import step_in_backward
+from ..runtime.offload import HostOffload
+from ..runtime.presentation import UnitParameter, assignments
+from ..runtime.unreduced import Unreduced, UnreducedOriginals, assign_gradient
+from ..shared.layout import UnitLayout
+from .flat_param import (
+    FlatParameter,
+    check_place,
+    check_sharded,
+    flat_parameter,
+    flatten,
+    follow_requires_grad,
+    run_hooks,
+)
+
+_ADDRESS = torch.Tensor.data_ptr
+
+
+class OriginalPresentation:
+    """Shows the original parameter objects: 1-D parts of the shard when sharded, whole ones when not."""
+
+    def __init__(
+        self,
+        layout: UnitLayout,
+        parameters: Sequence[UnitParameter],
+        originals: Sequence[nn.Parameter],
+        offload: HostOffload | None = None,
+    ) -> None:
+        self._layout = layout
+        self._parameters = parameters
+        self.shows_full = False
+        """Whether whole parameters are shown, outside of forward and backward."""
+        self.any_grad_dtype = False
+        """Whether gradients may have another dtype than their parameters."""
+        self._unsharded: list[nn.Parameter] = []
+        self.shard = flatten(layout, originals, offload)
+        # The same objects as before, so that an optimizer made earlier still holds what is trained.
+        self.sharded = list(originals)
+        self.unreduced: Unreduced = UnreducedOriginals(layout, self.sharded)
+        self._kept_gradients: list[torch.Tensor | None] = []
+        self._trains = [parameter.requires_grad for parameter in originals]
+        self._versions: list[int] = []
+        self._addresses: list[int] = []
+        self._point_at_shard()
+        self._show_sharded = assignments(self._parameters, self.sharded)
+        self._show_unsharded: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        self.show_sharded()
+
+    def _point_at_shard(self) -> None:
+        for index, parameter in enumerate(self.sharded):
+            parameter.data = self._part(index)
+        self._addresses = list(map(_ADDRESS, self.sharded))
+
+    def _part(self, index: int) -> torch.Tensor:
+        """Where one parameter lies in the shard; in its own shape if nothing is sharded."""
+        segment = self._layout.segments[index]
+        part = self.shard[segment.shard_offset : segment.shard_offset + segment.shard_numel]
+        return part.view(segment.shape) if self._layout.world_size == 1 else part
+
+    def show_sharded(self) -> None:
+        for registry, name, parameter in self._show_sharded:
+            registry[name] = parameter
+
+    def show_unsharded(self) -> None:
+        for registry, name, parameter in self._show_unsharded:
+            registry[name] = parameter
+
+    def trained(self) -> Sequence[nn.Parameter]:
+        return self.sharded
+
+    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._unsharded = list(parameters)
+        self._show_unsharded = assignments(self._parameters, parameters)
+
+    # -- what the user changes -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
+        check_sharded(self.shows_full)
+        for registry, name, parameter in self._show_sharded:
+            if registry.get(name) is not parameter:
+                self._take_up_replaced()
+                break
+        wrote = list(map(_ADDRESS, self.sharded)) != self._addresses
+        if wrote:
+            self._write_back(before_write)
+        trains = [parameter.requires_grad for parameter in self.sharded]
+        if trains != self._trains:
+            self._trains = trains
+            follow_requires_grad(self._parameters, self._unsharded, trains)
+        self._versions = [parameter._version for parameter in self.sharded]
+        return wrote
+
+    def changed(self) -> bool:
+        return self._versions != [parameter._version for parameter in self.sharded]
+
+    def _take_up_replaced(self) -> None:
+        """Take the parameters that the modules hold now, in place of those that they held before."""
+        for index, described in enumerate(self._parameters):
+            places = [place for place in described.places if place.name in place.module._parameters]
+            now = [place.module._parameters[place.name] for place in places]
+            if not now or now[0] is self.sharded[index]:
+                if any(each is not self.sharded[index] for each in now):
+                    raise NotImplementedError(_tied(described))
+                continue  # removed: it comes back with the next gather
+            if any(each is not now[0] for each in now):
+                raise NotImplementedError(_tied(described))
+            found = now[0]
+            check_place(described, places[0], found)
+            assert isinstance(found, nn.Parameter)
+            self._check_shape(index, found)
+            found.__dict__.update(self.sharded[index].__dict__)
+            if self.any_grad_dtype:
+                found.grad_dtype = None
+            self.sharded[index] = found
+        self._show_sharded = assignments(self._parameters, self.sharded)
+
+    def _check_shape(self, index: int, found: torch.Tensor) -> None:
+        segment = self._layout.segments[index]
+        whole = self._layout.world_size == 1
+        if found.numel() != segment.shard_numel if whole else found.shape != segment.shard_shape:
+            raise RuntimeError(
+                f"parameter '{self._parameters[index].fqn}' was given data of shape {tuple(found.shape)}, "
+                f"where it is this rank's part, of shape {tuple(self._part(index).shape)}: assign as many "
+                "elements, or change it inside of summon_full_params()"
+            )
+
+    def _write_back(self, before_write: Callable[[], None]) -> None:
+        """Copy data that was assigned to parameters into the shard, and let them be parts of it again."""
+        for index, parameter in enumerate(self.sharded):
+            if parameter.data_ptr() != self._addresses[index]:
+                self._check_shape(index, parameter)
+        before_write()
+        for index, parameter in enumerate(self.sharded):
+            if parameter.data_ptr() != self._addresses[index]:
+                part = self._part(index)
+                part.copy_(parameter.view(part.shape))
+                parameter.data = part
+
+    def flat(self) -> FlatParameter:
+        """A flat parameter of this rank's shard, with a copy of its gradient."""
+        flat = flat_parameter(self._layout, self._parameters, self.shard, any(self._trains))
+        if not self.unreduced.shown and any(self.which_gradients()):
+            flat.grad_dtype = None
+            flat.grad = self.flat_gradient()
+        return flat
+
+    def flat_gradient(self) -> torch.Tensor | None:
+        """This rank's part of the gradient, 1-D with zeros where there is none.
+
+        Never ``None``: another rank may hold gradients of parameters that have nothing here.
+        """
+        self.unreduced.check_hidden()
+        dtypes = {parameter.grad.dtype for parameter in self.sharded if parameter.grad is not None}
+        dtype = dtypes.pop() if len(dtypes) == 1 else self.shard.dtype
+        flat = torch.zeros_like(self.shard, dtype=dtype)
+        for segment, parameter in zip(self._layout.segments, self.sharded, strict=True):
+            if parameter.grad is not None:
+                start = segment.shard_offset
+                flat[start : start + segment.shard_numel].copy_(parameter.grad.view(-1))
+        return flat
+
+    def which_gradients(self) -> list[bool]:
+        """Which of the originals have a gradient here."""
+        return [parameter.grad is not None for parameter in self.sharded]
+
+    def keep_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Keep this rank's part of whole ``gradients``, which the user may have changed."""
+        for segment, kept, value in zip(self._layout.segments, self._kept_gradients, gradients, strict=True):
+            if kept is not None and value is not None:
+                start, end = segment.shard_range
+                kept.view(-1).copy_(value.detach().reshape(-1)[start:end])
+
+    def show_full(
+        self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
+    ) -> list[nn.Parameter]:
+        """Let the parameters hold whole values; returns them."""
+        self.shows_full = True
+        self._kept_gradients = [] if gradients is None else [parameter.grad for parameter in self.sharded]
+        for index, parameter in enumerate(self.sharded):
+            if gradients is not None:
+                parameter.grad = None
+            parameter.data = values[index]
+            if gradients is not None:
+                assign_gradient(parameter, gradients[index])
+        return self.sharded
+
+    def hide_full(self) -> None:
+        """Undo ``show_full``."""
+        self.shows_full = False
+        self._point_at_shard()
+        if self._kept_gradients:
+            for parameter, gradient in zip(self.sharded, self._kept_gradients, strict=True):
+                assign_gradient(parameter, gradient)
+        self._kept_gradients = []
+
+    def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
+        parts: list[torch.Tensor] = []
+        for index, offset in zip(which, offsets, strict=True):
+            parts.append(gradient[offset : offset + self._layout.segments[index].shard_numel])
+        self._add(parts, which)
+
+    def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
+        self._add(list(gradients), which)
+
+    def _add(self, parts: list[torch.Tensor], which: Sequence[int]) -> None:
+        old: list[torch.Tensor] = []
+        new: list[torch.Tensor] = []
+        for index, part in zip(which, parts, strict=True):
+            sharded = self.sharded[index]
+            if part.numel() == 0 or not sharded.requires_grad:
+                continue  # nothing of it on this rank: as torch, no gradient rather than an empty one
+            if sharded.grad is None:
+                sharded.grad = part.view(sharded.shape)
+            else:
+                old.append(sharded.grad)
+                new.append(part.view(sharded.shape))
+        if old:
+            torch._foreach_add_(old, new)
+        for index in which:
+            sharded = self.sharded[index]
+            if not sharded.requires_grad:
+                sharded.grad = None  # frozen since its forward
+            if sharded._post_accumulate_grad_hooks:
+                run_hooks(sharded)
+            if "_in_backward_optimizers" in sharded.__dict__ and sharded.grad is not None:
+                step_in_backward(sharded)
+
+    def readopt(self) -> torch.Tensor | None:
+        """Take up the parameters' memory after the module was moved; the new shard if there is one."""
+        check_sharded(self.shows_full)
+        for index, described in enumerate(self._parameters):
+            for place in described.places:
+                check_place(described, place, place.module._parameters.get(place.name))
+            place = described.places[0]
+            now = place.module._parameters[place.name]
+            assert now is not None
+            self._check_shape(index, now)
+            self.sharded[index] = now
+        self._show_sharded = assignments(self._parameters, self.sharded)
+        ours = self.shard.untyped_storage()._cdata
+        if all(p.numel() == 0 or p.untyped_storage()._cdata == ours for p in self.sharded):
+            return None
+        with torch.no_grad():
+            kinds = {(parameter.dtype, parameter.device) for parameter in self.sharded}
+            # One that alone has another dtype or device was replaced: it is copied into the shard as it is.
+            like = self.sharded[0] if len(kinds) == 1 else self.shard
+            self.shard = torch.zeros(self._layout.shard_numel, dtype=like.dtype, device=like.device)
+            for segment, parameter in zip(self._layout.segments, self.sharded, strict=True):
+                start = segment.shard_offset
+                self.shard[start : start + segment.shard_numel].copy_(parameter.view(-1))
+        self._point_at_shard()
+        return self.shard
+
+
+def _tied(described: UnitParameter) -> str:
+    return f"parameter '{described.fqn}' is tied and was replaced in some places: do it before wrapping"

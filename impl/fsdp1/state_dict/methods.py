@@ -1,0 +1,262 @@
+"""The calls of ``FullyShardedDataParallel`` that concern state dicts, with torch's names and arguments.
+
+A base class of the wrapper, so that ``FullyShardedDataParallel.optim_state_dict(...)`` reads as in torch.
+Each call is a few lines here; the work is in ``state_dict.py`` and in the ``optim_*.py`` files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+
+from .optim_entries import LoadFrom
+from .optim_load import state_to_load
+from .optim_parameters import OptimInput, OptimStateKeyType, goes_by_name, keyed_parameters, rekey
+from .optim_state import SaveAs, consolidated_state
+from .recursion import WrapperStates, states_of
+from .settings import OptimStateDictConfig, StateDictConfig, StateDictSettings, StateDictType
+
+
+class StateDictMethods(nn.Module):
+    """State dicts of a model, and of its optimizer."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``nn.Module.state_dict``, with values as ``set_state_dict_type`` says. A collective."""
+        states = states_of(self)
+        assert states is not None
+        try:
+            return super().state_dict(*args, **kwargs)
+        finally:
+            states.end_save()
+
+    @staticmethod
+    def set_state_dict_type(
+        module: nn.Module,
+        state_dict_type: StateDictType,
+        state_dict_config: StateDictConfig | None = None,
+        optim_state_dict_config: OptimStateDictConfig | None = None,
+    ) -> StateDictSettings:
+        """Choose what ``state_dict()`` and ``optim_state_dict()`` of all wrappers in ``module`` hold.
+
+        Args:
+            state_dict_config, optim_state_dict_config: of that kind; ``None`` for its defaults.
+
+        Returns:
+            The settings before, of the first wrapper.
+
+        Raises:
+            ValueError: no wrapper in ``module``.
+            RuntimeError: a config of another kind, or a kind that does not go with the wrapping.
+        """
+        found = _wrappers(module, "set_state_dict_type")
+        settings = StateDictSettings.decide(state_dict_type, state_dict_config, optim_state_dict_config)
+        for states in found:
+            if states.is_sharded:
+                settings.with_mesh(states.mesh is not None)
+        before = found[0].settings
+        for states in found:
+            states.settings = settings
+        return before
+
+    @staticmethod
+    def get_state_dict_type(module: nn.Module) -> StateDictSettings:
+        """The settings of the wrappers in ``module``.
+
+        Raises:
+            ValueError: no wrapper in ``module``.
+            RuntimeError: wrappers with different settings.
+        """
+        first, *others = _wrappers(module, "get_state_dict_type")
+        for other in others:
+            if other.settings != first.settings:
+                raise RuntimeError(
+                    f"wrappers in {type(module).__name__} have different settings, {first.settings} and "
+                    f"{other.settings}: call set_state_dict_type on the outermost module"
+                )
+        return first.settings.with_mesh(first.mesh is not None) if first.is_sharded else first.settings
+
+    @staticmethod
+    @contextmanager
+    def state_dict_type(
+        module: nn.Module,
+        state_dict_type: StateDictType,
+        state_dict_config: StateDictConfig | None = None,
+        optim_state_dict_config: OptimStateDictConfig | None = None,
+    ) -> Iterator[None]:
+        """``set_state_dict_type`` for as long as the context lasts, exceptions included."""
+        found = _wrappers(module, "state_dict_type")
+        before = [states.settings for states in found]
+        StateDictMethods.set_state_dict_type(
+            module, state_dict_type, state_dict_config, optim_state_dict_config
+        )
+        try:
+            yield
+        finally:
+            for states, settings in zip(found, before, strict=True):
+                states.settings = settings
+
+    @staticmethod
+    def optim_state_dict(
+        model: nn.Module,
+        optim: torch.optim.Optimizer,
+        optim_state_dict: dict[str, Any] | None = None,
+        group: ProcessGroup | None = None,
+    ) -> dict[str, Any]:
+        """An optimizer's state under the names of the plain model, as ``set_state_dict_type`` says.
+
+        A collective. ``LOCAL_STATE_DICT`` gives sharded values, as in torch.
+
+        Args:
+            model: whose parameters ``optim`` has.
+            optim_state_dict: what ``optim.state_dict()`` returned, if it was called already.
+            group: whose rank 0 gets the dict with ``rank0_only``; ``None`` for all ranks'.
+
+        Raises:
+            ValueError: a parameter of ``optim`` that is not in ``model``.
+            RuntimeError: states that have no element for each of the parameter's, or differ between ranks.
+        """
+        settings = StateDictMethods.get_state_dict_type(model)
+        sharded = settings.state_dict_type is not StateDictType.FULL_STATE_DICT
+        rank0_only = getattr(settings.optim_state_dict_config, "rank0_only", False)
+        how = SaveAs(
+            sharded=sharded,
+            keep=not rank0_only or dist.get_rank(group) == 0,
+            offload=settings.optim_state_dict_config.offload_to_cpu,
+        )
+        return _save(model, optim, optim_state_dict, None, how)
+
+    @staticmethod
+    def optim_state_dict_to_load(
+        model: nn.Module,
+        optim: torch.optim.Optimizer,
+        optim_state_dict: dict[str, Any],
+        is_named_optimizer: bool = False,
+        load_directly: bool = False,
+        group: ProcessGroup | None = None,
+    ) -> dict[str, Any]:
+        """The inverse: what ``optim.load_state_dict`` takes on this rank. A collective.
+
+        Args:
+            optim_state_dict: from ``optim_state_dict``, or of a plain model under names
+                (``rekey_optim_state_dict``).
+            is_named_optimizer: whether the keys of ``optim`` are names.
+            load_directly: load it too.
+            group: whose rank 0 has the dict with ``rank0_only``; ``None`` for all ranks'.
+
+        Raises:
+            ValueError: names, shapes or groups that do not fit ``model`` and ``optim``.
+            RuntimeError: ranks were given different states.
+        """
+        settings = StateDictMethods.get_state_dict_type(model)
+        source = LoadFrom(
+            sharded=settings.state_dict_type is not StateDictType.FULL_STATE_DICT,
+            rank0=getattr(settings.optim_state_dict_config, "rank0_only", False),
+            group=group,
+        )
+        keys = keyed_parameters(model, optim, by_name=is_named_optimizer)
+        existing = optim.state if is_named_optimizer else None
+        result = state_to_load(model, optim_state_dict, keys, optim.param_groups, source, existing)
+        if load_directly:
+            optim.load_state_dict(result)
+        return result
+
+    # -- older calls -----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def full_optim_state_dict(
+        model: nn.Module,
+        optim: torch.optim.Optimizer,
+        optim_input: OptimInput | None = None,
+        rank0_only: bool = True,
+        group: ProcessGroup | None = None,
+    ) -> dict[str, Any]:
+        """``optim_state_dict`` with whole values on the CPU, whatever ``set_state_dict_type`` says."""
+        keep = not rank0_only or dist.get_rank(group) == 0
+        return _save(model, optim, None, optim_input, SaveAs(sharded=False, keep=keep, offload=True))
+
+    @staticmethod
+    def sharded_optim_state_dict(
+        model: nn.Module, optim: torch.optim.Optimizer, group: ProcessGroup | None = None
+    ) -> dict[str, Any]:
+        """``optim_state_dict`` with sharded values on the CPU, whatever ``set_state_dict_type`` says."""
+        return _save(model, optim, None, None, SaveAs(sharded=True, keep=True, offload=True))
+
+    @staticmethod
+    def shard_full_optim_state_dict(
+        full_optim_state_dict: dict[str, Any],
+        model: nn.Module,
+        optim_input: OptimInput | None = None,
+        optim: torch.optim.Optimizer | None = None,
+    ) -> dict[str, Any]:
+        """``optim_state_dict_to_load`` of whole values that each rank has; no communication."""
+        source = LoadFrom(compare=False)
+        return _load(model, full_optim_state_dict, optim_input, optim, source)
+
+    @staticmethod
+    def flatten_sharded_optim_state_dict(
+        sharded_optim_state_dict: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer
+    ) -> dict[str, Any]:
+        """``optim_state_dict_to_load`` of sharded values."""
+        return _load(model, sharded_optim_state_dict, None, optim, LoadFrom(sharded=True))
+
+    @staticmethod
+    def scatter_full_optim_state_dict(
+        full_optim_state_dict: dict[str, Any] | None,
+        model: nn.Module,
+        optim_input: OptimInput | None = None,
+        optim: torch.optim.Optimizer | None = None,
+        group: Any | None = None,
+    ) -> dict[str, Any]:
+        """``optim_state_dict_to_load`` of whole values that only rank 0 of ``group`` has."""
+        source = LoadFrom(rank0=True, group=group)
+        return _load(model, full_optim_state_dict or {}, optim_input, optim, source)
+
+    @staticmethod
+    def rekey_optim_state_dict(
+        optim_state_dict: dict[str, Any],
+        optim_state_key_type: OptimStateKeyType,
+        model: nn.Module,
+        optim_input: OptimInput | None = None,
+        optim: torch.optim.Optimizer | None = None,
+    ) -> dict[str, Any]:
+        """The same whole state under names or under numbers, so that plain models can exchange it."""
+        return rekey(optim_state_dict, optim_state_key_type, model, optim_input, optim)
+
+
+def _save(
+    model: nn.Module,
+    optim: torch.optim.Optimizer,
+    given: dict[str, Any] | None,
+    optim_input: OptimInput | None,
+    how: SaveAs,
+) -> dict[str, Any]:
+    state = optim.state_dict() if given is None else given
+    keys = keyed_parameters(model, optim, optim_input, by_name=goes_by_name(state))
+    return consolidated_state(model, state, keys, how)
+
+
+def _load(
+    model: nn.Module,
+    given: dict[str, Any],
+    optim_input: OptimInput | None,
+    optim: torch.optim.Optimizer | None,
+    source: LoadFrom,
+) -> dict[str, Any]:
+    groups = optim.param_groups if optim is not None and optim_input is None else None
+    keys = keyed_parameters(model, optim, optim_input)
+    return state_to_load(model, given, keys, groups, source)
+
+
+def _wrappers(module: nn.Module, call: str) -> list[WrapperStates]:
+    found = [states for each in module.modules() if (states := states_of(each)) is not None]
+    if not found:
+        raise ValueError(
+            f"{call}: there is no FullyShardedDataParallel in {type(module).__name__}; pass the wrapped model"
+        )
+    return found

@@ -1,0 +1,256 @@
+"""From an optimizer's state under the original names back to what an optimizer of a wrapped model loads.
+
+Whole tensors need no communication: each rank cuts out its part (``optim_entries.py`` says what happens where
+only rank 0 has them). Rows move into the shards in one all-to-all for each unit and state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+
+from ...collectives.agreement import check_agreement
+from ..parameter_names import NamedUnit, plain_name
+from .optim_entries import LoadFrom, Outline, entries_of
+from .optim_groups import loaded_groups
+from .optim_parameters import Key, TrainedModel
+from .row_chunks import fill_shard
+from .sharded_values import is_sharded, rows_of_value
+
+State = dict[str, Any]
+
+
+# -- one unit ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _UnitStates:
+    """This rank's part of the states of one unit's parameters."""
+
+    named: NamedUnit
+    like_parameters: frozenset[str]
+    """Names of states with an element for each of a parameter's; for parameters without dimensions."""
+    parts: dict[int, State] = field(default_factory=dict)
+    rows: dict[tuple[str, torch.dtype], dict[int, torch.Tensor]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)
+
+    def take(self, index: int, name: str, value: Any) -> None:
+        """Take up a state of one parameter: cut, or kept until the rows are exchanged."""
+        unit, segment = self.named.unit, self.named.unit.layout.segments[index]
+        title = f"{self.named.names[index][0]} {name}"
+        state = self.parts.setdefault(index, {})
+        if not is_sharded(value) and not isinstance(value, torch.Tensor):
+            self.taken.append(title)
+            state[name] = value
+        elif value.dim() == 0 and (segment.shape or name not in self.like_parameters):
+            self.taken.append(title)
+            state[name] = value.detach().clone()
+        elif tuple(value.size()) != segment.shape:
+            self.problems.append(
+                f"size mismatch for '{name}' of {self.named.names[index][0]}: the shape in the state dict is "
+                f"{tuple(value.size())}, the shape of the parameter is {segment.shape}"
+            )
+        elif is_sharded(value):
+            try:
+                rows = rows_of_value(unit, value, title)
+            except ValueError as error:
+                self.problems.append(str(error))
+                return
+            self.taken.append(f"{title} {value.dtype} in shards")
+            self.rows.setdefault((name, value.dtype), {})[index] = rows
+        else:
+            self.taken.append(title)
+            start, end = segment.shard_range
+            state[name] = value.detach().reshape(-1)[start:end].to(unit.device, copy=True)
+
+    def exchange(self) -> None:
+        """Bring rows to the ranks that hold their elements. A collective where there are any."""
+        unit = self.named.unit
+        for (name, dtype), rows in sorted(self.rows.items(), key=str):
+            flat = torch.zeros(unit.layout.shard_numel, dtype=dtype, device=unit.device)
+            which = sorted(rows)
+            fill_shard(unit, flat, which, [rows[index] for index in which])
+            for index in which:
+                segment = unit.layout.segments[index]
+                start = segment.shard_offset
+                self.parts[index][name] = flat[start : start + segment.shard_numel].clone()
+
+    def flat_state(self) -> State:
+        """The state of the flat parameter.
+
+        Raises:
+            ValueError: states that are not of one sort, or steps that are not equal, in all parameters.
+        """
+        unit = self.named.unit
+        result: State = {}
+        names = dict.fromkeys(name for state in self.parts.values() for name in state)
+        for name in names:
+            values = {index: state[name] for index, state in self.parts.items() if name in state}
+            tensors = [v for v in values.values() if isinstance(v, torch.Tensor) and v.dim()]
+            if not tensors:
+                result[name] = self._common(name, values)
+                continue
+            if len(tensors) != len(values) or len({tensor.dtype for tensor in tensors}) > 1:
+                raise ValueError(f"'{name}' of {self.named.title} is not of one dtype in all parameters")
+            flat = torch.zeros(unit.layout.shard_numel, dtype=tensors[0].dtype, device=unit.device)
+            for index, value in values.items():
+                start = unit.layout.segments[index].shard_offset
+                flat[start : start + value.numel()].copy_(value)
+            result[name] = flat
+        return result
+
+    def _common(self, name: str, values: Mapping[int, Any]) -> Any:
+        """The value that all parameters of the unit have."""
+        names = self.named.names
+        without = [own[0] for index, own in enumerate(names) if index not in values]
+        if without:
+            raise ValueError(
+                f"one flat parameter has one '{name}', but in {self.named.title} {without} have none: "
+                "wrap with use_orig_params=True"
+            )
+        first = values[0]
+        for index, value in values.items():
+            if not bool(value == first):
+                raise ValueError(
+                    f"one flat parameter has one '{name}', but in {self.named.title} '{names[0][0]}' has "
+                    f"{first} and '{names[index][0]}' has {value}: wrap with use_orig_params=True"
+                )
+        return first
+
+
+# -- the whole dict ------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def state_to_load(
+    model: nn.Module,
+    optim_state_dict: Mapping[str, Any],
+    keys: Mapping[Key, nn.Parameter],
+    groups: Sequence[Mapping[str, Any]] | None,
+    source: LoadFrom,
+    existing: Mapping[Any, State] | None = None,
+) -> dict[str, Any]:
+    """What an optimizer of ``model`` loads, of a state dict under original names. A collective.
+
+    Args:
+        keys: the optimizer's parameters by their keys.
+        groups: the optimizer's own groups, if it is at hand.
+        existing: the optimizer's state by parameters, if it wants some for those without elements here too.
+
+    Raises:
+        ValueError: names that the model does not have, shapes that differ, states that do not fit a flat
+            parameter, groups that do not fit those of the optimizer.
+        RuntimeError: ranks were given different things.
+    """
+    known = TrainedModel(model, "optim_state_dict_to_load()")
+    outline, entries = entries_of(optim_state_dict, source, _device(known, model))
+    like_parameters = _like_parameters(outline)
+    units = [_UnitStates(named, like_parameters) for named in known.units]
+    others: dict[str, State] = {}
+    problems = _unknown(known, outline)
+    for owner, name, value in entries:
+        place = known.places.get(plain_name(owner))
+        if is_sharded(value) and not source.sharded:
+            problems.append(f"'{name}' of {owner} is a {type(value).__name__}: {_WAY_OUT}")
+        elif place is not None:
+            units[place[0]].take(place[1], name, value)
+        elif plain_name(owner) in known.others:
+            own = value.detach().clone() if isinstance(value, torch.Tensor) else value
+            others.setdefault(plain_name(owner), {})[name] = own
+    _agree(units, problems, source)
+    for unit in units:
+        unit.exchange()
+    result: dict[str, Any] = {"state": _by_key(known, units, others, keys, existing or {})}
+    for name, value in outline["state"].items():
+        if not isinstance(value, dict):
+            result["state"][name] = value
+    if "param_groups" in outline:
+        result["param_groups"] = loaded_groups(known, outline["param_groups"], keys, groups)
+    return result
+
+
+_WAY_OUT = "load it inside state_dict_type(model, StateDictType.SHARDED_STATE_DICT)"
+
+
+def _like_parameters(outline: Mapping[str, Any]) -> frozenset[str]:
+    """The names of states that some parameter has an element of for each of its own."""
+    return frozenset(
+        name
+        for state in outline["state"].values()
+        if isinstance(state, dict)
+        for name, value in state.items()
+        if (isinstance(value, (torch.Tensor, Outline)) or is_sharded(value)) and len(value.shape)
+    )
+
+
+def _device(known: TrainedModel, model: nn.Module) -> torch.device:
+    return known.units[0].unit.device if known.units else next(model.parameters()).device
+
+
+def _unknown(known: TrainedModel, outline: Mapping[str, Any]) -> list[str]:
+    names = [
+        name
+        for name, value in outline["state"].items()
+        if isinstance(value, dict)
+        and (not isinstance(name, str) or plain_name(name) not in {*known.places, *known.others})
+    ]
+    if not names:
+        return []
+    some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    hint = "; numbers have to become names first: rekey_optim_state_dict" if isinstance(names[0], int) else ""
+    return [f"the state dict has states of {some}, which are no parameters of the model{hint}"]
+
+
+def _agree(units: Sequence[_UnitStates], problems: list[str], source: LoadFrom) -> None:
+    """Raise on all ranks alike, before anything is exchanged."""
+    problems = [*problems, *(text for unit in units for text in unit.problems)]
+    if source.compare:
+        members: dict[tuple[ProcessGroup | None, torch.device], list[str]] = {}
+        for unit in units:
+            own = unit.named.unit
+            for group in (own.groups.shard, own.groups.replicate):
+                members.setdefault((group, own.device), []).extend(unit.taken)
+        for (group, device), taken in members.items():
+            check_agreement(group, device, [*taken, *problems], "the optimizer state to load")
+    if problems:
+        raise ValueError("the optimizer state cannot be loaded:\n" + "\n".join(problems))
+
+
+def _by_key(
+    known: TrainedModel,
+    units: Sequence[_UnitStates],
+    others: Mapping[str, State],
+    keys: Mapping[Key, nn.Parameter],
+    existing: Mapping[Any, State],
+) -> dict[Any, Any]:
+    """The states by the optimizer's keys; what it does not train is left out."""
+    state: dict[Any, Any] = {}
+    for key, parameter in keys.items():
+        held = known.of(key, parameter)
+        if held.unit is None:
+            own: State = others.get(held.names[0], {})
+        elif units[held.unit].named.is_flat:
+            own = units[held.unit].flat_state()
+        else:
+            unit, index = units[held.unit], held.indices[0]
+            here = unit.named.unit.layout.segments[index].shard_numel > 0
+            own = dict(existing.get(parameter, {}))
+            if here:
+                parts = unit.parts.get(index, {})
+                own = {name: _shaped(value, parameter) for name, value in parts.items()}
+        if own:
+            state[key] = own
+    return state
+
+
+def _shaped(value: Any, parameter: nn.Parameter) -> Any:
+    """Elements of a state in the shape of the parameter as this rank shows it."""
+    if isinstance(value, torch.Tensor) and value.dim():
+        return value.view(parameter.shape)
+    return value

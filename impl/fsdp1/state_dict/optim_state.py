@@ -1,0 +1,245 @@
+"""The state of an optimizer under the names of the original parameters, whole or sharded.
+
+What an optimizer holds for a parameter is of two sorts: tensors with an element for each of the parameter's
+(momenta), which are laid out as the shard and gathered like it, and everything else (steps), which is equal
+on all ranks. With original parameters a rank has state only for those that have a part in its shard, so ranks
+first tell each other what there is: one exchange of small objects for all units. Then each unit's tensors
+move as its parameters would: gathered for whole values, one all-to-all for rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+
+from ...frontends.full_params import gather_flat, split_full
+from ...shared.layout import Segment
+from ..parameter_names import NamedUnit
+from .optim_groups import named_group
+from .optim_parameters import Key, TrainedModel
+from .recursion import states_of
+from .row_chunks import rows_of_shard
+from .sharded_values import sharded_value
+from .state_values import device_for, own_copy
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SaveAs:
+    """How to save.
+
+    Attributes:
+        sharded: rows instead of whole tensors.
+        keep: whether this rank gets a result at all.
+        offload: move tensors to the CPU.
+    """
+
+    sharded: bool
+    keep: bool
+    offload: bool
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Stands for a tensor with an element for each of the parameter's."""
+
+    dtype: torch.dtype
+
+
+@dataclass
+class _UnitStates:
+    """One unit: this rank's parts of its parameters' states, and what all ranks together have."""
+
+    named: NamedUnit
+    parts: dict[int, State] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    everywhere: dict[int, State] = field(default_factory=dict)
+
+    def split(self, parameter: nn.Parameter, indices: tuple[int, ...], state: State) -> None:
+        """Take up the state of an optimizer's parameter, by originals; a rank without elements of one knows
+        nothing of it.
+        """
+        if parameter.numel() == 0:
+            return
+        for index in indices:
+            self.parts[index] = {
+                name: self._part(parameter, self.named.unit.layout.segments[index], name, value)
+                for name, value in state.items()
+            }
+
+    def _part(self, parameter: nn.Parameter, segment: Segment, name: str, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.dim() == 0:
+            return value
+        if value.shape != parameter.shape:
+            self.problems.append(
+                f"'{name}' of {self.named.title} has the shape {tuple(value.shape)} where this rank's part "
+                f"of the parameter has {tuple(parameter.shape)}: only states with one element for each of "
+                "the parameter's can be gathered"
+            )
+            return None
+        start = segment.shard_offset if self.named.is_flat else 0
+        return value.detach().reshape(-1)[start : start + segment.shard_numel]
+
+    def outline(self) -> dict[int, State]:
+        """What other ranks must know: which states there are, and those that are equal everywhere."""
+        return {
+            index: {name: _outline(value) for name, value in state.items()}
+            for index, state in self.parts.items()
+        }
+
+    def merge(self, outlines: list[dict[int, State]]) -> None:
+        """Learn what all ranks of the shard group have.
+
+        Raises:
+            RuntimeError: values that should be equal are not.
+        """
+        for rank, outline in enumerate(outlines):
+            for index, state in outline.items():
+                known = self.everywhere.setdefault(index, {})
+                for name, value in state.items():
+                    if not _same(known.setdefault(name, value), value):
+                        raise RuntimeError(
+                            f"optimizer state '{name}' of '{self.named.names[index][0]}' is {value!r} on "
+                            f"rank {rank} of its group but {known[name]!r} on another"
+                        )
+
+    def consolidate(self, how: SaveAs) -> dict[int, State]:
+        """Every parameter's state, whole or sharded. A collective over the shard group."""
+        result: dict[int, State] = {
+            index: {name: _copied(value, how.offload) for name, value in state.items()}
+            for index, state in self.everywhere.items()
+        }
+        kinds = {
+            (name, v.dtype) for s in self.everywhere.values() for name, v in s.items() if _is_elements(v)
+        }
+        for name, dtype in sorted(kinds, key=str):
+            which = [i for i in sorted(self.everywhere) if self.everywhere[i].get(name) == Elements(dtype)]
+            for index, value in zip(which, self._gather(name, dtype, which, how), strict=True):
+                result[index][name] = value
+        return result if how.keep else {}
+
+    def _gather(self, name: str, dtype: torch.dtype, which: list[int], how: SaveAs) -> list[Any]:
+        unit = self.named.unit
+        flat = torch.zeros(unit.layout.shard_numel, dtype=dtype, device=unit.device)
+        for index in which:
+            segment = unit.layout.segments[index]
+            if segment.shard_numel and name in self.parts.get(index, {}):
+                start = segment.shard_offset
+                flat[start : start + segment.shard_numel].copy_(self.parts[index][name])
+        if not how.sharded:
+            gathered = gather_flat(unit, flat)
+            if not how.keep:
+                return [None] * len(which)
+            whole = split_full(unit, gathered)
+            return [own_copy(whole[index], device_for(unit, how.offload)) for index in which]
+        states = states_of(self.named.wrapper)
+        mesh = states.mesh if states is not None else None
+        rows = rows_of_shard(unit, flat, which)
+        return [
+            sharded_value(unit, own.to(device_for(unit, how.offload)), unit.layout.segments[i].shape, mesh)
+            for i, own in zip(which, rows, strict=True)
+        ]
+
+
+def _is_elements(value: object) -> bool:
+    return isinstance(value, Elements)
+
+
+def _outline(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Elements(value.dtype) if value.dim() else value.detach().cpu()
+    return value
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _copied(value: Any, offload: bool) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return copy.deepcopy(value)
+    return own_copy(value, torch.device("cpu") if offload else value.device)
+
+
+@torch.no_grad()
+def consolidated_state(
+    model: nn.Module,
+    optim_state_dict: Mapping[str, Any],
+    keys: Mapping[Key, nn.Parameter],
+    how: SaveAs,
+) -> dict[str, Any]:
+    """An optimizer's state dict under the names of the original parameters. A collective.
+
+    Args:
+        optim_state_dict: what the optimizer's own ``state_dict()`` returned.
+        keys: its parameters by their keys in it.
+
+    Returns:
+        ``state`` and ``param_groups`` as of ``torch.optim.Optimizer.state_dict``; nothing where ``how.keep``
+        is off.
+
+    Raises:
+        ValueError: a parameter that is not in the model.
+        RuntimeError: states that cannot be gathered, or differ between ranks.
+    """
+    known = TrainedModel(model, "optim_state_dict()")
+    given: Mapping[Key, State] = optim_state_dict["state"]
+    units = [_UnitStates(named) for named in known.units]
+    for key, parameter in keys.items():
+        held = known.of(key, parameter)
+        if held.unit is not None and given.get(key):
+            units[held.unit].split(parameter, held.indices, given[key])
+    _tell_each_other(units)
+    whole = [unit.consolidate(how) for unit in units]
+    if not how.keep:
+        return {}
+    state: dict[Key, Any] = {}
+    for key, parameter in keys.items():
+        held = known.of(key, parameter)
+        if held.unit is not None:
+            found = [whole[held.unit].get(index) for index in held.indices]
+        else:
+            found = [{name: _copied(value, how.offload) for name, value in given.get(key, {}).items()}]
+        state.update({name: own for name, own in zip(held.names, found, strict=True) if own})
+    for key in [key for key in given if key not in keys]:
+        warnings.warn(
+            f"optimizer state {key!r} belongs to no parameter; it is passed on as it is", stacklevel=3
+        )
+        state[key] = given[key]
+    result: dict[str, Any] = {"state": state}
+    if "param_groups" in optim_state_dict:
+        result["param_groups"] = [named_group(known, keys, g) for g in optim_state_dict["param_groups"]]
+    return result
+
+
+def _tell_each_other(units: list[_UnitStates]) -> None:
+    """Exchange outlines over each shard group in use.
+
+    Raises:
+        RuntimeError: what cannot be gathered, on all ranks of a group alike.
+    """
+    groups: dict[ProcessGroup | None, list[_UnitStates]] = {}
+    for unit in units:
+        groups.setdefault(unit.named.unit.groups.shard, []).append(unit)
+    for group, members in groups.items():
+        mine = [(unit.outline(), unit.problems) for unit in members]
+        theirs = [mine]
+        if group is not None:
+            theirs = [mine for _ in range(group.size())]
+            dist.all_gather_object(theirs, mine, group=group)
+        problems = dict.fromkeys(text for rank in theirs for _, texts in rank for text in texts)
+        if problems:
+            raise RuntimeError("the optimizer's state cannot be gathered:\n" + "\n".join(problems))
+        for position, unit in enumerate(members):
+            unit.merge([rank[position][0] for rank in theirs])

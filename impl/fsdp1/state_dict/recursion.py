@@ -1,0 +1,228 @@
+"""A ``FullyShardedDataParallel``'s own part in ``state_dict()`` and ``load_state_dict()``.
+
+Both run through ``nn.Module``'s own recursion, so that wrappers may be nested in plain modules in any way.
+Each wrapper does what concerns its unit in the hooks around its part of the recursion::
+
+    state_dict()        before   show whole parameters (or empty tensors of their shapes) in the modules
+                        after    put the values under the plain model's names; sharded parameters again
+    load_state_dict()   before   write this rank's part of the values into the shard; leave nn.Module to load
+                                 each parameter from itself, so that missing keys and the rest are its own
+                        after    plain names in what it reports
+
+So loading whole values needs no gathering: each rank takes its part. What the values are for each kind is in
+``state_values.py``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...runtime.stage import Stage
+from ..parameter_names import FLAT_NAME, WRAPPED, named_unit, plain_name, plain_text
+from ..summon import ShownUnit
+from .settings import FullStateDictConfig, StateDictSettings, StateDictType
+from .state_values import LoadedUnit, local_value, placeholders, sharded_parameters, whole_parameters
+
+_STATES = "_fsdp_states"
+"""Attribute (kept out of the module's own registries) that holds a wrapper's ``WrapperStates``."""
+
+
+class WrapperStates:
+    """The settings and hooks of one wrapper. See the head of this file.
+
+    Args:
+        mesh: the ``device_mesh`` it was wrapped with.
+        buffer_dtypes: of each module, the dtypes that buffers had before mixed precision.
+    """
+
+    def __init__(
+        self,
+        wrapper: nn.Module,
+        stage: Stage,
+        mesh: DeviceMesh | None,
+        buffer_dtypes: Mapping[nn.Module, Mapping[str, torch.dtype]],
+    ) -> None:
+        self.settings = StateDictSettings.decide(StateDictType.FULL_STATE_DICT)
+        self.summoned = False
+        """Whether whole parameters are shown now by ``summon_full_params``."""
+        self.mesh = mesh
+        self._stage = stage
+        self._buffer_dtypes = buffer_dtypes
+        self._shown: list[ShownUnit] = []
+        self._values: list[list[Any] | None] = []
+        self._load_errors: list[str] = []
+        wrapper.__dict__[_STATES] = self
+        wrapper.register_state_dict_pre_hook(self._before_save)
+        wrapper.register_state_dict_post_hook(_after_save)
+        wrapper.register_load_state_dict_pre_hook(self._before_load)
+        wrapper.register_load_state_dict_post_hook(self._after_load)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this wrapper's parameters are spread over ranks."""
+        return any(unit.groups.shard is not None for unit in self._stage.units)
+
+    def current(self) -> StateDictSettings:
+        """The settings as they hold here: without sharding there are whole values only.
+
+        Raises:
+            RuntimeError: settings that do not go with the way this module was wrapped.
+        """
+        settings = self.settings.with_mesh(self.mesh is not None)
+        if self.is_sharded or settings.state_dict_type is StateDictType.FULL_STATE_DICT:
+            return settings
+        if self._stage.units:
+            warnings.warn(
+                f"{settings.state_dict_type.name}: a module whose parameters are not sharded has whole "
+                "tensors in its state dict",
+                stacklevel=2,
+            )
+        config = FullStateDictConfig(offload_to_cpu=settings.state_dict_config.offload_to_cpu)
+        return StateDictSettings.decide(StateDictType.FULL_STATE_DICT, config)
+
+    # -- saving ----------------------------------------------------------------------------------------------
+
+    def _before_save(self, wrapper: nn.Module, prefix: str, keep_vars: bool) -> None:
+        self._stage.check_idle("state_dict()", AssertionError)
+        self._values = []
+        settings = self.current()
+        if self.summoned:
+            if settings.state_dict_type is not StateDictType.FULL_STATE_DICT:
+                raise RuntimeError(
+                    f"inside summon_full_params there are whole parameters only: call state_dict() outside "
+                    f"of it for {settings.state_dict_type.name}"
+                )
+            return
+        offload = settings.state_dict_config.offload_to_cpu
+        for unit in self._stage.units:
+            unit.reshard_by_hand()
+            unit.take_up_changes()
+            shown = ShownUnit(wrapper, unit)
+            if settings.state_dict_type is StateDictType.FULL_STATE_DICT:
+                config: Any = settings.state_dict_config
+                keep = not config.rank0_only or unit.groups.shard_rank == 0
+                values: list[Any] | None = whole_parameters(unit, keep=keep, offload=offload)
+                if values is not None:
+                    shown.show_values(values)
+            elif settings.state_dict_type is StateDictType.SHARDED_STATE_DICT:
+                values = sharded_parameters(unit, self.mesh, offload=offload)
+                shown.show_values(placeholders(unit))
+            else:
+                unit.reshard()
+                values = [local_value(unit, offload=offload)]
+            self._values.append(values)
+            self._shown.append(shown)
+
+    def put_values(self, wrapper: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+        """The recursion below the wrapper is done: put its own values under the plain names."""
+        _rename(state_dict, f"{prefix}{WRAPPED}.", prefix)
+        settings = self.current()
+        kind, config = settings.state_dict_type, settings.state_dict_config
+        for unit, values in zip(self._stage.units, self._values, strict=False):
+            keys = named_unit(unit, wrapper, prefix).names
+            if kind is StateDictType.LOCAL_STATE_DICT:
+                assert values is not None
+                _drop(state_dict, keys)
+                state_dict[prefix + FLAT_NAME] = values[0]
+            elif values is None:
+                _drop(state_dict, [*keys, (prefix + FLAT_NAME,)])
+            else:
+                for value, own in zip(values, keys, strict=True):
+                    for key in own:
+                        if kind is StateDictType.SHARDED_STATE_DICT or isinstance(
+                            state_dict.get(key), nn.Parameter
+                        ):
+                            state_dict[key] = value
+        self._finish_buffers(wrapper, state_dict, prefix, config.offload_to_cpu)
+
+    def _finish_buffers(
+        self, wrapper: nn.Module, state_dict: dict[str, Any], prefix: str, offload: bool
+    ) -> None:
+        """Buffers in their own dtype, on the CPU if asked for, and none where this rank gets nothing."""
+        dropped = any(values is None for values in self._values)
+        for module_name, module in wrapper.named_modules(remove_duplicate=False):
+            own_dtypes = self._buffer_dtypes.get(module, {})
+            for name in module._buffers:
+                # The prefix is the recursion's: wrappers around this one take their names out of it later.
+                key = prefix + plain_name(f"{module_name}.{name}" if module_name else name)
+                value = state_dict.get(key)
+                if not isinstance(value, torch.Tensor):
+                    continue
+                if dropped:
+                    del state_dict[key]
+                    continue
+                value = value.to(dtype=own_dtypes.get(name), copy=name in own_dtypes)
+                state_dict[key] = value.cpu() if offload else value
+
+    def end_save(self) -> None:
+        """Show the sharded parameters again; also after an exception."""
+        for shown in self._shown:
+            shown.hide(writeback=False)
+        self._shown, self._values = [], []
+
+    # -- loading ---------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _before_load(
+        self,
+        wrapper: nn.Module,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        self._stage.check_idle("load_state_dict()", AssertionError)
+        self._load_errors = error_msgs
+        if not self.summoned:
+            kind = self.current().state_dict_type
+            for unit in self._stage.units:
+                unit.reshard()
+                unit.take_up_changes()
+                loaded = LoadedUnit(named_unit(unit, wrapper, prefix), kind)
+                loaded.take(state_dict)
+                error_msgs.extend(loaded.errors)
+                missing_keys.extend(loaded.leave_to_module(state_dict))
+        keys = [key for key in state_dict if key.startswith(prefix) and key != prefix + FLAT_NAME]
+        for key in keys:
+            state_dict[f"{prefix}{WRAPPED}.{key[len(prefix) :]}"] = state_dict.pop(key)
+
+    def _after_load(self, wrapper: nn.Module, incompatible: Any) -> None:
+        for texts in (*incompatible, self._load_errors):
+            texts[:] = [plain_text(text) for text in texts]
+        self._load_errors = []
+
+
+def states_of(module: nn.Module) -> WrapperStates | None:
+    """The ``WrapperStates`` of a wrapper, ``None`` for other modules."""
+    return module.__dict__.get(_STATES)
+
+
+def _after_save(wrapper: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+    """A function, as ``nn.Module`` marks it with an attribute."""
+    states = states_of(wrapper)
+    assert states is not None
+    states.put_values(wrapper, state_dict, prefix)
+
+
+def _rename(state_dict: Any, old: str, new: str) -> None:
+    """Give keys (and the versions of modules) that start with ``old`` a name with ``new`` instead."""
+    for key in [key for key in state_dict if key.startswith(old)]:
+        state_dict[new + key[len(old) :]] = state_dict.pop(key)
+    versions = getattr(state_dict, "_metadata", {})
+    for name in [name for name in versions if f"{name}.".startswith(old)]:
+        versions[(new + f"{name}."[len(old) :])[:-1]] = versions.pop(name)
+
+
+def _drop(state_dict: dict[str, Any], keys: Sequence[Sequence[str]]) -> None:
+    for each in keys:
+        for key in each:
+            state_dict.pop(key, None)

@@ -1,0 +1,209 @@
+"""What a unit's parameters are in each kind of state dict, and how such values come back into its shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...collectives.agreement import check_agreement
+from ...frontends.full_params import gather_flat, split_full
+from ...runtime.unit import Unit
+from ..flat_param import FlatPresentation
+from ..original_params import OriginalPresentation
+from ..parameter_names import NamedUnit, plain_name
+from .row_chunks import fill_shard, rows_of_shard
+from .settings import StateDictType
+from .sharded_values import is_sharded, rows_of_value, sharded_tensor, sharded_value
+
+# -- to save -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def own_copy(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``value`` in memory of its own, on ``device``."""
+    return value.to(device, copy=True)
+
+
+def device_for(unit: Unit, offload: bool) -> torch.device:
+    """Where values of ``unit`` belong in a state dict."""
+    return torch.device("cpu") if offload else unit.device
+
+
+@torch.no_grad()
+def whole_parameters(unit: Unit, *, keep: bool, offload: bool) -> list[torch.Tensor] | None:
+    """The unit's parameters, each in memory of its own; nothing where ``keep`` is off. A collective."""
+    gathered = gather_flat(unit, unit.shard)
+    if not keep:
+        return None
+    return [own_copy(value, device_for(unit, offload)) for value in split_full(unit, gathered)]
+
+
+@torch.no_grad()
+def sharded_parameters(unit: Unit, mesh: DeviceMesh | None, *, offload: bool) -> list[Any]:
+    """The unit's parameters as ``ShardedTensor`` or ``DTensor``. A collective."""
+    segments = unit.layout.segments
+    rows = rows_of_shard(unit, unit.shard, range(len(segments)))
+    return [
+        sharded_value(unit, own.to(device_for(unit, offload)), segment.shape, mesh)
+        for own, segment in zip(rows, segments, strict=True)
+    ]
+
+
+def placeholders(unit: Unit) -> list[torch.Tensor]:
+    """Tensors of the whole parameters' shapes that take no memory."""
+    like = unit.shard
+    return [like.new_empty(()).expand(segment.shape) for segment in unit.layout.segments]
+
+
+@torch.no_grad()
+def local_value(unit: Unit, *, offload: bool) -> ShardedTensor:
+    """The flat parameter without its padding; the memory is the shard's own, unless it is moved."""
+    end = _filled(unit, unit.layout.rank)
+    local = unit.shard[:end].detach()
+    size = unit.layout.shard_numel
+    ranks = range(unit.layout.world_size)
+    spans = [(rank * size, rank * size + _filled(unit, rank)) for rank in ranks if _filled(unit, rank)]
+    return sharded_tensor(unit, local.to(device_for(unit, offload)), [unit.layout.parameter_numel], spans)
+
+
+def _filled(unit: Unit, rank: int) -> int:
+    """Elements of ``rank``'s shard that are not padding."""
+    layout = unit.layout
+    return min(max(layout.parameter_numel - rank * layout.shard_numel, 0), layout.shard_numel)
+
+
+# -- to load -------------------------------------------------------------------------------------------------
+
+
+class LoadedUnit:
+    """One unit while a state dict is loaded into it.
+
+    Attributes:
+        errors: what is wrong with the values, as ``nn.Module`` words it.
+    """
+
+    def __init__(self, named: NamedUnit, kind: StateDictType) -> None:
+        self._named = named
+        self._unit = named.unit
+        self._kind = kind
+        self.errors: list[str] = []
+
+    def take(self, state_dict: dict[str, Any]) -> None:
+        """Write this rank's part of the values into the shard. A collective.
+
+        Raises:
+            RuntimeError: ranks were given different things.
+        """
+        if self._kind is StateDictType.LOCAL_STATE_DICT:
+            self._take_local(state_dict)
+            return
+        unit, segments = self._unit, self._unit.layout.segments
+        found: list[str] = []
+        whole: list[tuple[int, torch.Tensor]] = []
+        rows: dict[int, torch.Tensor] = {}
+        for index, names in enumerate(self._named.names):
+            for name in names:
+                if name not in state_dict:
+                    continue
+                value = state_dict[name]
+                found.append(plain_name(name))
+                if not self._fits(name, value, segments[index].shape):
+                    continue
+                if is_sharded(value):
+                    try:
+                        rows[index] = rows_of_value(unit, value, plain_name(name))
+                    except ValueError as error:
+                        self.errors.append(str(error))
+                else:
+                    whole.append((index, value))
+        self._agree([*found, *self.errors, *(f"shards of {index}" for index in rows)])
+        for index, value in whole:
+            write_part(unit, unit.shard, index, value)
+        fill_shard(unit, unit.shard, list(rows), list(rows.values()))
+
+    def _fits(self, name: str, value: Any, shape: tuple[int, ...]) -> bool:
+        clean = plain_name(name)
+        if not isinstance(value, torch.Tensor) and not is_sharded(value):
+            self.errors.append(f"'{clean}' must be a tensor, not a {type(value).__name__}")
+        elif is_sharded(value) and self._kind is StateDictType.FULL_STATE_DICT:
+            self.errors.append(
+                f"'{clean}' is a {type(value).__name__}, but the state_dict_type is FULL_STATE_DICT: load it "
+                "inside state_dict_type(model, StateDictType.SHARDED_STATE_DICT)"
+            )
+        elif tuple(value.size()) != tuple(shape):
+            self.errors.append(_mismatch(clean, tuple(value.size()), tuple(shape)))
+        else:
+            return True
+        return False
+
+    def _take_local(self, state_dict: dict[str, Any]) -> None:
+        unit, key = self._unit, self._named.flat_name
+        clean, value = plain_name(key), state_dict.get(key)
+        own = _filled(unit, unit.layout.rank)
+        local = None
+        if isinstance(value, ShardedTensor):
+            shards = value.local_shards()
+            held = sum(shard.tensor.numel() for shard in shards)
+            if tuple(value.size()) != (unit.layout.parameter_numel,):
+                self.errors.append(
+                    _mismatch(clean, tuple(value.size()), (unit.layout.parameter_numel,))
+                    + "; LOCAL_STATE_DICT is for the same wrapping only"
+                )
+            elif held != own or len(shards) > 1:
+                self.errors.append(
+                    f"'{clean}': this rank's shard has {held} elements where it should have {own}; "
+                    "LOCAL_STATE_DICT is for the same ranks only, use SHARDED_STATE_DICT"
+                )
+            elif shards:
+                local = shards[0].tensor
+        elif value is not None:
+            self.errors.append(f"'{clean}' must be a ShardedTensor, not a {type(value).__name__}")
+        self._agree([*([clean] if value is not None else []), *self.errors])
+        if local is not None:
+            unit.shard[:own].copy_(local)
+
+    def _agree(self, items: list[str]) -> None:
+        unit = self._unit
+        for group in (unit.groups.shard, unit.groups.replicate):
+            check_agreement(group, unit.device, items, f"what to load into {self._named.title}")
+
+    def leave_to_module(self, state_dict: dict[str, Any]) -> list[str]:
+        """Replace the values by the parameters themselves, for ``nn.Module`` to load; returns missing keys
+        that it cannot see.
+        """
+        presentation, missing = self._unit.presentation, list[str]()
+        local = self._kind is StateDictType.LOCAL_STATE_DICT
+        flat_name = self._named.flat_name
+        given = state_dict.pop(flat_name, None) is not None if local else True
+        if local and not given:
+            missing.append(plain_name(flat_name))
+        for index, names in enumerate(self._named.names):
+            for name in names:
+                if isinstance(presentation, OriginalPresentation):
+                    if local or name in state_dict:
+                        state_dict[name] = presentation.sharded[index]
+                elif state_dict.pop(name, None) is None and not local:
+                    missing.append(plain_name(name))
+        if isinstance(presentation, FlatPresentation):
+            state_dict[flat_name] = presentation.flat_param
+        return missing
+
+
+@torch.no_grad()
+def write_part(unit: Unit, shard: torch.Tensor, index: int, value: torch.Tensor) -> None:
+    """Copy this rank's part of a parameter's whole ``value`` to its place in a flat ``shard``."""
+    segment = unit.layout.segments[index]
+    start, end = segment.shard_range
+    if end > start:
+        part = value.detach().reshape(-1)[start:end]
+        shard[segment.shard_offset : segment.shard_offset + end - start].copy_(part)
+
+
+def _mismatch(name: str, given: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    return (
+        f"size mismatch for {name}: the shape in the state dict is {given}, "
+        f"the shape in the current model is {expected}"
+    )

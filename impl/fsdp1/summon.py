@@ -1,0 +1,106 @@
+"""Whole parameters shown in a ``FullyShardedDataParallel`` for a while: ``summon_full_params`` and full state
+dicts.
+
+One unit at a time is gathered in full precision into memory of its own, shown in place of the sharded
+parameters, and afterwards written back (this rank's part of it) and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..collectives import comm
+from ..frontends.full_params import gather_flat, split_full, write_back
+from ..runtime.unit import Unit
+from .flat_param import FlatPresentation
+from .original_params import OriginalPresentation
+from .parameter_names import FLAT_NAME
+
+
+class ShownUnit:
+    """One unit whose parameters are shown whole, between ``show`` and ``hide``.
+
+    Args:
+        wrapper: the module that registers the flat parameter; with original parameters only their places
+            matter.
+        keep: whether this rank gets the values; others take part in the gather only.
+        offload: whether the values are moved to the CPU.
+    """
+
+    def __init__(self, wrapper: nn.Module, unit: Unit, *, keep: bool = True, offload: bool = False) -> None:
+        self._wrapper = wrapper
+        self._unit = unit
+        self._keep = keep
+        self._offload = offload
+        self._with_grads = False
+        self._shown: list[nn.Parameter] = []
+        presentation = unit.presentation
+        assert isinstance(presentation, (FlatPresentation, OriginalPresentation))
+        self._presentation = presentation
+
+    @torch.no_grad()
+    def show(self, with_grads: bool = False) -> None:
+        """Gather and show; a collective over the unit's shard group."""
+        unit = self._unit
+        unit.reshard_by_hand()
+        unit.take_up_changes()
+        values = self._gather(unit.shard)
+        gradients: Sequence[torch.Tensor | None] | None = None
+        if with_grads:
+            gradients = self._gather_gradients()
+        self._with_grads = with_grads
+        if self._keep:
+            self.show_values(values, gradients)
+
+    def _gather_gradients(self) -> list[torch.Tensor | None]:
+        """Whole gradients, ``None`` where no rank has one."""
+        unit = self._unit
+        given = torch.tensor(self._presentation.which_gradients(), dtype=torch.int32, device=unit.device)
+        if unit.groups.shard is not None:
+            comm.all_reduce(given, unit.groups.shard, dist.ReduceOp.MAX, async_op=False)
+        which = [bool(each) for each in given.tolist()]
+        if not any(which):
+            return [None] * len(which)
+        flat = self._presentation.flat_gradient()
+        whole = self._gather(torch.zeros_like(unit.shard) if flat is None else flat)
+        return [value if here else None for value, here in zip(whole, which, strict=bool(whole))]
+
+    def show_values(
+        self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None = None
+    ) -> None:
+        """Show tensors of the whole parameters' shapes, wherever they come from; no communication."""
+        self._unit.reshard_by_hand()
+        self._wrapper._parameters.pop(FLAT_NAME, None)
+        self._shown = self._presentation.show_full(values, gradients)
+
+    def _gather(self, shard: torch.Tensor) -> list[torch.Tensor]:
+        gathered = gather_flat(self._unit, shard)
+        if not self._keep:
+            return []
+        if gathered is shard:
+            gathered = shard.clone()  # nothing was gathered: what is shown must not be the shard itself
+        if self._offload:
+            gathered = gathered.cpu()
+        return split_full(self._unit, gathered)
+
+    @torch.no_grad()
+    def hide(self, writeback: bool) -> None:
+        """Show the sharded parameters again, after storing this rank's part of the values (and of gradients
+        that are shown) if ``writeback``.
+        """
+        if not self._shown:
+            return
+        values: Any = self._shown
+        if writeback:
+            write_back(self._unit, [value.data for value in values])
+            if self._with_grads:
+                self._presentation.keep_gradients([value.grad for value in values])
+        self._presentation.hide_full()
+        if isinstance(self._presentation, FlatPresentation):
+            self._wrapper.register_parameter(FLAT_NAME, self._presentation.flat_param)
+        self._shown = []

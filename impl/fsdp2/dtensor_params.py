@@ -1,0 +1,255 @@
+"""The fully_shard way to show a unit: each parameter stays in its module, as a ``DTensor`` of its rows while
+sharded.
+
+The local tensors of all of a unit's ``DTensor`` parameters are views of the unit's one flat shard, and those
+of their gradients are views of what the reduce-scatter returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from ..runtime.gradient_state import step_in_backward
+from ..runtime.offload import HOST, HostOffload, new_shard
+from ..runtime.presentation import UnitParameter, assignments
+from ..runtime.unreduced import Unreduced
+from ..shared.layout import Segment, UnitLayout, chunk_rows
+from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
+from .extensions import is_extended
+
+
+class DTensorPresentation:
+    """Shows ``DTensor`` parameters when sharded and plain ones when not.
+
+    Args:
+        plans: how each parameter is sharded, in the order of the layout.
+        originals: the parameters as they were; their values are copied into the shard.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[ParameterPlan],
+        layout: UnitLayout,
+        parameters: Sequence[UnitParameter],
+        originals: Sequence[nn.Parameter],
+        offload: HostOffload | None = None,
+    ) -> None:
+        self._offload = offload
+        self._layout = layout
+        self._parameters = parameters
+        self.shard = self._cut(originals)
+        self.sharded = [
+            self._make_sharded(plan, segment, original)
+            for plan, segment, original in zip(plans, layout.segments, originals, strict=True)
+        ]
+        self._specs: list[Any] = [_spec_of(parameter) for parameter in self.sharded]
+        self._show_sharded = assignments(self._parameters, self.sharded)
+        self._show_unsharded: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        self._unsharded: list[nn.Parameter] = []
+        self.show_sharded()
+
+    def _cut(self, originals: Sequence[nn.Parameter]) -> torch.Tensor:
+        like = local_tensor(originals[0])
+        layout = self._layout
+        shard = new_shard(layout.shard_numel, like.dtype, like.device, self._offload)
+        for segment, original in zip(layout.segments, originals, strict=True):
+            start, end = chunk_rows(segment.shape[segment.dim], layout.world_size, layout.rank)
+            if end > start:
+                whole = local_tensor(original).detach()
+                self._part(shard, segment).copy_(whole.narrow(segment.dim, start, end - start))
+        return shard
+
+    @staticmethod
+    def _part(shard: torch.Tensor, segment: Segment) -> torch.Tensor:
+        offset = segment.shard_offset
+        return shard[offset : offset + segment.shard_numel].view(segment.shard_shape)
+
+    def _make_sharded(self, plan: ParameterPlan, segment: Segment, original: nn.Parameter) -> nn.Parameter:
+        tensor = new_dtensor(_of_its_own(self._part(self.shard, segment)), plan.spec, requires_grad=False)
+        return nn.Parameter(tensor, requires_grad=original.requires_grad)
+
+    # -- Presentation ----------------------------------------------------------------------------------------
+
+    def show_sharded(self) -> None:
+        for registry, name, parameter in self._show_sharded:
+            registry[name] = parameter
+
+    def show_unsharded(self) -> None:
+        for registry, name, parameter in self._show_unsharded:
+            registry[name] = parameter
+        for sharded, unsharded in zip(self.sharded, self._unsharded, strict=True):
+            if sharded.requires_grad != unsharded.requires_grad:  # frozen or thawed since
+                unsharded.requires_grad_(sharded.requires_grad)
+
+    unreduced: Unreduced | None = None
+    extended = False
+    """Whether the parameters say themselves what is gathered (``extensions.py``)."""
+
+    half_converted = False
+    """Whether one of several modules wrapped as one was converted (``.to``), and the others were not yet."""
+
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
+        """Nothing to do: freezing is followed where the parameters are shown, the rest by ``readopt``."""
+        if self.half_converted:
+            self.readopt()  # which says what is wrong
+        return False
+
+    def changed(self) -> bool:
+        """Gathered parameters stay as they are until they are resharded, as the user asked for."""
+        return False
+
+    def trained(self) -> Sequence[nn.Parameter]:
+        return self.sharded
+
+    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._unsharded = list(parameters)
+        self._show_unsharded = assignments(self._parameters, parameters)
+
+    def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
+        segments, sharded = self._layout.segments, self.sharded
+        old: list[torch.Tensor] = []
+        new: list[torch.Tensor] = []
+        for index, offset in zip(which, offsets, strict=True):
+            segment, parameter = segments[index], sharded[index]
+            part = gradient[offset : offset + segment.shard_numel].view(segment.shard_shape)
+            grad: Any = parameter.grad
+            if grad is None:
+                parameter.grad = new_dtensor(part, self._specs[index], requires_grad=False)
+            else:
+                old.append(grad._local_tensor)
+                new.append(part)
+        if old:
+            torch._foreach_add_(old, new)
+        self._run_hooks(which)
+
+    def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
+        old: list[torch.Tensor] = []
+        new: list[torch.Tensor] = []
+        for index, gradient in zip(which, gradients, strict=True):
+            parameter = self.sharded[index]
+            grad: Any = parameter.grad
+            if grad is None:
+                parameter.grad = new_dtensor(gradient, self._specs[index], requires_grad=False)
+            else:
+                old.append(grad._local_tensor)
+                new.append(gradient)
+        if old:
+            torch._foreach_add_(old, new)
+        self._run_hooks(which)
+
+    def _run_hooks(self, which: Sequence[int]) -> None:
+        """Gradients do not reach the sharded parameters through autograd, so its hooks are called here."""
+        for index in which:
+            sharded = self.sharded[index]
+            hooks = sharded._post_accumulate_grad_hooks
+            if hooks:
+                for hook in list(hooks.values()):
+                    hook(sharded)
+            if "_in_backward_optimizers" in sharded.__dict__ and sharded.grad is not None:
+                step_in_backward(sharded)
+
+    # -- changes from outside --------------------------------------------------------------------------------
+
+    def uniform(self) -> bool:
+        """Whether what the modules show now is of one dtype on one device."""
+        return len({(now.device, now.dtype) for now in self._shown_now() if now is not None}) == 1
+
+    def _shown_now(self) -> list[nn.Parameter | None]:
+        places = [parameter.places[0] for parameter in self._parameters]
+        return [place.module._parameters.get(place.name) for place in places]
+
+    def readopt(self) -> torch.Tensor | None:
+        """Take up what the modules now show: after ``to_empty``, ``.to`` or ``load_state_dict(assign=True)``.
+
+        Returns a new flat shard if any parameter's memory is no longer a view of the old one, ``None``
+        otherwise.
+
+        Raises:
+            ValueError: a parameter was replaced by something that is not a ``DTensor`` of the same layout.
+            AssertionError: they are of several dtypes now.
+            NotImplementedError: a tensor was given all-gather extensions after it was wrapped.
+        """
+        current = self._shown_now()
+        for index, (parameter, now) in enumerate(zip(self._parameters, current, strict=True)):
+            segment = self._layout.segments[index]
+            if not isinstance(now, DTensor) or not isinstance(now, nn.Parameter):
+                raise ValueError(
+                    f"parameter '{parameter.fqn}' was replaced by a {type(now).__name__} after fully_shard; "
+                    "expected its sharded DTensor. "
+                    "Change parameters before wrapping, or load them by state dict"
+                )
+            if tuple(now._local_tensor.shape) != segment.shard_shape:
+                raise ValueError(
+                    f"parameter '{parameter.fqn}' now has a local shape of {tuple(now._local_tensor.shape)}, "
+                    f"its unit was laid out for {segment.shard_shape}"
+                )
+            if is_extended(now._local_tensor, parameter.fqn) and not self.extended:
+                raise NotImplementedError(
+                    f"parameter '{parameter.fqn}' has all-gather extensions only since fully_shard, which "
+                    "laid it out without: give them to the tensor before it is wrapped"
+                )
+            self.sharded[index] = now
+        if len({now.dtype for now in self.sharded}) > 1:
+            kinds = ", ".join(
+                f"'{p.fqn}' {now.dtype}" for p, now in zip(self._parameters, self.sharded, strict=True)
+            )
+            raise AssertionError(
+                f"the parameters of one unit are of several dtypes now: {kinds}. Convert all of the module"
+            )
+        self.half_converted = False
+        self._specs = [_spec_of(parameter) for parameter in self.sharded]
+        shard = self._take_up()
+        self._show_sharded = assignments(self._parameters, self.sharded)
+        return shard
+
+    @torch.no_grad()
+    def _take_up(self) -> torch.Tensor | None:
+        """Move local tensors that are no views of the shard to a new one."""
+        locals_ = [parameter._local_tensor for parameter in self.sharded]  # type: ignore[attr-defined]
+        if all(map(self._is_view_of_shard, locals_, self._layout.segments)):
+            return None
+        like = locals_[0]
+        # What was materialised on the device is left there, for the runtime to refuse it.
+        offload = self._offload if like.device == HOST else None
+        self.shard = new_shard(self._layout.shard_numel, like.dtype, like.device, offload)
+        for segment, sharded, local in zip(self._layout.segments, self.sharded, locals_, strict=True):
+            part = self._part(self.shard, segment)
+            part.copy_(local)
+            sharded._local_tensor = _of_its_own(part)  # type: ignore[attr-defined]
+        return self.shard
+
+    def _is_view_of_shard(self, local: torch.Tensor, segment: Segment) -> bool:
+        if local.numel() == 0:
+            return local.dtype == self.shard.dtype and local.device == self.shard.device
+        shard = self.shard
+        if local.dtype != shard.dtype or local.device != shard.device:
+            return False
+        if local.untyped_storage()._cdata == shard.untyped_storage()._cdata:
+            return local.storage_offset() == segment.shard_offset
+        start = shard.data_ptr()
+        return start != 0 and local.data_ptr() == start + segment.shard_offset * shard.itemsize
+
+
+def _of_its_own(part: torch.Tensor) -> torch.Tensor:
+    """The memory of ``part`` as a tensor that starts its own storage, where the device knows how.
+
+    A ``DTensor`` takes over where its local tensor starts in its storage, and torch cannot pickle or copy one
+    that does not start at 0; and what is saved of a tensor is its storage, here that of a whole unit.
+    """
+    if part.numel() == 0:
+        return torch.empty_like(part)
+    if type(part) is not torch.Tensor or part.device.type not in ("cpu", "cuda"):
+        return part.data
+    try:
+        return torch.from_dlpack(part.detach())
+    except (BufferError, RuntimeError):  # a dtype that has no name there
+        return part.data
+
+
+def _spec_of(parameter: Any) -> Any:
+    return parameter._spec

@@ -1,0 +1,383 @@
+"""``FSDPModule``: the methods that a module has after ``fully_shard``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, cast
+
+import torch
+from torch import nn
+
+from ..collectives.custom_comm import (
+    BUILT_IN,
+    AllGather,
+    GroupAllGather,
+    GroupReduceScatter,
+    ReduceScatter,
+    SymmetricAllGather,
+    SymmetricReduceScatter,
+)
+from ..runtime.boundary import outside_transforms
+from ..runtime.stage import Stage, stage_of
+from ..runtime.streams import Lanes, lane_of
+from ..runtime.unit import Unit
+
+
+class UnshardHandle:
+    """What ``unshard`` returns: ``wait`` makes computation wait for the parameters."""
+
+    def wait(self) -> None:
+        """Wait and show the unsharded parameters. Later calls do nothing."""
+
+
+class _PendingUnshard(UnshardHandle):
+    """The handle of one stage's gathers."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage: Stage | None = stage
+
+    def wait(self) -> None:
+        if self._stage is not None:
+            with outside_transforms():
+                self._stage.runtime.schedule.await_stage(self._stage)
+            self._stage.unsharded_by_hand = False
+            if self._stage.runtime.forward_root is None:
+                self._stage.runtime.await_host_read()  # an optimizer may write there next
+            self._stage = None
+
+
+class FSDPModule:
+    """Mixed into the class of a module by ``fully_shard``, first in its order of resolution."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an unwrapped one: containers build new ones of their own class when they are sliced."""
+        original = cls.__mro__[2]
+        made = cast(Any, original).__new__(original, *args, **kwargs)
+        made.__init__(*args, **kwargs)
+        return made
+
+    # -- parameters ------------------------------------------------------------------------------------------
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gather this module's own parameters (not those of units inside).
+
+        Returns a handle to wait on if ``async_op``.
+        """
+        stage = self._stage()
+        runtime = stage.runtime_by_hand
+        stage.unsharded_by_hand = True
+        runtime.let_gathers_wait()  # for the optimizer, above all
+        with outside_transforms():
+            runtime.schedule.gather(stage)
+        handle = _PendingUnshard(stage)
+        if async_op:
+            return handle
+        handle.wait()
+        return None
+
+    def reshard(self) -> None:
+        """Free this module's own unsharded parameters."""
+        stage = self._stage()
+        stage.unsharded_by_hand = False
+        with outside_transforms():
+            for unit in stage.units:
+                unit.reshard_by_hand()
+
+    def reset_iter_state(self) -> None:
+        """After an exception in forward or backward: drop the iteration, so that another can start. Root
+        only.
+
+        As torch's it also drops what waited for a sum over replicas; gradients that were accumulated without
+        communication stay, unless the failed backward added to them.
+        """
+        stage = self._stage()
+        if stage.has_runtime and not stage.is_root:
+            raise RuntimeError("reset_iter_state must be called on the root FSDP module")
+        stage.runtime_by_hand.reset()
+        for unit in self._units(True):
+            unit.gradients.partial = None
+
+    # -- gradient reduction ----------------------------------------------------------------------------------
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Whether the next backward ends the iteration; if not, the recorded order is kept for another
+        one.
+        """
+        self._stage().runtime_by_hand.is_last_backward = is_last_backward
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Whether backward reduces gradients, or accumulates them unsharded without communication."""
+        for unit in self._units(recurse):
+            unit.gradients.synchronize = requires_gradient_sync
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """With replicas: whether backward sums over them, or accumulates reduce-scattered gradients."""
+        for unit in self._units(recurse):
+            unit.gradients.all_reduce = requires_all_reduce
+
+    def set_gradient_divide_factor(self, factor: float, *, recurse: bool = False) -> None:
+        """Divide the sum of gradients by ``factor`` instead of the number of ranks."""
+        if not factor > 0:
+            raise ValueError(f"the gradient divide factor must be positive, not {factor!r}")
+        for unit in self._units(recurse):
+            unit.gradients.divide_factor = factor
+
+    def set_reduce_scatter_divide_factor(self, factor: float, *, recurse: bool = False) -> None:
+        """The older name of ``set_gradient_divide_factor``."""
+        self.set_gradient_divide_factor(factor, recurse=recurse)
+
+    def set_force_sum_reduction_for_comms(self, enable: bool, *, recurse: bool = False) -> None:
+        """Reduce by sums only and divide outside of the collective."""
+        for unit in self._units(recurse):
+            unit.gradients.force_sum = enable
+
+    def set_reduce_scatter_unused_params(
+        self, reduce_scatter_unused_params: bool, *, recurse: bool = True
+    ) -> None:
+        """Reduce zeros for parameters that got no gradient, so that ranks may use different parameters.
+
+        Without it all ranks must use the same ones, or their collectives do not match.
+        """
+        for unit in self._units(recurse):
+            unit.gradients.unused_as_zero = reduce_scatter_unused_params
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
+        """Reduce-scatter over a process group of its own, so that it need not queue with all-gathers.
+
+        The first call for a group is collective.
+        """
+        for unit in self._units(recurse):
+            unit.groups = unit.groups.with_reduce_group(enable)
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """How many units' gradients may wait for their reduce-scatter before computation waits for one.
+
+        More of them let backward go on where reduce-scatters take longer than it, at the price of their
+        memory. The copy into the collective's input is not on the compute stream here, so that what is kept
+        are the gradients themselves.
+        """
+        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+            raise TypeError(f"max_input_buffers must be an int, not {max_input_buffers!r}")
+        if max_input_buffers < 1:
+            raise ValueError(f"max_input_buffers must be 1 or more, not {max_input_buffers}")
+        for unit in self._units(recurse):
+            unit.gradients.held = max_input_buffers
+
+    # -- collectives of the user's own -----------------------------------------------------------------------
+
+    def set_custom_all_gather(self, comm: AllGather, *, recurse: bool = False) -> None:
+        """Gather with ``comm``, in memory that it allocates (``custom_comm.py``)."""
+        for unit in self._units_of_one_mesh("set_custom_all_gather", recurse):
+            unit.use_all_gather(comm)
+
+    def set_custom_reduce_scatter(self, comm: ReduceScatter, *, recurse: bool = False) -> None:
+        """Reduce-scatter with ``comm``, in memory that it allocates (``custom_comm.py``)."""
+        for unit in self._units_of_one_mesh("set_custom_reduce_scatter", recurse):
+            unit.gradients.reduce_scatter = comm
+
+    def set_all_reduce_hook(
+        self,
+        hook: Callable[[torch.Tensor], None],
+        *,
+        stream: Any = None,
+        recurse: bool = False,
+    ) -> None:
+        """Call ``hook(shard)`` with each reduced shard (1-D, in the reduce dtype) before it is delivered.
+
+        The hook changes the shard in place. It runs after the all-reduce over replicas where there is one.
+
+        Args:
+            stream: where the hook runs, in place of the stream of all-reduces; not with replicas.
+        """
+        for unit in self._units_of_one_mesh("set_all_reduce_hook", recurse):
+            if stream is not None and unit.groups.replicate is not None:
+                raise ValueError(
+                    "stream cannot be set where replicas are summed: the hook runs on the stream of that"
+                )
+            unit.gradients.all_reduce_hook = hook
+            if stream is not None:
+                unit.gradients.hook_lane = lane_of(stream, unit.device)
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool, *, recurse: bool = False) -> None:
+        """Communicate in memory of the process group's own allocator, where it has one (NCCL: zero-copy).
+
+        Raises:
+            AssertionError: the collectives are the user's own, who allocates for them.
+        """
+        setting = "set_allocate_memory_from_process_group_for_comm"
+        for unit in self._units(recurse):
+            _refuse_custom(unit, setting)
+            gathers, reduces = unit.groups.shard, unit.groups.reduce
+            unit.use_all_gather(GroupAllGather(gathers) if enable and gathers else None)
+            unit.gradients.reduce_scatter = GroupReduceScatter(reduces) if enable and reduces else None
+
+    def set_symm_mem_for_comm(self, backend: Literal["NCCL"] = "NCCL", *, recurse: bool = False) -> None:
+        """Communicate in symmetric memory; collective over the ranks that share a copy. Needs NCCL.
+
+        All-gathers always; reduce-scatters after ``set_force_sum_reduction_for_comms(True)``, since NCCL has
+        them for sums alone.
+
+        Raises:
+            AssertionError: the collectives are the user's own, who allocates for them.
+            RuntimeError: the device is no CUDA device.
+        """
+        for unit in self._units(recurse):
+            _refuse_custom(unit, "set_symm_mem_for_comm")
+            if unit.device.type != "cuda":
+                raise RuntimeError(
+                    f"set_symm_mem_for_comm needs CUDA devices and {backend}, but unit '{unit.name}' is on "
+                    f"{unit.device}"
+                )
+            gathers, reduces = unit.groups.shard, unit.groups.reduce
+            if gathers is not None and reduces is not None:
+                unit.use_all_gather(SymmetricAllGather(gathers, backend))
+                if unit.gradients.force_sum:
+                    unit.gradients.reduce_scatter = SymmetricReduceScatter(reduces, backend)
+
+    # -- schedule --------------------------------------------------------------------------------------------
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether forward frees the parameters."""
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(
+                f"reshard_after_forward must be True or False here, not {reshard_after_forward!r}"
+            )
+        for unit in self._units(recurse):
+            unit.reshard_after_forward = reshard_after_forward
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Whether backward frees the parameters (not, to save gathers while accumulating gradients)."""
+        for unit in self._units(recurse):
+            unit.reshard_after_backward = reshard_after_backward
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool, *, recurse: bool = False) -> None:
+        """Whether backward needs this module's parameters at all (that of an embedding does not)."""
+        for unit in self._units(recurse):
+            unit.unshard_in_backward = unshard_in_backward
+
+    def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
+        """Gather exactly these ahead when this module's forward starts, instead of by recorded order."""
+        self._stage().forward_targets = _stages(modules)
+
+    def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
+        """Gather exactly these ahead when this module's backward starts, instead of by recorded order."""
+        self._stage().backward_targets = _stages(modules)
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """Let the next forward's gathers wait for ``event`` instead of for everything computed so far."""
+        self._stage().runtime_by_hand.optimizer_mark = event
+
+    # -- inside ----------------------------------------------------------------------------------------------
+
+    def _stage(self) -> Stage:
+        stage = stage_of(cast(nn.Module, self))
+        if stage is None:
+            raise AssertionError(
+                f"this {type(self).__name__} has no FSDP state; was it copied from one that has?"
+            )
+        return stage
+
+    def _units(self, recurse: bool) -> Iterator[Unit]:
+        if not recurse:
+            yield from self._stage().units
+            return
+        seen: set[Stage] = set()
+        for module in cast(nn.Module, self).modules():
+            stage = stage_of(module)
+            if stage is not None and stage not in seen:
+                seen.add(stage)
+                yield from stage.units
+
+    def _units_of_one_mesh(self, setting: str, recurse: bool) -> Sequence[Unit]:
+        """The units, which have to share one mesh in this module, as ``setting`` is one for all."""
+        own = list(self._stage().units)
+        if len({(unit.groups.shard, unit.groups.replicate) for unit in own}) > 1:
+            raise ValueError(
+                f"{setting} is not supported for a module whose parameters are on several meshes "
+                "(by shard_placement_fn): which of them it is meant for would be unclear"
+            )
+        return list(self._units(True)) if recurse else own
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """``.to``, ``to_empty`` and the like act on the sharded parameters; their memory is taken up
+        afterwards.
+        """
+        self.reshard()
+        result = super()._apply(*args, **kwargs)  # type: ignore[misc]
+        stage = self._stage()
+        for unit in stage.units:
+            presentation: Any = unit.presentation
+            if len(stage.modules) > 1 and not presentation.uniform():
+                presentation.half_converted = True  # the other modules of the unit may come next
+            else:
+                unit.readopt()
+        return result
+
+
+def _refuse_custom(unit: Unit, setting: str) -> None:
+    for custom in (unit.custom_gather, unit.gradients.reduce_scatter):
+        if custom is not None and not isinstance(custom, BUILT_IN):
+            raise AssertionError(
+                f"cannot call {setting}() when unit '{unit.name}' has a custom collective "
+                f"({type(custom).__name__}): it allocates its memory itself"
+            )
+
+
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Let several roots, as the chunks of a pipeline, use the same streams, and so the same memory pools.
+
+    Call it before they run.
+
+    Raises:
+        ValueError: one of ``modules`` is not under ``fully_shard``.
+        RuntimeError: two of them ran already, on streams of their own.
+    """
+    lanes: Lanes | None = None
+    for stage in (stages := _stages(modules)):
+        if stage.has_runtime:
+            if lanes is not None and stage.runtime.lanes is not lanes:
+                raise RuntimeError(
+                    "share_comm_ctx: several of the modules ran already, on streams of their own; "
+                    "call it before the first forward"
+                )
+            lanes = stage.runtime.lanes
+    for stage in stages:
+        if lanes is None:
+            lanes = stage.lanes if stage.lanes is not None else Lanes(stage.device)
+        stage.lanes = lanes
+
+
+def _stages(modules: list[FSDPModule]) -> list[Stage]:
+    stages: list[Stage] = []
+    for module in modules:
+        stage = stage_of(cast(nn.Module, module)) if isinstance(module, FSDPModule) else None
+        if stage is None:
+            raise ValueError(f"expected modules under fully_shard, got a {type(module).__name__}")
+        stages.append(stage)
+    return stages
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Let ``module.method_name(...)`` gather and free parameters as ``module(...)`` does; a no-op without
+    FSDP.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    stage = stage_of(module)
+    if stage is None:
+        return
+    method = getattr(module, method_name, None)
+    if method is None:
+        raise ValueError(f"{type(module).__name__} has no method '{method_name}'")
+
+    def with_parameters(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = stage.pre_forward(module, args, kwargs)
+        return stage.post_forward(module, args, method(*args, **kwargs))
+
+    with_parameters.__name__ = method_name
+    with_parameters.__doc__ = method.__doc__
+    object.__setattr__(module, method_name, with_parameters)
+
+
+__all__ = ["FSDPModule", "UnshardHandle", "register_fsdp_forward_method", "share_comm_ctx"]

@@ -1,0 +1,330 @@
+"""The ``fully_shard`` front end: parameters stay where they are in the module, as ``DTensor`` shards of their
+rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NoReturn, overload
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ..frontends.composable import check_not_applied, mark_applied
+from ..frontends.ownership import Ignored, Owned
+from ..runtime.offload import HostOffload
+from ..runtime.stage import Stage, stage_of
+from ..runtime.unit import UnitState
+from ..shared.settings import (
+    CPUOffloadPolicy,
+    MemoryHandover,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    PrefetchTiming,
+    ScheduleSettings,
+)
+from .dtensor_params import DTensorPresentation
+from .fsdp_module import FSDPModule
+from .sharded_units import make_units
+from .spmd_mesh import DataParallelMeshDims, SpmdMesh
+
+_wrapped_classes: dict[type, type] = {}
+
+
+@overload
+def fully_shard(
+    module: nn.Module,
+    *,
+    mesh: DeviceMesh | None = ...,
+    reshard_after_forward: bool | int | None = ...,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = ...,
+    mp_policy: MixedPrecisionPolicy = ...,
+    offload_policy: OffloadPolicy = ...,
+    ignored_params: set[nn.Parameter] | None = ...,
+    dp_mesh_dims: DataParallelMeshDims | None = ...,
+    backward_prefetch: PrefetchTiming | None = ...,
+    backward_prefetch_depth: int = ...,
+    forward_prefetch_depth: int = ...,
+    limit_all_gathers: bool | int | str = ...,
+    memory_handover: str | MemoryHandover = ...,
+    check_ranks: bool | int = ...,
+) -> FSDPModule: ...
+
+
+@overload
+def fully_shard(
+    module: list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = ...,
+    reshard_after_forward: bool | int | None = ...,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = ...,
+    mp_policy: MixedPrecisionPolicy = ...,
+    offload_policy: OffloadPolicy = ...,
+    ignored_params: set[nn.Parameter] | None = ...,
+    dp_mesh_dims: DataParallelMeshDims | None = ...,
+    backward_prefetch: PrefetchTiming | None = ...,
+    backward_prefetch_depth: int = ...,
+    forward_prefetch_depth: int = ...,
+    limit_all_gathers: bool | int | str = ...,
+    memory_handover: str | MemoryHandover = ...,
+    check_ranks: bool | int = ...,
+) -> list[FSDPModule]: ...
+
+
+def fully_shard(
+    module: nn.Module | list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen; torch's signature
+    offload_policy: OffloadPolicy = OffloadPolicy(),  # noqa: B008
+    ignored_params: set[nn.Parameter] | None = None,
+    dp_mesh_dims: DataParallelMeshDims | None = None,
+    backward_prefetch: PrefetchTiming | None = "pre",
+    backward_prefetch_depth: int = 1,
+    forward_prefetch_depth: int = 0,
+    limit_all_gathers: bool | int | str = False,
+    memory_handover: str | MemoryHandover = MemoryHandover.EVENTS,
+    check_ranks: bool | int = False,
+) -> Any:
+    """Shard the parameters of ``module`` that no earlier call took, as one unit; call it from the inside out.
+
+    The arguments up to ``dp_mesh_dims`` are torch's. Those after it concern the whole tree and are read from
+    the root:
+
+    Args:
+        module: the module, or several that are gathered as one.
+        mesh: 1-D: shard over it. 2-D: shard over the last dimension, replicas over the first; ``(N, 1)`` is
+            plain replication. Default: all ranks.
+        reshard_after_forward: free the parameters after forward. ``None``: yes, except for the root. A
+            number: keep a larger shard, to be gathered among groups of so many ranks in backward.
+        shard_placement_fn: for each parameter ``None`` (dim 0), ``Shard(dim)`` or a ``ShardPlacementResult``
+            with a mesh of its own.
+        mp_policy: dtypes of computation, reduction and outputs.
+        offload_policy: ``CPUOffloadPolicy()``: shards, gradients and the optimizer step on the CPU.
+        ignored_params: parameters to leave alone.
+        dp_mesh_dims: ``mesh`` has more dimensions than those of data parallelism, which are named here, and
+            the parameters are ``DTensor`` objects on all of them.
+        backward_prefetch: gather the next unit of backward before (``"pre"``) or after (``"post"``) this
+            one's gradients are computed, or only when it is needed (``None``).
+        backward_prefetch_depth: how many units ahead.
+        forward_prefetch_depth: how many units ahead forward gathers explicitly.
+        limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit, ``"auto"``
+            follows the allocator's retries.
+        memory_handover: ``"events"`` or ``"record_stream"``.
+        check_ranks: for so many iterations (``True``: always) compare what ranks are about to do before each
+            collective, and raise an error that names them where they differ, in place of a hang.
+
+    Returns:
+        ``module``, changed in place: its class now has ``FSDPModule`` first.
+
+    Raises:
+        ValueError: a setting, mesh or parameter that cannot be served; the message names it.
+        AssertionError: where torch's raises it: a module that was wrapped before, a 2-D mesh without names, a
+            dimension that a parameter does not have.
+        NotImplementedError: a parameter sharded unevenly on another dimension than the first, or a number as
+            ``reshard_after_forward`` with ``dp_mesh_dims``.
+    """
+    settings = ScheduleSettings.decide(
+        backward_prefetch=backward_prefetch,
+        backward_prefetch_depth=backward_prefetch_depth,
+        forward_prefetch_depth=forward_prefetch_depth,
+        limit_all_gathers=limit_all_gathers,
+        memory_handover=memory_handover,
+        check_ranks=check_ranks,
+    )
+    modules = _roots(module)
+    for each in modules:
+        check_not_applied(each)
+        if stage_of(each) is not None:
+            raise ValueError(
+                f"this {type(each).__name__} was wrapped by FullyShardedDataParallel already: use one"
+            )
+    mesh = mesh if mesh is not None else _default_mesh()
+    if dp_mesh_dims is None:
+        _check_mesh(mesh)
+    spmd = _spmd_mesh(mesh, dp_mesh_dims, reshard_after_forward)
+    mesh = mesh if spmd is None else spmd.data
+    device = device_of_mesh(mesh)
+    policy = _own_policy(mp_policy)
+    owned = Owned(modules, Ignored(states=ignored_params))
+    owned.find_parameters()
+    offload = _offload(offload_policy, device)
+    owned.move(device, parameters=offload is None)
+    units = make_units(owned, mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd)
+    stage = Stage(
+        modules,
+        units,
+        device,
+        settings,
+        input_dtype=policy.param_dtype if policy.cast_forward_inputs else None,
+        output_dtype=policy.output_dtype,
+    )
+    _register_hooks(modules, stage)
+    for each in modules:
+        mark_applied(each)
+        _swap_class(each)
+    _hook_state_dicts(owned, stage)
+    return module
+
+
+# -- checks --------------------------------------------------------------------------------------------------
+
+
+def _roots(given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+    """The modules to wrap as one: those given, but for what is inside of another one."""
+    if not isinstance(given, nn.Module):
+        modules = list(given)
+        if not modules:
+            raise ValueError("fully_shard was given no modules: the list is empty")
+        inside = {inner for each in modules for inner in each.modules() if inner is not each}
+        return [each for each in dict.fromkeys(modules) if each not in inside]
+    if isinstance(given, (nn.ModuleList, nn.ModuleDict)) and type(given).forward is nn.Module.forward:
+        raise ValueError(
+            f"fully_shard cannot wrap a {type(given).__name__}: it has no forward to hook. "
+            "Wrap its members instead"
+        )
+    return [given]
+
+
+def _own_policy(policy: Any) -> MixedPrecisionPolicy:
+    """Accept torch's policy object too, so that a script need change only one import."""
+    if isinstance(policy, MixedPrecisionPolicy):
+        return policy
+    fields = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
+    if not all(hasattr(policy, name) for name in fields):
+        raise ValueError(f"mp_policy must be a MixedPrecisionPolicy, not {policy!r}")
+    return MixedPrecisionPolicy(**{name: getattr(policy, name) for name in fields})
+
+
+def _offload(policy: Any, device: torch.device) -> HostOffload | None:
+    """Whether a policy, ours or torch's of the same name, keeps shards on the host."""
+    names = [kind.__name__ for kind in type(policy).__mro__]
+    if CPUOffloadPolicy.__name__ in names:
+        return HostOffload.decide(policy.pin_memory, device)
+    if OffloadPolicy.__name__ in names:
+        return None
+    raise ValueError(f"offload_policy must be an OffloadPolicy or a CPUOffloadPolicy, not {policy!r}")
+
+
+def _check_mesh(mesh: DeviceMesh) -> None:
+    if mesh.ndim not in (1, 2):
+        raise ValueError(
+            f"fully_shard needs a mesh of 1 (shard) or 2 (replicate, shard) dimensions, not {mesh}"
+        )
+    if mesh.ndim == 2 and mesh.mesh_dim_names is None:
+        raise AssertionError(
+            f"the 2-D mesh {mesh} has no mesh_dim_names: name its dimensions, replicas first, as in "
+            'init_device_mesh(..., mesh_dim_names=("replicate", "shard"))'
+        )
+
+
+# -- mesh and device -----------------------------------------------------------------------------------------
+
+
+def _default_mesh() -> DeviceMesh:
+    if not dist.is_initialized():
+        dist.init_process_group()
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    backends = dist.get_backend_config().split(",")
+    if not any(part.partition(":")[0] in (device.type, part) for part in backends):
+        device = torch.device("cpu")
+    return init_device_mesh(device.type, (dist.get_world_size(),))
+
+
+def _spmd_mesh(mesh: DeviceMesh, dims: Any, reshard_after_forward: bool | int | None) -> SpmdMesh | None:
+    if dims is None:
+        return None
+    if isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool):
+        raise NotImplementedError(
+            f"reshard_after_forward={reshard_after_forward} beside dp_mesh_dims: a smaller group to "
+            "reshard to is not defined on a mesh of named dims; use True or False"
+        )
+    return SpmdMesh.of(mesh, dims)
+
+
+def device_of_mesh(mesh: DeviceMesh) -> torch.device:
+    """This rank's device: the current one of the mesh's type."""
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
+
+
+def _register_hooks(modules: list[nn.Module], stage: Stage) -> None:
+    # A compiled module runs its hooks as they are, beside the graph of its forward.
+    pre_forward = torch.compiler.disable(stage.pre_forward)
+    post_forward = torch.compiler.disable(stage.post_forward)
+    for module in modules:
+        module.register_forward_pre_hook(pre_forward, prepend=True, with_kwargs=True)
+        module.register_forward_hook(post_forward, always_call=len(modules) > 1)
+        for inner in module.modules():
+            # The compiler must not take parameters of these for constants of the graph.
+            inner._is_fsdp_managed_module = True  # type: ignore[assignment]
+            inner._fsdp_use_orig_params = True  # type: ignore[assignment]
+
+
+def _hook_state_dicts(owned: Owned, stage: Stage) -> None:
+    """State dicts hold sharded parameters, also where a forward left the unsharded ones in place; and loading
+    may put other ones there (``assign=True``).
+    """
+
+    def reshard(*_: Any) -> None:
+        for unit in stage.units:
+            unit.reshard_by_hand()
+
+    def readopt(*_: Any) -> None:
+        for unit in stage.units:
+            presentation = unit.presentation
+            if isinstance(presentation, DTensorPresentation) and presentation.uniform():
+                unit.readopt()  # else other modules of the unit are yet to be loaded
+
+    for module in {place.module for places in owned.places.values() for place in places}:
+        module.register_state_dict_pre_hook(reshard)
+        module.register_load_state_dict_pre_hook(reshard)
+        module.register_load_state_dict_post_hook(readopt)
+
+
+# -- the class of a wrapped module ---------------------------------------------------------------------------
+
+
+def _swap_class(module: nn.Module) -> None:
+    kind = type(module)
+    wrapped = _wrapped_classes.get(kind)
+    if wrapped is None:
+        members = {"__deepcopy__": _no_deepcopy, "forward": _told_if_sharded(kind)}
+        wrapped = type(f"FSDP{kind.__name__}", (FSDPModule, kind), members)
+        _wrapped_classes[kind] = wrapped
+    module.__class__ = wrapped
+
+
+def _told_if_sharded(kind: type[nn.Module]) -> Callable[..., Any]:
+    """A forward that says what is wrong when it is called without the hooks that gather its parameters."""
+
+    @wraps(kind.forward)
+    def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_dynamo_compiling():
+            _require_gathered(self)
+        return kind.forward(self, *args, **kwargs)  # looked up now: somebody may have patched the class
+
+    return checked
+
+
+def _require_gathered(module: nn.Module) -> None:
+    stage = stage_of(module)
+    for unit in stage.units if stage is not None else ():
+        if unit.state is UnitState.SHARDED:
+            raise RuntimeError(
+                f"forward of a {type(module).__name__} was called while its parameters are sharded "
+                f"(unit {unit.name!r}): call the module itself, module(...), call unshard() before, or "
+                "register the method that calls it by register_fsdp_forward_method"
+            )
+
+
+def _no_deepcopy(*_: object) -> NoReturn:
+    raise AssertionError(
+        "FSDP does not support deepcopy. Copy the module before it is wrapped, or copy its state dict"
+    )

@@ -1,0 +1,206 @@
+"""The units that ``fully_shard`` makes of a module's own parameters: who is gathered with whom, how laid out.
+
+Parameters share a unit, and so its collectives, if they have one dtype and are sharded over one mesh. Those
+that say themselves what is gathered (``extensions.py``) have a unit of their own kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..collectives import comm
+from ..frontends.ownership import Owned
+from ..runtime.offload import HostOffload
+from ..runtime.post_forward import SmallerGroup, smaller_mesh
+from ..runtime.presentation import UnitParameter
+from ..runtime.unit import Unit
+from ..shared.layout import UnitLayout, chunked_layout
+from ..shared.placement import (
+    ParameterPlan,
+    PlacementFunction,
+    contiguous_strides,
+    local_tensor,
+    plan_parameter,
+    shard_mesh,
+)
+from ..shared.settings import MixedPrecisionPolicy, UnitPrecision
+from .dtensor_params import DTensorPresentation
+from .extended_unit import ExtendedPresentation, ExtendedUnit, padded_shape
+from .extensions import Extension, is_extended
+from .spmd_mesh import SpmdMesh, plan_on_whole_mesh
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """One parameter as it was given, and how it is sharded."""
+
+    parameter: nn.Parameter
+    plan: ParameterPlan
+    extended: bool
+
+
+def make_units(
+    owned: Owned,
+    mesh: DeviceMesh,
+    device: torch.device,
+    reshard_after_forward: bool | int | None,
+    policy: MixedPrecisionPolicy,
+    shard_placement_fn: PlacementFunction | None,
+    offload: HostOffload | None,
+    spmd: SpmdMesh | None,
+) -> list[Unit]:
+    """Shard what ``owned`` found and take it.
+
+    Args:
+        mesh: 1-D or 2-D, for parameters that ``shard_placement_fn`` names no other mesh for.
+        offload: how shards are kept on the host, ``None`` if they are not.
+        spmd: the mesh of parameters that are ``DTensor`` objects on all of its dimensions; ``mesh`` is then
+            its data parallel part.
+
+    Raises:
+        ValueError: a mesh, number or parameter that cannot be served.
+    """
+    shards = spmd is None or bool(spmd.shard)
+    _check_reshard(reshard_after_forward, groups_of_mesh(mesh, shards).shard_size)
+    by_kind: dict[tuple[torch.dtype, DeviceMesh, bool], list[_Planned]] = {}
+    for parameter, fqn in owned.fqns.items():
+        _check_parameter(parameter, fqn, owned.title)
+        if spmd is None:
+            plan = plan_parameter(parameter, fqn, mesh, shard_placement_fn)
+        else:
+            plan = plan_on_whole_mesh(parameter, fqn, spmd, shard_placement_fn)
+        extended = is_extended(local_tensor(parameter), fqn)
+        kind = (parameter.dtype, plan.mesh, extended)
+        by_kind.setdefault(kind, []).append(_Planned(parameter, plan, extended))
+    owned.take()
+    return [
+        _make_unit(owned, members, device, reshard_after_forward, policy, offload)
+        for members in by_kind.values()
+    ]
+
+
+def _make_unit(
+    owned: Owned,
+    members: Sequence[_Planned],
+    device: torch.device,
+    reshard_after_forward: bool | int | None,
+    policy: MixedPrecisionPolicy,
+    offload: HostOffload | None,
+) -> Unit:
+    members = sorted(members, key=lambda member: member.plan.dim > 0)
+    originals = [member.parameter for member in members]
+    plans = [member.plan for member in members]
+    groups = groups_of_mesh(plans[0].mesh, plans[0].shards)
+    reshard, smaller_size = _check_reshard(reshard_after_forward, groups.shard_size)
+    dtype = originals[0].dtype
+    precision = UnitPrecision.decide(dtype, policy.param_dtype, policy.reduce_dtype)
+    layout = chunked_layout(
+        [local_tensor(parameter).shape for parameter in originals],
+        groups.shard_size,
+        groups.shard_rank,
+        min(precision.compute.itemsize, dtype.itemsize),
+        [plan.dim for plan in plans],
+    )
+    described = [owned.describe(parameter) for parameter in originals]
+    for one, plan in zip(described, plans, strict=True):
+        one.whole = plan.whole
+    common: dict[str, Any] = {
+        "name": owned.title,
+        "parameters": described,
+        "groups": groups,
+        "precision": precision,
+        "device": device,
+        "offload": offload,
+    }
+    if members[0].extended:
+        if smaller_size is not None:
+            raise NotImplementedError(
+                f"reshard_after_forward={smaller_size} is not supported for parameter '{described[0].fqn}', "
+                "which has all-gather extensions; use True or False"
+            )
+        return _make_extended(plans, originals, layout, policy, reshard, common)
+    presentation = DTensorPresentation(plans, layout, described, originals, offload)
+    smaller = None
+    if smaller_size is not None:
+        smaller = SmallerGroup(layout, described, smaller_mesh(plans[0].mesh, smaller_size), precision)
+    return Unit(
+        layout=layout,
+        shard=presentation.shard,
+        presentation=presentation,
+        smaller=smaller,
+        reshard_after_forward=reshard,
+        **common,
+    )
+
+
+def _make_extended(
+    plans: Sequence[ParameterPlan],
+    originals: Sequence[nn.Parameter],
+    layout: UnitLayout,
+    policy: MixedPrecisionPolicy,
+    reshard: bool | None,
+    common: dict[str, Any],
+) -> Unit:
+    layout = replace(layout, rank_major=True)
+    described: list[UnitParameter] = common["parameters"]
+    extensions = [
+        Extension(
+            one.fqn,
+            shard_mesh(plan.mesh),
+            segment,
+            padded_shape(segment, layout.world_size),
+            segment.shape[segment.dim] % layout.world_size != 0,
+            contiguous_strides(torch.Size(segment.shape)),
+            one.places[0].module,
+            policy,
+            common["precision"].compute,
+        )
+        for one, plan, segment in zip(described, plans, layout.segments, strict=True)
+    ]
+    presentation = ExtendedPresentation(plans, layout, described, originals, common["offload"])
+    return ExtendedUnit(
+        extensions=extensions,
+        layout=layout,
+        shard=presentation.shard,
+        presentation=presentation,
+        reshard_after_forward=reshard,
+        **common,
+    )
+
+
+def groups_of_mesh(mesh: DeviceMesh, shards: bool = True) -> comm.UnitGroups:
+    """The groups that a 1-D (shard, or replicate if not ``shards``) or 2-D (replicate, shard) mesh stands
+    for.
+    """
+    if not shards:
+        return comm.UnitGroups.of(None, mesh.get_group(0))
+    if mesh.ndim == 1:
+        return comm.UnitGroups.of(mesh.get_group(0))
+    if mesh.ndim == 2:
+        return comm.UnitGroups.of(mesh.get_group(1), mesh.get_group(0))
+    raise ValueError(f"fully_shard needs a mesh of 1 (shard) or 2 (replicate, shard) dimensions, not {mesh}")
+
+
+def _check_parameter(parameter: nn.Parameter, fqn: str, title: str) -> None:
+    if parameter.dim() == 0:
+        raise ValueError(
+            f"parameter '{fqn}' of {title} is a scalar and has no rows to shard; give it the shape (1,)"
+        )
+
+
+def _check_reshard(value: bool | int | None, shard_size: int) -> tuple[bool | None, int | None]:
+    """Whether forward frees the parameters, and the size of the group that gathers in backward if smaller."""
+    if value is None or isinstance(value, bool):
+        return value, None
+    if not isinstance(value, int) or value < 1 or shard_size % value:
+        raise ValueError(
+            f"reshard_after_forward must be True, False, None or a factor of the {shard_size} ranks "
+            f"that share one copy, not {value!r}"
+        )
+    return value > 1, value if 1 < value < shard_size else None

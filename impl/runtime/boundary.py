@@ -1,0 +1,81 @@
+"""How autograd comes to a stage: nodes that inputs and outputs pass through, also inside ``torch.func``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..shared.annotations import NOTHING
+
+if TYPE_CHECKING:
+    from .stage import Stage
+
+in_transform = torch._C._are_functorch_transforms_active
+outside_transforms = torch._C._DisableFuncTorch
+"""What gathers and frees is no part of what ``torch.func`` transforms."""
+
+
+class Boundary(torch.autograd.Function):
+    """The inputs of a stage pass through it unchanged; in backward it tells the stage that all inside is
+    done.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(stage: Stage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tensors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.stage = inputs[0]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def jvp(ctx: Any, _: object, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tangents
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        # Modules wrapped as one and run in part have no hook on their outputs that would have done this.
+        ctx.stage.runtime.begin_backward()
+        with outside_transforms() if in_transform() else NOTHING:
+            ctx.stage.post_backward()
+        return (None, *gradients)
+
+
+class Output(torch.autograd.Function):
+    """An output of a stage passes through it unchanged; its backward is the stage's pre-backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(stage: Stage, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.stage = inputs[0]
+
+    @staticmethod
+    def jvp(ctx: Any, _: object, tangent: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tangent is None else Output.apply(ctx.stage, tangent)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        ctx.stage.pre_backward(gradient)
+        return None, gradient
+
+
+def warn_of_view(modules: Sequence[nn.Module]) -> None:
+    kinds = ", ".join(type(module).__name__ for module in modules)
+    warnings.warn(
+        f"{kinds} returned a view: an operation in place on it (x += y) would drop the hook that gathers its "
+        "parameters for backward. Write x = x + y, or return a clone",
+        UserWarning,
+        stacklevel=2,
+    )

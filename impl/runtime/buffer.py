@@ -1,0 +1,98 @@
+"""Flat storage that is taken and given back, and how it passes between lanes.
+
+A ``FlatBuffer`` is one 1-D tensor that lives as long as its unit; only its *storage* comes and goes
+(``untyped_storage().resize_``). Views into it, and so the parameters, are made once and stay valid.
+
+Memory of one lane that another lane reads may not be given back before the reader is done. The allocator
+knows only its own lane: a block freed there may be handed out there at once. Two ways to be safe
+(``MemoryHandover``):
+
+* ``RECORD_STREAM``: the reader is registered with the block; the allocator then keeps the block until it
+  *sees*, at
+  some later allocation, that the reader is done. The CPU runs ahead of that, so blocks pile up: this is what
+  the rate limiter is for.
+* ``EVENTS``: the owner's lane waits for the reader's mark before the block is freed. The block is free at
+  once as far
+  as the CPU is concerned, memory does not depend on timing; the price is that the owner's next work waits.
+  Where that would cost overlap the buffer is *held* for one more turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from ..shared.settings import MemoryHandover
+from .streams import Lane
+
+
+class FlatBuffer:
+    """A 1-D tensor whose storage is taken (``take``) and given back (``free``). A new buffer is taken.
+
+    Args:
+        numel: elements, padding included.
+        owner: the lane that allocates; only its pool sees the block.
+    """
+
+    __slots__ = ("nbytes", "owner", "tensor")
+
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, owner: Lane) -> None:
+        self.owner = owner
+        self.nbytes = numel * dtype.itemsize
+        # A first forward may run in inference mode; training afterwards needs an ordinary tensor.
+        with owner, torch.inference_mode(False):
+            self.tensor = torch.empty(numel, dtype=dtype, device=device)
+
+    @property
+    def taken(self) -> bool:
+        """Whether there is memory behind the buffer now."""
+        return self.nbytes == 0 or self.tensor.untyped_storage().size() > 0
+
+    def take(self) -> None:
+        """Allocate the storage; the caller must be on the owner's lane. Raises the allocator's out-of-memory
+        error.
+        """
+        storage = self.tensor.untyped_storage()
+        if storage.size() == 0:
+            storage.resize_(self.nbytes)
+
+    def free(self) -> None:
+        """Give the storage back to the owner's pool."""
+        storage = self.tensor.untyped_storage()
+        if storage.size() != 0:
+            storage.resize_(0)
+
+
+class Handover:
+    """Gives buffers back that ``reader`` lanes used, in one of the two ways above."""
+
+    def __init__(self, mode: MemoryHandover) -> None:
+        self.mode = mode
+        self._held: deque[tuple[FlatBuffer, Lane, object]] = deque()
+
+    def release(self, buffer: FlatBuffer, reader: Lane, hold: int = 0) -> None:
+        """Give ``buffer`` back once ``reader`` has done what it was given so far.
+
+        Args:
+            hold: with ``EVENTS``, how many released buffers may stay allocated so that their owner need not
+                wait yet.
+        """
+        if self.mode is MemoryHandover.RECORD_STREAM:
+            reader.keep(buffer.tensor)
+            buffer.free()
+            return
+        self._held.append((buffer, reader, reader.record()))
+        self.trim(hold)
+
+    def trim(self, hold: int = 0) -> None:
+        """Give back held buffers, oldest first, until ``hold`` are left."""
+        while len(self._held) > hold:
+            buffer, _, mark = self._held.popleft()
+            buffer.owner.wait(mark)  # type: ignore[arg-type]
+            buffer.free()
+
+    def reclaim(self, buffer: FlatBuffer) -> None:
+        """Before ``buffer`` is taken again: finish its own release if it is still held."""
+        if any(held is buffer for held, _, _ in self._held):
+            self.trim(0)

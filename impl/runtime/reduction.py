@@ -1,0 +1,415 @@
+"""From the gradients of one unit's backward to sharded gradients.
+
+::
+
+    compute      [backward of unit 2]       [backward of unit 1]
+    reduce                           [copy in][reduce-scatter] ............ (cast, deliver)
+    all_reduce                                                [all-reduce] (cast, deliver)
+
+The copy in is one fused operation: it lays all gradients into the collective's input, rank-major where the
+layout is chunked, and casts to the reduce dtype on the way. It runs on the reduce lane, beside the next
+unit's backward; the gradients are kept until it is done. The result of the collective *is* the memory of the
+sharded gradients, unless they are delivered in another dtype.
+
+On the CPU a collective runs on the backend's threads; what follows it (sum, division, delivery) is done when
+a later unit is reduced or backward ends, in the order of issue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..collectives import comm
+from ..collectives.exchange import Exchange, plain
+from ..shared.annotations import span
+from ..shared.settings import MemoryHandover
+from .gradient_state import PartialSum
+from .offload import GradientReturns
+from .streams import Lane, Lanes, Mark
+
+if TYPE_CHECKING:
+    from ..collectives.comm_hooks import CommHook
+    from .unit import Unit
+
+_MOST_IN_FLIGHT = 2
+"""On the CPU: collectives whose results are not yet delivered. One runs, one waits for its turn."""
+
+
+class _Reduction:
+    """One unit's reduction: what is in flight and what is left to do."""
+
+    __slots__ = ("average", "exchange", "offsets", "output", "source", "unit", "which", "work")
+
+    def __init__(
+        self,
+        unit: Unit,
+        which: Sequence[int],
+        offsets: Sequence[int],
+        source: torch.Tensor,
+        average: comm.Averaging,
+    ) -> None:
+        self.unit = unit
+        self.which = which
+        self.offsets = offsets
+        self.source = source
+        self.output = source
+        self.average = average
+        self.exchange: Exchange | None = None
+        self.work: Any = None
+
+
+class Reducer:
+    """Reduces the gradients of a tree of units."""
+
+    def __init__(self, lanes: Lanes, mode: MemoryHandover) -> None:
+        self._lanes = lanes
+        self._mode = mode
+        self._in_flight: deque[_Reduction] = deque()
+        self._returns = GradientReturns(lanes, mode)
+        # EVENTS: memory of one lane that another one still reads, with that one's mark.
+        self._gradients: deque[tuple[list[torch.Tensor], Mark | None]] = deque()
+        self._outputs: deque[tuple[torch.Tensor, Lane, Mark | None]] = deque()
+        self._last: dict[Lane, Mark | None] = {}
+        self._plans: dict[tuple[Unit, tuple[int, ...]], tuple[list[int], int, int]] = {}
+
+    # -- entry points ----------------------------------------------------------------------------------------
+
+    def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
+        """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
+
+        The list is emptied: nobody else may hold on to gradients that are kept only until they are copied.
+        """
+        state = unit.gradients
+        local = unit.groups.ranks == 1 and unit.offload is None
+        if local and state.comm_hook is None and state.all_reduce_hook is None:
+            _deliver_local(unit, which, gradients)
+            return
+        lane = self._lanes.reduce if unit.gathers else self._lanes.all_reduce
+        with span(unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce):
+            self._drop_gradients(state.held - 1)
+            lane.follow(self._lanes.compute)
+            with lane:
+                reduction = self._copy_in(unit, which, gradients)
+                self._keep_gradients(gradients, lane)
+                self._start(reduction)
+        if self._lanes.has_streams or (unit.gathers and unit.groups.replicate is not None):
+            # With replicas a second collective follows: all ranks must issue the two in one order.
+            self._complete(reduction)
+        else:
+            self._in_flight.append(reduction)
+            while len(self._in_flight) > _MOST_IN_FLIGHT:
+                self._complete(self._in_flight.popleft())
+
+    def reduce_partial(self, unit: Unit) -> None:
+        """Hybrid sharding: sum over replicas what earlier passes left, after one without gradients."""
+        partial, unit.gradients.partial = unit.gradients.partial, None
+        assert partial is not None
+        average = self._averaging(unit)
+        self._complete(_Reduction(unit, partial.which, partial.offsets, partial.parts, average))
+
+    def finish(self) -> None:
+        """Deliver everything and make computation wait for it: the end of backward."""
+        while self._in_flight:
+            self._complete(self._in_flight.popleft())
+        for mark in self._last.values():
+            self._lanes.compute.wait(mark)
+        self._last.clear()
+        self._returns.finish()
+        self._drop_gradients()
+        self._outputs.clear()
+
+    def discard(self) -> None:
+        """Wait for what is in flight and deliver nothing: the iteration failed."""
+        for reduction in self._in_flight:
+            if reduction.work is not None:
+                reduction.work.wait()
+        self._in_flight.clear()
+        self._returns.discard()
+        self.finish()
+
+    # -- the steps of one reduction --------------------------------------------------------------------------
+
+    def _copy_in(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> _Reduction:
+        offsets, numel, used = self._plan(unit, which)
+        layout = unit.layout
+        if layout.whole and len(which) < len(layout.segments):
+            gradients = _fill_missing(unit, which, gradients)
+        if layout.interleaved:
+            gradients = _rank_major(unit, which, gradients)
+        if layout.has_scalars:
+            gradients = [gradient.view(-1) for gradient in gradients]
+        average = self._averaging(unit)
+        if self._exchanges(unit):
+            shard_numel = numel // layout.world_size
+            dtype = unit.precision.reduce
+            exchange = Exchange(layout, gradients, offsets, shard_numel, dtype, average.before)
+            reduction = _Reduction(unit, which, offsets, exchange.sent, average)
+            reduction.exchange = exchange
+            return reduction
+        hook = unit.gradients.comm_hook
+        dtype = unit.precision.compute if hook is not None and hook.compresses else unit.precision.reduce
+        source = comm.allocate(numel, dtype, unit.device, unit.gradients.reduce_scatter)
+        if used < numel:
+            source[used:].zero_()
+        rows = layout.world_size if layout.rank_major else 1
+        torch._chunk_cat(gradients, 0, rows, out=source[:used].view(rows, -1))
+        if average.before != 1:
+            source.div_(average.before)
+        return _Reduction(unit, which, offsets, source, average)
+
+    def _averaging(self, unit: Unit) -> comm.Averaging:
+        groups, state = unit.groups, unit.gradients
+        if state.comm_hook is not None:
+            return comm.Averaging(None, 1.0, 1.0)
+        return comm.averaging(
+            groups.ranks,
+            unit.precision.reduce,
+            native_average=self._lanes.has_streams,
+            factor=state.divide_factor,
+            force_sum=state.force_sum or (groups.replicate is not None and state.divide_factor is not None),
+        )
+
+    def _exchanges(self, unit: Unit) -> bool:
+        """Whether the reduce-scatter is better done by an exchange (``exchange.py``)."""
+        group, state = unit.groups.reduce, unit.gradients
+        if group is None or self._lanes.has_streams:
+            return False
+        replaced = state.comm_hook is not None or state.reduce_scatter is not None
+        return not replaced and comm.served_by_gloo(group, unit.device)
+
+    def _plan(self, unit: Unit, which: tuple[int, ...]) -> tuple[list[int], int, int]:
+        """Start of each part in the reduced shard, elements of the input, and how many of those are
+        gradients.
+        """
+        key = (unit, which)
+        if key not in self._plans:
+            layout = unit.layout
+            segments = [layout.segments[i] for i in which]
+            if layout.whole:
+                offsets = [segment.shard_offset for segment in segments]
+                numel, used = layout.gathered_numel, layout.parameter_numel
+            else:
+                sizes = [segment.shard_padded_numel for segment in segments]
+                offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+                numel = used = sum(sizes) * layout.world_size
+            self._plans[key] = (offsets, numel, used)
+        return self._plans[key]
+
+    def _start(self, reduction: _Reduction) -> None:
+        unit, lanes = reduction.unit, self._lanes
+        groups, state = unit.groups, unit.gradients
+        if state.comm_hook is not None:
+            _run_hook(reduction, state.comm_hook)
+            return
+        if groups.shard is not None:
+            self._start_reduce_scatter(reduction)
+        elif groups.replicate is not None:
+            reduction.work = comm.all_reduce(
+                reduction.source, groups.replicate, reduction.average.operation, not lanes.has_streams
+            )
+
+    def _start_reduce_scatter(self, reduction: _Reduction) -> None:
+        unit, source = reduction.unit, reduction.source
+        group = unit.groups.reduce
+        assert group is not None
+        if reduction.exchange is not None:
+            reduction.work = reduction.exchange.start(group)
+            return
+        numel = source.numel() // unit.groups.shard_size
+        custom = unit.gradients.reduce_scatter
+        operation = reduction.average.operation
+        reduction.output = comm.allocate(numel, source.dtype, source.device, custom)
+        if self._lanes.has_streams or custom is not None:
+            reduction.work = comm.reduce_scatter(reduction.output, source, group, operation, False, custom)
+        else:
+            reduction.work = comm.reduce_scatter(reduction.output, source, group, operation, async_op=True)
+
+    def _complete(self, reduction: _Reduction) -> None:
+        unit, lanes = reduction.unit, self._lanes
+        owner = lane = lanes.reduce if unit.groups.shard is not None else lanes.all_reduce
+        if reduction.work is not None:
+            with lane:
+                reduction.work.wait()
+            reduction.work = None
+        if reduction.exchange is not None:
+            reduction.output = reduction.exchange.finish()
+            reduction.exchange = None
+        if unit.groups.shard is not None and unit.groups.replicate is not None:
+            with lane:
+                if not self._add_partial(reduction):
+                    self._last[lane] = lane.record()
+                    return
+            lane = self._all_reduce_shard(reduction)
+        if unit.gradients.all_reduce_hook is not None:
+            lane = self._call_all_reduce_hook(reduction, lane)
+        drops = lane is not owner and _drops_output(unit)
+        with lane:
+            self._deliver(reduction, lane)
+            mark = self._last[lane] = lane.record()
+        if drops:
+            self._keep_output(reduction.output, owner, lane, mark)
+
+    def _add_partial(self, reduction: _Reduction) -> bool:
+        """Hybrid sharding: add what earlier passes left; false if this pass is kept for a later one as
+        well.
+        """
+        state = reduction.unit.gradients
+        if state.partial is not None:
+            self._add(reduction, state.partial)
+            state.partial = None
+        if not state.all_reduce:
+            state.partial = PartialSum(reduction.which, reduction.offsets, reduction.output)
+            return False
+        return True
+
+    def _add(self, reduction: _Reduction, earlier: PartialSum) -> None:
+        """Add what an earlier pass left, perhaps of other parameters than this one's."""
+        if tuple(earlier.which) == tuple(reduction.which):
+            reduction.output.add_(earlier.parts)
+            return
+        unit, layout = reduction.unit, reduction.unit.layout
+        both = tuple(sorted({*earlier.which, *reduction.which}))
+        offsets, numel, _ = self._plan(unit, both)
+        places = dict(zip(both, offsets, strict=True))
+        total = torch.zeros(
+            numel // layout.world_size, dtype=reduction.output.dtype, device=reduction.output.device
+        )
+        for which, starts, parts in (
+            (earlier.which, earlier.offsets, earlier.parts),
+            (reduction.which, reduction.offsets, reduction.output),
+        ):
+            for index, start in zip(which, starts, strict=True):
+                size = layout.segments[index].shard_padded_numel
+                total[places[index] : places[index] + size].add_(parts[start : start + size])
+        reduction.which, reduction.offsets, reduction.output = both, offsets, total
+
+    def _all_reduce_shard(self, reduction: _Reduction) -> Lane:
+        unit, lanes = reduction.unit, self._lanes
+        group = unit.groups.replicate
+        assert group is not None
+        lanes.all_reduce.follow(lanes.reduce)
+        with span(unit.labels.all_reduce), lanes.all_reduce:
+            comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
+        return lanes.all_reduce
+
+    def _call_all_reduce_hook(self, reduction: _Reduction, lane: Lane) -> Lane:
+        """Give the user's hook what was reduced: the average, unless it is divided outside of collectives."""
+        state = reduction.unit.gradients
+        assert state.all_reduce_hook is not None
+        hook_lane = state.hook_lane if state.hook_lane is not None else self._lanes.all_reduce
+        hook_lane.follow(lane)
+        with hook_lane:
+            if not (state.force_sum or comm.may_overflow(reduction.output.dtype)):
+                _divide(reduction)
+            state.all_reduce_hook(reduction.output)
+        return hook_lane
+
+    def _deliver(self, reduction: _Reduction, lane: Lane) -> None:
+        unit, output = reduction.unit, reduction.output
+        _divide(reduction)
+        gradient = output.to(unit.precision.delivered)
+        if unit.offload is None:
+            unit.presentation.deliver(gradient, reduction.which, reduction.offsets)
+        else:
+            self._returns.start(unit, gradient, reduction.which, reduction.offsets, lane)
+
+    # -- memory ----------------------------------------------------------------------------------------------
+
+    def _keep_gradients(self, gradients: list[torch.Tensor], lane: Lane) -> None:
+        """``lane`` still reads the gradients, which computation allocated: see ``buffer.py`` for the two
+        ways.
+        """
+        if self._lanes.has_streams:
+            if self._mode is MemoryHandover.RECORD_STREAM:
+                for gradient in gradients:
+                    lane.keep(gradient)
+            else:
+                self._gradients.append((list(gradients), lane.record()))
+        gradients.clear()
+
+    def _keep_output(self, output: torch.Tensor, owner: Lane, lane: Lane, mark: Mark | None) -> None:
+        """``lane`` read ``output`` up to ``mark``, memory of ``owner`` that nothing else holds any more."""
+        if self._mode is MemoryHandover.RECORD_STREAM:
+            lane.keep(output)
+            return
+        while len(self._outputs) > 1:
+            _, other, done = self._outputs.popleft()
+            other.wait(done)
+        self._outputs.append((output, owner, mark))
+
+    def _drop_gradients(self, held: int = 0) -> None:
+        """Let computation have the memory of gradients that were copied, but for those of the last ``held``
+        units.
+        """
+        while len(self._gradients) > held:
+            _, mark = self._gradients.popleft()
+            self._lanes.compute.wait(mark)
+
+
+def _drops_output(unit: Unit) -> bool:
+    """Whether the reduced gradient's memory is given up at delivery, where usually it becomes ``grad``: it is
+    cast, added to an earlier gradient, or used up by a hook.
+    """
+    if unit.precision.delivered != unit.precision.reduce:
+        return True
+    for parameter in unit.presentation.trained():
+        if parameter.grad is not None or parameter._post_accumulate_grad_hooks:
+            return True
+        if "_in_backward_optimizers" in parameter.__dict__:
+            return True
+    return False
+
+
+def _run_hook(reduction: _Reduction, hook: CommHook) -> None:
+    """Let the hook reduce; what it leaves is the result."""
+    source, layout = reduction.source, reduction.unit.layout
+    if reduction.unit.groups.shard is None:
+        hook.reduce(source, None)
+    else:
+        reduction.output = torch.empty(layout.shard_numel, dtype=source.dtype, device=source.device)
+        hook.reduce(source, reduction.output)
+
+
+def _rank_major(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same, one rank's part after the other where a parameter is cut on another dim than the first."""
+    layout = unit.layout
+    dims = [layout.segments[index].dim for index in which]
+    return [
+        torch.cat(gradient.chunk(layout.world_size, dim)) if dim and layout.rank_major else gradient
+        for gradient, dim in zip(gradients, dims, strict=True)
+    ]
+
+
+def _divide(reduction: _Reduction) -> None:
+    """What is left of the division, once."""
+    if reduction.average.after != 1:
+        reduction.output.div_(reduction.average.after)
+        reduction.average = replace(reduction.average, after=1.0)
+
+
+def _fill_missing(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of all the unit's parameters, zeros where there is none."""
+    given = dict(zip(which, gradients, strict=True))
+    like = gradients[0]
+    return [
+        given[i] if i in given else torch.zeros(segment.shape, dtype=like.dtype, device=like.device)
+        for i, segment in enumerate(unit.layout.segments)
+    ]
+
+
+def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
+    """World size 1: the gradients themselves, cast and scaled only if that was asked for."""
+    precision, factor = unit.precision, unit.gradients.divide_factor
+    gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
+    if precision.reduce != precision.compute:
+        gradients = [g.to(precision.reduce) for g in gradients]
+    if factor is not None and factor != 1:
+        gradients = [g / factor for g in gradients]
+    if precision.delivered != precision.reduce:
+        gradients = [g.to(precision.delivered) for g in gradients]
+    unit.presentation.deliver_local(gradients, which)

@@ -1,0 +1,234 @@
+"""When all-gathers are issued: execution order, prefetch with a depth, and the rate limiter.
+
+A *stage* is what one wrapped module gathers at once (one unit, or one for each dtype). Forward gathers each
+stage when its module starts; where the CPU runs ahead of the device this overlaps by itself. Explicit
+prefetch issues the all-gathers of the next ``depth`` stages right after a stage's own.
+
+Backward needs prefetch: without it the all-gather of a stage is issued after the reduce-scatter of the stage
+before, and the two queue behind each other in one communicator. The order of backward is taken to be the
+reverse of the order in which stages finished forward, recorded in every iteration::
+
+    forward    F1  F2  F3            recorded: 1 2 3
+    pre        AG3 [AG2] B3 RS3 [AG1] B2 RS2 B1 RS1         gather i-1 before computing i
+    post       AG3 B3 [AG2] RS3 B2 [AG1] RS2 B1 RS1         gather i-1 after computing i, before reducing it
+    none       AG3 B3 RS3 AG2 B2 RS2 AG1 B1 RS1
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..shared.annotations import span
+from ..shared.settings import MemoryHandover, ScheduleSettings
+from .streams import Lane, Mark
+from .unit import Unit, UnitState
+
+if TYPE_CHECKING:
+    from .stage import Stage
+
+
+_CALM_ITERATIONS = 8
+"""With an adapting limit: iterations without a retry before it is raised by one."""
+
+_LONGEST_ORDER = 10_000
+"""Stages in the recorded order of forwards that still await their backward, before it is forgotten."""
+
+
+class RateLimiter:
+    """Lets the CPU run ahead by no more than ``limit`` gathered units.
+
+    Each freed unit leaves a mark on the computation. Before a gather is issued and when ``limit`` marks are
+    there, the CPU waits for the oldest: the memory that it guards is then really free and can be handed out.
+
+    Args:
+        limit: units in flight; 0 never waits.
+        count_retries: how often the allocator had to free its cache and try again. If given, the limit
+            adapts: one lower (at least 1) after an iteration with retries, one higher after some without, but
+            never again as high as where retries were seen.
+    """
+
+    def __init__(self, limit: int, count_retries: Callable[[], int] | None = None) -> None:
+        self.limit = limit
+        self._marks: deque[Mark] = deque()
+        self._count_retries = count_retries
+        self._retries: int | None = None
+        self._calm = 0
+        self._ceiling: int | None = None
+
+    def freed(self, lane: Lane) -> None:
+        """A unit was freed after what ``lane`` has been given so far."""
+        if self.limit:
+            mark = lane.record()
+            if mark is not None:
+                self._marks.append(mark)
+
+    def wait(self, unit: Unit) -> None:
+        """Wait until another unit may be gathered."""
+        if not self.limit or len(self._marks) < self.limit:
+            return
+        while len(self._marks) >= self.limit:
+            mark = self._marks.popleft()
+        with span(unit.labels.limiter_wait):
+            mark.synchronize()
+
+    def end_iteration(self) -> None:
+        """Adapt the limit to what this iteration did to the allocator."""
+        if self._count_retries is None:
+            return
+        before, self._retries = self._retries, self._count_retries()
+        if before is None:
+            return  # the first iteration fills the cache and says nothing
+        if self._retries > before:
+            self._ceiling = self.limit - 1
+            self.limit = max(1, self._ceiling)
+            self._calm = 0
+            return
+        self._calm += 1
+        if self._calm >= _CALM_ITERATIONS and (self._ceiling is None or self.limit < self._ceiling):
+            self.limit += 1
+            self._calm = 0
+
+
+class Schedule:
+    """Issues and awaits the gathers of a tree of stages, in the order of its modules' calls."""
+
+    def __init__(self, settings: ScheduleSettings, limiter: RateLimiter, has_streams: bool) -> None:
+        self.settings = settings
+        self._limiter = limiter
+        # With streams, waiting queues a wait on the device: do it first, as the next gather's memory may
+        # depend on it. Without them waiting blocks the program: issue the next gathers first.
+        self._prefetch_before_wait = not has_streams
+        self.gathered_ahead = False
+        """Whether the last forward gathered ahead: what it then skipped is still gathered."""
+        self._forward_order: list[Stage] = []
+        self._forward_so_far: list[Stage] = []
+        self._post_forward_order: list[Stage] = []
+        self._order_before = 0
+        implicit = settings.memory_handover is MemoryHandover.EVENTS and not settings.forward_prefetch_depth
+        self.forward_hold = int(implicit)
+        """Freed buffers that stay for one more turn in forward: without explicit prefetch the next gather is
+        issued before this stage computes on the device, and must not wait for it."""
+
+    # -- gathers ---------------------------------------------------------------------------------------------
+
+    def gather(self, stage: Stage) -> None:
+        """Issue the gathers of a stage that is sharded."""
+        for unit in stage.units:
+            if unit.state is UnitState.SHARDED:
+                if unit.fetches:
+                    self._limiter.wait(unit)
+                unit.all_gather()
+
+    @staticmethod
+    def await_stage(stage: Stage, hold: int = 0) -> None:
+        """Make computation wait for a stage's parameters."""
+        for unit in stage.units:
+            unit.wait_all_gather(hold)
+
+    # -- forward ---------------------------------------------------------------------------------------------
+
+    def enter_forward(self, stage: Stage) -> None:
+        """A stage's forward starts: have its parameters, prefetch those of the next."""
+        self.gather(stage)
+        if self._prefetch_before_wait:
+            self._prefetch_forward(stage)
+        self.await_stage(stage, self.forward_hold)
+        if not self._prefetch_before_wait:
+            self._prefetch_forward(stage)
+
+    def _prefetch_forward(self, stage: Stage) -> None:
+        position = len(self._forward_so_far)
+        if stage.units:
+            self._forward_so_far.append(stage)
+        for target in stage.forward_targets:
+            self.gathered_ahead = True
+            self.gather(target)
+        depth = self.settings.forward_prefetch_depth
+        if not depth or stage.forward_targets:
+            return
+        order = self._forward_order
+        self.gathered_ahead = True
+        # Another order than last time is no error: there is just nothing to go by.
+        if position < len(order) and order[position] is stage:
+            for target in order[position + 1 : position + 1 + depth]:
+                self.gather(target)
+
+    def leave_forward(self, stage: Stage) -> None:
+        """A stage's forward is done: remember the order for the backward that it may have."""
+        if stage.units:  # also without grad: checkpointing may run a part of the forward so
+            stage.forward_positions.append(len(self._post_forward_order))
+            self._post_forward_order.append(stage)
+
+    def begin_forward(self) -> None:
+        """The outermost forward starts."""
+        self._order_before = len(self._post_forward_order)
+
+    def end_forward(self) -> None:
+        """The root's forward is done: its order predicts the next one's."""
+        if self._forward_so_far:
+            self._forward_order = self._forward_so_far
+            self._forward_so_far = []
+        if not torch.is_grad_enabled():  # all of it ran without: no backward comes
+            for stage in reversed(self._post_forward_order[self._order_before :]):
+                stage.forward_positions.pop()
+            del self._post_forward_order[self._order_before :]
+        if len(self._post_forward_order) > _LONGEST_ORDER:
+            # Forwards whose backward may never come. The order serves prefetch alone: without it a stage is
+            # gathered when it is needed.
+            for stage in set(self._post_forward_order):
+                stage.forward_positions.clear()
+            self._post_forward_order.clear()
+
+    # -- backward --------------------------------------------------------------------------------------------
+
+    def enter_backward(self, stage: Stage) -> None:
+        """A stage's backward starts: have its parameters, prefetch those of the next."""
+        self.gather_for_backward(stage)
+        position = stage.forward_positions.pop() if stage.forward_positions else -1
+        stage.backward_position = position
+        early = stage.backward_targets or self.settings.backward_prefetch == "pre"
+        if early and self._prefetch_before_wait:
+            self._prefetch_backward(stage)
+        self.await_stage(stage)
+        if early and not self._prefetch_before_wait:
+            self._prefetch_backward(stage)
+
+    def gather_for_backward(self, stage: Stage) -> None:
+        """Issue a stage's gathers unless it was told that backward does not need its parameters."""
+        for unit in stage.units:
+            if unit.state is UnitState.SHARDED and unit.unshard_in_backward:
+                if unit.fetches:
+                    self._limiter.wait(unit)
+                unit.all_gather()
+
+    def after_gradients(self, stage: Stage) -> None:
+        """A stage's gradients were computed and are about to be reduced."""
+        if self.settings.backward_prefetch == "post" and not stage.backward_targets:
+            self._prefetch_backward(stage)
+
+    def _prefetch_backward(self, stage: Stage) -> None:
+        if stage.backward_targets:
+            for target in stage.backward_targets:
+                self.gather_for_backward(target)
+            return
+        position = stage.backward_position
+        for ahead in range(1, self.settings.backward_prefetch_depth + 1):
+            if position - ahead < 0:
+                return
+            target = self._post_forward_order[position - ahead]
+            # Its backward may have been already, where this stage ends later than the order says.
+            if position - ahead in target.forward_positions:
+                self.gather_for_backward(target)
+
+    def end_backward(self) -> None:
+        """Forget the order of the forward that this backward belonged to."""
+        self._post_forward_order.clear()
+
+    def reset(self) -> None:
+        """Forget everything about an iteration that failed."""
+        self._forward_so_far.clear()
+        self._post_forward_order.clear()

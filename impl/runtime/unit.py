@@ -1,0 +1,523 @@
+"""One FSDP unit: parameters that are gathered and freed together, and the states it moves through.
+
+::
+
+              all_gather()            wait_all_gather()
+    SHARDED ---------------> GATHERING ---------------> UNSHARDED
+       ^                         |                          |
+       +-------------------------+--------------------------+
+                            reshard()
+
+The persistent parts are the flat local ``shard`` (the sharded parameters are views of it, so gathering needs
+no copy-in) and the unsharded parameters: leaf ``nn.Parameter`` objects over a buffer whose memory comes and
+goes. Both sets exist once; showing one or the other in the modules is a few dictionary assignments.
+
+Three ways to get from the shard to the parameters, by layout (``layout.py``):
+
+* one rank, no cast: the parameters are views of the shard; nothing ever happens;
+* one rank and a cast or CPU offload, or a flat layout: the parameters are views of what is cast, copied or
+  gathered;
+* a chunked layout: the gather buffer is temporary and one fused copy fills the parameters.
+
+Why views stay valid for autograd: everything that writes parameter memory goes through the buffer's own
+tensor, while each parameter was made from ``.data`` and so has a version counter of its own. Autograd's check
+of saved tensors therefore sees no change, and there is none: each gather writes what was there before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..collectives import comm
+from ..collectives.custom_comm import AllGather, make_buffer
+from ..collectives.peer_gather import PeerGather
+from ..shared.annotations import UnitLabels, span
+from ..shared.layout import UnitLayout
+from ..shared.settings import MemoryHandover, UnitPrecision
+from .buffer import FlatBuffer
+from .gradient_state import GradientState
+from .offload import HostOffload, ShardCopy
+from .post_forward import SmallerGroup
+from .presentation import Presentation, UnitParameter
+from .streams import Lane, Mark
+
+if TYPE_CHECKING:
+    from .tree import Runtime
+
+
+class UnitState(Enum):
+    """Where a unit's parameters are; the module's head shows the transitions."""
+
+    SHARDED = auto()
+    GATHERING = auto()
+    UNSHARDED = auto()
+
+
+class Unit:
+    """See the head of this file.
+
+    Args:
+        layout: where everything lies.
+        shard: 1-D local shard of ``layout.shard_numel`` elements in the original dtype.
+        device: what is computed on; the shard is there too unless it is offloaded.
+        reshard_after_forward: whether forward frees the parameters; ``None`` means yes, unless it is the
+            root.
+        offload: how the shard is kept on the host, ``None`` if it is not.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        parameters: Sequence[UnitParameter],
+        layout: UnitLayout,
+        shard: torch.Tensor,
+        groups: comm.UnitGroups,
+        precision: UnitPrecision,
+        device: torch.device,
+        reshard_after_forward: bool | None,
+        presentation: Presentation,
+        smaller: SmallerGroup | None = None,
+        offload: HostOffload | None = None,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.plain = all(parameter.whole is None for parameter in parameters)
+        """Whether all parameters are plain tensors while they are gathered."""
+        self.layout = layout
+        self.shard = shard
+        self.groups = groups
+        self.device = device
+        self.offload = offload
+        self.gathers = groups.shard is not None
+        """Whether unsharding needs a collective."""
+        self.fetches = self.gathers or offload is not None
+        """Whether unsharding is work of other lanes that computation waits for."""
+        self._custom_gather: AllGather | None = None
+        self._use_precision(precision)
+        self.reshard_after_forward = reshard_after_forward
+        self.reshard_after_backward = True
+        self.unshard_in_backward = True
+        self.presentation = presentation
+        self.hides = False
+        """Whether the sharded parameters are shown between forward and backward, though these are kept."""
+        self.kept_without_grad = True
+        """Whether what forward does not free stays after a forward without gradients too."""
+        self._hidden = False
+        self.smaller = smaller
+        self.gradients = GradientState()
+        self.state = UnitState.SHARDED
+        self.unsharded: list[nn.Parameter] = []
+        self.name = name
+        self.labels = UnitLabels(name)
+        self._runtime: Runtime | None = None
+        self._gathered: FlatBuffer | None = None
+        self._full: FlatBuffer | None = None
+        self._work: Any = None
+        self._mark: Mark | None = None
+        self._copy_out: list[torch.Tensor] = []
+        self._own_part: torch.Tensor | None = None
+        self._from_smaller: FlatBuffer | None = None
+
+    def _use_precision(self, precision: UnitPrecision) -> None:
+        self.precision = precision
+        self.casts = precision.compute != precision.original
+        """Whether the parameters are computed with in another dtype than they are stored in."""
+        self.owns_memory = self.fetches or self.casts
+        """Whether the unsharded parameters have memory besides the shard's."""
+        self._choose_copy()
+
+    def _choose_copy(self) -> None:
+        """Whether the shard is copied before it is gathered, and by what."""
+        precision = self.precision
+        self._shard_copy: ShardCopy | None = None
+        custom = self._custom_gather is not None
+        if self.fetches and (self.casts or custom or self.offload is not None):
+            dtypes = (precision.original, precision.compute)
+            from_host = self.offload is not None
+            self._shard_copy = ShardCopy(self.layout.shard_numel, dtypes, self.device, from_host)
+        self._by_peers = None if custom else self._peer_gather()
+
+    def _peer_gather(self) -> PeerGather | None:
+        """What gathers in place of the backend, where that copies too much."""
+        group, layout = self.groups.shard, self.layout
+        if group is None or not layout.rank_major or layout.interleaved:
+            return None
+        return PeerGather(layout, group) if comm.gathers_by_copying(group, self.device) else None
+
+    # -- set up ----------------------------------------------------------------------------------------------
+
+    @property
+    def runtime(self) -> Runtime:
+        """The runtime of the tree this unit belongs to."""
+        if self._runtime is None:
+            raise RuntimeError(
+                f"unit '{self.name}' has not run yet: call the root module's forward (or unshard()) first"
+            )
+        return self._runtime
+
+    def join(self, runtime: Runtime, name: str) -> None:
+        """Become part of a tree of units; ``name`` is the unit's module in its root."""
+        self._runtime = runtime
+        self.name = name
+        self.labels = UnitLabels(name)
+
+    @property
+    def unsharded_bytes(self) -> int:
+        """Bytes that unsharding this unit takes and resharding frees."""
+        return self.layout.full_numel * self.precision.compute.itemsize if self.owns_memory else 0
+
+    def readopt(self) -> None:
+        """Take up the sharded parameters as the modules hold them now; a new shard means new buffers."""
+        shard = self.presentation.readopt()
+        if shard is None:
+            return
+        self._check_sharded("its parameters are replaced")
+        self.shard = shard
+        if self.offload is None:
+            self.device = shard.device
+        self._use_precision(self.precision.for_original(shard.dtype))
+        self._forget_buffers()
+
+    def leave(self) -> None:
+        """Leave a tree that never ran, to be part of another one; buffers belong to a tree's lanes."""
+        self.reshard()
+        self._choose_copy()
+        self._forget_buffers()
+        self._runtime = None
+
+    def _forget_buffers(self) -> None:
+        if self.smaller is not None:
+            self.smaller.forget()
+        self.unsharded = []
+        self._gathered = self._full = self._own_part = None
+        self._copy_out = []
+
+    def drop_gradients(self) -> None:
+        """Forget gradients that were not reduced yet."""
+        self.gradients.accumulated.clear()
+        self.gradients.partial = None
+        self.gradients.held_back = False
+        for parameter in self.unsharded:
+            parameter.grad = None
+
+    def local_gradient(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        """What is reduced for the gradient of one unsharded parameter."""
+        whole = self.parameters[index].whole
+        return gradient if whole is None else whole.local_gradient(gradient)
+
+    @property
+    def custom_gather(self) -> AllGather | None:
+        """What gathers in place of the backend, in memory of its own."""
+        return self._custom_gather
+
+    def use_all_gather(self, custom: AllGather | None) -> None:
+        """Gather with ``custom`` from now on, or as usual again. Raises RuntimeError while unsharded."""
+        self._check_sharded("the all-gather is replaced")
+        self._custom_gather = custom
+        self._gathered = self._own_part = None
+        self._choose_copy()
+        if self.smaller is not None:
+            self.smaller.custom = custom
+            self.smaller.forget()
+
+    def _check_sharded(self, before: str) -> None:
+        if self.state is not UnitState.SHARDED:
+            raise RuntimeError(f"unit '{self.name}' is {self.state.name}: reshard it before {before}")
+
+    def _move(self, state: UnitState) -> None:
+        """Change state; identity comparisons, as this runs six times a step and hashing an enum is slow."""
+        if self.state is UnitState.SHARDED:
+            allowed = state is UnitState.GATHERING
+        elif self.state is UnitState.GATHERING:
+            allowed = state is not UnitState.GATHERING
+        else:
+            allowed = state is UnitState.SHARDED
+        if not allowed:
+            raise RuntimeError(f"unit '{self.name}' cannot go from {self.state.name} to {state.name}")
+        self.state = state
+
+    # -- unshard ---------------------------------------------------------------------------------------------
+
+    def all_gather(self) -> None:
+        """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet."""
+        if self.state is not UnitState.SHARDED:
+            return
+        self.take_up_changes()
+        if self.fetches:
+            if self._runtime is not None and self._runtime.rank_check is not None:
+                self._runtime.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
+            with span(self.labels.all_gather):
+                if self.smaller is not None and self.smaller.holds:
+                    self._issue_smaller(self.smaller)
+                elif self.gathers:
+                    self._issue_all_gather()
+                else:
+                    self._mark = self._copy_shard(in_place=True)
+        self._move(UnitState.GATHERING)
+
+    def take_up_changes(self) -> None:
+        """Take up what the user assigned to or froze of the sharded parameters since the last gather."""
+        if self.presentation.take_up_changes(self._await_reads) and self._runtime is not None:
+            self._runtime.let_gathers_wait()
+
+    def _await_reads(self) -> None:
+        """The shard is about to be written to: copies out of it, if it is on the host, have to be done."""
+        if self._runtime is not None:
+            self._runtime.await_host_read()
+
+    def _issue_all_gather(self) -> None:
+        lanes, group = self.runtime.lanes, self.groups.shard
+        assert group is not None
+        # With events this rank's part is written to where the all-gather wants it, and needs no memory of its
+        # own: the gather buffer belongs to the cast lane then. With record_stream a buffer that two lanes use
+        # comes back later than one that only computation uses, so there the part has a small buffer instead.
+        copy = self._shard_copy
+        custom = self._custom_gather
+        events = self.runtime.handover.mode is MemoryHandover.EVENTS
+        in_place = copy is not None and (events or custom is not None) and self._by_peers is None
+        if copy is not None:
+            lanes.gather.wait(self._copy_shard(in_place))
+        if self._by_peers is not None:
+            source = self.shard if self._own_part is None else self._own_part
+            self._work = self._by_peers.start(self._take_full().tensor, source)
+            return
+        with lanes.gather:
+            if not in_place:
+                self._take_gathered(lanes.gather)
+            assert self._gathered is not None
+            source = self.shard if self._own_part is None else self._own_part
+            self._work = comm.all_gather(self._gathered.tensor, source, group, not lanes.has_streams, custom)
+            self._mark = lanes.gather.record()
+        if copy is not None and not in_place and lanes.has_streams:
+            lanes.gather.keep(source)
+            copy.free()
+
+    def _copy_shard(self, in_place: bool) -> Mark | None:
+        """Write the shard into the gather buffer or a buffer of its own, on the cast lane; returns its
+        mark.
+        """
+        copy, cast = self._shard_copy, self.runtime.lanes.cast
+        assert copy is not None
+        with cast:
+            buffer = self._take_gathered(cast) if in_place else copy.take(cast)
+            if self._own_part is None or self._custom_gather is not None:
+                start = self.layout.rank * self.layout.shard_numel if in_place else 0
+                self._own_part = buffer.tensor[start : start + self.layout.shard_numel]
+            copy.write(self._own_part, self.shard, cast)
+            mark = cast.record()
+        if self.offload is not None:
+            self.runtime.host_read = mark
+        return mark
+
+    def _issue_smaller(self, smaller: SmallerGroup) -> None:
+        lanes = self.runtime.lanes
+        lanes.gather.wait(smaller.mark)
+        with lanes.gather:
+            gathered = smaller.take_gathered(lanes.gather)
+            self._work = comm.all_gather(
+                gathered.tensor, smaller.shard, smaller.group, not lanes.has_streams, smaller.custom
+            )
+            self._mark = lanes.gather.record()
+        self._from_smaller = gathered
+
+    def _take_gathered(self, owner: Lane) -> FlatBuffer:
+        if self._gathered is None:
+            numel, dtype = self.layout.gathered_numel, self.precision.compute
+            self._gathered = make_buffer(numel, dtype, self.device, owner, self._custom_gather)
+        else:
+            self.runtime.handover.reclaim(self._gathered)
+            self._gathered.take()
+        return self._gathered
+
+    def wait_all_gather(self, hold: int = 0) -> None:
+        """Make computation wait for the parameters and show them; a no-op unless gathering.
+
+        Args:
+            hold: how many gather buffers may stay until the next one is waited for, so that the next
+                all-gather need not wait for this unit's copy.
+        """
+        if self.state is not UnitState.GATHERING:
+            if self._hidden:
+                self._hidden = False
+                self.presentation.show_unsharded()
+            return
+        with span(self.labels.wait_all_gather):
+            if self.fetches:
+                self._finish_gather()
+            if self._from_smaller is not None:
+                self._copy_out_smaller(self._from_smaller)
+            elif self._by_peers is not None:
+                self._by_peers.copy_out(self._take_full().tensor)
+            elif self.layout.rank_major:
+                self._copy_out_parameters(hold)
+            elif self.casts and not self.fetches:
+                self._take_full().tensor.copy_(self.shard)
+            if not self.unsharded:
+                self._make_parameters()
+            self.presentation.show_unsharded()
+        self._move(UnitState.UNSHARDED)
+
+    def _finish_gather(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+            if self._shard_copy is not None:
+                self._shard_copy.free()
+        self.runtime.lanes.compute.wait(self._mark)
+        self._mark = None
+
+    def _take_full(self) -> FlatBuffer:
+        if self._full is None:
+            self._full = FlatBuffer(
+                self.layout.full_numel, self.precision.compute, self.device, self.runtime.lanes.compute
+            )
+        else:
+            self._full.take()
+        return self._full
+
+    def _copy_out_parameters(self, hold: int) -> None:
+        layout, runtime, gathered = self.layout, self.runtime, self._gathered
+        assert gathered is not None
+        if hold:
+            runtime.handover.trim()
+        full = self._take_full()
+        if not self._copy_out:
+            self._copy_out = [
+                full.tensor[s.full_offset : s.full_offset + s.full_padded_numel].view(layout.world_size, -1)
+                for s in layout.segments[: layout.fused]
+            ]
+        rows = gathered.tensor.view(layout.world_size, -1)
+        if layout.interleaved:
+            rows = self._copy_out_interleaved(rows, full.tensor)
+        if self._copy_out:
+            torch.split_with_sizes_copy(rows, layout.split_sizes, dim=1, out=self._copy_out)
+        runtime.handover.release(gathered, runtime.lanes.compute, hold)
+
+    def _copy_out_interleaved(self, rows: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+        """Copy out parameters that are cut on another dim than the first; returns what is left to copy."""
+        layout = self.layout
+        to: list[torch.Tensor] = []
+        parts: list[torch.Tensor] = []
+        for s in layout.segments[layout.fused :]:
+            pieces, size = s.blocks
+            whole = full[s.full_offset : s.full_offset + s.numel].view(pieces, layout.world_size, size)
+            part = rows[:, s.shard_offset : s.shard_offset + s.shard_padded_numel]
+            to.append(whole.transpose(0, 1))
+            parts.append(part.view(layout.world_size, pieces, size))
+        torch._foreach_copy_(to, parts)
+        return rows[:, : sum(layout.split_sizes)]
+
+    def _copy_out_smaller(self, gathered: FlatBuffer) -> None:
+        assert self.smaller is not None
+        self._take_full()
+        self.smaller.copy_out(gathered.tensor)
+        self._release_smaller(gathered)
+
+    def _release_smaller(self, gathered: FlatBuffer) -> None:
+        assert self.smaller is not None
+        self.runtime.handover.release(gathered, self.runtime.lanes.compute)
+        self.smaller.drop()
+        self._from_smaller = None
+
+    @torch.inference_mode(False)
+    def _make_parameters(self) -> None:
+        storage = self._parameter_memory()
+        at_shard = not self.owns_memory
+        for segment, parameter in zip(self.layout.segments, self.parameters, strict=True):
+            start = segment.shard_offset if at_shard else segment.full_offset
+            # `.data` of each slice: a version counter for each parameter (see the head of this file).
+            view = storage[start : start + segment.numel].view(segment.shape).data
+            if parameter.whole is not None:
+                view = parameter.whole.unsharded(view)
+            self.unsharded.append(nn.Parameter(view, requires_grad=parameter.requires_grad))
+        self.presentation.adopt_unsharded(self.unsharded)
+
+    def _parameter_memory(self) -> torch.Tensor:
+        if not self.owns_memory:
+            return self.shard
+        buffer = self._full if self._full is not None else self._gathered
+        assert buffer is not None
+        return buffer.tensor
+
+    # -- reshard ---------------------------------------------------------------------------------------------
+
+    def reshard(self, hold: int = 0) -> None:
+        """Free the unsharded parameters and show the sharded ones; a no-op if sharded.
+
+        Args:
+            hold: how many freed buffers may stay allocated for one more turn (``buffer.py``).
+        """
+        if self.state is UnitState.SHARDED:
+            if self.smaller is not None and self.smaller.holds:
+                self.smaller.drop()
+                self.presentation.show_sharded()
+            return
+        with span(self.labels.reshard):
+            if self.state is UnitState.GATHERING:
+                self._abandon()
+            else:
+                self._free_parameters(hold)
+                self.presentation.show_sharded()
+                self._hidden = False
+        self._move(UnitState.SHARDED)
+
+    def hide(self) -> None:
+        """Show the sharded parameters, but keep the others for backward."""
+        if self.hides and self.state is UnitState.UNSHARDED:
+            self._hidden = True
+            self.presentation.show_sharded()
+
+    @property
+    def shows_unsharded(self) -> bool:
+        """Whether the modules show whole parameters that can be computed with."""
+        return self.state is UnitState.UNSHARDED and not self._hidden
+
+    def reshard_by_hand(self) -> None:
+        """Reshard for somebody outside, who may write to the shard next."""
+        self.reshard()
+        if self._runtime is not None:
+            self._runtime.shards_may_change()
+
+    def reshard_in_forward(self, hold: int) -> None:
+        """Free the parameters between forward and backward, if this unit does so."""
+        if not self.reshard_after_forward:
+            self.hide()
+            return
+        if self.smaller is None or self.state is not UnitState.UNSHARDED:
+            self.reshard(hold)
+            return
+        assert self._full is not None
+        self.smaller.keep(self._full.tensor, self.runtime.lanes.compute)
+        self.reshard(hold)
+        self.smaller.show()
+
+    def _abandon(self) -> None:
+        """A gather that nobody waited for: let it finish, keep nothing."""
+        if self.fetches:
+            self._finish_gather()
+            if self._from_smaller is not None:
+                self._release_smaller(self._from_smaller)
+                self.presentation.show_sharded()
+                return
+            if self._by_peers is not None:
+                self._take_full().free()
+                return
+            assert self._gathered is not None
+            self.runtime.handover.release(self._gathered, self.runtime.lanes.compute)
+
+    def _free_parameters(self, hold: int) -> None:
+        if not self.owns_memory:
+            return
+        runtime = self.runtime
+        if self._full is not None:
+            self._full.free()
+        else:
+            assert self._gathered is not None
+            runtime.handover.release(self._gathered, runtime.lanes.compute, hold)
+        if self.fetches:
+            runtime.limiter.freed(runtime.lanes.compute)

@@ -1,0 +1,184 @@
+"""Gradients that ``no_sync()`` keeps unsharded, shown in ``.grad`` of the sharded parameters, as in torch.
+
+They live where autograd accumulates them, at the unsharded parameters (or in the reduce dtype beside them);
+what is shown between two backward passes is the same memory. So what the user does to ``.grad`` is done to
+them: ``zero_grad()`` drops them, scaling scales them. Gradients that were reduced before are put aside
+meanwhile; where nothing is sharded they are added, as the average over ranks of what is equal is the same::
+
+    backward            .grad: reduced
+    no_sync: backward   .grad: unsharded, of this rank     aside: reduced
+    backward            .grad: reduced + reduced
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import nn
+
+from ..shared.layout import UnitLayout
+
+if TYPE_CHECKING:
+    from .unit import Unit
+
+
+class Unreduced(Protocol):
+    """What a presentation shows of a unit's unsharded gradients between two backward passes."""
+
+    shown: bool
+
+    def show(self, unit: Unit) -> None:
+        """Backward ended without reducing: show what it left, if anything."""
+
+    def take_back(self, unit: Unit) -> None:
+        """Another backward starts: follow what the user did, and show reduced gradients again."""
+
+    def check_hidden(self) -> None:
+        """Raise AssertionError where sharded gradients are needed and others are shown."""
+
+
+def assign_gradient(parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+    """Let ``parameter`` show ``gradient``, also one of another shape, dtype or device.
+
+    Such a one is let in only as new data of a gradient that fits.
+    """
+    parameter.grad = None
+    if gradient is None or _alike(gradient, parameter):
+        parameter.grad = gradient
+        return
+    data, gradient.data = gradient.data, torch.empty_like(parameter)
+    parameter.grad = gradient
+    gradient.data = data
+
+
+class _Shown:
+    """One sharded parameter whose ``.grad`` shows an unsharded gradient.
+
+    Args:
+        whole: nothing is sharded, so that what was reduced before can be added.
+    """
+
+    def __init__(self, parameter: nn.Parameter, value: torch.Tensor, whole: bool) -> None:
+        self.value = value
+        self.reduced = parameter.grad
+        if whole and self.reduced is not None and _alike(self.reduced, value):
+            value.add_(self.reduced)
+            self.reduced = None
+        assign_gradient(parameter, value.detach())
+
+    def take_back(self, parameter: nn.Parameter) -> bool:
+        """Whether the gradient is still wanted; it then has what the user made of it."""
+        now = parameter.grad
+        if now is None:
+            return False
+        if now.shape != self.value.shape:
+            return False  # a gradient of the sharded parameter, given by the user
+        if now.data_ptr() != self.value.data_ptr():
+            self.value.copy_(now)
+        parameter.grad = self.reduced
+        return True
+
+
+class UnreducedOriginals:
+    """For original parameters: each shows its own gradient.
+
+    Args:
+        sharded: the parameters, a list that their owner may change.
+    """
+
+    def __init__(self, layout: UnitLayout, sharded: list[nn.Parameter]) -> None:
+        self._whole = layout.world_size == 1
+        self._sharded = sharded
+        self._parts: dict[int, _Shown] = {}
+        self.shown = False
+
+    def show(self, unit: Unit) -> None:
+        self._parts = {
+            index: _Shown(self._sharded[index], value, self._whole)
+            for index, value in _unsharded_gradients(unit).items()
+        }
+        self.shown = bool(self._parts)
+
+    def take_back(self, unit: Unit) -> None:
+        for index, part in self._parts.items():
+            if not part.take_back(self._sharded[index]):
+                _drop(unit, index)
+        self._parts = {}
+        self.shown = False
+        unit.gradients.held_back = bool(_unsharded_gradients(unit))
+
+    def check_hidden(self) -> None:
+        _check_hidden(self.shown)
+
+
+class UnreducedFlat:
+    """For a flat parameter: one gradient of all originals, with zeros for those without."""
+
+    def __init__(self, layout: UnitLayout, flat_param: nn.Parameter) -> None:
+        self._layout = layout
+        self._flat_param = flat_param
+        self._whole: _Shown | None = None
+        self.shown = False
+
+    def show(self, unit: Unit) -> None:
+        values = _unsharded_gradients(unit)
+        if not values:
+            return
+        like = next(iter(values.values()))
+        flat = torch.zeros(self._layout.parameter_numel, dtype=like.dtype, device=like.device)
+        for index, value in values.items():
+            segment = self._layout.segments[index]
+            part = flat[segment.full_offset : segment.full_offset + segment.numel].view(segment.shape)
+            part.copy_(value)
+            _place(unit, index, part)  # what follows is accumulated here
+        self._whole = _Shown(self._flat_param, flat, self._layout.world_size == 1)
+        self.shown = True
+
+    def take_back(self, unit: Unit) -> None:
+        assert self._whole is not None
+        if not self._whole.take_back(self._flat_param):
+            for index in range(len(self._layout.segments)):
+                _drop(unit, index)
+        self._whole = None
+        self.shown = False
+        unit.gradients.held_back = bool(_unsharded_gradients(unit))
+
+    def check_hidden(self) -> None:
+        _check_hidden(self.shown)
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+
+
+def _unsharded_gradients(unit: Unit) -> dict[int, torch.Tensor]:
+    """What backward left unreduced, by the parameters' indices; nothing of tensors that are not plain."""
+    if not unit.plain:
+        return {}
+    found = dict(unit.gradients.accumulated)
+    for index, parameter in enumerate(unit.unsharded):
+        if parameter.grad is not None:
+            found[index] = parameter.grad
+    return dict(sorted(found.items()))
+
+
+def _place(unit: Unit, index: int, value: torch.Tensor) -> None:
+    if index in unit.gradients.accumulated:
+        unit.gradients.accumulated[index] = value
+    else:
+        unit.unsharded[index].grad = value
+
+
+def _drop(unit: Unit, index: int) -> None:
+    unit.gradients.accumulated.pop(index, None)
+    if unit.unsharded:
+        unit.unsharded[index].grad = None
+
+
+def _check_hidden(shown: bool) -> None:
+    if shown:
+        raise AssertionError(
+            "gradients are unsharded after a backward inside of no_sync(): they can be shown whole once a "
+            "backward outside of it has reduced them"
+        )
