@@ -5,8 +5,8 @@ links lead to them::
 
     fsdpbench/impl -> ../impl        one folder, two ways to it, one set of module objects
 
-A folder whose `__init__` finds itself imported under its bare name calls `stand_for`. Both names, and those of
-all submodules, then mean the same module objects, so that no class exists twice. A user's own `impl.py` or
+A folder whose `__init__` finds itself imported under its bare name calls `stand_for`. Both names, and those
+of all submodules, then mean the same module objects, so that no class exists twice. A user's own `impl.py` or
 `workloads.py` is not touched: it is another file.
 """
 

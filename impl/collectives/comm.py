@@ -1,7 +1,8 @@
 """Collectives: which group, which call, which way on this backend, and how gradients are averaged.
 
-Asynchronous work differs by device. Where there are streams a collective is queued on the current one and the
-caller records a mark; on the CPU it runs on the backend's own threads and is waited for through its ``Work``.
+Asynchronous work differs by device. Where there are streams a collective is queued on the current one and
+the caller records an event; on the CPU it runs on the backend's own threads and is waited for through its
+``Work``.
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, ReduceOp
 
-if TYPE_CHECKING:
-    from .custom_comm import AllGather, Comm, ReduceScatter
+from .custom_comm import AllGather, Comm, ReduceScatter
 
 # torch 2.13 renamed these two and warns at the old names; 2.11 and 2.12 know only the old ones.
 _all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -13,18 +13,15 @@ for the way (gradient compression), with the names that they have in
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from . import comm
-
-if TYPE_CHECKING:
-    from ..runtime.unit import Unit
 
 HookFunction = Callable[..., None]
 
@@ -151,20 +148,6 @@ class CommHook:
             ) from None
         except ValueError:
             return  # a callable without a signature
-
-    def register(self, units: Sequence[Unit]) -> None:
-        """Make it the hook of all ``units``.
-
-        Raises:
-            AssertionError: one of them has a hook.
-            ValueError: one of them passes what the hook does not take.
-        """
-        for unit in units:
-            if unit.gradients.comm_hook is not None:
-                raise AssertionError("a communication hook is registered already; there can be one")
-            self.check_arguments(unit.groups.shard is not None, unit.name)
-        for unit in units:
-            unit.gradients.comm_hook = self
 
     def reduce(self, gradient: torch.Tensor, output: torch.Tensor | None) -> None:
         """Call the hook; ``output`` is ``None`` for replicas."""

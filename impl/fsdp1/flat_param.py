@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from ..runtime.offload import HostOffload, new_shard
-from ..runtime.presentation import ModulePlace, UnitParameter
-from ..runtime.unreduced import Unreduced, UnreducedFlat
+from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
+from ..runtime.unreduced import UnreducedFlat
 from ..shared.layout import UnitLayout
 
 

@@ -17,8 +17,8 @@ from ..collectives.shard_groups import HYBRID, check_broadcast, group_of, groups
 from ..deferred_init.materialise import materialise
 from ..frontends.ownership import Ignored, Owned
 from ..frontends.wrap import ModulePolicy, PolicyFunction, Selection, select_modules
+from ..runtime.hooks import HookedStage
 from ..runtime.offload import HostOffload
-from ..runtime.stage import Stage
 from ..runtime.unit import Unit
 from ..shared.settings import (
     BackwardPrefetch,
@@ -175,7 +175,7 @@ class FullyShardedDataParallel(StateDictMethods):
             if isinstance(unit.presentation, FlatPresentation):
                 self.register_parameter(FLAT_NAME, unit.presentation.flat_param)
         self.add_module(WRAPPED, module)
-        self._stage = Stage(
+        self._stage = HookedStage(
             [self],
             units,
             device,
@@ -350,7 +350,13 @@ class FullyShardedDataParallel(StateDictMethods):
                 "use FULL_SHARD, SHARD_GRAD_OP or NO_SHARD"
             )
         units = [unit for wrapper in wrappers for unit in wrapper._stage.units]
-        CommHook.of(hook, state).register(units)
+        made = CommHook.of(hook, state)
+        for unit in units:
+            if unit.gradients.comm_hook is not None:
+                raise AssertionError("a communication hook is registered already; there can be one")
+            made.check_arguments(unit.groups.shard is not None, unit.name)
+        for unit in units:
+            unit.gradients.comm_hook = made
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -15,8 +15,8 @@ from torch import nn
 
 from ..runtime.gradient_state import step_in_backward
 from ..runtime.offload import HostOffload
-from ..runtime.presentation import UnitParameter, assignments
-from ..runtime.unreduced import Unreduced, UnreducedOriginals, assign_gradient
+from ..runtime.presentation import UnitParameter, Unreduced, assignments
+from ..runtime.unreduced import UnreducedOriginals, assign_gradient
 from ..shared.layout import UnitLayout
 from .flat_param import (
     FlatParameter,

@@ -16,8 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from ..runtime.gradient_state import step_in_backward
 from ..runtime.offload import HOST, HostOffload, new_shard
-from ..runtime.presentation import UnitParameter, assignments
-from ..runtime.unreduced import Unreduced
+from ..runtime.presentation import UnitParameter, Unreduced, assignments
 from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from .extensions import is_extended

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from ..collectives import comm
-from ..collectives.custom_comm import AllGather, make_buffer
-from ..runtime.buffer import FlatBuffer
+from ..collectives.custom_comm import AllGather
+from ..runtime.buffer import FlatBuffer, make_buffer
 from ..runtime.offload import HOST, new_shard
 from ..runtime.unit import Unit
 from ..shared.layout import Segment
@@ -121,16 +121,16 @@ class ExtendedUnit(Unit):
         """What is gathered is not the shard."""
 
     def _issue_all_gather(self) -> None:
-        lanes, group = self.runtime.lanes, self.groups.shard
+        streams, group = self.context.streams, self.groups.shard
         assert group is not None
-        with lanes.gather, torch.no_grad():
+        with streams.all_gather, torch.no_grad():
             gathered = self._lay_out([tensor for inputs in self._inputs() for tensor in inputs])
             size = gathered.numel() // self.layout.world_size
             own = gathered[self.layout.rank * size : (self.layout.rank + 1) * size]
-            self._work = comm.all_gather(gathered, own, group, not lanes.has_streams, self.custom_gather)
-            self._mark = lanes.gather.record()
+            self._work = comm.all_gather(gathered, own, group, not streams.has_streams, self.custom_gather)
+            self._event = streams.all_gather.record()
             if self.offload is not None:
-                self.runtime.host_read = self._mark
+                self.context.host_read = self._event
 
     def _inputs(self) -> list[list[torch.Tensor]]:
         return [
@@ -152,13 +152,13 @@ class ExtendedUnit(Unit):
         return gathered
 
     def _take_bytes(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        lanes, buffer = self.runtime.lanes, self._bytes
-        lane = lanes.gather if self.gathers else lanes.compute
+        streams, buffer = self.context.streams, self._bytes
+        stream = streams.all_gather if self.gathers else streams.compute
         if buffer is not None and buffer.tensor.numel() == numel and buffer.tensor.dtype == dtype:
-            self.runtime.handover.reclaim(buffer)
+            self.context.handover.reclaim(buffer)
             buffer.take()
         else:
-            buffer = self._bytes = make_buffer(numel, dtype, self.device, lane, self.custom_gather)
+            buffer = self._bytes = make_buffer(numel, dtype, self.device, stream, self.custom_gather)
         return buffer.tensor
 
     def use_all_gather(self, custom: AllGather | None) -> None:
@@ -170,11 +170,11 @@ class ExtendedUnit(Unit):
         """Buffers for the outputs, at the first time; whoever computes allocates their memory later."""
         if self._outputs:
             return
-        rest, lane = iter(inputs), self.runtime.lanes.compute
+        rest, stream = iter(inputs), self.context.streams.compute
         for extension in self._extensions:
             own = [next(rest) for _ in extension.shapes]
             buffers = [
-                FlatBuffer(tensor.numel() * self.layout.world_size, tensor.dtype, self.device, lane)
+                FlatBuffer(tensor.numel() * self.layout.world_size, tensor.dtype, self.device, stream)
                 for tensor in own
             ]
             for buffer in buffers:
@@ -185,7 +185,7 @@ class ExtendedUnit(Unit):
 
     @torch.no_grad()
     def _copy_out_parameters(self, hold: int) -> None:
-        runtime = self.runtime
+        runtime = self.context
         if hold:
             runtime.handover.trim()
         if not self.gathers:
@@ -195,7 +195,7 @@ class ExtendedUnit(Unit):
             for buffer in buffers:
                 buffer.take()
         self._copy_outputs(self._bytes.tensor.view(self.layout.world_size, -1))
-        runtime.handover.release(self._bytes, runtime.lanes.compute, hold)
+        runtime.handover.release(self._bytes, runtime.streams.compute, hold)
         for extension in self._extensions:
             for tensor in extension.inner:
                 storage = tensor.untyped_storage()
@@ -225,12 +225,12 @@ class ExtendedUnit(Unit):
         # `.data`, so that the next gather's writes are none to autograd (see the head of `unit.py`).
         outputs = [buffer.tensor.data for buffer in self._outputs[index]]
         local, extension = self.presentation.local(index), self._extensions[index]
-        # What pre_all_gather made on the lane of gathers is used here, and dropped.
+        # What pre_all_gather made on the stream of gathers is used here, and dropped.
         map_tensors(self._keep_for_computation, extension.metadata)
         return extension.unshard(local, outputs, unsharded)
 
     def _keep_for_computation(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.runtime.lanes.compute.keep(tensor)
+        self.context.streams.compute.keep(tensor)
         return tensor
 
     @torch.inference_mode(False)
@@ -253,10 +253,10 @@ class ExtendedUnit(Unit):
             for tensor in extension.inner:
                 tensor.untyped_storage().resize_(0)
         if self.gathers:
-            self.runtime.limiter.freed(self.runtime.lanes.compute)
+            self.context.limiter.freed(self.context.streams.compute)
 
     def _abandon(self) -> None:
         if self.gathers:
             self._finish_gather()
             assert self._bytes is not None
-            self.runtime.handover.release(self._bytes, self.runtime.lanes.compute)
+            self.context.handover.release(self._bytes, self.context.streams.compute)

@@ -8,18 +8,17 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from ..collectives.custom_comm import (
+from ..collectives.built_in_comm import (
     BUILT_IN,
-    AllGather,
     GroupAllGather,
     GroupReduceScatter,
-    ReduceScatter,
     SymmetricAllGather,
     SymmetricReduceScatter,
 )
+from ..collectives.custom_comm import AllGather, ReduceScatter
 from ..runtime.boundary import outside_transforms
-from ..runtime.stage import Stage, stage_of
-from ..runtime.streams import Lanes, lane_of
+from ..runtime.hooks import HookedStage, hooks_of
+from ..runtime.streams import Streams, stream_of
 from ..runtime.unit import Unit
 
 
@@ -33,8 +32,8 @@ class UnshardHandle:
 class _PendingUnshard(UnshardHandle):
     """The handle of one stage's gathers."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage: Stage | None = stage
+    def __init__(self, stage: HookedStage) -> None:
+        self._stage: HookedStage | None = stage
 
     def wait(self) -> None:
         if self._stage is not None:
@@ -91,7 +90,7 @@ class FSDPModule:
         communication stay, unless the failed backward added to them.
         """
         stage = self._stage()
-        if stage.has_runtime and not stage.is_root:
+        if stage.in_tree and not stage.is_root:
             raise RuntimeError("reset_iter_state must be called on the root FSDP module")
         stage.runtime_by_hand.reset()
         for unit in self._units(True):
@@ -196,7 +195,7 @@ class FSDPModule:
                 )
             unit.gradients.all_reduce_hook = hook
             if stream is not None:
-                unit.gradients.hook_lane = lane_of(stream, unit.device)
+                unit.gradients.hook_stream = stream_of(stream, unit.device)
 
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool, *, recurse: bool = False) -> None:
         """Communicate in memory of the process group's own allocator, where it has one (NCCL: zero-copy).
@@ -265,12 +264,12 @@ class FSDPModule:
 
     def set_post_optim_event(self, event: Any) -> None:
         """Let the next forward's gathers wait for ``event`` instead of for everything computed so far."""
-        self._stage().runtime_by_hand.optimizer_mark = event
+        self._stage().runtime_by_hand.optimizer_event = event
 
     # -- inside ----------------------------------------------------------------------------------------------
 
-    def _stage(self) -> Stage:
-        stage = stage_of(cast(nn.Module, self))
+    def _stage(self) -> HookedStage:
+        stage = hooks_of(cast(nn.Module, self))
         if stage is None:
             raise AssertionError(
                 f"this {type(self).__name__} has no FSDP state; was it copied from one that has?"
@@ -281,9 +280,9 @@ class FSDPModule:
         if not recurse:
             yield from self._stage().units
             return
-        seen: set[Stage] = set()
+        seen: set[HookedStage] = set()
         for module in cast(nn.Module, self).modules():
-            stage = stage_of(module)
+            stage = hooks_of(module)
             if stage is not None and stage not in seen:
                 seen.add(stage)
                 yield from stage.units
@@ -332,25 +331,25 @@ def share_comm_ctx(modules: list[FSDPModule]) -> None:
         ValueError: one of ``modules`` is not under ``fully_shard``.
         RuntimeError: two of them ran already, on streams of their own.
     """
-    lanes: Lanes | None = None
+    streams: Streams | None = None
     for stage in (stages := _stages(modules)):
-        if stage.has_runtime:
-            if lanes is not None and stage.runtime.lanes is not lanes:
+        if stage.in_tree:
+            if streams is not None and stage.runtime.streams is not streams:
                 raise RuntimeError(
                     "share_comm_ctx: several of the modules ran already, on streams of their own; "
                     "call it before the first forward"
                 )
-            lanes = stage.runtime.lanes
+            streams = stage.runtime.streams
     for stage in stages:
-        if lanes is None:
-            lanes = stage.lanes if stage.lanes is not None else Lanes(stage.device)
-        stage.lanes = lanes
+        if streams is None:
+            streams = stage.streams if stage.streams is not None else Streams(stage.device)
+        stage.streams = streams
 
 
-def _stages(modules: list[FSDPModule]) -> list[Stage]:
-    stages: list[Stage] = []
+def _stages(modules: list[FSDPModule]) -> list[HookedStage]:
+    stages: list[HookedStage] = []
     for module in modules:
-        stage = stage_of(cast(nn.Module, module)) if isinstance(module, FSDPModule) else None
+        stage = hooks_of(cast(nn.Module, module)) if isinstance(module, FSDPModule) else None
         if stage is None:
             raise ValueError(f"expected modules under fully_shard, got a {type(module).__name__}")
         stages.append(stage)
@@ -364,7 +363,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     Raises:
         ValueError: there is no such method.
     """
-    stage = stage_of(module)
+    stage = hooks_of(module)
     if stage is None:
         return
     method = getattr(module, method_name, None)

@@ -15,8 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ..frontends.composable import check_not_applied, mark_applied
 from ..frontends.ownership import Ignored, Owned
+from ..runtime.hooks import HookedStage
 from ..runtime.offload import HostOffload
-from ..runtime.stage import Stage, stage_of
+from ..runtime.stage import stage_of
 from ..runtime.unit import UnitState
 from ..shared.settings import (
     CPUOffloadPolicy,
@@ -156,7 +157,7 @@ def fully_shard(
     offload = _offload(offload_policy, device)
     owned.move(device, parameters=offload is None)
     units = make_units(owned, mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd)
-    stage = Stage(
+    stage = HookedStage(
         modules,
         units,
         device,
@@ -254,7 +255,7 @@ def device_of_mesh(mesh: DeviceMesh) -> torch.device:
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
 
 
-def _register_hooks(modules: list[nn.Module], stage: Stage) -> None:
+def _register_hooks(modules: list[nn.Module], stage: HookedStage) -> None:
     # A compiled module runs its hooks as they are, beside the graph of its forward.
     pre_forward = torch.compiler.disable(stage.pre_forward)
     post_forward = torch.compiler.disable(stage.post_forward)
@@ -267,7 +268,7 @@ def _register_hooks(modules: list[nn.Module], stage: Stage) -> None:
             inner._fsdp_use_orig_params = True  # type: ignore[assignment]
 
 
-def _hook_state_dicts(owned: Owned, stage: Stage) -> None:
+def _hook_state_dicts(owned: Owned, stage: HookedStage) -> None:
     """State dicts hold sharded parameters, also where a forward left the unsharded ones in place; and loading
     may put other ones there (``assign=True``).
     """

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from ..shared.annotations import NOTHING
 
-if TYPE_CHECKING:
-    from .stage import Stage
-
 in_transform = torch._C._are_functorch_transforms_active
 outside_transforms = torch._C._DisableFuncTorch
 """What gathers and frees is no part of what ``torch.func`` transforms."""
 
 
+class BackwardHooks(Protocol):
+    """What the nodes call in backward."""
+
+    def pre_backward(self, gradient: torch.Tensor) -> None:
+        """An output got its gradient."""
+
+    def post_backward(self) -> None:
+        """All inputs got theirs."""
+
+
 class Boundary(torch.autograd.Function):
-    """The inputs of a stage pass through it unchanged; in backward it tells the stage that all inside is
-    done.
-    """
+    """The inputs of a stage pass through it unchanged; in backward it tells that all inside is done."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(stage: Stage, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(hooks: BackwardHooks, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tensors
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.stage = inputs[0]
+        ctx.hooks = inputs[0]
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -41,10 +46,8 @@ class Boundary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        # Modules wrapped as one and run in part have no hook on their outputs that would have done this.
-        ctx.stage.runtime.begin_backward()
         with outside_transforms() if in_transform() else NOTHING:
-            ctx.stage.post_backward()
+            ctx.hooks.post_backward()
         return (None, *gradients)
 
 
@@ -54,20 +57,20 @@ class Output(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(stage: Stage, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(hooks: BackwardHooks, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.stage = inputs[0]
+        ctx.hooks = inputs[0]
 
     @staticmethod
     def jvp(ctx: Any, _: object, tangent: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tangent is None else Output.apply(ctx.stage, tangent)
+        return None if tangent is None else Output.apply(ctx.hooks, tangent)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        ctx.stage.pre_backward(gradient)
+        ctx.hooks.pre_backward(gradient)
         return None, gradient
 
 

@@ -1,17 +1,17 @@
-"""Flat storage that is taken and given back, and how it passes between lanes.
+"""Flat storage that is taken and given back, and how it passes between streams.
 
 A ``FlatBuffer`` is one 1-D tensor that lives as long as its unit; only its *storage* comes and goes
 (``untyped_storage().resize_``). Views into it, and so the parameters, are made once and stay valid.
 
-Memory of one lane that another lane reads may not be given back before the reader is done. The allocator
-knows only its own lane: a block freed there may be handed out there at once. Two ways to be safe
+Memory of one stream that another stream reads may not be given back before the reader is done. The allocator
+knows only its own stream: a block freed there may be handed out there at once. Two ways to be safe
 (``MemoryHandover``):
 
 * ``RECORD_STREAM``: the reader is registered with the block; the allocator then keeps the block until it
   *sees*, at
   some later allocation, that the reader is done. The CPU runs ahead of that, so blocks pile up: this is what
   the rate limiter is for.
-* ``EVENTS``: the owner's lane waits for the reader's mark before the block is freed. The block is free at
+* ``EVENTS``: the owner's stream waits for the reader's event before the block is freed. The block is free at
   once as far
   as the CPU is concerned, memory does not depend on timing; the price is that the owner's next work waits.
   Where that would cost overlap the buffer is *held* for one more turn.
@@ -23,8 +23,9 @@ from collections import deque
 
 import torch
 
+from ..collectives.custom_comm import Comm
 from ..shared.settings import MemoryHandover
-from .streams import Lane
+from .streams import Stream
 
 
 class FlatBuffer:
@@ -32,12 +33,12 @@ class FlatBuffer:
 
     Args:
         numel: elements, padding included.
-        owner: the lane that allocates; only its pool sees the block.
+        owner: the stream that allocates; only its pool sees the block.
     """
 
     __slots__ = ("nbytes", "owner", "tensor")
 
-    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, owner: Lane) -> None:
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, owner: Stream) -> None:
         self.owner = owner
         self.nbytes = numel * dtype.itemsize
         # A first forward may run in inference mode; training afterwards needs an ordinary tensor.
@@ -50,8 +51,9 @@ class FlatBuffer:
         return self.nbytes == 0 or self.tensor.untyped_storage().size() > 0
 
     def take(self) -> None:
-        """Allocate the storage; the caller must be on the owner's lane. Raises the allocator's out-of-memory
-        error.
+        """Allocate the storage; the caller must be on the owner's stream.
+
+        Raises the allocator's out-of-memory error.
         """
         storage = self.tensor.untyped_storage()
         if storage.size() == 0:
@@ -64,14 +66,57 @@ class FlatBuffer:
             storage.resize_(0)
 
 
+class CommBuffer(FlatBuffer):
+    """A buffer whose memory is ``source.allocate``'s, another one each time it is taken."""
+
+    __slots__ = ("_request", "_source")
+
+    def __init__(
+        self, source: Comm, numel: int, dtype: torch.dtype, device: torch.device, owner: Stream
+    ) -> None:
+        self.owner = owner
+        self.nbytes = numel * dtype.itemsize
+        self._source = source
+        self._request = (numel, dtype, device)
+        with owner:
+            self.tensor = self._allocate()
+
+    def _allocate(self) -> torch.Tensor:
+        numel, dtype, device = self._request
+        return self._source.allocate((numel,), dtype=dtype, device=device)
+
+    @property
+    def taken(self) -> bool:
+        """Whether there is memory behind the buffer now."""
+        return self.tensor.numel() == self._request[0]
+
+    def take(self) -> None:
+        """Allocate; the caller must be on the owner's stream."""
+        if not self.taken:
+            self.tensor = self._allocate()
+
+    def free(self) -> None:
+        """Drop the memory."""
+        self.tensor = self.tensor.new_empty(0)
+
+
+def make_buffer(
+    numel: int, dtype: torch.dtype, device: torch.device, owner: Stream, custom: Comm | None
+) -> FlatBuffer:
+    """A buffer to communicate from or into, taken."""
+    if custom is None:
+        return FlatBuffer(numel, dtype, device, owner)
+    return CommBuffer(custom, numel, dtype, device, owner)
+
+
 class Handover:
-    """Gives buffers back that ``reader`` lanes used, in one of the two ways above."""
+    """Gives buffers back that ``reader`` streams used, in one of the two ways above."""
 
     def __init__(self, mode: MemoryHandover) -> None:
         self.mode = mode
-        self._held: deque[tuple[FlatBuffer, Lane, object]] = deque()
+        self._held: deque[tuple[FlatBuffer, Stream, object]] = deque()
 
-    def release(self, buffer: FlatBuffer, reader: Lane, hold: int = 0) -> None:
+    def release(self, buffer: FlatBuffer, reader: Stream, hold: int = 0) -> None:
         """Give ``buffer`` back once ``reader`` has done what it was given so far.
 
         Args:
@@ -88,8 +133,8 @@ class Handover:
     def trim(self, hold: int = 0) -> None:
         """Give back held buffers, oldest first, until ``hold`` are left."""
         while len(self._held) > hold:
-            buffer, _, mark = self._held.popleft()
-            buffer.owner.wait(mark)  # type: ignore[arg-type]
+            buffer, _, event = self._held.popleft()
+            buffer.owner.wait(event)  # type: ignore[arg-type]
             buffer.free()
 
     def reclaim(self, buffer: FlatBuffer) -> None:

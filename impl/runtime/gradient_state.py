@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from ..collectives.comm_hooks import CommHook
-    from ..collectives.custom_comm import ReduceScatter
-    from .streams import Lane
-    from .unit import Unit
+from ..collectives.comm_hooks import CommHook
+from ..collectives.custom_comm import ReduceScatter
+from .streams import Stream
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,8 @@ class GradientState:
     reduce_scatter: ReduceScatter | None = None
     """Reduce-scatters in place of the backend, in memory of its own."""
     all_reduce_hook: Callable[[torch.Tensor], None] | None = None
-    """Called with the reduced shard before it is delivered, on ``hook_lane`` or the lane of all-reduces."""
-    hook_lane: Lane | None = None
+    """Called with the reduced shard before delivery, on ``hook_stream`` or the stream of all-reduces."""
+    hook_stream: Stream | None = None
     held: int = 1
     """How many units' gradients may be kept until they are copied, before computation waits for one."""
     accumulated: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -54,50 +51,6 @@ class GradientState:
     """A reduce-scattered gradient that awaits its all-reduce."""
     held_back: bool = False
     """Whether backward passes that are over left gradients here that are not reduced, or not on all ranks."""
-
-
-def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
-    """Take the unsharded gradients out of a unit: indices of the parameters that have one, and the
-    gradients.
-    """
-    which: list[int] = []
-    gradients: list[torch.Tensor] = []
-    keeps = unit.gradients.accumulated
-    accumulating = bool(keeps)
-    for index, parameter in enumerate(unit.unsharded):
-        gradient = parameter.grad
-        if gradient is not None:
-            parameter.grad = None
-        if accumulating:
-            kept = keeps.pop(index, None)
-            if kept is not None:
-                gradient = kept if gradient is None else kept.add_(gradient)
-            elif gradient is not None:
-                gradient = gradient.to(unit.precision.reduce)
-        if gradient is None and unit.gradients.unused_as_zero and parameter.requires_grad:
-            dtype = unit.precision.reduce if accumulating else unit.precision.compute
-            gradient = torch.zeros_like(parameter, dtype=dtype)
-        if gradient is not None:
-            which.append(index)
-            gradients.append(gradient)
-    if not unit.plain:
-        gradients = [unit.local_gradient(i, g) for i, g in zip(which, gradients, strict=True)]
-    return tuple(which), gradients
-
-
-def keep_gradients(unit: Unit) -> None:
-    """Accumulate without reducing: in the reduce dtype where that is another than autograd's."""
-    if unit.precision.reduce == unit.precision.compute:
-        return
-    accumulated = unit.gradients.accumulated
-    for index, parameter in enumerate(unit.unsharded):
-        if parameter.grad is None:
-            continue
-        if index in accumulated:
-            accumulated[index].add_(parameter.grad)
-        else:
-            accumulated[index] = parameter.grad.to(unit.precision.reduce)
-        parameter.grad = None
 
 
 def step_in_backward(parameter: nn.Parameter) -> None:

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-if TYPE_CHECKING:
-    from .stage import Stage
+from .stage import Stage
 
 _log = logging.getLogger(__name__)
 _END = -1

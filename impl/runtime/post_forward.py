@@ -15,7 +15,7 @@ those that an optimizer changes.
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,15 +26,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from ..collectives.custom_comm import AllGather, make_buffer
+from ..collectives.custom_comm import AllGather
 from ..shared.layout import UnitLayout, chunked_layout
 from ..shared.placement import contiguous_strides, new_dtensor
 from ..shared.settings import UnitPrecision
-from .buffer import FlatBuffer
-from .streams import Lane, Mark
-
-if TYPE_CHECKING:
-    from .presentation import UnitParameter
+from .buffer import FlatBuffer, make_buffer
+from .presentation import UnitParameter
+from .streams import Event, Stream
 
 
 class SmallerGroup:
@@ -71,9 +69,9 @@ class SmallerGroup:
         self._show: list[tuple[dict[str, Any], str, nn.Parameter]] = []
         self.holds = False
         """Whether the larger shard is there, so that the next gather is the smaller one."""
-        self.mark: Mark | None = None
+        self.event: Event | None = None
 
-    def keep(self, full: torch.Tensor, compute: Lane) -> None:
+    def keep(self, full: torch.Tensor, compute: Stream) -> None:
         """Copy this rank's part out of the full buffer, before that is freed."""
         layout = self.layout
         if self._kept is None:
@@ -87,7 +85,7 @@ class SmallerGroup:
         else:
             self._kept.take()
         torch._foreach_copy_(self._parts[::2], self._parts[1::2])
-        self.mark = compute.record()
+        self.event = compute.record()
         self.holds = True
 
     def show(self) -> None:
@@ -118,7 +116,7 @@ class SmallerGroup:
         assert self._kept is not None
         return self._kept.tensor
 
-    def take_gathered(self, owner: Lane) -> FlatBuffer:
+    def take_gathered(self, owner: Stream) -> FlatBuffer:
         """The buffer to gather into; the caller is on ``owner``."""
         if self._gathered is None:
             numel = self.layout.gathered_numel

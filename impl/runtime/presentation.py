@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from .unreduced import Unreduced
+from .gradient_state import GradientState
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,29 @@ class UnitParameter:
     places: tuple[ModulePlace, ...]
     requires_grad: bool
     whole: WholeForm | None = None
+
+
+class HoldsGradients(Protocol):
+    """Where unsharded gradients are between two backward passes: a unit."""
+
+    plain: bool
+    gradients: GradientState
+    unsharded: list[nn.Parameter]
+
+
+class Unreduced(Protocol):
+    """What a presentation shows of a unit's unsharded gradients between two backward passes."""
+
+    shown: bool
+
+    def show(self, unit: HoldsGradients) -> None:
+        """Backward ended without reducing: show what it left, if anything."""
+
+    def take_back(self, unit: HoldsGradients) -> None:
+        """Another backward starts: follow what the user did, and show reduced gradients again."""
+
+    def check_hidden(self) -> None:
+        """Raise AssertionError where sharded gradients are needed and others are shown."""
 
 
 class Presentation(Protocol):

@@ -7,7 +7,7 @@
     all_reduce                                                [all-reduce] (cast, deliver)
 
 The copy in is one fused operation: it lays all gradients into the collective's input, rank-major where the
-layout is chunked, and casts to the reduce dtype on the way. It runs on the reduce lane, beside the next
+layout is chunked, and casts to the reduce dtype on the way. It runs on the reduce stream, beside the next
 unit's backward; the gradients are kept until it is done. The result of the collective *is* the memory of the
 sharded gradients, unless they are delivered in another dtype.
 
@@ -20,21 +20,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..collectives import comm
+from ..collectives.comm_hooks import CommHook
 from ..collectives.exchange import Exchange, plain
 from ..shared.annotations import span
 from ..shared.settings import MemoryHandover
+from .gradient_returns import GradientReturns
 from .gradient_state import PartialSum
-from .offload import GradientReturns
-from .streams import Lane, Lanes, Mark
-
-if TYPE_CHECKING:
-    from ..collectives.comm_hooks import CommHook
-    from .unit import Unit
+from .streams import Event, Stream, Streams
+from .unit import Unit
 
 _MOST_IN_FLIGHT = 2
 """On the CPU: collectives whose results are not yet delivered. One runs, one waits for its turn."""
@@ -66,15 +64,15 @@ class _Reduction:
 class Reducer:
     """Reduces the gradients of a tree of units."""
 
-    def __init__(self, lanes: Lanes, mode: MemoryHandover) -> None:
-        self._lanes = lanes
+    def __init__(self, streams: Streams, mode: MemoryHandover) -> None:
+        self._streams = streams
         self._mode = mode
         self._in_flight: deque[_Reduction] = deque()
-        self._returns = GradientReturns(lanes, mode)
-        # EVENTS: memory of one lane that another one still reads, with that one's mark.
-        self._gradients: deque[tuple[list[torch.Tensor], Mark | None]] = deque()
-        self._outputs: deque[tuple[torch.Tensor, Lane, Mark | None]] = deque()
-        self._last: dict[Lane, Mark | None] = {}
+        self._returns = GradientReturns(streams, mode)
+        # EVENTS: memory of one stream that another one still reads, with that one's event.
+        self._gradients: deque[tuple[list[torch.Tensor], Event | None]] = deque()
+        self._outputs: deque[tuple[torch.Tensor, Stream, Event | None]] = deque()
+        self._last: dict[Stream, Event | None] = {}
         self._plans: dict[tuple[Unit, tuple[int, ...]], tuple[list[int], int, int]] = {}
 
     # -- entry points ----------------------------------------------------------------------------------------
@@ -89,15 +87,15 @@ class Reducer:
         if local and state.comm_hook is None and state.all_reduce_hook is None:
             _deliver_local(unit, which, gradients)
             return
-        lane = self._lanes.reduce if unit.gathers else self._lanes.all_reduce
+        stream = self._streams.reduce_scatter if unit.gathers else self._streams.all_reduce
         with span(unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce):
             self._drop_gradients(state.held - 1)
-            lane.follow(self._lanes.compute)
-            with lane:
+            stream.follow(self._streams.compute)
+            with stream:
                 reduction = self._copy_in(unit, which, gradients)
-                self._keep_gradients(gradients, lane)
+                self._keep_gradients(gradients, stream)
                 self._start(reduction)
-        if self._lanes.has_streams or (unit.gathers and unit.groups.replicate is not None):
+        if self._streams.has_streams or (unit.gathers and unit.groups.replicate is not None):
             # With replicas a second collective follows: all ranks must issue the two in one order.
             self._complete(reduction)
         else:
@@ -116,8 +114,8 @@ class Reducer:
         """Deliver everything and make computation wait for it: the end of backward."""
         while self._in_flight:
             self._complete(self._in_flight.popleft())
-        for mark in self._last.values():
-            self._lanes.compute.wait(mark)
+        for event in self._last.values():
+            self._streams.compute.wait(event)
         self._last.clear()
         self._returns.finish()
         self._drop_gradients()
@@ -169,7 +167,7 @@ class Reducer:
         return comm.averaging(
             groups.ranks,
             unit.precision.reduce,
-            native_average=self._lanes.has_streams,
+            native_average=self._streams.has_streams,
             factor=state.divide_factor,
             force_sum=state.force_sum or (groups.replicate is not None and state.divide_factor is not None),
         )
@@ -177,7 +175,7 @@ class Reducer:
     def _exchanges(self, unit: Unit) -> bool:
         """Whether the reduce-scatter is better done by an exchange (``exchange.py``)."""
         group, state = unit.groups.reduce, unit.gradients
-        if group is None or self._lanes.has_streams:
+        if group is None or self._streams.has_streams:
             return False
         replaced = state.comm_hook is not None or state.reduce_scatter is not None
         return not replaced and comm.served_by_gloo(group, unit.device)
@@ -201,7 +199,7 @@ class Reducer:
         return self._plans[key]
 
     def _start(self, reduction: _Reduction) -> None:
-        unit, lanes = reduction.unit, self._lanes
+        unit, streams = reduction.unit, self._streams
         groups, state = unit.groups, unit.gradients
         if state.comm_hook is not None:
             _run_hook(reduction, state.comm_hook)
@@ -210,7 +208,7 @@ class Reducer:
             self._start_reduce_scatter(reduction)
         elif groups.replicate is not None:
             reduction.work = comm.all_reduce(
-                reduction.source, groups.replicate, reduction.average.operation, not lanes.has_streams
+                reduction.source, groups.replicate, reduction.average.operation, not streams.has_streams
             )
 
     def _start_reduce_scatter(self, reduction: _Reduction) -> None:
@@ -224,35 +222,35 @@ class Reducer:
         custom = unit.gradients.reduce_scatter
         operation = reduction.average.operation
         reduction.output = comm.allocate(numel, source.dtype, source.device, custom)
-        if self._lanes.has_streams or custom is not None:
+        if self._streams.has_streams or custom is not None:
             reduction.work = comm.reduce_scatter(reduction.output, source, group, operation, False, custom)
         else:
             reduction.work = comm.reduce_scatter(reduction.output, source, group, operation, async_op=True)
 
     def _complete(self, reduction: _Reduction) -> None:
-        unit, lanes = reduction.unit, self._lanes
-        owner = lane = lanes.reduce if unit.groups.shard is not None else lanes.all_reduce
+        unit, streams = reduction.unit, self._streams
+        owner = stream = streams.reduce_scatter if unit.groups.shard is not None else streams.all_reduce
         if reduction.work is not None:
-            with lane:
+            with stream:
                 reduction.work.wait()
             reduction.work = None
         if reduction.exchange is not None:
             reduction.output = reduction.exchange.finish()
             reduction.exchange = None
         if unit.groups.shard is not None and unit.groups.replicate is not None:
-            with lane:
+            with stream:
                 if not self._add_partial(reduction):
-                    self._last[lane] = lane.record()
+                    self._last[stream] = stream.record()
                     return
-            lane = self._all_reduce_shard(reduction)
+            stream = self._all_reduce_shard(reduction)
         if unit.gradients.all_reduce_hook is not None:
-            lane = self._call_all_reduce_hook(reduction, lane)
-        drops = lane is not owner and _drops_output(unit)
-        with lane:
-            self._deliver(reduction, lane)
-            mark = self._last[lane] = lane.record()
+            stream = self._call_all_reduce_hook(reduction, stream)
+        drops = stream is not owner and _drops_output(unit)
+        with stream:
+            self._deliver(reduction, stream)
+            event = self._last[stream] = stream.record()
         if drops:
-            self._keep_output(reduction.output, owner, lane, mark)
+            self._keep_output(reduction.output, owner, stream, event)
 
     def _add_partial(self, reduction: _Reduction) -> bool:
         """Hybrid sharding: add what earlier passes left; false if this pass is kept for a later one as
@@ -288,67 +286,67 @@ class Reducer:
                 total[places[index] : places[index] + size].add_(parts[start : start + size])
         reduction.which, reduction.offsets, reduction.output = both, offsets, total
 
-    def _all_reduce_shard(self, reduction: _Reduction) -> Lane:
-        unit, lanes = reduction.unit, self._lanes
+    def _all_reduce_shard(self, reduction: _Reduction) -> Stream:
+        unit, streams = reduction.unit, self._streams
         group = unit.groups.replicate
         assert group is not None
-        lanes.all_reduce.follow(lanes.reduce)
-        with span(unit.labels.all_reduce), lanes.all_reduce:
+        streams.all_reduce.follow(streams.reduce_scatter)
+        with span(unit.labels.all_reduce), streams.all_reduce:
             comm.all_reduce(reduction.output, group, reduction.average.operation, async_op=False)
-        return lanes.all_reduce
+        return streams.all_reduce
 
-    def _call_all_reduce_hook(self, reduction: _Reduction, lane: Lane) -> Lane:
+    def _call_all_reduce_hook(self, reduction: _Reduction, stream: Stream) -> Stream:
         """Give the user's hook what was reduced: the average, unless it is divided outside of collectives."""
         state = reduction.unit.gradients
         assert state.all_reduce_hook is not None
-        hook_lane = state.hook_lane if state.hook_lane is not None else self._lanes.all_reduce
-        hook_lane.follow(lane)
-        with hook_lane:
+        hook_stream = state.hook_stream if state.hook_stream is not None else self._streams.all_reduce
+        hook_stream.follow(stream)
+        with hook_stream:
             if not (state.force_sum or comm.may_overflow(reduction.output.dtype)):
                 _divide(reduction)
             state.all_reduce_hook(reduction.output)
-        return hook_lane
+        return hook_stream
 
-    def _deliver(self, reduction: _Reduction, lane: Lane) -> None:
+    def _deliver(self, reduction: _Reduction, stream: Stream) -> None:
         unit, output = reduction.unit, reduction.output
         _divide(reduction)
         gradient = output.to(unit.precision.delivered)
         if unit.offload is None:
             unit.presentation.deliver(gradient, reduction.which, reduction.offsets)
         else:
-            self._returns.start(unit, gradient, reduction.which, reduction.offsets, lane)
+            self._returns.start(unit, gradient, reduction.which, reduction.offsets, stream)
 
     # -- memory ----------------------------------------------------------------------------------------------
 
-    def _keep_gradients(self, gradients: list[torch.Tensor], lane: Lane) -> None:
-        """``lane`` still reads the gradients, which computation allocated: see ``buffer.py`` for the two
+    def _keep_gradients(self, gradients: list[torch.Tensor], stream: Stream) -> None:
+        """``stream`` still reads the gradients, which computation allocated: see ``buffer.py`` for the two
         ways.
         """
-        if self._lanes.has_streams:
+        if self._streams.has_streams:
             if self._mode is MemoryHandover.RECORD_STREAM:
                 for gradient in gradients:
-                    lane.keep(gradient)
+                    stream.keep(gradient)
             else:
-                self._gradients.append((list(gradients), lane.record()))
+                self._gradients.append((list(gradients), stream.record()))
         gradients.clear()
 
-    def _keep_output(self, output: torch.Tensor, owner: Lane, lane: Lane, mark: Mark | None) -> None:
-        """``lane`` read ``output`` up to ``mark``, memory of ``owner`` that nothing else holds any more."""
+    def _keep_output(self, output: torch.Tensor, owner: Stream, stream: Stream, event: Event | None) -> None:
+        """``stream`` read ``output`` up to ``event``; it is memory of ``owner`` that nothing else holds."""
         if self._mode is MemoryHandover.RECORD_STREAM:
-            lane.keep(output)
+            stream.keep(output)
             return
         while len(self._outputs) > 1:
             _, other, done = self._outputs.popleft()
             other.wait(done)
-        self._outputs.append((output, owner, mark))
+        self._outputs.append((output, owner, event))
 
     def _drop_gradients(self, held: int = 0) -> None:
         """Let computation have the memory of gradients that were copied, but for those of the last ``held``
         units.
         """
         while len(self._gradients) > held:
-            _, mark = self._gradients.popleft()
-            self._lanes.compute.wait(mark)
+            _, event = self._gradients.popleft()
+            self._streams.compute.wait(event)
 
 
 def _drops_output(unit: Unit) -> bool:

@@ -1,4 +1,4 @@
-"""When all-gathers are issued: execution order, prefetch with a depth, and the rate limiter.
+"""When all-gathers are issued: execution order, and prefetch with a depth.
 
 A *stage* is what one wrapped module gathers at once (one unit, or one for each dtype). Forward gathers each
 stage when its module starts; where the CPU runs ahead of the device this overlaps by itself. Explicit
@@ -16,81 +16,15 @@ reverse of the order in which stages finished forward, recorded in every iterati
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import torch
 
-from ..shared.annotations import span
 from ..shared.settings import MemoryHandover, ScheduleSettings
-from .streams import Lane, Mark
-from .unit import Unit, UnitState
-
-if TYPE_CHECKING:
-    from .stage import Stage
-
-
-_CALM_ITERATIONS = 8
-"""With an adapting limit: iterations without a retry before it is raised by one."""
+from .rate_limiter import RateLimiter
+from .stage import Stage
+from .unit import UnitState
 
 _LONGEST_ORDER = 10_000
 """Stages in the recorded order of forwards that still await their backward, before it is forgotten."""
-
-
-class RateLimiter:
-    """Lets the CPU run ahead by no more than ``limit`` gathered units.
-
-    Each freed unit leaves a mark on the computation. Before a gather is issued and when ``limit`` marks are
-    there, the CPU waits for the oldest: the memory that it guards is then really free and can be handed out.
-
-    Args:
-        limit: units in flight; 0 never waits.
-        count_retries: how often the allocator had to free its cache and try again. If given, the limit
-            adapts: one lower (at least 1) after an iteration with retries, one higher after some without, but
-            never again as high as where retries were seen.
-    """
-
-    def __init__(self, limit: int, count_retries: Callable[[], int] | None = None) -> None:
-        self.limit = limit
-        self._marks: deque[Mark] = deque()
-        self._count_retries = count_retries
-        self._retries: int | None = None
-        self._calm = 0
-        self._ceiling: int | None = None
-
-    def freed(self, lane: Lane) -> None:
-        """A unit was freed after what ``lane`` has been given so far."""
-        if self.limit:
-            mark = lane.record()
-            if mark is not None:
-                self._marks.append(mark)
-
-    def wait(self, unit: Unit) -> None:
-        """Wait until another unit may be gathered."""
-        if not self.limit or len(self._marks) < self.limit:
-            return
-        while len(self._marks) >= self.limit:
-            mark = self._marks.popleft()
-        with span(unit.labels.limiter_wait):
-            mark.synchronize()
-
-    def end_iteration(self) -> None:
-        """Adapt the limit to what this iteration did to the allocator."""
-        if self._count_retries is None:
-            return
-        before, self._retries = self._retries, self._count_retries()
-        if before is None:
-            return  # the first iteration fills the cache and says nothing
-        if self._retries > before:
-            self._ceiling = self.limit - 1
-            self.limit = max(1, self._ceiling)
-            self._calm = 0
-            return
-        self._calm += 1
-        if self._calm >= _CALM_ITERATIONS and (self._ceiling is None or self.limit < self._ceiling):
-            self.limit += 1
-            self._calm = 0
 
 
 class Schedule:
@@ -120,7 +54,7 @@ class Schedule:
         for unit in stage.units:
             if unit.state is UnitState.SHARDED:
                 if unit.fetches:
-                    self._limiter.wait(unit)
+                    self._limiter.wait(unit.labels.limiter_wait)
                 unit.all_gather()
 
     @staticmethod
@@ -202,7 +136,7 @@ class Schedule:
         for unit in stage.units:
             if unit.state is UnitState.SHARDED and unit.unshard_in_backward:
                 if unit.fetches:
-                    self._limiter.wait(unit)
+                    self._limiter.wait(unit.labels.limiter_wait)
                 unit.all_gather()
 
     def after_gradients(self, stage: Stage) -> None:

@@ -1,11 +1,11 @@
-"""Streams as lanes: one interface for devices that have streams and for the CPU, which has none.
+"""Streams of device work: one interface for devices that have them and for the CPU, which has none.
 
-A lane is a queue of device work. Work is put on it inside ``with lane:``; ``record`` marks the point reached,
-``wait`` makes the lane (never the CPU) wait for such a mark. On the CPU there is one lane, the program
-itself: marks are ``None`` and waiting for one is nothing. What runs beside the program there are collectives
-with ``async_op=True``.
+Work is put on a stream inside ``with stream:``; ``record`` records an event at the point reached, ``wait``
+makes the stream (never the CPU) wait for such an event. On the CPU there is one stream, the program itself:
+events are ``None`` and waiting for one is nothing. What runs beside the program there are collectives with
+``async_op=True``.
 
-Lanes are made by ``torch.get_device_module(device)``, so any device with the API of ``torch.cuda`` works.
+Streams are made by ``torch.get_device_module(device)``, so any device with the API of ``torch.cuda`` works.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 
 
-class Mark(Protocol):
-    """A recorded point of a lane; what ``torch.cuda.Event`` offers."""
+class Event(Protocol):
+    """A recorded point of a stream; what ``torch.cuda.Event`` offers."""
 
     def synchronize(self) -> None:
         """Block the CPU until the point is reached."""
@@ -27,7 +27,7 @@ class Mark(Protocol):
         """Whether the point is reached."""
 
 
-class Lane:
+class Stream:
     """A queue of device work. This base class is the CPU's: everything already happened."""
 
     def __enter__(self) -> None:
@@ -38,31 +38,31 @@ class Lane:
     ) -> None:
         return None
 
-    def record(self) -> Mark | None:
-        """Mark the point that this lane has reached."""
+    def record(self) -> Event | None:
+        """Record the point that this stream has reached."""
         return None
 
-    def wait(self, mark: Mark | None) -> None:
-        """Let later work of this lane start only after ``mark``."""
+    def wait(self, event: Event | None) -> None:
+        """Let later work of this stream start only after ``event``."""
 
-    def follow(self, other: Lane) -> None:
-        """Let later work of this lane start only after all that ``other`` has been given so far."""
+    def follow(self, other: Stream) -> None:
+        """Let later work of this stream start only after all that ``other`` has been given so far."""
         self.wait(other.record())
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Tell the allocator that this lane uses ``tensor`` (``Tensor.record_stream``)."""
+        """Tell the allocator that this stream uses ``tensor`` (``Tensor.record_stream``)."""
 
 
-class _StreamLane(Lane):
+class _DeviceStream(Stream):
     """A stream of our own."""
 
     def __init__(self, module: Any, priority: int = 0, stream: Any = None) -> None:
         self._module = module
-        self.stream = module.Stream(priority=priority) if stream is None else stream
+        self._stream = module.Stream(priority=priority) if stream is None else stream
         self._entered: list[AbstractContextManager[Any]] = []
 
     def __enter__(self) -> None:
-        context = self._module.stream(self.stream)
+        context = self._module.stream(self._stream)
         context.__enter__()
         self._entered.append(context)
 
@@ -71,72 +71,71 @@ class _StreamLane(Lane):
     ) -> None:
         self._entered.pop().__exit__(kind, error, trace)
 
-    def record(self) -> Mark | None:
-        return self.stream.record_event()
+    def record(self) -> Event | None:
+        return self._stream.record_event()
 
-    def wait(self, mark: Mark | None) -> None:
-        if mark is not None:
-            self.stream.wait_event(mark)
+    def wait(self, event: Event | None) -> None:
+        if event is not None:
+            self._stream.wait_event(event)
 
     def keep(self, tensor: torch.Tensor) -> None:
-        tensor.record_stream(self.stream)
+        tensor.record_stream(self._stream)
 
 
-class _CurrentLane(Lane):
+class _CurrentStream(Stream):
     """Whatever stream is current: where the model computes."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
 
-    def record(self) -> Mark | None:
+    def record(self) -> Event | None:
         return self._module.current_stream().record_event()
 
-    def wait(self, mark: Mark | None) -> None:
-        if mark is not None:
-            self._module.current_stream().wait_event(mark)
+    def wait(self, event: Event | None) -> None:
+        if event is not None:
+            self._module.current_stream().wait_event(event)
 
     def keep(self, tensor: torch.Tensor) -> None:
         tensor.record_stream(self._module.current_stream())
 
 
-def lane_of(stream: Any, device: torch.device) -> Lane:
-    """The lane of a stream that the user made; the CPU's, which has none, where ``device`` is one."""
+def stream_of(stream: Any, device: torch.device) -> Stream:
+    """The stream that the user made, as one of ours; the CPU's, which has none, where ``device`` is one."""
     if device.type == "cpu":
-        return Lane()
-    return _StreamLane(torch.get_device_module(device), stream=stream)
+        return Stream()
+    return _DeviceStream(torch.get_device_module(device), stream=stream)
 
 
-class Lanes:
-    """The lanes of one device that a tree of FSDP units shares.
+class Streams:
+    """The streams of one device that a tree of FSDP units shares.
 
-    ``cast`` prepares what is gathered, ``gather`` all-gathers, ``reduce`` reduce-scatters, ``all_reduce``
+    ``copy_in`` prepares what is gathered, ``all_gather`` gathers, ``reduce_scatter`` reduces, ``all_reduce``
     sums over replicas. The first three have high priority so that their small copies are not kept behind
-    large kernels; those that overlap between nodes (``all_reduce``) have not. ``give_back`` copies to the
-    host.
+    large kernels; those that overlap between nodes (``all_reduce``) have not. ``to_host`` copies to the host.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.has_streams = device.type not in ("cpu", "meta")
-        self._give_back: Lane | None = None
+        self._to_host: Stream | None = None
         if not self.has_streams:
-            lane = Lane()
-            self.compute = self.cast = self.gather = self.reduce = self.all_reduce = lane
+            stream = Stream()
+            self.compute = self.copy_in = self.all_gather = self.reduce_scatter = self.all_reduce = stream
             return
         module = torch.get_device_module(device)
-        self.compute = _CurrentLane(module)
-        self.cast = _StreamLane(module, priority=-1)
-        self.gather = _StreamLane(module, priority=-1)
-        self.reduce = _StreamLane(module, priority=-1)
-        self.all_reduce = _StreamLane(module, priority=0)
+        self.compute = _CurrentStream(module)
+        self.copy_in = _DeviceStream(module, priority=-1)
+        self.all_gather = _DeviceStream(module, priority=-1)
+        self.reduce_scatter = _DeviceStream(module, priority=-1)
+        self.all_reduce = _DeviceStream(module, priority=0)
 
     @property
-    def give_back(self) -> Lane:
-        """The lane that copies to the host; made at its first use, since only CPU offload has one."""
-        if self._give_back is None:
+    def to_host(self) -> Stream:
+        """The stream that copies to the host; made at its first use, since only CPU offload has one."""
+        if self._to_host is None:
             module = torch.get_device_module(self.device) if self.has_streams else None
-            self._give_back = Lane() if module is None else _StreamLane(module, priority=0)
-        return self._give_back
+            self._to_host = Stream() if module is None else _DeviceStream(module, priority=0)
+        return self._to_host
 
     def count_retries(self) -> int:
         """How often this device's allocator had to free its cache and try again, since the start."""

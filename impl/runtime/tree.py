@@ -1,5 +1,4 @@
-"""What the units of one tree share: lanes, memory handover, schedule, reduction, and the life of an
-iteration.
+"""The life of an iteration in a tree of stages: its forward, its backward, and what an exception leaves.
 
 The tree is found when its outermost module first runs forward (or unshards): only then is it known which
 module is the root and which stages it holds.
@@ -8,23 +7,21 @@ module is the root and which stages it holds.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd import Variable
 
-from ..collectives.rank_check import RankCheck
+from ..collectives.rank_check import RankCheck, without
+from ..shared.annotations import span
 from ..shared.settings import ScheduleSettings
-from .buffer import Handover
+from .context import Context
 from .order_check import order_check
 from .reduction import Reducer
-from .schedule import RateLimiter, Schedule
-from .streams import Lanes
+from .schedule import Schedule
+from .stage import Stage, StageState, stage_of
+from .streams import Event, Streams
 from .unit import Unit, UnitState
-
-if TYPE_CHECKING:
-    from .stage import Stage
-    from .streams import Mark
+from .unsharded_gradients import keep_gradients, take_gradients
 
 _log = logging.getLogger(__name__)
 
@@ -39,35 +36,23 @@ def clean_name(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_NAMES)
 
 
-class Runtime:
+class Runtime(Context):
     """The shared state of a tree of stages; ``root`` is the stage whose module runs forward first."""
 
     def __init__(self, root: Stage, stages: list[Stage], settings: ScheduleSettings) -> None:
         self.root = root
         self.stages = stages
-        self.settings = settings
-        self.lanes = root.lanes if root.lanes is not None else Lanes(root.device)
-        self.handover = Handover(settings.memory_handover)
-        self.limiter = RateLimiter(
-            settings.limit_all_gathers, self.lanes.count_retries if settings.adapt_limit else None
-        )
-        self.schedule = Schedule(settings, self.limiter, self.lanes.has_streams)
-        self.reducer = Reducer(self.lanes, settings.memory_handover)
+        super().__init__(root.streams if root.streams is not None else Streams(root.device), settings)
+        self.schedule = Schedule(settings, self.limiter, self.streams.has_streams)
+        self.reducer = Reducer(self.streams, settings.memory_handover)
         self.order_check = order_check(stages)
         self.forward_root: Stage | None = None
         """The stage whose forward is the outermost one running now; not the root where a part runs alone."""
         self.is_last_backward = True
-        self.optimizer_mark: Mark | None = None
+        self.optimizer_event: Event | None = None
         """An event that the user recorded after the optimizer, for gathers to wait on instead of
         everything.
         """
-        self._gathers_wait = True
-        """Whether shards may have been written since gathers last waited for computation."""
-        self.host_read: Mark | None = None
-        """With CPU offload: when the last copy out of a shard on the host is done."""
-        self.rank_check: RankCheck | None = None
-        if settings.check_ranks:
-            self.rank_check = RankCheck(None if settings.check_ranks is True else settings.check_ranks)
         self._unreduced: list[Unit] = []
         """Units that show gradients of ``no_sync()``."""
         self.ran = False
@@ -86,8 +71,8 @@ class Runtime:
         self._drop_what_changed()
         if self.schedule.gathered_ahead:
             self._drop_what_was_skipped()
-        mark, self.optimizer_mark = self.optimizer_mark, None
-        self.let_gathers_wait(mark)
+        event, self.optimizer_event = self.optimizer_event, None
+        self.let_gathers_wait(event)
 
     def _drop_what_changed(self) -> None:
         """Drop parameters that an earlier forward left gathered, where the shards were written to since."""
@@ -103,22 +88,6 @@ class Runtime:
             if not stage.unsharded_by_hand:
                 stage.drop_unused_gather()
             stage.unsharded_by_hand = False
-
-    def let_gathers_wait(self, mark: Mark | None = None) -> None:
-        """Let later gathers start only after ``mark``, by default after all that computation was given so
-        far, which may have written to shards.
-        """
-        lanes = self.lanes
-        if mark is None:
-            mark = lanes.compute.record()
-        lanes.cast.wait(mark)
-        lanes.gather.wait(mark)
-        self._gathers_wait = False
-
-    def shards_may_change(self) -> None:
-        """Somebody outside is about to write to shards, on the device or on the host."""
-        self._gathers_wait = True
-        self.await_host_read()
 
     def end_forward(self) -> None:
         """The outermost forward is done."""
@@ -138,12 +107,6 @@ class Runtime:
                 if not unit.kept_without_grad and unit.state is UnitState.UNSHARDED:
                     unit.reshard()
 
-    def await_host_read(self) -> None:
-        """The user may write to shards on the host now: copies out of them have to be done."""
-        if self.host_read is not None:
-            self.host_read.synchronize()
-            self.host_read = None
-
     # -- backward --------------------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
@@ -152,18 +115,59 @@ class Runtime:
             self._callback_queued = True
             Variable._execution_engine.queue_callback(self._end_backward)
             self._take_back_unreduced()
-            if self._gathers_wait:
+            if self.gathers_wait:
                 self.let_gathers_wait()
+
+    @torch.no_grad()
+    def post_backward(self, stage: Stage) -> None:
+        """All gradients of ``stage`` are there: free the parameters and reduce."""
+        stage.state = StageState.REDUCED
+        if not stage.units:
+            return
+        with span(stage.units[0].labels.post_backward):
+            ready: list[tuple[Unit, tuple[int, ...], list[torch.Tensor]]] = []
+            partial: list[Unit] = []
+            for unit in reversed(stage.units):
+                if unit.gradients.synchronize:
+                    which, gradients = take_gradients(unit)
+                    if which:
+                        ready.append((unit, which, gradients))
+                    elif unit.gradients.partial is not None and unit.gradients.all_reduce:
+                        partial.append(unit)
+                else:
+                    keep_gradients(unit)
+                if unit.reshard_after_backward:
+                    unit.reshard()
+                else:
+                    unit.hide()
+            self.schedule.after_gradients(stage)
+            for unit in partial:
+                self.reducer.reduce_partial(unit)
+            for unit, which, gradients in ready:
+                if self.rank_check is not None:
+                    _check_reduction(self.rank_check, unit, which)
+                self.reducer.reduce(unit, which, gradients)
+
+    def _finish_backward(self, stage: Stage) -> None:
+        """The whole backward is done: what did not come to its post-backward does now."""
+        if stage.state is not StageState.REDUCED or _has_late_gradients(stage):
+            self.post_backward(stage)
+        for unit in stage.units:
+            state = unit.gradients
+            state.held_back = not state.synchronize or state.partial is not None
+            if not state.synchronize and unit.presentation.unreduced is not None:
+                self.show_unreduced(unit)
+        stage.end_backward()
 
     def _end_backward(self) -> None:
         self._callback_queued = False
         self.forward_root = None
         for stage in self.stages:
-            stage.finish_backward()
+            self._finish_backward(stage)
         self.reducer.finish()
         self.await_host_read()
         if self.is_last_backward:
-            self._gathers_wait = True  # the optimizer comes, perhaps before another pass over the same graph
+            self.gathers_wait = True  # the optimizer comes, perhaps before another pass over the same graph
             self.handover.trim()
             self.schedule.end_backward()
             self.limiter.end_iteration()
@@ -259,8 +263,6 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
         RuntimeError: a stage inside already ran as a root of its own.
         ValueError: units on different devices.
     """
-    from .stage import stage_of
-
     stages: list[Stage] = []
     names: dict[Stage, list[str]] = {}
     for module_name, module in root.root_module.named_modules():
@@ -269,9 +271,9 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
             continue
         name = clean_name(module_name) or "root"
         if stage not in names:
-            if stage.has_runtime and not stage.runtime.ran:
-                stage.runtime.disband()
-            if stage.has_runtime:
+            if isinstance(stage.context, Runtime) and not stage.context.ran:
+                stage.context.disband()
+            if stage.in_tree:
                 raise stage.error_of_second_root(
                     f"module '{name}' already ran forward as a root of its own; run the outermost module's "
                     "forward first, so that its parts belong to one tree"
@@ -286,7 +288,7 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
     runtime = Runtime(root, stages, settings)
     try:
         for stage in stages:
-            stage.join(runtime, ", ".join(names[stage]))
+            stage.join(runtime, ", ".join(names[stage]), is_root=stage is root)
     except BaseException:
         for stage in stages:
             stage.leave()  # none of them is half in a tree: the user may mend what was wrong
@@ -297,3 +299,20 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
 def in_backward() -> bool:
     """Whether this code runs inside a backward pass (as a recomputed forward does)."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _has_late_gradients(stage: Stage) -> bool:
+    """Gradients that came after the post-backward, as those of a parameter used outside of its module."""
+    for unit in stage.units:
+        if unit.gradients.synchronize:
+            for parameter in unit.unsharded:
+                if parameter.grad is not None:
+                    return True
+    return False
+
+
+def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:
+    """All ranks that reduce this unit are about to, with gradients of the same parameters."""
+    missing = [p.fqn for i, p in enumerate(unit.parameters) if p.requires_grad and i not in which]
+    for group in (unit.groups.shard, unit.groups.replicate):
+        check.agree(group, f"reduction of unit '{unit.name}'" + without(missing))

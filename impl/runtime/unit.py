@@ -28,26 +28,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..collectives import comm
-from ..collectives.custom_comm import AllGather, make_buffer
+from ..collectives.custom_comm import AllGather
 from ..collectives.peer_gather import PeerGather
 from ..shared.annotations import UnitLabels, span
 from ..shared.layout import UnitLayout
 from ..shared.settings import MemoryHandover, UnitPrecision
-from .buffer import FlatBuffer
+from .buffer import FlatBuffer, make_buffer
+from .context import Context
 from .gradient_state import GradientState
 from .offload import HostOffload, ShardCopy
 from .post_forward import SmallerGroup
 from .presentation import Presentation, UnitParameter
-from .streams import Lane, Mark
-
-if TYPE_CHECKING:
-    from .tree import Runtime
+from .streams import Event, Stream
 
 
 class UnitState(Enum):
@@ -96,7 +94,7 @@ class Unit:
         self.gathers = groups.shard is not None
         """Whether unsharding needs a collective."""
         self.fetches = self.gathers or offload is not None
-        """Whether unsharding is work of other lanes that computation waits for."""
+        """Whether unsharding is work of other streams that computation waits for."""
         self._custom_gather: AllGather | None = None
         self._use_precision(precision)
         self.reshard_after_forward = reshard_after_forward
@@ -114,11 +112,11 @@ class Unit:
         self.unsharded: list[nn.Parameter] = []
         self.name = name
         self.labels = UnitLabels(name)
-        self._runtime: Runtime | None = None
+        self._context: Context | None = None
         self._gathered: FlatBuffer | None = None
         self._full: FlatBuffer | None = None
         self._work: Any = None
-        self._mark: Mark | None = None
+        self._event: Event | None = None
         self._copy_out: list[torch.Tensor] = []
         self._own_part: torch.Tensor | None = None
         self._from_smaller: FlatBuffer | None = None
@@ -152,17 +150,17 @@ class Unit:
     # -- set up ----------------------------------------------------------------------------------------------
 
     @property
-    def runtime(self) -> Runtime:
-        """The runtime of the tree this unit belongs to."""
-        if self._runtime is None:
+    def context(self) -> Context:
+        """What this unit shares with the other units of its tree."""
+        if self._context is None:
             raise RuntimeError(
                 f"unit '{self.name}' has not run yet: call the root module's forward (or unshard()) first"
             )
-        return self._runtime
+        return self._context
 
-    def join(self, runtime: Runtime, name: str) -> None:
+    def join(self, context: Context, name: str) -> None:
         """Become part of a tree of units; ``name`` is the unit's module in its root."""
-        self._runtime = runtime
+        self._context = context
         self.name = name
         self.labels = UnitLabels(name)
 
@@ -184,11 +182,11 @@ class Unit:
         self._forget_buffers()
 
     def leave(self) -> None:
-        """Leave a tree that never ran, to be part of another one; buffers belong to a tree's lanes."""
+        """Leave a tree that never ran, to be part of another one; buffers belong to a tree's streams."""
         self.reshard()
         self._choose_copy()
         self._forget_buffers()
-        self._runtime = None
+        self._context = None
 
     def _forget_buffers(self) -> None:
         if self.smaller is not None:
@@ -249,59 +247,61 @@ class Unit:
             return
         self.take_up_changes()
         if self.fetches:
-            if self._runtime is not None and self._runtime.rank_check is not None:
-                self._runtime.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
+            if self._context is not None and self._context.rank_check is not None:
+                self._context.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
             with span(self.labels.all_gather):
                 if self.smaller is not None and self.smaller.holds:
                     self._issue_smaller(self.smaller)
                 elif self.gathers:
                     self._issue_all_gather()
                 else:
-                    self._mark = self._copy_shard(in_place=True)
+                    self._event = self._copy_shard(in_place=True)
         self._move(UnitState.GATHERING)
 
     def take_up_changes(self) -> None:
         """Take up what the user assigned to or froze of the sharded parameters since the last gather."""
-        if self.presentation.take_up_changes(self._await_reads) and self._runtime is not None:
-            self._runtime.let_gathers_wait()
+        if self.presentation.take_up_changes(self._await_reads) and self._context is not None:
+            self._context.let_gathers_wait()
 
     def _await_reads(self) -> None:
         """The shard is about to be written to: copies out of it, if it is on the host, have to be done."""
-        if self._runtime is not None:
-            self._runtime.await_host_read()
+        if self._context is not None:
+            self._context.await_host_read()
 
     def _issue_all_gather(self) -> None:
-        lanes, group = self.runtime.lanes, self.groups.shard
+        streams, group = self.context.streams, self.groups.shard
         assert group is not None
         # With events this rank's part is written to where the all-gather wants it, and needs no memory of its
-        # own: the gather buffer belongs to the cast lane then. With record_stream a buffer that two lanes use
+        # own: the gather buffer belongs to the cast stream then. With record_stream a buffer that two streams use
         # comes back later than one that only computation uses, so there the part has a small buffer instead.
         copy = self._shard_copy
         custom = self._custom_gather
-        events = self.runtime.handover.mode is MemoryHandover.EVENTS
+        events = self.context.handover.mode is MemoryHandover.EVENTS
         in_place = copy is not None and (events or custom is not None) and self._by_peers is None
         if copy is not None:
-            lanes.gather.wait(self._copy_shard(in_place))
+            streams.all_gather.wait(self._copy_shard(in_place))
         if self._by_peers is not None:
             source = self.shard if self._own_part is None else self._own_part
             self._work = self._by_peers.start(self._take_full().tensor, source)
             return
-        with lanes.gather:
+        with streams.all_gather:
             if not in_place:
-                self._take_gathered(lanes.gather)
+                self._take_gathered(streams.all_gather)
             assert self._gathered is not None
             source = self.shard if self._own_part is None else self._own_part
-            self._work = comm.all_gather(self._gathered.tensor, source, group, not lanes.has_streams, custom)
-            self._mark = lanes.gather.record()
-        if copy is not None and not in_place and lanes.has_streams:
-            lanes.gather.keep(source)
+            self._work = comm.all_gather(
+                self._gathered.tensor, source, group, not streams.has_streams, custom
+            )
+            self._event = streams.all_gather.record()
+        if copy is not None and not in_place and streams.has_streams:
+            streams.all_gather.keep(source)
             copy.free()
 
-    def _copy_shard(self, in_place: bool) -> Mark | None:
-        """Write the shard into the gather buffer or a buffer of its own, on the cast lane; returns its
-        mark.
+    def _copy_shard(self, in_place: bool) -> Event | None:
+        """Write the shard into the gather buffer or a buffer of its own, on the cast stream; returns its
+        event.
         """
-        copy, cast = self._shard_copy, self.runtime.lanes.cast
+        copy, cast = self._shard_copy, self.context.streams.copy_in
         assert copy is not None
         with cast:
             buffer = self._take_gathered(cast) if in_place else copy.take(cast)
@@ -309,28 +309,28 @@ class Unit:
                 start = self.layout.rank * self.layout.shard_numel if in_place else 0
                 self._own_part = buffer.tensor[start : start + self.layout.shard_numel]
             copy.write(self._own_part, self.shard, cast)
-            mark = cast.record()
+            event = cast.record()
         if self.offload is not None:
-            self.runtime.host_read = mark
-        return mark
+            self.context.host_read = event
+        return event
 
     def _issue_smaller(self, smaller: SmallerGroup) -> None:
-        lanes = self.runtime.lanes
-        lanes.gather.wait(smaller.mark)
-        with lanes.gather:
-            gathered = smaller.take_gathered(lanes.gather)
+        streams = self.context.streams
+        streams.all_gather.wait(smaller.event)
+        with streams.all_gather:
+            gathered = smaller.take_gathered(streams.all_gather)
             self._work = comm.all_gather(
-                gathered.tensor, smaller.shard, smaller.group, not lanes.has_streams, smaller.custom
+                gathered.tensor, smaller.shard, smaller.group, not streams.has_streams, smaller.custom
             )
-            self._mark = lanes.gather.record()
+            self._event = streams.all_gather.record()
         self._from_smaller = gathered
 
-    def _take_gathered(self, owner: Lane) -> FlatBuffer:
+    def _take_gathered(self, owner: Stream) -> FlatBuffer:
         if self._gathered is None:
             numel, dtype = self.layout.gathered_numel, self.precision.compute
             self._gathered = make_buffer(numel, dtype, self.device, owner, self._custom_gather)
         else:
-            self.runtime.handover.reclaim(self._gathered)
+            self.context.handover.reclaim(self._gathered)
             self._gathered.take()
         return self._gathered
 
@@ -368,23 +368,23 @@ class Unit:
             self._work = None
             if self._shard_copy is not None:
                 self._shard_copy.free()
-        self.runtime.lanes.compute.wait(self._mark)
-        self._mark = None
+        self.context.streams.compute.wait(self._event)
+        self._event = None
 
     def _take_full(self) -> FlatBuffer:
         if self._full is None:
             self._full = FlatBuffer(
-                self.layout.full_numel, self.precision.compute, self.device, self.runtime.lanes.compute
+                self.layout.full_numel, self.precision.compute, self.device, self.context.streams.compute
             )
         else:
             self._full.take()
         return self._full
 
     def _copy_out_parameters(self, hold: int) -> None:
-        layout, runtime, gathered = self.layout, self.runtime, self._gathered
+        layout, context, gathered = self.layout, self.context, self._gathered
         assert gathered is not None
         if hold:
-            runtime.handover.trim()
+            context.handover.trim()
         full = self._take_full()
         if not self._copy_out:
             self._copy_out = [
@@ -396,7 +396,7 @@ class Unit:
             rows = self._copy_out_interleaved(rows, full.tensor)
         if self._copy_out:
             torch.split_with_sizes_copy(rows, layout.split_sizes, dim=1, out=self._copy_out)
-        runtime.handover.release(gathered, runtime.lanes.compute, hold)
+        context.handover.release(gathered, context.streams.compute, hold)
 
     def _copy_out_interleaved(self, rows: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
         """Copy out parameters that are cut on another dim than the first; returns what is left to copy."""
@@ -420,7 +420,7 @@ class Unit:
 
     def _release_smaller(self, gathered: FlatBuffer) -> None:
         assert self.smaller is not None
-        self.runtime.handover.release(gathered, self.runtime.lanes.compute)
+        self.context.handover.release(gathered, self.context.streams.compute)
         self.smaller.drop()
         self._from_smaller = None
 
@@ -480,8 +480,8 @@ class Unit:
     def reshard_by_hand(self) -> None:
         """Reshard for somebody outside, who may write to the shard next."""
         self.reshard()
-        if self._runtime is not None:
-            self._runtime.shards_may_change()
+        if self._context is not None:
+            self._context.shards_may_change()
 
     def reshard_in_forward(self, hold: int) -> None:
         """Free the parameters between forward and backward, if this unit does so."""
@@ -492,7 +492,7 @@ class Unit:
             self.reshard(hold)
             return
         assert self._full is not None
-        self.smaller.keep(self._full.tensor, self.runtime.lanes.compute)
+        self.smaller.keep(self._full.tensor, self.context.streams.compute)
         self.reshard(hold)
         self.smaller.show()
 
@@ -508,16 +508,16 @@ class Unit:
                 self._take_full().free()
                 return
             assert self._gathered is not None
-            self.runtime.handover.release(self._gathered, self.runtime.lanes.compute)
+            self.context.handover.release(self._gathered, self.context.streams.compute)
 
     def _free_parameters(self, hold: int) -> None:
         if not self.owns_memory:
             return
-        runtime = self.runtime
+        context = self.context
         if self._full is not None:
             self._full.free()
         else:
             assert self._gathered is not None
-            runtime.handover.release(self._gathered, runtime.lanes.compute, hold)
+            context.handover.release(self._gathered, context.streams.compute, hold)
         if self.fetches:
-            runtime.limiter.freed(runtime.lanes.compute)
+            context.limiter.freed(context.streams.compute)

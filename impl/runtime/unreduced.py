@@ -12,30 +12,11 @@ meanwhile; where nothing is sharded they are added, as the average over ranks of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import torch
 from torch import nn
 
 from ..shared.layout import UnitLayout
-
-if TYPE_CHECKING:
-    from .unit import Unit
-
-
-class Unreduced(Protocol):
-    """What a presentation shows of a unit's unsharded gradients between two backward passes."""
-
-    shown: bool
-
-    def show(self, unit: Unit) -> None:
-        """Backward ended without reducing: show what it left, if anything."""
-
-    def take_back(self, unit: Unit) -> None:
-        """Another backward starts: follow what the user did, and show reduced gradients again."""
-
-    def check_hidden(self) -> None:
-        """Raise AssertionError where sharded gradients are needed and others are shown."""
+from .presentation import HoldsGradients
 
 
 def assign_gradient(parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
@@ -93,14 +74,14 @@ class UnreducedOriginals:
         self._parts: dict[int, _Shown] = {}
         self.shown = False
 
-    def show(self, unit: Unit) -> None:
+    def show(self, unit: HoldsGradients) -> None:
         self._parts = {
             index: _Shown(self._sharded[index], value, self._whole)
             for index, value in _unsharded_gradients(unit).items()
         }
         self.shown = bool(self._parts)
 
-    def take_back(self, unit: Unit) -> None:
+    def take_back(self, unit: HoldsGradients) -> None:
         for index, part in self._parts.items():
             if not part.take_back(self._sharded[index]):
                 _drop(unit, index)
@@ -121,7 +102,7 @@ class UnreducedFlat:
         self._whole: _Shown | None = None
         self.shown = False
 
-    def show(self, unit: Unit) -> None:
+    def show(self, unit: HoldsGradients) -> None:
         values = _unsharded_gradients(unit)
         if not values:
             return
@@ -135,7 +116,7 @@ class UnreducedFlat:
         self._whole = _Shown(self._flat_param, flat, self._layout.world_size == 1)
         self.shown = True
 
-    def take_back(self, unit: Unit) -> None:
+    def take_back(self, unit: HoldsGradients) -> None:
         assert self._whole is not None
         if not self._whole.take_back(self._flat_param):
             for index in range(len(self._layout.segments)):
@@ -152,7 +133,7 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
-def _unsharded_gradients(unit: Unit) -> dict[int, torch.Tensor]:
+def _unsharded_gradients(unit: HoldsGradients) -> dict[int, torch.Tensor]:
     """What backward left unreduced, by the parameters' indices; nothing of tensors that are not plain."""
     if not unit.plain:
         return {}
@@ -163,14 +144,14 @@ def _unsharded_gradients(unit: Unit) -> dict[int, torch.Tensor]:
     return dict(sorted(found.items()))
 
 
-def _place(unit: Unit, index: int, value: torch.Tensor) -> None:
+def _place(unit: HoldsGradients, index: int, value: torch.Tensor) -> None:
     if index in unit.gradients.accumulated:
         unit.gradients.accumulated[index] = value
     else:
         unit.unsharded[index].grad = value
 
 
-def _drop(unit: Unit, index: int) -> None:
+def _drop(unit: HoldsGradients, index: int) -> None:
     unit.gradients.accumulated.pop(index, None)
     if unit.unsharded:
         unit.unsharded[index].grad = None

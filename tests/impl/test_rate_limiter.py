@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from fsdpbench.impl.runtime.schedule import RateLimiter
-from fsdpbench.impl.runtime.streams import Lane
+from fsdpbench.impl.runtime.streams import Stream
 from fsdpbench.impl.shared.annotations import UnitLabels
 from fsdpbench.impl.shared.settings import ScheduleSettings
 
 UNIT: Any = SimpleNamespace(labels=UnitLabels("unit"))
 
 
-class RecordingLane(Lane):
+class RecordingStream(Stream):
     """Numbers its marks and notes for which ones the CPU waits."""
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class RecordingLane(Lane):
 
 @pytest.mark.parametrize(("limit", "expected"), [(0, []), (1, [0, 1, 2, 3]), (2, [0, 1, 2]), (3, [0, 1])])
 def test_waits_for_the_unit_freed_so_many_before(limit: int, expected: list[int]) -> None:
-    limiter, lane = RateLimiter(limit), RecordingLane()
+    limiter, stream = RateLimiter(limit), RecordingStream()
     limiter.wait(UNIT)
     for _ in range(4):
-        limiter.freed(lane)
+        limiter.freed(stream)
         limiter.wait(UNIT)
-    assert lane.waited == expected
+    assert stream.waited == expected
 
 
 def limits(retries: Iterable[int]) -> list[int]:
@@ -61,15 +61,15 @@ def test_calm_raises_the_limit_and_retries_end_it_for_good() -> None:
 
 def test_a_lower_limit_drains_the_marks_of_the_higher() -> None:
     counts = iter([0, 1])
-    limiter, lane = RateLimiter(3, lambda: next(counts)), RecordingLane()
+    limiter, stream = RateLimiter(3, lambda: next(counts)), RecordingStream()
     for _ in range(2):
-        limiter.freed(lane)
+        limiter.freed(stream)
     limiter.end_iteration()
     limiter.end_iteration()
     assert limiter.limit == 2
-    limiter.freed(lane)
+    limiter.freed(stream)
     limiter.wait(UNIT)
-    assert lane.waited == [1]
+    assert stream.waited == [1]
 
 
 def test_settings_name_the_limit() -> None:
