@@ -16,7 +16,7 @@ class RateLimiter:
     """Lets the CPU run ahead by no more than ``limit`` gathered units.
 
     Each freed unit leaves an event on the computation. Before a gather is issued, when ``limit`` events
-    are there, the CPU waits for the oldest: the memory that it guards is then really free and can be handed out.
+    are there, the CPU waits for the oldest: the memory that it guards is then free to be handed out.
 
     Args:
         limit: units in flight; 0 never waits.

@@ -272,8 +272,8 @@ class Unit:
         streams, group = self.context.streams, self.groups.shard
         assert group is not None
         # With events this rank's part is written to where the all-gather wants it, and needs no memory of its
-        # own: the gather buffer belongs to the cast stream then. With record_stream a buffer that two streams use
-        # comes back later than one that only computation uses, so there the part has a small buffer instead.
+        # own: the copy-in stream owns the gather buffer then. With record_stream a buffer that two streams
+        # use comes back later than one that only computation uses: there the part has a small buffer instead.
         copy = self._shard_copy
         custom = self._custom_gather
         events = self.context.handover.mode is MemoryHandover.EVENTS
