@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.cli.progress import make_progress
-from fsdpbench.config import Config, Measurement
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch import fork_server
-from fsdpbench.planning import make_config, make_target, parse_shape, without_absent
-from fsdpbench.provenance import machine, versions
-from fsdpbench.records import Status
-from fsdpbench.settings import Settings
-from fsdpbench.store import Store
+from fsdpbench.results.provenance import machine, versions
+from fsdpbench.results.records import Status
+from fsdpbench.results.store import Store
+from fsdpbench.sweep.planning import make_config, make_target, parse_shape, without_absent
 from fsdpbench.sweep.runner import run_sweep
 
 MODEL = "gpt"

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench import interruption
-from fsdpbench.config import Config, Measurement
-from fsdpbench.machine_state import observe, usable_cores
-from fsdpbench.planning import make_config, make_target, without_absent
-from fsdpbench.settings import Settings
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.results.machine_state import observe, usable_cores
+from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.prediction import available_memory
 
 _TRY_TIMEOUT_S = 60.0

@@ -21,16 +21,16 @@ if __name__ == "__main__":
 
 import torch
 
-from fsdpbench.compute_type import compute_type
-from fsdpbench.config import Config
+from fsdpbench.configuration.compute_type import compute_type
+from fsdpbench.configuration.config import Config
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Device, Placement
-from fsdpbench.reading import read_json_object
-from fsdpbench.records import RankRecord, Status, trace_path
+from fsdpbench.files.reading import read_json_object
+from fsdpbench.measuring.training import Batch, TrainingLoop
+from fsdpbench.measuring.warmup import warm_up
+from fsdpbench.results.records import RankRecord, Status, trace_path
 from fsdpbench.systems import BuildContext, get_system
 from fsdpbench.systems.base import TORCH_DTYPES
-from fsdpbench.training import Batch, TrainingLoop
-from fsdpbench.warmup import warm_up
 from fsdpbench.workloads import Workload, get_workload
 
 _MOST_OF_MEMORY = 0.4

@@ -11,7 +11,7 @@ import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -21,12 +21,9 @@ from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.strict import check_names, strictly
 from fsdpbench.check.surroundings import Surroundings
 from fsdpbench.errors import CannotJudgeError, UsageError
-from fsdpbench.provenance import git_revision, versions
-from fsdpbench.reading import read_json
-from fsdpbench.records import Status
-
-if TYPE_CHECKING:
-    from fsdpbench.check.sides import Side
+from fsdpbench.files.reading import read_json
+from fsdpbench.results.provenance import git_revision, versions
+from fsdpbench.results.records import Status
 
 SCHEMA = 1
 
@@ -122,12 +119,17 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max((len(record.runs) for record in mine.configurations.values()), default=1) if mine else 1
 
     def updated(
-        self, space: Mapping[str, Any], side: Side, command: str, left_out: Sequence[str]
+        self,
+        space: Mapping[str, Any],
+        entries: Mapping[str, Entry],
+        surroundings: Surroundings,
+        command: str,
+        left_out: Sequence[str],
     ) -> Baseline:
-        """With the figures of `side` as the set of the torch at hand."""
+        """With the figures `entries` as the set of the torch at hand."""
         figures = FigureSet(
-            configurations={name: Figures(**entry.to_dict()) for name, entry in side.entries.items()},
-            surroundings=dict(side.surroundings.facts),
+            configurations={name: Figures(**entry.to_dict()) for name, entry in entries.items()},
+            surroundings=dict(surroundings.facts),
             provenance=Provenance(
                 versions=dict(versions()),
                 revision=git_revision(),

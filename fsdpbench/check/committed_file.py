@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fsdpbench.errors import BenchError
-from fsdpbench.whole_files import write_whole
+from fsdpbench.files.whole_files import write_whole
 
 
 def replace_file(path: Path, text: str) -> None:

@@ -22,7 +22,7 @@ from fsdpbench.check.metrics import METRICS, Worse
 from fsdpbench.check.outcomes import Verdict, outcome
 from fsdpbench.check.statistics import effect, holm, least_p_value, p_value, runs_needed
 from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 
 Entries = Mapping[str, Entry]
 

@@ -13,7 +13,7 @@ from typing import Any
 from fsdpbench.check.consistency import checked, contradictions
 from fsdpbench.check.figures import Figure, Unusable, figure_from
 from fsdpbench.check.metrics import ALWAYS_KNOWN, METRICS, figures_of
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 
 Figures = Mapping[str, Figure]
 

@@ -10,7 +10,7 @@ from statistics import median
 
 from fsdpbench.check.entries import Entry
 from fsdpbench.check.metrics import METRICS, Worse
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 
 
 def as_github_benchmark(entries: Mapping[str, Entry]) -> str:

@@ -21,7 +21,7 @@ from fsdpbench.check.metrics import METRICS, Worse
 from fsdpbench.check.statistics import effect
 from fsdpbench.check.thresholds import MOST_ALLOWED, USUAL_MINIMUM_EFFECT
 from fsdpbench.errors import CannotJudgeError
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 
 _SPLITS = 500
 _QUANTILE = 0.99

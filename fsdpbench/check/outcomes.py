@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 
 
 class Verdict(StrEnum):

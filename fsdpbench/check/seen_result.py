@@ -8,7 +8,7 @@ import msgspec
 
 from fsdpbench.check.strict import strictly
 from fsdpbench.errors import UsageError
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 
 
 class UnusableResultError(ValueError):

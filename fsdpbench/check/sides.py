@@ -17,10 +17,10 @@ from fsdpbench.check.baseline import Baseline, is_baseline
 from fsdpbench.check.entries import Entry, entry_of
 from fsdpbench.check.seen_result import UnusableResultError, checked_result
 from fsdpbench.check.surroundings import Surroundings, surroundings_of
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.errors import CannotJudgeError, UsageError
-from fsdpbench.reading import UnreadableFileError, read_json
-from fsdpbench.store import RESULT_FILE, SWEEP_FILE, Store
+from fsdpbench.files.reading import UnreadableFileError, read_json
+from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 
 Result = Mapping[str, Any]
 

@@ -20,8 +20,8 @@ import msgspec
 from fsdpbench.check.committed_file import replace_file
 from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.strict import check_names, strictly
-from fsdpbench.reading import read_toml
-from fsdpbench.toml_text import to_toml
+from fsdpbench.files.reading import read_toml
+from fsdpbench.files.toml_text import to_toml
 
 USUAL_LEVEL = 0.01
 USUAL_MINIMUM_EFFECT = 0.03

@@ -10,8 +10,8 @@ from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.sides import Side
 from fsdpbench.check.strict import check_names
 from fsdpbench.errors import CannotJudgeError
-from fsdpbench.records import Status
 from fsdpbench.reports.outside_text import one_line
+from fsdpbench.results.records import Status
 
 _NAMED = 5
 _LONGEST = 250

@@ -47,7 +47,7 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
     """
     from fsdpbench.check.baseline import Baseline
     from fsdpbench.check.sides import stored_side
-    from fsdpbench.store import SWEEP_FILE, Store
+    from fsdpbench.results.store import SWEEP_FILE, Store
     from fsdpbench.sweep.space_file import read_space
 
     space: dict[str, Any] = Store.open(folder).read_space()
@@ -81,5 +81,5 @@ def _write(
 
     kept = whole(side, leave_out)
     words = ["fsdpbench", "baseline", verb, *(f"{FLAG} {name}" for name in leave_out)]
-    baseline.updated(space, kept, " ".join(words), leave_out).write(file)
+    baseline.updated(space, kept.entries, kept.surroundings, " ".join(words), leave_out).write(file)
     tell(f"wrote {len(kept.entries)} configurations to {file}")

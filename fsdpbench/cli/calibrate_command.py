@@ -12,8 +12,8 @@ import click
 
 from fsdpbench.cli.output import show_json, tell
 from fsdpbench.cli.values import PossiblePath, whole
+from fsdpbench.configuration.numbers import MOST_GPUS
 from fsdpbench.errors import UsageError
-from fsdpbench.numbers import MOST_GPUS
 
 if TYPE_CHECKING:
     from fsdpbench.calibrate import Machine
@@ -45,8 +45,8 @@ def command(
     """
     from fsdpbench.calibrate import calibrate, cuda_machine, simulated_machine
     from fsdpbench.devices.detection import visible_gpus
+    from fsdpbench.files.toml_text import to_toml
     from fsdpbench.sim.hardware import ProfileError, load_profile
-    from fsdpbench.toml_text import to_toml
 
     if output.suffix != ".toml":
         raise UsageError(f"-o {output}: a profile's file ends in .toml")

@@ -113,7 +113,7 @@ def _prepared(space: dict[str, Any], repeat: int) -> Callable[[Path], None]:
     fork_server.start(space.get("device"))
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.request import request_of_space
-    from fsdpbench.store import Store
+    from fsdpbench.results.store import Store
     from fsdpbench.sweep.runner import jobs_for, run_sweep
 
     request = request_of_space(space)

@@ -40,7 +40,7 @@ def _write(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of the traceback, as `fsdpbench/store.py:42`."""
+    """The innermost line of the traceback, as `fsdpbench/results/store.py:42`."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return "an unknown place"

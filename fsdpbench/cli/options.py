@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import click
 
 from fsdpbench.cli.values import MOST_SECONDS, Positive, whole
+from fsdpbench.configuration.settings import SETTINGS, Value, read_list, setting_named, show_value
 from fsdpbench.errors import UsageError
-from fsdpbench.reading import read_toml
-from fsdpbench.settings import SETTINGS, Value, read_list, setting_named, show_value
+from fsdpbench.files.reading import read_toml
 from fsdpbench.sweep.space_file import read_space
 
 F = TypeVar("F", bound=Callable[..., Any])

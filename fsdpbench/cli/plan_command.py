@@ -16,7 +16,7 @@ from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
-    from fsdpbench.config import Config
+    from fsdpbench.configuration.config import Config
     from fsdpbench.sweep.prediction import Forecast, Prediction
 
 _GIB = 2**30

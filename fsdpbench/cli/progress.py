@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.units import each
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.reports.outside_text import one_line
 from fsdpbench.sweep.runner import Progress
 

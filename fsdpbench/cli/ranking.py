@@ -18,7 +18,7 @@ from rich.text import Text
 from fsdpbench.cli.output import make_console
 from fsdpbench.cli.side_by_side import print_side_by_side
 from fsdpbench.cli.units import each
-from fsdpbench.reading import UnreadableFileError, read_json_object
+from fsdpbench.files.reading import UnreadableFileError, read_json_object
 from fsdpbench.reports.page import best_sentence, load_run
 from fsdpbench.reports.page.ranking import metric_of, rank, varying_settings
 from fsdpbench.reports.page.view import Configuration, RunView, Status

@@ -17,10 +17,10 @@ from fsdpbench.errors import BenchError, UsageError
 @click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html")
 def command(folder: Path, output: Path | None, form: str) -> None:
     """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV."""
-    from fsdpbench.index import refresh_index
+    from fsdpbench.files.whole_files import write_whole
     from fsdpbench.reports.page import RunFolderError, write_csv, write_json, write_markdown, write_report
-    from fsdpbench.store import REPORT_FILE, Store
-    from fsdpbench.whole_files import write_whole
+    from fsdpbench.results.index import refresh_index
+    from fsdpbench.results.store import REPORT_FILE, Store
 
     try:
         if form != "html":

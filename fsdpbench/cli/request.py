@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdpbench.config import Measurement
+from fsdpbench.configuration.config import Measurement
+from fsdpbench.configuration.numbers import whole_number
+from fsdpbench.configuration.settings import Value
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
-from fsdpbench.numbers import whole_number
-from fsdpbench.planning import Target, check_device, check_systems, make_target, parse_shape
-from fsdpbench.settings import Value
+from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target, parse_shape
 from fsdpbench.sweep.presets import Preset, get_preset
 from fsdpbench.sweep.rules import Rule, parse_exclude, parse_when, read_rule
 from fsdpbench.sweep.space import Plan, Space, expand

@@ -17,14 +17,14 @@ from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.script_notes import script_notes
 from fsdpbench.cli.script_request import script_config, script_options
 from fsdpbench.cli.values import PossiblePath
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
 from fsdpbench.reports.outside_text import one_line
-from fsdpbench.settings import Settings
 
 if TYPE_CHECKING:
-    from fsdpbench.config import Config
-    from fsdpbench.store import Store
+    from fsdpbench.configuration.config import Config
+    from fsdpbench.results.store import Store
 
 _DEFAULT_FOLDER = Path("runs") / "single"
 _POLL_S = 0.2
@@ -49,7 +49,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     """Run one configuration, or a training script of your own (--script), and print its result."""
     fork_server.start("sim" if options.get("script") or options.get("module") else options.get("device"))
     from fsdpbench.cli.progress import describe_result
-    from fsdpbench.records import Status
+    from fsdpbench.results.records import Status
 
     config = script_config(options, assignments)
     if config is not None:
@@ -70,8 +70,8 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     """The configuration that model and settings name."""
     from fsdpbench.cli.request import target_of
-    from fsdpbench.planning import make_config, not_applicable, without_absent
-    from fsdpbench.result import not_applicable_result
+    from fsdpbench.results.result import not_applicable_result
+    from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
 
     if not options.get("model"):
         raise UsageError(
@@ -92,7 +92,7 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
 
 def _with_jitter(config: Config, text: str | None) -> Config:
     """Raises `UsageError` for a text that says no jitter, and where nothing is simulated."""
-    from fsdpbench.sim.jitter import JitterError, JitterSettings
+    from fsdpbench.configuration.jitter import JitterError, JitterSettings
 
     if text is None:
         return config
@@ -120,7 +120,7 @@ def _run(config: Config, output: Path | None) -> dict[str, Any]:
     """Run `config` in a store of its own kind, so that `report` and `analyze` read it as they read a
     sweep."""
     from fsdpbench.cli.progress import SilentProgress
-    from fsdpbench.store import point_folder_name
+    from fsdpbench.results.store import point_folder_name
     from fsdpbench.sweep.runner import run_sweep
 
     with _locked(output) as store:
@@ -133,8 +133,8 @@ def _run(config: Config, output: Path | None) -> dict[str, Any]:
 def _locked(output: Path | None) -> Iterator[Store]:
     """The folder that was named, when it is free; else `runs/single`, or a folder of this run's own beside it
     while another one is under way there."""
-    from fsdpbench.folder_lock import FolderTakenError
-    from fsdpbench.store import Store
+    from fsdpbench.files.folder_lock import FolderTakenError
+    from fsdpbench.results.store import Store
 
     with contextlib.ExitStack() as held:
         for attempt in itertools.count(1):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fsdpbench.cli.values import PossiblePath
+from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module
+from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import UsageError
-from fsdpbench.script.source import ScriptSource, StepsBy, file_of_module
-from fsdpbench.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
-    from fsdpbench.config import Config
+    from fsdpbench.configuration.config import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,9 +80,9 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> C
 
 def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
     from fsdpbench.cli.request import gpu_counts
-    from fsdpbench.config import Config, Measurement
-    from fsdpbench.planning import DEFAULT_HARDWARE
+    from fsdpbench.configuration.config import Config, Measurement
     from fsdpbench.sim.hardware import ProfileError, load_profile
+    from fsdpbench.sweep.planning import DEFAULT_HARDWARE
 
     counts = gpu_counts(options.get("gpus"))
     if len(counts) > 1:

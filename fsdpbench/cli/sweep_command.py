@@ -19,9 +19,9 @@ from fsdpbench.cli.options import (
 )
 from fsdpbench.cli.output import show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, MOST_RUNS, PossiblePath, whole
+from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import BenchError, ExitCode, UsageError
 from fsdpbench.launch import fork_server
-from fsdpbench.settings import SETTINGS
 
 if TYPE_CHECKING:
     from fsdpbench.cli.request import SweepRequest
@@ -82,10 +82,10 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
 def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -> ExitCode:
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.ranking import print_ranking
-    from fsdpbench.provenance import content_key
-    from fsdpbench.records import Status
     from fsdpbench.reports.page import write_report
-    from fsdpbench.store import REPORT_FILE, Store, disk_errors
+    from fsdpbench.results.provenance import content_key
+    from fsdpbench.results.records import Status
+    from fsdpbench.results.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.sweep.runner import jobs_for, run_sweep
 
     plan = request.plan()
@@ -138,7 +138,7 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
 def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> ExitCode:
     """Run this machine's share of a sweep that another machine leads."""
     from fsdpbench.launch.nodes import follow
-    from fsdpbench.store import Store
+    from fsdpbench.results.store import Store
 
     assert launcher.nodes is not None
     store, began = Store(folder), False

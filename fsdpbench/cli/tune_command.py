@@ -14,8 +14,8 @@ from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import default_name, device_named, request_from
 from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
 from fsdpbench.errors import UsageError
+from fsdpbench.files.reading import read_json_object
 from fsdpbench.launch import fork_server
-from fsdpbench.reading import read_json_object
 
 if TYPE_CHECKING:
     from fsdpbench.tune.run import Answer, Effort, Goal
@@ -55,7 +55,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     fork_server.start(device_named(space, options))
     from fsdpbench.cli.progress import SilentProgress, make_progress
     from fsdpbench.reports.page import write_report
-    from fsdpbench.store import REPORT_FILE, Store, disk_errors
+    from fsdpbench.results.store import REPORT_FILE, Store, disk_errors
     from fsdpbench.tune.front import figure_of
     from fsdpbench.tune.run import Effort, Goal, tune
 

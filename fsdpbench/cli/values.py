@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from fsdpbench.numbers import LARGEST_INTEGER
+from fsdpbench.configuration.numbers import LARGEST_INTEGER
 
 MOST_RUNS = 10_000
 MOST_JOBS = 1024

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Device, Placement
 
 

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement, StepMemory, Tracer
 from fsdpbench.devices.profiling import profile_steps
-from fsdpbench.provenance import machine
-from fsdpbench.warmup import is_stable
+from fsdpbench.measuring.warmup import is_stable
+from fsdpbench.results.provenance import machine
 
 COLLECTIVE_GRACE_S = 60.0
 """Collectives give up this long after the configuration's own timeout, which is to be met first."""

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.devices.cpu import COLLECTIVE_GRACE_S
 from fsdpbench.devices.peaks import peak_flops_of
 from fsdpbench.devices.profiling import profile_steps
 from fsdpbench.errors import BenchError
-from fsdpbench.warmup import is_stable
+from fsdpbench.measuring.warmup import is_stable
 
 
 class CudaDevice:

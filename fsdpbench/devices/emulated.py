@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement
 from fsdpbench.devices.cpu import CpuDevice
 from fsdpbench.devices.cuda import CudaDevice

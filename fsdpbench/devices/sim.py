@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
+from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.hardware import load_profile
-from fsdpbench.warmup import WINDOW, is_stable
 
 
 class SimDevice:

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
+from fsdpbench.files.reading import UnreadableFileError, read_json_object
 from fsdpbench.launch.lifetime import PARENT, die_with_parent
 from fsdpbench.launch.rank_files import LOG_FOLDER
-from fsdpbench.reading import UnreadableFileError, read_json_object
-from fsdpbench.records import Status, read_records
-from fsdpbench.result import Outcome, outcome_of_records
+from fsdpbench.results.records import Status, read_records
+from fsdpbench.results.result import Outcome, outcome_of_records
 
 LAUNCH_FILE = "launch.json"
 _STOP_GRACE_S = 5.0

@@ -21,12 +21,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.launch.lifetime import die_with_parent
 from fsdpbench.launch.nodes import Nodes, lead
-from fsdpbench.machine_state import environment_of, observe
-from fsdpbench.records import TRACE_FOLDER, Status, read_records
-from fsdpbench.result import Outcome, outcome_of_records, write_result
+from fsdpbench.results.machine_state import environment_of, observe
+from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
+from fsdpbench.results.result import Outcome, outcome_of_records, write_result
 
 
 def run_point(

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench import interruption
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
+from fsdpbench.files.reading import UnreadableFileError, read_json_object
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import record_result, run_point, timestamp
-from fsdpbench.reading import UnreadableFileError, read_json_object
-from fsdpbench.records import Status, read_records
-from fsdpbench.result import Outcome, outcome_of_records
+from fsdpbench.results.records import Status, read_records
+from fsdpbench.results.result import Outcome, outcome_of_records
 
 _FULL_DISK_BYTES = 1 << 20
 _GRACE_S = 15.0

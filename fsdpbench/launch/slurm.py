@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError, UsageError
+from fsdpbench.files.reading import UnreadableFileError, read_json_object
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
-from fsdpbench.reading import UnreadableFileError, read_json_object
-from fsdpbench.records import Status
 from fsdpbench.reports.outside_text import printable
-from fsdpbench.result import Outcome
+from fsdpbench.results.records import Status
+from fsdpbench.results.result import Outcome
 
 _START_GRACE_S = 120.0
 """On top of a configuration's timeout: what a job may take besides (imports, the file system)."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.launch.rank_files import RankFiles
-from fsdpbench.records import Status, record_path
-from fsdpbench.result import Outcome
+from fsdpbench.results.records import Status, record_path
+from fsdpbench.results.result import Outcome
 
 _OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator: (can't allocate memory|not enough memory)|^MemoryError|std::bad_alloc"

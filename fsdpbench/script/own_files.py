@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 
 import fsdpbench
-from fsdpbench.script.source import ScriptSource
+from fsdpbench.configuration.script_source import ScriptSource
 
 _INSTALLED = ("site-packages", "dist-packages")
 _PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep

@@ -17,10 +17,11 @@ from statistics import mean
 import torch
 import torch._dynamo  # the real one: scripts may need it, and where cuda is mapped it cannot be imported
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.script_source import ScriptSource, StepsBy
 from fsdpbench.devices.base import Placement
 from fsdpbench.devices.sim import SimDevice
-from fsdpbench.records import RankRecord, Status, trace_path
+from fsdpbench.results.records import RankRecord, Status, trace_path
 from fsdpbench.script.clock import map_clock
 from fsdpbench.script.cuda import ProfilerRequests, compile_notes, map_cuda
 from fsdpbench.script.decisions import Decisions
@@ -29,7 +30,6 @@ from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.optimizers import Optimizers
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.peaks import Peaks
-from fsdpbench.script.source import ScriptSource, StepsBy
 from fsdpbench.script.steps import MeasuredAllError, Steps
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.flops import FlopCount

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 
-from fsdpbench.config import Measurement
+from fsdpbench.configuration.config import Measurement
 from fsdpbench.devices.base import StepMemory
 from fsdpbench.sim import SimulatedTrace, Simulation
 from fsdpbench.sim.accelerator import ACCELERATOR

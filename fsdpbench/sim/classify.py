@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.compute_type import compute_type
+from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.tensors import tensors_in
 

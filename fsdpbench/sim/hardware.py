@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reading import UnreadableFileError, is_there, parse_toml, read_toml
+from fsdpbench.files.reading import UnreadableFileError, is_there, parse_toml, read_toml
 from fsdpbench.sim.hardware_sections import (
     DTYPES,
     GIB,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.compute_type import compute_type
+from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.classify import FREE, OperatorCost, price
 from fsdpbench.sim.tensors import contiguous_strides, meta_twin, tensors_in

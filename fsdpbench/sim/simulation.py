@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from fsdpbench.configuration.jitter import JitterSettings
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.allocator.conf import AllocatorCosts
@@ -25,7 +26,7 @@ from fsdpbench.sim.device_module import DeviceModule
 from fsdpbench.sim.dynamo import import_config
 from fsdpbench.sim.hardware import HardwareProfile
 from fsdpbench.sim.host_optimizer import register_host_optimizer
-from fsdpbench.sim.jitter import Jitter, JitteredTimeline, JitterSettings
+from fsdpbench.sim.jitter import Jitter, JitteredTimeline
 from fsdpbench.sim.kernels import forget_plans, register_kernels
 from fsdpbench.sim.network import Network
 from fsdpbench.sim.patches import apply_patches

@@ -130,7 +130,10 @@ class Event:
         timeline.cpu += ACCELERATOR.cpu_costs.event_ns
         self.marker = timeline.record(number)
         if ACCELERATOR.trace is not None:
-            self._trace = EventRecord.write(ACCELERATOR, number, start)
+            ACCELERATOR.events_traced += 1
+            self._trace = EventRecord.write(
+                ACCELERATOR.trace, ACCELERATOR.events_traced, number, start, timeline.cpu
+            )
 
     def wait(self, stream: torch.Stream | None = None) -> None:
         """Make a stream (the current one by default) wait for the event."""

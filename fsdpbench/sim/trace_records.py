@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from fsdpbench.sim.timeline import DEFAULT_STREAM
 
 if TYPE_CHECKING:
-    from fsdpbench.sim.accelerator import Accelerator
     from fsdpbench.sim.trace import TraceRecorder
 
 
@@ -55,14 +54,11 @@ class EventRecord:
         self.correlation = correlation
 
     @classmethod
-    def write(cls, accelerator: Accelerator, stream: int, start_ns: int) -> EventRecord:
-        """Add the record of an event, which took the CPU from ``start_ns`` until now."""
-        assert accelerator.trace is not None
-        accelerator.events_traced += 1
-        event_id = accelerator.events_traced
-        correlation = accelerator.trace.event_record(
-            trace_stream(stream), event_id, start_ns, accelerator.timeline.cpu
-        )
+    def write(
+        cls, trace: TraceRecorder, event_id: int, stream: int, start_ns: int, end_ns: int
+    ) -> EventRecord:
+        """Add the record of event number ``event_id``, which took the CPU from start to end."""
+        correlation = trace.event_record(trace_stream(stream), event_id, start_ns, end_ns)
         return cls(event_id, trace_stream(stream), correlation)
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import unknown
-from fsdpbench.settings import Value
 from fsdpbench.sweep.rules import Rule
 
 DEFAULT_SYSTEMS = ("impl-fsdp1", "impl-fsdp2")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from fsdpbench.config import Config
-from fsdpbench.measured import spread
-from fsdpbench.records import Status
+from fsdpbench.configuration.config import Config
+from fsdpbench.results.measured import spread
+from fsdpbench.results.records import Status
 
 _PER_SECOND = (
     "samples_per_s_per_gpu",

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fsdpbench import interruption
-from fsdpbench.config import Config
-from fsdpbench.index import refresh_index
+from fsdpbench.configuration.config import Config
 from fsdpbench.launch.pool import PointPool
-from fsdpbench.machine_state import usable_cores
-from fsdpbench.provenance import content_key
-from fsdpbench.records import Status
-from fsdpbench.store import Store, disk_errors
+from fsdpbench.results.index import refresh_index
+from fsdpbench.results.machine_state import usable_cores
+from fsdpbench.results.provenance import content_key
+from fsdpbench.results.records import Status
+from fsdpbench.results.store import Store, disk_errors
 from fsdpbench.sweep.repeats import Run, interleaved, merged
 
 _POLL_S = 0.5

@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.settings import Settings, Value, show_value
 from fsdpbench.errors import UsageError
-from fsdpbench.planning import Target, make_config, without_absent
-from fsdpbench.settings import Settings, Value, show_value
+from fsdpbench.sweep.planning import Target, make_config, without_absent
 from fsdpbench.sweep.rules import Rule
 from fsdpbench.systems import get_system
 from fsdpbench.workloads import Workload

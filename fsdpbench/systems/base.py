@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.errors import UsageError
 from fsdpbench.systems.optimizers import make_optimizer
 from fsdpbench.workloads import Workload, get_workload

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.systems.base import TORCH_DTYPES, BuildContext, System, init_module, refuse_common
 from fsdpbench.systems.wrapping import select_units
 

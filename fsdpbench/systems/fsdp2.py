@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.systems.base import (
     TORCH_DTYPES,
     BuildContext,

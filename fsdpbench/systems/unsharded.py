@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.systems.base import TORCH_DTYPES, BuildContext, System
 
 _NO_UNITS = "there are no FSDP units"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.errors import unknown
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 
 GOALS = {
     "tokens_per_s": "tokens_per_s_per_gpu",

@@ -23,7 +23,7 @@ from statistics import median
 
 import numpy as np
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.tune.front import Candidate
 from fsdpbench.tune.point_space import PointSpace, objectives
 

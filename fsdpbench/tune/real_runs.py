@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fsdpbench.config import Config
-from fsdpbench.index import refresh_index
-from fsdpbench.store import Store
+from fsdpbench.configuration.config import Config
+from fsdpbench.results.index import refresh_index
+from fsdpbench.results.store import Store
 from fsdpbench.sweep.repeats import first_run
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
 from fsdpbench.tune.front import Candidate, judge

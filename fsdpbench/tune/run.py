@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.settings import show_value
 from fsdpbench.errors import BenchError
-from fsdpbench.provenance import content_key
-from fsdpbench.settings import show_value
-from fsdpbench.store import Store
+from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.whole_files import write_whole
+from fsdpbench.results.provenance import content_key
+from fsdpbench.results.store import Store
 from fsdpbench.sweep.prediction import as_simulated
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
-from fsdpbench.toml_text import to_toml
 from fsdpbench.tune.front import Candidate, judge, pareto
 from fsdpbench.tune.measured_search import RealBudget, search_measured
 from fsdpbench.tune.real_runs import RealRuns, rank_agreement
 from fsdpbench.tune.search import search
 from fsdpbench.tune.snippets import snippets
-from fsdpbench.whole_files import write_whole
 
 BEST_FILE = "best.toml"
 RECORD_FILE = "tune.json"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.tune.front import Candidate
 from fsdpbench.tune.point_space import PointSpace, objectives
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from fsdpbench.config import Config
-from fsdpbench.settings import show_value
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.settings import show_value
 from fsdpbench.systems.base import shard_size_of
 
 _TORCH_DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}

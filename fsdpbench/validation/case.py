@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from fsdpbench.config import ShapeValue
-from fsdpbench.settings import Value
+from fsdpbench.configuration.config import ShapeValue
+from fsdpbench.configuration.settings import Value
 
 
 class Figure(Enum):

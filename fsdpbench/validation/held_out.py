@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.files.toml_text import to_toml
 from fsdpbench.sim.hardware import HardwareProfile, load_profile
 from fsdpbench.systems import get_system
-from fsdpbench.toml_text import to_toml
 from fsdpbench.validation import llm_foundry
 from fsdpbench.validation.case import Case
 from fsdpbench.validation.predict import Prediction

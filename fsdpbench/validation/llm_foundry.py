@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fsdpbench.config import ShapeValue
-from fsdpbench.settings import Value
+from fsdpbench.configuration.config import ShapeValue
+from fsdpbench.configuration.settings import Value
 
 SOURCE = "llm-foundry"
 _SYSTEMS = {"a100-40gb": "llm-foundry-0.1", "a100-80gb": "llm-foundry-0.1"}

@@ -8,7 +8,7 @@ and 1 GB (8b).
 
 from __future__ import annotations
 
-from fsdpbench.settings import Value
+from fsdpbench.configuration.settings import Value
 from fsdpbench.validation.case import Case, Figure
 
 _SOURCE = "arXiv 2304.11277"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fsdpbench.settings import Value
+from fsdpbench.configuration.settings import Value
 from fsdpbench.validation.case import Case, Figure
 
 _PAPER = "arXiv 2304.11277"

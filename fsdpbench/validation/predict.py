@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.config import Config, Measurement
-from fsdpbench.planning import make_config, make_target, without_absent
-from fsdpbench.provenance import content_key
-from fsdpbench.settings import Settings
-from fsdpbench.store import Store
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.results.provenance import content_key
+from fsdpbench.results.store import Store
+from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
 from fsdpbench.validation.case import Case, Figure
 

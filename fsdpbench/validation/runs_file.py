@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from fsdpbench.config import ShapeValue
+from fsdpbench.configuration.config import ShapeValue
+from fsdpbench.configuration.numbers import finite_number, whole_number
+from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
-from fsdpbench.numbers import finite_number, whole_number
-from fsdpbench.reading import read_text
-from fsdpbench.settings import Value
+from fsdpbench.files.reading import read_text
 from fsdpbench.sim.hardware import profile_names
 from fsdpbench.validation import llm_foundry
 from fsdpbench.validation.case import Case, Figure

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from fsdpbench.config import Config, Measurement, check_world
+from fsdpbench.configuration.config import Config, Measurement, check_world
+from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import UsageError
-from fsdpbench.provenance import content_key
-from fsdpbench.settings import SETTINGS, Settings
+from fsdpbench.results.provenance import content_key
 
 CONFIG = Config(
     model="gpt-tiny",

@@ -13,10 +13,10 @@ import pytest
 
 from fsdpbench.cli import ranking
 from fsdpbench.cli.progress import shortened
-from fsdpbench.config import Config, Measurement
-from fsdpbench.planning import without_absent
-from fsdpbench.settings import Settings
-from fsdpbench.store import Store
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.results.store import Store
+from fsdpbench.sweep.planning import without_absent
 
 
 def config(**settings: Any) -> Config:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from fsdpbench.cli.request import target_of
-from fsdpbench.config import Measurement
+from fsdpbench.configuration.config import Measurement
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch.pool import PointPool
-from fsdpbench.planning import make_config, without_absent
-from fsdpbench.settings import Settings
-from fsdpbench.store import Store
+from fsdpbench.results.store import Store
+from fsdpbench.sweep.planning import make_config, without_absent
 
 Result = dict[str, Any]
 

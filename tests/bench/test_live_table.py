@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fsdpbench.cli.progress import LiveProgress, shortened, told_apart
-from fsdpbench.config import Config, Measurement
-from fsdpbench.planning import without_absent
-from fsdpbench.settings import Settings
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.sweep.planning import without_absent
 
 RESULT: dict[str, Any] = {
     "status": "ok",

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from fsdpbench.cli.request import target_of
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch.pool import PointPool
-from fsdpbench.planning import make_config, without_absent
-from fsdpbench.provenance import content_key
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.settings import Settings
-from fsdpbench.store import Store
+from fsdpbench.results.provenance import content_key
+from fsdpbench.results.store import Store
+from fsdpbench.sweep.planning import make_config, without_absent
 
 GPT_175B = {"model": "gpt-175b", "gpus": 128, "shape": "layers=12"}
 """Twelve blocks of the 175B shape on 16 nodes: the same units and collectives, a tenth of the time to run."""

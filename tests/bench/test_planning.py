@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fsdpbench.cli.request import DEFAULT_GPUS, make_request, request_of_space
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
-from fsdpbench.planning import make_config, not_applicable, parse_shape
-from fsdpbench.settings import Settings
+from fsdpbench.sweep.planning import make_config, not_applicable, parse_shape
 
 SIM = {"model": "gpt-tiny", "gpus": 8, "device": "sim"}
 

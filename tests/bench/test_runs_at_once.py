@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.store import Store
+from fsdpbench.results.store import Store
 
 RUN = ("run", "--model", "gpt-125m", "--shape", "layers=1", "--gpus", "8", "--device", "sim", "--json")
 

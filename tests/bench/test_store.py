@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.check.sides import stored_side
-from fsdpbench.config import Config, Measurement
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import BenchError, UsageError
-from fsdpbench.index import build_index, refresh_index
-from fsdpbench.provenance import content_key
-from fsdpbench.settings import Settings
-from fsdpbench.store import INDEX_FILE, Store, StoredPoint, point_folder_name
+from fsdpbench.results.index import build_index, refresh_index
+from fsdpbench.results.provenance import content_key
+from fsdpbench.results.store import INDEX_FILE, Store, StoredPoint, point_folder_name
 
 
 def a_config(**settings: object) -> Config:
@@ -110,7 +110,7 @@ def test_a_second_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_dead_process_does_not_hold(tmp_path: Path) -> None:
     holder = (
-        "import os, sys; from pathlib import Path; from fsdpbench.store import Store\n"
+        "import os, sys; from pathlib import Path; from fsdpbench.results.store import Store\n"
         "store = Store.open_or_create(Path(sys.argv[1]))\n"
         "lock = store.locked(); lock.__enter__(); os._exit(9)"
     )

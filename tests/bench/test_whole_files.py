@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench import whole_files
-from fsdpbench.whole_files import clear_leftovers, move_new, write_new, write_whole
+from fsdpbench.files import whole_files
+from fsdpbench.files.whole_files import clear_leftovers, move_new, write_new, write_whole
 
 
 def test_of_many_writers_the_last_one_is_whole(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.check.entries import Entry
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 
 
 @pytest.fixture(scope="session")

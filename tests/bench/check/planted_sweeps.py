@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from fsdpbench.config import Config, Measurement
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.impl.collectives import comm
 from fsdpbench.impl.runtime import schedule
 from fsdpbench.launch.point import run_point
-from fsdpbench.planning import make_config, make_target, without_absent
-from fsdpbench.settings import Settings
+from fsdpbench.measuring.training import TrainingLoop
+from fsdpbench.results.store import Store, point_folder_name
 from fsdpbench.sim import preload
-from fsdpbench.store import Store, point_folder_name
-from fsdpbench.training import TrainingLoop
+from fsdpbench.sweep.planning import make_config, make_target, without_absent
 
 BASE = "base"
 LAYERS = 4

@@ -14,7 +14,7 @@ from fsdpbench.check.outcomes import Verdict, outcome
 from fsdpbench.check.thresholds import Thresholds
 from fsdpbench.cli.comparison_output import finish
 from fsdpbench.errors import BenchError, ExitCode
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 
 DOCS = Path(__file__).parents[3] / "docs" / "gate.md"
 FAILURES = [Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RACE]

@@ -13,7 +13,7 @@ from fsdpbench.check.outcomes import Verdict
 from fsdpbench.check.shown import shown_pair, shown_percent
 from fsdpbench.check.text import as_text
 from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 
 RUN = {
     "step_time_s": 1.890182549,

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpbench.config import Config, Measurement
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch.elastic import RankFunction, run_elastic
-from fsdpbench.planning import make_config, make_target, without_absent
-from fsdpbench.records import read_records
-from fsdpbench.result import Outcome
-from fsdpbench.settings import Settings
+from fsdpbench.results.records import read_records
+from fsdpbench.results.result import Outcome
+from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.worker import run_rank
 
 SHAPE = {"layers": 2, "d_model": 32, "heads": 2, "vocab": 64, "max_seq": 16}

@@ -3,7 +3,7 @@
 import pytest
 
 from fsdpbench.launch.elastic import run_elastic
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 
 # The launcher forks ranks beside its own threads; they start afresh and take no lock of its.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

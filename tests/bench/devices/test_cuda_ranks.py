@@ -2,10 +2,10 @@
 
 import pytest
 
-from fsdpbench.config import Measurement
-from fsdpbench.planning import make_config, make_target, without_absent
-from fsdpbench.records import Status
-from fsdpbench.settings import Settings
+from fsdpbench.configuration.config import Measurement
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.results.records import Status
+from fsdpbench.sweep.planning import make_config, make_target, without_absent
 
 
 @pytest.fixture

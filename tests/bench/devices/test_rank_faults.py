@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdpbench.records import Status
+from fsdpbench.results.records import Status
 from fsdpbench.worker import run_rank
 from fsdpbench.workloads.gpt import GPTBlock
 
@@ -126,7 +126,7 @@ def test_error_before_the_first_collective(cpu_config, launch):
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.launch.elastic import run_elastic
 import json
 

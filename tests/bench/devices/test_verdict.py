@@ -6,7 +6,7 @@ import pytest
 
 from fsdpbench.launch.rank_files import RankFiles, innermost_frame
 from fsdpbench.launch.verdict import judge
-from fsdpbench.records import RankRecord, Status, record_path
+from fsdpbench.results.records import RankRecord, Status, record_path
 
 BROKEN = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
 STACKS = """Thread 0x00007f1 (most recent call first):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fsdpbench.cli.request import target_of
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch.point import run_point
-from fsdpbench.planning import make_config
-from fsdpbench.settings import Settings
+from fsdpbench.sweep.planning import make_config
 
 SPACE = ("--system", "torch-ddp", "--batch", "1,8", "--seq", "64")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.errors import BenchError, ExitCode
-from fsdpbench.store import Store
+from fsdpbench.results.store import Store
 
 SIM = (
     "--model",

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.config import Measurement
-from fsdpbench.measured import measured, spread
-from fsdpbench.warmup import is_stable, warm_up
+from fsdpbench.configuration.config import Measurement
+from fsdpbench.measuring.warmup import is_stable, warm_up
+from fsdpbench.results.measured import measured, spread
 
 
 def run(times: list[float], least: int, most: int) -> tuple[int, bool | None]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module
 from fsdpbench.errors import UsageError
-from fsdpbench.reproduce import run_command
-from fsdpbench.script.source import ScriptSource, StepsBy, file_of_module
+from fsdpbench.results.reproduce import run_command
 
 TRAIN = """
 import sys

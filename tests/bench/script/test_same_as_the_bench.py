@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fsdpbench.cli.request import target_of
-from fsdpbench.planning import make_config, without_absent
-from fsdpbench.settings import Settings
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.sweep.planning import make_config, without_absent
 
 if TYPE_CHECKING:
     from pathlib import Path

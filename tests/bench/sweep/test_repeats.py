@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.config import Config, Measurement
-from fsdpbench.settings import Settings
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.sweep.repeats import interleaved, merged
 
 

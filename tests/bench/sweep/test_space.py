@@ -11,9 +11,9 @@ import pytest
 from fsdpbench.cli.options import read_space_file
 from fsdpbench.cli.request import SweepRequest, make_request, request_of_space
 from fsdpbench.errors import UsageError
+from fsdpbench.files.toml_text import to_toml
 from fsdpbench.sweep.presets import preset_names
 from fsdpbench.sweep.space import MOST_COMBINATIONS
-from fsdpbench.toml_text import to_toml
 
 SIM = {"model": "gpt-tiny", "gpus": 8, "device": "sim"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench import plugins
+from fsdpbench.configuration import plugins
 from fsdpbench.systems import registry
 
 Install = Callable[[Path, Mapping[str, str], Mapping[str, str]], Path]

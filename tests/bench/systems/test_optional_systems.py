@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from fsdpbench.cli.sweep_command import command as sweep
-from fsdpbench.config import Config, Measurement
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import UsageError
-from fsdpbench.planning import without_absent
-from fsdpbench.settings import SETTINGS, Settings
+from fsdpbench.sweep.planning import without_absent
 from fsdpbench.systems import System, get_system
 from fsdpbench.systems.deepspeed_zero3 import zero3_config
 from fsdpbench.systems.megatron_fsdp import megatron_arguments

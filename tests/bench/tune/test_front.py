@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from fsdpbench.cli.tune_command import parse_memory
-from fsdpbench.config import Config, Measurement
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
-from fsdpbench.records import Status
-from fsdpbench.settings import Settings
+from fsdpbench.results.records import Status
 from fsdpbench.tune.front import Candidate, judge, pareto
 
 CONFIG = Config(

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from fsdpbench.cli.request import make_request
-from fsdpbench.config import Config
-from fsdpbench.records import Status
-from fsdpbench.settings import Value
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.settings import Value
+from fsdpbench.results.records import Status
 from fsdpbench.sweep.repeats import first_run, merged
 from fsdpbench.tune.front import Candidate
 from fsdpbench.tune.measured_search import RealBudget, search_measured

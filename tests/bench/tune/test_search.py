@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdpbench.cli.request import make_request
-from fsdpbench.config import Config
-from fsdpbench.records import Status
+from fsdpbench.configuration.config import Config
+from fsdpbench.results.records import Status
 from fsdpbench.tune.front import Candidate, pareto
 from fsdpbench.tune.search import BATCH, search
 

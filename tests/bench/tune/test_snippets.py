@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.config import Config, Measurement
-from fsdpbench.planning import without_absent
-from fsdpbench.settings import Settings
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.sweep.planning import without_absent
 from fsdpbench.tune.snippets import snippets
 
 TRY = """

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.planning import not_applicable
+from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.validation.case import Figure
 from fsdpbench.validation.judge import group_errors, judge
 from fsdpbench.validation.paper_network import network_predictions

@@ -12,14 +12,14 @@ import sys
 
 import torch
 
-from fsdpbench.config import Measurement
+from fsdpbench.configuration.config import Measurement
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Placement
-from fsdpbench.planning import make_config, make_target, without_absent
-from fsdpbench.settings import Settings
+from fsdpbench.measuring.training import TrainingLoop
 from fsdpbench.sim import preload
+from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.systems import BuildContext, get_system
-from fsdpbench.training import TrainingLoop
 
 
 def training_loop(system: str, layers: int, gpus: int) -> TrainingLoop:

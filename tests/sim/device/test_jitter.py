@@ -7,7 +7,8 @@ from statistics import mean, pstdev
 
 import pytest
 
-from fsdpbench.sim.jitter import Jitter, JitterError, JitterSettings
+from fsdpbench.configuration.jitter import JitterError, JitterSettings
+from fsdpbench.sim.jitter import Jitter
 from fsdpbench.sim.timeline import Work
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from fsdpbench.config import Measurement
+from fsdpbench.configuration.config import Measurement
 
 WINDOW = 3
 TOLERANCE = 0.05

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from fsdpbench.reading import UnreadableFileError, parse_json
+from fsdpbench.files.reading import UnreadableFileError, parse_json
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reading import UnreadableFileError, read_json_object
+from fsdpbench.files.reading import UnreadableFileError, read_json_object
 
 TRACE_FOLDER = "trace"
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled")

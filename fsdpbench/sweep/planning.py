@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsdpbench.config import Config, Measurement, ShapeValue, check_world
+from fsdpbench.configuration.config import Config, Measurement, ShapeValue, check_world
+from fsdpbench.configuration.settings import SETTINGS, Settings, Value
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
-from fsdpbench.reading import is_there
-from fsdpbench.settings import SETTINGS, Settings, Value
+from fsdpbench.files.reading import is_there
 from fsdpbench.systems import get_system
 from fsdpbench.systems.wrapping import check_classes
 from fsdpbench.workloads import Workload, WorkloadError, get_workload

@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.config import Config
-from fsdpbench.plugins import foreign_identity
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.plugins import foreign_identity
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parent.parent
 _SHOWING_ONLY = ("reports/page/", "cli/", "sweep/", "tune/", "check/", "doctor.py")
 
 

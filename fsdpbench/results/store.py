@@ -24,17 +24,17 @@ from typing import Any
 
 import msgspec
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.plugins import foreign_identity
 from fsdpbench.errors import BenchError, UsageError
-from fsdpbench.folder_lock import FolderLock
-from fsdpbench.plugins import foreign_identity
-from fsdpbench.provenance import content_key
-from fsdpbench.reading import UnreadableFileError, read_json_object, read_toml
-from fsdpbench.records import Status
+from fsdpbench.files.folder_lock import FolderLock
+from fsdpbench.files.reading import UnreadableFileError, read_json_object, read_toml
+from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.reports.run_files import ConfigFile, ResultFile
-from fsdpbench.reproduce import run_command
-from fsdpbench.toml_text import to_toml
-from fsdpbench.whole_files import clear_leftovers, write_whole
+from fsdpbench.results.provenance import content_key
+from fsdpbench.results.records import Status
+from fsdpbench.results.reproduce import run_command
 
 SWEEP_FILE = "sweep.toml"
 INDEX_FILE = "results.sqlite"

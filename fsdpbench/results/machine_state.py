@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 
 _GPU_FIELDS = (
     "index",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from fsdpbench.config import Config
+from fsdpbench.configuration.config import Config
 from fsdpbench.systems import System
 
 Batch = tuple[torch.Tensor, ...]

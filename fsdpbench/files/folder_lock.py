@@ -26,8 +26,8 @@ from pathlib import Path
 
 from fsdpbench import interruption
 from fsdpbench.errors import BenchError, UsageError
-from fsdpbench.lock_owner import Owner, read_owner, this_process
-from fsdpbench.whole_files import move_new, write_new
+from fsdpbench.files.lock_owner import Owner, read_owner, this_process
+from fsdpbench.files.whole_files import move_new, write_new
 
 BEAT_S = 10.0
 SILENCE_S = 120.0

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from fsdpbench.configuration.numbers import LARGEST_INTEGER, finite_number, whole_number
 from fsdpbench.errors import UsageError, unknown
-from fsdpbench.numbers import LARGEST_INTEGER, finite_number, whole_number
 
 Value = int | str | bool | None
 MOST_OF_A_SIZE = 2**31 - 1

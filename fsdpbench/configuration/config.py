@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.configuration.jitter import JitterSettings
+from fsdpbench.configuration.numbers import MOST_GPUS
+from fsdpbench.configuration.script_source import ScriptSource
+from fsdpbench.configuration.settings import SETTINGS, Settings, show_value
 from fsdpbench.errors import UsageError
-from fsdpbench.numbers import MOST_GPUS
-from fsdpbench.script.source import ScriptSource
-from fsdpbench.settings import SETTINGS, Settings, show_value
-from fsdpbench.sim.jitter import JitterSettings
 
 DEVICES = ("cuda", "cpu", "sim")
 ShapeValue = int | float | str | bool

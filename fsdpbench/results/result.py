@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.config import Config
-from fsdpbench.measured import measured
-from fsdpbench.provenance import environment
-from fsdpbench.records import OF_SCRIPTS, TRACE_FOLDER, Status, read_records
+from fsdpbench.configuration.config import Config
 from fsdpbench.reports.analysis import analyze
 from fsdpbench.reports.analysis.model import Analysis
 from fsdpbench.reports.outside_text import one_line
 from fsdpbench.reports.result_figures import result_figures
+from fsdpbench.results.measured import measured
+from fsdpbench.results.provenance import environment
+from fsdpbench.results.records import OF_SCRIPTS, TRACE_FOLDER, Status, read_records
 
 SCHEMA = 1
 _WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.OOM, Status.ERROR)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from fsdpbench.config import Config
-from fsdpbench.script.source import ScriptSource, StepsBy
-from fsdpbench.settings import SETTINGS, show_value
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.script_source import ScriptSource, StepsBy
+from fsdpbench.configuration.settings import SETTINGS, show_value
 
 
 def run_command(config: Config) -> str:
