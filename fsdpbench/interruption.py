@@ -7,7 +7,7 @@
     a second one, or
     not gone in `PATIENCE_S` the signal's own action
 
-Children die with their parent (`launch/lifetime.py`), so that a process that was ended leaves none behind.
+Children die with their parent (`lifetime.py`), so that a process that was ended leaves none behind.
 Light, as what is imported before it: a command begins with it.
 """
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from fsdpbench.launch.lifetime import die_with_named_parent
+from fsdpbench.lifetime import die_with_named_parent
 
 if __name__ == "__main__":
     die_with_named_parent()  # before torch's import, during which its agent may end

@@ -3,8 +3,8 @@
     torchrun --nproc_per_node 2 docs/examples/train_t5.py                                      # on CPUs
     torchrun --nproc_per_node 8 docs/examples/train_t5.py --model t5-3b --seq 512 --batch 8    # on GPUs
 
-Whose FSDP trains is decided by one import: `--fsdp impl` is this project's, `--fsdp torch.distributed.fsdp`
-is PyTorch's. Everything else is the same, and so are the losses.
+One import decides whose FSDP trains: `--fsdp fsdpbench.impl` is this project's,
+`--fsdp torch.distributed.fsdp` is PyTorch's. Everything else is the same, and so are the losses.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def data(workload: Workload, text: Path, device: torch.device, options: argparse
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a T5 with FullyShardedDataParallel.")
-    parser.add_argument("--fsdp", default="impl", help="package to import: impl or torch.distributed.fsdp")
+    parser.add_argument(
+        "--fsdp", default="fsdpbench.impl", help="package to import: fsdpbench.impl or torch.distributed.fsdp"
+    )
     parser.add_argument("--model", default="t5-tiny")
     parser.add_argument("--text", type=Path, default=DOCS / "architecture.md", help="to train on, as bytes")
     parser.add_argument("--validation-text", type=Path, default=DOCS.parent / "README.md")

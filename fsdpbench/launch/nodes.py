@@ -26,8 +26,8 @@ from typing import Any
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
-from fsdpbench.launch.lifetime import PARENT, die_with_parent
 from fsdpbench.launch.rank_files import LOG_FOLDER
+from fsdpbench.lifetime import PARENT, die_with_parent
 from fsdpbench.results.records import Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records
 

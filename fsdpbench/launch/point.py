@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.launch.lifetime import die_with_parent
 from fsdpbench.launch.nodes import Nodes, lead
+from fsdpbench.lifetime import die_with_parent
 from fsdpbench.results.machine_state import environment_of, observe
 from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records, write_result

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..frontends.full_params import gather_flat, split_full
-from ..fsdp1.flat_checks import mark_replaced
+from ..frontends.replaced_parameters import mark_replaced
 from ..runtime.unit import Unit
 from .recording import Deferred, deferred_of, window_of, written_since
 from .tape import Tape

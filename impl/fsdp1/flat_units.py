@@ -10,6 +10,7 @@ from torch import nn
 
 from ..collectives import comm
 from ..frontends.ownership import Ignored, Owned
+from ..frontends.replaced_parameters import mark_replaced
 from ..runtime.offload import HostOffload
 from ..runtime.stage import stage_of
 from ..runtime.unit import Unit
@@ -24,7 +25,7 @@ from ..shared.settings import (
     ShardingStrategy,
     UnitPrecision,
 )
-from .flat_checks import check_first_calls, mark_replaced
+from .flat_checks import check_first_calls
 from .flat_extension import pre_flatten_transform
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation

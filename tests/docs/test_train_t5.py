@@ -50,13 +50,13 @@ def train(package: str, folder: Path) -> list[tuple[float, float]]:
 
 
 def test_the_script_learns(tmp_path: Path) -> None:
-    (first, first_validation), (last, last_validation) = train("impl", tmp_path)
+    (first, first_validation), (last, last_validation) = train("fsdpbench.impl", tmp_path)
     assert last < first - 0.3
     assert last_validation < first_validation
 
 
 @pytest.mark.campaign
 def test_one_import_decides_and_nothing_else_changes(tmp_path: Path) -> None:
-    ours, torchs = train("impl", tmp_path), train("torch.distributed.fsdp", tmp_path)
+    ours, torchs = train("fsdpbench.impl", tmp_path), train("torch.distributed.fsdp", tmp_path)
     for own, reference in zip(ours, torchs, strict=True):
         assert own == pytest.approx(reference, abs=2e-4)  # the last of the four digits that the script prints

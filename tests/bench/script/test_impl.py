@@ -1,4 +1,4 @@
-"""This project's FSDP in a script: `from impl import ...` instead of torch's, nothing else changed."""
+"""This project's FSDP in a script: `fsdpbench.impl` imported instead of torch's, nothing else changed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SIZES = ("--layers", "4", "--width", "768", "--length", "512", "--batch", "4")
 def test_it_takes_the_time_and_memory_of_torch_s(script: str, run_script: RunScript, tmp_path: Path) -> None:
     theirs = run_script(EXAMPLES / script, *SIZES)
     source = (EXAMPLES / script).read_text()
-    ours = source.replace("from torch.distributed.fsdp import", "from impl import").replace(
-        "from torch.distributed.fsdp.wrap import", "from impl import"
+    ours = source.replace("from torch.distributed.fsdp import", "from fsdpbench.impl import").replace(
+        "from torch.distributed.fsdp.wrap import", "from fsdpbench.impl import"
     )
-    assert ours.count("from impl import") == source.count("from torch.distributed.fsdp")
+    assert ours.count("from fsdpbench.impl import") == source.count("from torch.distributed.fsdp")
     (tmp_path / "small_gpt.py").write_text((EXAMPLES / "small_gpt.py").read_text())
     (tmp_path / script).write_text(ours)
     run = run_script(tmp_path / script, *SIZES)
@@ -39,7 +39,7 @@ def test_the_default_mesh_is_the_device_s(run_probe: RunScript) -> None:
     run = run_probe(
         """
         import torch.distributed as dist
-        from impl import fully_shard
+        from fsdpbench.impl import fully_shard
         dist.init_process_group("nccl")
         model = fully_shard(torch.nn.Linear(64, 64).cuda())
         assert model.weight.device_mesh.device_type == "cuda"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SCRIPT = """
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from workloads import get_workload
+from fsdpbench.workloads import get_workload
 
 dist.init_process_group("nccl")
 device = torch.device("cuda", 0)

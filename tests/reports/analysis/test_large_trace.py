@@ -16,7 +16,7 @@ EVENTS = 1_000_000
 OURS = """
 import json, resource, sys, time
 start = time.perf_counter()
-from reports.analysis import analyze
+from fsdpbench.reports.analysis import analyze
 rank = analyze([sys.argv[1]]).ranks[0]
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"s": time.perf_counter() - start, "peak": peak, "overlap": rank.overlap_fraction,
@@ -26,7 +26,7 @@ HTAS = """
 import json, sys, time, logging
 logging.disable(logging.CRITICAL)
 start = time.perf_counter()
-from reports.hta_check import hta_overlap
+from fsdpbench.reports.hta_check import hta_overlap
 print(json.dumps({"overlap": hta_overlap({0: sys.argv[1]})[0], "s": time.perf_counter() - start}))
 """
 

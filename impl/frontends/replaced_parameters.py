@@ -1,0 +1,54 @@
+"""Optimizers that were made before wrapping: they hold parameters that are trained no more."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+_REPLACED = "_fsdp_replaced_by"
+"""Attribute of a parameter that is not trained any more: what took its place."""
+
+
+class _OptimizerGuard:
+    """Looks at every optimizer before its first step after something was wrapped."""
+
+    def __init__(self) -> None:
+        self._wrapped = 0
+        self._seen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+
+    def wrapped(self) -> None:
+        """Parameters were replaced: look at all optimizers once more."""
+        if not self._wrapped:
+            register_optimizer_step_pre_hook(self._before_step)
+        self._wrapped += 1
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._seen.get(optimizer) == self._wrapped:
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                title = parameter.__dict__.get(_REPLACED)
+                if title is not None:
+                    raise RuntimeError(
+                        f"this {type(optimizer).__name__} was made before the model was wrapped and holds a "
+                        f"parameter of shape {tuple(parameter.shape)} that {title} trains no more: make it "
+                        "after wrapping, from the wrapped model's parameters(), or pass use_orig_params=True"
+                    )
+        self._seen[optimizer] = self._wrapped
+
+
+_optimizers = _OptimizerGuard()
+
+
+def mark_replaced(parameters: Iterable[nn.Parameter], title: str) -> None:
+    """``parameters`` are trained no more, since a unit of the module ``title`` took their values."""
+    marked = list(parameters)
+    for parameter in marked:
+        parameter.__dict__[_REPLACED] = title
+    if marked:
+        _optimizers.wrapped()
