@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from fsdpbench import impl
+from fsdpbench.impl.runtime.presentation import ModulePlace
 
 CPU = torch.device("cpu")
 
@@ -105,7 +106,7 @@ def case_flat_parameter(rank: int) -> None:
     }
     ranges = zip(mine._fqns, mine._shard_ranges, strict=True)
     assert {name: (start, end) for name, (start, end) in ranges if end > start} == held
-    assert mine._shared_param_infos[0] == (impl.flat_param.ModulePlace(ours.module.head, "weight"),)
+    assert mine._shared_param_infos[0] == (ModulePlace(ours.module.head, "weight"),)
 
 
 def case_compiled(rank: int) -> None:

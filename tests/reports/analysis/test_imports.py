@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 PROGRAM = """
-import sys, reports, reports.analysis.text, reports.timeline, reports.hta_check, reports.trace
-unwanted = {"torch", "hta", "scipy", "plotly", "pandas", "impl", "fsdpbench", "workloads"}
-print(*sorted(unwanted & set(sys.modules)))
+import sys, fsdpbench.reports.analysis.text, fsdpbench.reports.timeline
+import fsdpbench.reports.hta_check, fsdpbench.reports.trace
+unwanted = {"torch", "hta", "scipy", "plotly", "pandas"}
+higher = {name for name in sys.modules if name.startswith("fsdpbench.")}
+higher = {name for name in higher if not name.startswith(("fsdpbench.reports", "fsdpbench.bare_names"))}
+print(*sorted(unwanted & set(sys.modules)), *sorted(higher))
 """
 
 
