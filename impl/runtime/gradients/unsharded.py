@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .unit import Unit
+from ..unit import Unit
 
 
 def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
