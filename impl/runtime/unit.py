@@ -37,6 +37,7 @@ from ..collectives import comm
 from ..collectives.custom_comm import AllGather
 from ..collectives.peer_gather import PeerGather
 from ..shared.annotations import UnitLabels, span
+from ..shared.copy_out import CopyOut
 from ..shared.layout import UnitLayout
 from ..shared.settings import MemoryHandover, UnitPrecision
 from .buffer import FlatBuffer, make_buffer
@@ -117,9 +118,9 @@ class Unit:
         self._full: FlatBuffer | None = None
         self._work: Any = None
         self._event: Event | None = None
-        self._copy_out: list[torch.Tensor] = []
+        self._copy_out: CopyOut | None = None
         self._own_part: torch.Tensor | None = None
-        self._from_smaller: FlatBuffer | None = None
+        self._from_smaller = False
 
     def _use_precision(self, precision: UnitPrecision) -> None:
         self.precision = precision
@@ -193,7 +194,7 @@ class Unit:
             self.smaller.forget()
         self.unsharded = []
         self._gathered = self._full = self._own_part = None
-        self._copy_out = []
+        self._copy_out = None
 
     def drop_gradients(self) -> None:
         """Forget gradients that were not reduced yet."""
@@ -251,7 +252,8 @@ class Unit:
                 self._context.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
             with span(self.labels.all_gather):
                 if self.smaller is not None and self.smaller.holds:
-                    self._issue_smaller(self.smaller)
+                    self._work, self._event = self.smaller.start(self.context.streams)
+                    self._from_smaller = True
                 elif self.gathers:
                     self._issue_all_gather()
                 else:
@@ -314,17 +316,6 @@ class Unit:
             self.context.host_read = event
         return event
 
-    def _issue_smaller(self, smaller: SmallerGroup) -> None:
-        streams = self.context.streams
-        streams.all_gather.wait(smaller.event)
-        with streams.all_gather:
-            gathered = smaller.take_gathered(streams.all_gather)
-            self._work = comm.all_gather(
-                gathered.tensor, smaller.shard, smaller.group, not streams.has_streams, smaller.custom
-            )
-            self._event = streams.all_gather.record()
-        self._from_smaller = gathered
-
     def _take_gathered(self, owner: Stream) -> FlatBuffer:
         if self._gathered is None:
             numel, dtype = self.layout.gathered_numel, self.precision.compute
@@ -349,8 +340,9 @@ class Unit:
         with span(self.labels.wait_all_gather):
             if self.fetches:
                 self._finish_gather()
-            if self._from_smaller is not None:
-                self._copy_out_smaller(self._from_smaller)
+            if self._from_smaller:
+                self._take_full()
+                self._release_smaller(copied=True)
             elif self._by_peers is not None:
                 self._by_peers.copy_out(self._take_full().tensor)
             elif self.layout.rank_major:
@@ -381,48 +373,22 @@ class Unit:
         return self._full
 
     def _copy_out_parameters(self, hold: int) -> None:
-        layout, context, gathered = self.layout, self.context, self._gathered
+        context, gathered = self.context, self._gathered
         assert gathered is not None
         if hold:
             context.handover.trim()
         full = self._take_full()
-        if not self._copy_out:
-            self._copy_out = [
-                full.tensor[s.full_offset : s.full_offset + s.full_padded_numel].view(layout.world_size, -1)
-                for s in layout.segments[: layout.fused]
-            ]
-        rows = gathered.tensor.view(layout.world_size, -1)
-        if layout.interleaved:
-            rows = self._copy_out_interleaved(rows, full.tensor)
-        if self._copy_out:
-            torch.split_with_sizes_copy(rows, layout.split_sizes, dim=1, out=self._copy_out)
+        if self._copy_out is None:
+            self._copy_out = CopyOut(self.layout, full.tensor)
+        self._copy_out(gathered.tensor)
         context.handover.release(gathered, context.streams.compute, hold)
 
-    def _copy_out_interleaved(self, rows: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
-        """Copy out parameters that are cut on another dim than the first; returns what is left to copy."""
-        layout = self.layout
-        to: list[torch.Tensor] = []
-        parts: list[torch.Tensor] = []
-        for s in layout.segments[layout.fused :]:
-            pieces, size = s.blocks
-            whole = full[s.full_offset : s.full_offset + s.numel].view(pieces, layout.world_size, size)
-            part = rows[:, s.shard_offset : s.shard_offset + s.shard_padded_numel]
-            to.append(whole.transpose(0, 1))
-            parts.append(part.view(layout.world_size, pieces, size))
-        torch._foreach_copy_(to, parts)
-        return rows[:, : sum(layout.split_sizes)]
-
-    def _copy_out_smaller(self, gathered: FlatBuffer) -> None:
+    def _release_smaller(self, *, copied: bool) -> None:
         assert self.smaller is not None
-        self._take_full()
-        self.smaller.copy_out(gathered.tensor)
-        self._release_smaller(gathered)
-
-    def _release_smaller(self, gathered: FlatBuffer) -> None:
-        assert self.smaller is not None
-        self.context.handover.release(gathered, self.context.streams.compute)
-        self.smaller.drop()
-        self._from_smaller = None
+        if copied:
+            self.smaller.copy_out()
+        self.smaller.release(self.context.handover, self.context.streams.compute)
+        self._from_smaller = False
 
     @torch.inference_mode(False)
     def _make_parameters(self) -> None:
@@ -500,8 +466,8 @@ class Unit:
         """A gather that nobody waited for: let it finish, keep nothing."""
         if self.fetches:
             self._finish_gather()
-            if self._from_smaller is not None:
-                self._release_smaller(self._from_smaller)
+            if self._from_smaller:
+                self._release_smaller(copied=False)
                 self.presentation.show_sharded()
                 return
             if self._by_peers is not None:
