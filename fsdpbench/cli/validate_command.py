@@ -41,6 +41,7 @@ def command(
     from fsdpbench.validation.predict import predict
     from fsdpbench.validation.runs_file import cases_of_file
     from fsdpbench.validation.text import as_dict, as_markdown
+    from fsdpbench.whole_files import write_whole
 
     if system is not None:
         get_system(system)
@@ -56,7 +57,7 @@ def command(
     bars = judge(predictions)
     shares = compare_held_out(predictions, both[len(cases) :])
     text = as_markdown(predictions, bars, shares)
-    (output / "validation.md").write_text(text)
+    write_whole(output / "validation.md", text)
     write_page(output / "validation.html", predictions, bars, shares)
     if as_json:
         show_json(as_dict(predictions, bars, shares))

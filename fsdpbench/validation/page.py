@@ -13,6 +13,7 @@ from fsdpbench.validation.held_out import HeldOut
 from fsdpbench.validation.judge import Bar
 from fsdpbench.validation.predict import Prediction
 from fsdpbench.validation.text import systems_of
+from fsdpbench.whole_files import write_whole
 
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
@@ -33,7 +34,7 @@ def write_page(
         systems=systems_of(predictions),
         chart=jinja2.utils.markupsafe.Markup(chart),
     )
-    path.write_text(page)
+    write_whole(path, page)
 
 
 def _chart(predictions: Sequence[Prediction]) -> go.Figure:
