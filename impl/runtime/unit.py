@@ -39,6 +39,7 @@ from ..collectives.peer_gather import PeerGather
 from ..shared.annotations import UnitLabels, span
 from ..shared.layout import UnitLayout
 from ..shared.settings import MemoryHandover, UnitPrecision
+from ..shared.torch_internals import foreach_copy_
 from .buffer import FlatBuffer, make_buffer
 from .context import Context
 from .gradient_state import GradientState
@@ -409,7 +410,7 @@ class Unit:
             part = rows[:, s.shard_offset : s.shard_offset + s.shard_padded_numel]
             to.append(whole.transpose(0, 1))
             parts.append(part.view(layout.world_size, pieces, size))
-        torch._foreach_copy_(to, parts)
+        foreach_copy_(to, parts)
         return rows[:, : sum(layout.split_sizes)]
 
     def _copy_out_smaller(self, gathered: FlatBuffer) -> None:
