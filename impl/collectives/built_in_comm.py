@@ -34,11 +34,11 @@ class _Symmetric:
     """Symmetric memory: the same on all ranks of the group, who meet once to make it."""
 
     def __init__(self, group: ProcessGroup, backend: str) -> None:
-        import torch.distributed._symmetric_memory as symmetric
+        from ..shared.torch_internals import symmetric_memory as symmetric
 
         self._group = group
         self._symmetric: Any = symmetric
-        symmetric.set_backend(backend)  # type: ignore[arg-type]
+        symmetric.set_backend(backend)
         dist.barrier(group=group)  # the communicator has to exist before memory is registered with it
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

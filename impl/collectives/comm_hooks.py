@@ -158,7 +158,7 @@ class CommHook:
 
 
 def _compressing_hooks() -> tuple[HookFunction, ...]:
-    from torch.distributed.algorithms._comm_hooks import default_hooks as torch_hooks
+    from ..shared.torch_internals import default_hooks as torch_hooks
 
     ours = (fp16_compress_hook, bf16_compress_hook)
     return (*ours, torch_hooks.fp16_compress_hook, torch_hooks.bf16_compress_hook)

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from ..shared.layout import UnitLayout
+from ..shared.torch_internals import chunk_cat, foreach_add_
 from . import comm
 
 
@@ -69,7 +70,7 @@ class Exchange:
         result = others[0] if len(others) == 1 else others.sum(0)
         parts = [result[offset : offset + part.numel()].view(part.shape) for offset, part in self._own]
         if parts:  # a rank past the last chunk owns nothing
-            torch._foreach_add_(parts, [part for _, part in self._own])
+            foreach_add_(parts, [part for _, part in self._own])
         return result
 
     def _cut_rows(self, gradients: Sequence[torch.Tensor], offsets: Sequence[int]) -> None:
@@ -90,7 +91,7 @@ class Exchange:
         split = rank * self._numel
         for parts, sent in ((before, self.sent[:split]), (after, self.sent[split:])):
             if sent.numel():
-                torch._chunk_cat(parts, 0, sent.numel() // self._numel, out=sent.view(-1, self._numel))
+                chunk_cat(parts, 0, sent.numel() // self._numel, out=sent.view(-1, self._numel))
 
     def _cut_flat(self, gradients: Sequence[torch.Tensor]) -> None:
         before: list[torch.Tensor] = []

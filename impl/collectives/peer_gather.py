@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from ..shared.copy_out import places
 from ..shared.layout import UnitLayout
+from ..shared.torch_internals import foreach_copy_
 from . import comm
 
 
@@ -35,7 +36,7 @@ class PeerGather:
             [*received[:mine].unbind(), shard, *received[mine:].unbind()], self._group
         )
         parts = shard.split([segment.shard_padded_numel for segment in layout.segments])
-        torch._foreach_copy_([whole[mine] for whole in places(layout, full)], parts)
+        foreach_copy_([whole[mine] for whole in places(layout, full)], parts)
         return works
 
     def copy_out(self, full: torch.Tensor) -> None:

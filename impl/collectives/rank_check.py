@@ -22,6 +22,8 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from ..shared.torch_internals import get_default_store
+
 _AGREED = "agreed"
 _MOST_NAMES = 5
 
@@ -56,7 +58,7 @@ class RankCheck:
             return
         ranks = tuple(dist.get_process_group_ranks(group))
         position = _positions[group] = _positions.get(group, 0) + 1
-        store: Any = dist.PrefixStore("fsdp_rank_check", dist.distributed_c10d._get_default_store())
+        store: Any = dist.PrefixStore("fsdp_rank_check", get_default_store())
         where = f"{group.group_name}/{position}"
         store.set(f"{where}/{group.rank()}", what)
         verdict = f"{where}/verdict"

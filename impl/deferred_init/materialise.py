@@ -16,6 +16,7 @@ from torch import nn
 from ..frontends.full_params import gather_flat, split_full
 from ..frontends.replaced_parameters import mark_replaced
 from ..runtime.unit import Unit
+from ..shared.torch_internals import make_subclass
 from .recording import Deferred, deferred_of, window_of, written_since
 from .tape import Tape
 
@@ -167,7 +168,7 @@ def _deferred_places(module: nn.Module) -> list[tuple[dict[str, Any], str, torch
 def _same_kind(deferred: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """``real`` as a parameter, with the attributes of ``deferred``, if that is one."""
     if isinstance(deferred, nn.Parameter):
-        made = torch.Tensor._make_subclass(type(deferred), real, deferred.requires_grad)
+        made = make_subclass(type(deferred), real, deferred.requires_grad)
         made.__dict__.update(deferred.__dict__)
         return made
     return real.requires_grad_(deferred.requires_grad)

@@ -26,9 +26,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from ..shared.torch_internals import TensorBase, TorchDispatchMode, has_storage, tree_leaves, tree_map
 from .tape import Operation, RandomState, Tape, Window
 
 _META = torch.device("meta")
@@ -51,7 +50,7 @@ class Deferred:
 
 def deferred_of(tensor: torch.Tensor) -> Deferred | None:
     """What is known of a tensor's storage, ``None`` if it is not a deferred one."""
-    if not torch._C._has_storage(tensor):
+    if not has_storage(tensor):
         return None
     return getattr(tensor.untyped_storage(), _ENTRY, None)
 
@@ -110,7 +109,7 @@ class _Disguise(TorchFunctionMode):
         {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__repr__}
     )
     _QUESTIONS: ClassVar[dict[Any, Callable[[torch.device], Any]]] = {
-        vars(torch._C.TensorBase)[name].__get__: answer
+        vars(TensorBase)[name].__get__: answer
         for name, answer in {
             "device": lambda device: device,
             "is_meta": lambda device: False,

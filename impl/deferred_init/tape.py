@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+
+from ..shared.torch_internals import tree_leaves, tree_map
 
 Home = Callable[[Sequence[int]], Sequence[torch.Tensor]]
 """Where values are that were computed before: returns contiguous copies of those with the given indices."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.distributed._composable.contract import REGISTRY_KEY, RegistryItem
+
+from ..shared.torch_internals import REGISTRY_KEY, RegistryItem
 
 _NAME, _REPLICATE = "fully_shard", "replicate"
 

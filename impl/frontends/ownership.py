@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..collectives import comm
 from ..runtime.presentation import ModulePlace, UnitParameter
 from ..runtime.stage import stage_of
+from ..shared.torch_internals import is_traceable_wrapper_subclass
 from .composable import is_replicated
 
 _OWNER = "_fsdp_unit_of"

@@ -15,10 +15,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..runtime.presentation import WholeForm
 from ..shared.placement import TensorParallel
+from ..shared.torch_internals import is_traceable_wrapper_subclass
 
 
 def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, WholeForm | None]:

@@ -17,6 +17,7 @@ from ..runtime.gradients.unreduced import UnreducedFlat
 from ..runtime.offload import HostOffload, new_shard
 from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
 from ..shared.layout import UnitLayout
+from ..shared.torch_internals import chunk_cat
 
 
 class FlatParameter(nn.Parameter):
@@ -218,7 +219,7 @@ class FlatPresentation:
             given[i] if i in given else torch.zeros(segment.shape, dtype=like.dtype, device=like.device)
             for i, segment in enumerate(segments)
         ]
-        torch._chunk_cat([p if p.dim() else p.view(1) for p in pieces], 0, 1, out=flat.view(1, -1))
+        chunk_cat([p if p.dim() else p.view(1) for p in pieces], 0, 1, out=flat.view(1, -1))
         self.deliver(flat, which, ())
 
     def readopt(self) -> torch.Tensor | None:

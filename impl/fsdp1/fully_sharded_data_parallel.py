@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..collectives.comm_hooks import CommHook, HookFunction
@@ -28,6 +27,7 @@ from ..shared.settings import (
     ShardingStrategy,
     TrainingState,
 )
+from ..shared.torch_internals import ActivationWrapper
 from .flat_param import FlatParameter, FlatPresentation
 from .flat_units import (
     RESHARDS_AFTER_FORWARD,

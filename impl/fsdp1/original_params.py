@@ -18,6 +18,7 @@ from ..runtime.gradients.unreduced import UnreducedOriginals, assign_gradient
 from ..runtime.offload import HostOffload
 from ..runtime.presentation import UnitParameter, Unreduced, assignments
 from ..shared.layout import UnitLayout
+from ..shared.torch_internals import foreach_add_
 from .flat_param import (
     FlatParameter,
     check_place,
@@ -231,7 +232,7 @@ class OriginalPresentation:
                 old.append(sharded.grad)
                 new.append(part.view(sharded.shape))
         if old:
-            torch._foreach_add_(old, new)
+            foreach_add_(old, new)
         for index in which:
             sharded = self.sharded[index]
             if not sharded.requires_grad:

@@ -19,6 +19,7 @@ from ..runtime.offload import HOST, HostOffload, new_shard
 from ..runtime.presentation import UnitParameter, Unreduced, assignments
 from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
+from ..shared.torch_internals import foreach_add_
 from .extensions import is_extended
 
 
@@ -123,7 +124,7 @@ class DTensorPresentation:
                 old.append(grad._local_tensor)
                 new.append(part)
         if old:
-            torch._foreach_add_(old, new)
+            foreach_add_(old, new)
         self._run_hooks(which)
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
@@ -138,7 +139,7 @@ class DTensorPresentation:
                 old.append(grad._local_tensor)
                 new.append(gradient)
         if old:
-            torch._foreach_add_(old, new)
+            foreach_add_(old, new)
         self._run_hooks(which)
 
     def _run_hooks(self, which: Sequence[int]) -> None:

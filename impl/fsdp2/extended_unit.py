@@ -24,6 +24,7 @@ from ..runtime.unit import Unit
 from ..shared.layout import Segment
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.pytree import map_tensors
+from ..shared.torch_internals import foreach_copy_
 from .dtensor_params import DTensorPresentation
 from .extensions import Extension, is_extended
 
@@ -148,7 +149,7 @@ class ExtendedUnit(Unit):
         gathered = self._take_bytes(sum(self._sizes) * self.layout.world_size, dtype)
         start = self.layout.rank * sum(self._sizes)
         own = gathered[start : start + sum(self._sizes)]
-        torch._foreach_copy_(list(own.split(self._sizes)), inputs)
+        foreach_copy_(list(own.split(self._sizes)), inputs)
         return gathered
 
     def _take_bytes(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -219,7 +220,7 @@ class ExtendedUnit(Unit):
                     part = part.unflatten(1, (pieces, -1))
                 targets.append(whole)
                 parts.append(part)
-        torch._foreach_copy_(targets, parts)
+        foreach_copy_(targets, parts)
 
     def _unshard(self, index: int, unsharded: torch.Tensor | None) -> torch.Tensor:
         # `.data`, so that the next gather's writes are none to autograd (see the head of `unit.py`).

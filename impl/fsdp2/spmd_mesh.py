@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from ..shared.placement import ParameterPlan, PlacementFunction, TensorParallel, check_even, local_tensor
+from ..shared.torch_internals import DTensorSpec, StridedShard, concatenate_meshes
 
 
 def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -89,7 +88,7 @@ class SpmdMesh:
             if name not in known:
                 raise ValueError(f"Mesh dim name '{name}' not found in mesh.mesh_dim_names {known}")
         parts = [_part(mesh, names) for names in (replicate, shard) if names]
-        data = parts[0] if len(parts) == 1 else DeviceMesh._concatenate(parts)
+        data = parts[0] if len(parts) == 1 else concatenate_meshes(parts)
         return cls(mesh, data, shard, replicate)
 
     def dims(self, names: tuple[str, ...]) -> list[int]:
@@ -165,9 +164,9 @@ def _sharded_spec(spec: DTensorSpec, spmd: SpmdMesh, dim: int) -> DTensorSpec:
         # What dimensions further right shard already was cut first.
         splits = 1
         for later in range(index + 1, spmd.mesh.ndim):
-            if spec.placements[later].is_shard(dim) or isinstance(spec.placements[later], _StridedShard):
+            if spec.placements[later].is_shard(dim) or isinstance(spec.placements[later], StridedShard):
                 splits *= spmd.mesh.size(later)
-        placements[index] = _StridedShard(dim, split_factor=splits) if splits > 1 else Shard(dim)
+        placements[index] = StridedShard(dim, split_factor=splits) if splits > 1 else Shard(dim)
     if len(sharding) == 1:
         return DTensorSpec(spmd.mesh, tuple(placements), tensor_meta=spec.tensor_meta)
     parts: list[DeviceMesh] = []
@@ -179,5 +178,5 @@ def _sharded_spec(spec: DTensorSpec, spmd: SpmdMesh, dim: int) -> DTensorSpec:
         elif index not in sharding and name not in spmd.replicate:
             parts.append(spmd.mesh[name])
             kept.append(placements[index])
-    mesh = parts[0] if len(parts) == 1 else DeviceMesh._concatenate(parts)
+    mesh = parts[0] if len(parts) == 1 else concatenate_meshes(parts)
     return DTensorSpec(mesh, tuple(kept), tensor_meta=spec.tensor_meta)

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from ..shared.annotations import NOTHING
+from ..shared.torch_internals import DisableFuncTorch, are_functorch_transforms_active
 
-in_transform = torch._C._are_functorch_transforms_active
-outside_transforms = torch._C._DisableFuncTorch
+in_transform = are_functorch_transforms_active
+outside_transforms = DisableFuncTorch
 """What gathers and frees is no part of what ``torch.func`` transforms."""
 
 

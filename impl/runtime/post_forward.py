@@ -24,7 +24,6 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ..collectives import comm
 from ..collectives.custom_comm import AllGather
@@ -32,6 +31,7 @@ from ..shared.copy_out import CopyOut
 from ..shared.layout import UnitLayout, chunked_layout
 from ..shared.placement import contiguous_strides, new_dtensor
 from ..shared.settings import UnitPrecision
+from ..shared.torch_internals import DTensorSpec, TensorMeta, foreach_copy_
 from .buffer import FlatBuffer, Handover, make_buffer
 from .presentation import UnitParameter
 from .streams import Event, Stream, Streams
@@ -85,7 +85,7 @@ class SmallerGroup:
             self._copy_out = CopyOut(layout, full, self._starts)
         else:
             self._kept.take()
-        torch._foreach_copy_(self._parts[::2], self._parts[1::2])
+        foreach_copy_(self._parts[::2], self._parts[1::2])
         self.event = compute.record()
         self.holds = True
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 
 import torch
-from torch.autograd import Variable
 
 from ..collectives.rank_check import RankCheck, without
 from ..shared.annotations import span
 from ..shared.settings import ScheduleSettings
+from ..shared.torch_internals import current_graph_task_id, queue_callback
 from .context import Context
 from .gradients.reduction import Reducer
 from .gradients.unsharded import keep_gradients, take_gradients
@@ -113,7 +113,7 @@ class Runtime(Context):
         """Some stage's backward starts: have the end of this backward pass call back, once."""
         if not self._callback_queued:
             self._callback_queued = True
-            Variable._execution_engine.queue_callback(self._end_backward)
+            queue_callback(self._end_backward)
             self._take_back_unreduced()
             if self.gathers_wait:
                 self.let_gathers_wait()
@@ -298,7 +298,7 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
 
 def in_backward() -> bool:
     """Whether this code runs inside a backward pass (as a recomputed forward does)."""
-    return torch._C._current_graph_task_id() != -1
+    return current_graph_task_id() != -1
 
 
 def _has_late_gradients(stage: Stage) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch.autograd import profiler as _autograd_profiler
+
+from .torch_internals import is_profiler_enabled
 
 NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -48,6 +49,6 @@ class UnitLabels:
 
 def span(label: str) -> AbstractContextManager[object]:
     """A context that puts ``label`` into the trace while a profiler runs, and does nothing otherwise."""
-    if _autograd_profiler._is_profiler_enabled:
+    if is_profiler_enabled():
         return torch.profiler.record_function(label)
     return NOTHING

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from .layout import UnitLayout
+from .torch_internals import foreach_copy_
 
 
 def places(layout: UnitLayout, full: torch.Tensor, starts: Sequence[int] | None = None) -> list[torch.Tensor]:
@@ -62,5 +63,5 @@ class CopyOut:
             rows[:, s.shard_offset : s.shard_offset + s.shard_padded_numel].view(layout.world_size, *s.blocks)
             for s in layout.segments[layout.fused :]
         ]
-        torch._foreach_copy_([whole.transpose(0, 1) for whole in self._interleaved], parts)
+        foreach_copy_([whole.transpose(0, 1) for whole in self._interleaved], parts)
         return rows[:, : sum(layout.split_sizes)]

@@ -25,11 +25,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor.placement_types import _StridedShard
+
+from .torch_internals import AsyncCollectiveTensor, DTensorSpec, StridedShard, TensorMeta, concatenate_meshes
 
 new_dtensor: Callable[..., DTensor] = partial(DTensor.__new__, DTensor)
 """Wrap a local tensor by its spec, without ``DTensor.__init__``, which does nothing but ask the compiler."""
@@ -212,7 +211,7 @@ def _plan_dtensor(parameter: DTensor, fqn: str, mesh: DeviceMesh, dim: int) -> P
         )
     both = _join(mesh, spec.mesh, fqn)
     splits = spec.num_shards_map[dim]
-    shard: Placement = _StridedShard(dim, split_factor=splits) if splits > 1 else Shard(dim)
+    shard: Placement = StridedShard(dim, split_factor=splits) if splits > 1 else Shard(dim)
     placements = (*_with_replicas(mesh, shard), *spec.placements)
     sharded = DTensorSpec(both, placements, tensor_meta=spec.tensor_meta)
     return ParameterPlan(mesh, dim, sharded, TensorParallel(spec))
@@ -222,7 +221,7 @@ def _join(mesh: DeviceMesh, own: DeviceMesh, fqn: str) -> DeviceMesh:
     try:
         if mesh.mesh_dim_names is None or own.mesh_dim_names is None:
             raise RuntimeError("a mesh without names")
-        return DeviceMesh._concatenate([mesh, own])
+        return concatenate_meshes([mesh, own])
     except RuntimeError as error:
         raise ValueError(
             f"parameter '{fqn}' is a DTensor on {own}, which does not belong to the same mesh as {mesh}: "

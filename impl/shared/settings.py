@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from .torch_internals import BatchNorm
+
 
 class ShardingStrategy(Enum):
     """What the FSDP1 front end shards, and when it gathers again."""
@@ -103,7 +105,7 @@ class MixedPrecision:
     keep_low_precision_grads: bool = False
     cast_forward_inputs: bool = False
     cast_root_forward_inputs: bool = True
-    _module_classes_to_ignore: Sequence[type[nn.Module]] = (nn.modules.batchnorm._BatchNorm,)
+    _module_classes_to_ignore: Sequence[type[nn.Module]] = (BatchNorm,)
 
     def __post_init__(self) -> None:
         for field in ("param_dtype", "reduce_dtype", "buffer_dtype"):

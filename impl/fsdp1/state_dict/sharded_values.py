@@ -11,15 +11,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
-from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
-from torch.distributed._shard.sharding_spec import ShardMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as ShardPlacement
 
 from ...runtime.unit import Unit
 from ...shared.layout import chunk_rows
+from ...shared.torch_internals import (
+    ShardedTensor,
+    ShardedTensorMetadata,
+    ShardedTensorShard,
+    ShardMetadata,
+    TensorProperties,
+    sharded_tensor_from_shards,
+)
 from .row_chunks import rows_shape
 
 
@@ -63,8 +68,8 @@ def sharded_tensor(
         size=torch.Size(shape),
         tensor_properties=TensorProperties(dtype=local.dtype, pin_memory=local.is_pinned()),
     )
-    return ShardedTensor._init_from_local_shards_and_global_metadata(
-        [Shard(local, shards[rank])] if rank < len(shards) else [], metadata, process_group=group
+    return sharded_tensor_from_shards(
+        [ShardedTensorShard(local, shards[rank])] if rank < len(shards) else [], metadata, process_group=group
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...collectives.agreement import check_agreement
 from ...frontends.full_params import gather_flat, split_full
 from ...runtime.unit import Unit
+from ...shared.torch_internals import ShardedTensor
 from ..flat_param import FlatPresentation
 from ..original_params import OriginalPresentation
 from ..parameter_names import NamedUnit, plain_name

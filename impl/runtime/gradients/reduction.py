@@ -29,6 +29,7 @@ from ...collectives.comm_hooks import CommHook
 from ...collectives.exchange import Exchange, plain
 from ...shared.annotations import span
 from ...shared.settings import MemoryHandover
+from ...shared.torch_internals import chunk_cat
 from ..gradient_state import PartialSum
 from ..streams import Event, Stream, Streams
 from ..unit import Unit
@@ -155,7 +156,7 @@ class Reducer:
         if used < numel:
             source[used:].zero_()
         rows = layout.world_size if layout.rank_major else 1
-        torch._chunk_cat(gradients, 0, rows, out=source[:used].view(rows, -1))
+        chunk_cat(gradients, 0, rows, out=source[:used].view(rows, -1))
         if average.before != 1:
             source.div_(average.before)
         return _Reduction(unit, which, offsets, source, average)
