@@ -47,15 +47,15 @@ def run(pool: RankPool, program: Program, seconds: float = SECONDS) -> Result:
     ending = run_sides(pool, program, seconds, SIDES)
     if not ending.how:
         return _merged(ending.results)
+    theirs, ours = (run_sides(pool, program, seconds, (side,)) for side in SIDES)
+    at_torch = any(step.startswith("torch ") for step in ending.last)
+    if at_torch and theirs.how == ending.how and not ours.how:
+        torchs = TORCH_CRASHES if ending.how == "crash" else TORCH_HANGS
+        return Result(explained=[torchs.name])
+    if theirs.how == ours.how == ending.how and theirs.operation() == ours.operation() >= 0:
+        return Result(errors=[f"{ending.how} of each alone"])
     words = [f"last: {ending.last}", ending.words[-2500:]]
-    if any(step.startswith("torch ") for step in ending.last):
-        theirs, ours = (run_sides(pool, program, seconds, (side,)) for side in SIDES)
-        if theirs.how == ending.how and not ours.how:
-            torchs = TORCH_CRASHES if ending.how == "crash" else TORCH_HANGS
-            return Result(explained=[torchs.name])
-        if theirs.how == ours.how and theirs.operation() == ours.operation() >= 0:
-            return Result(errors=[f"{ending.how} of each alone"])
-        words += [f"torch alone: {theirs.how or 'ends'}", f"impl alone: {ours.how or 'ends'}"]
+    words += [f"torch alone: {theirs.how or 'ends'}", f"impl alone: {ours.how or 'ends'}"]
     return Result(differences=[Difference(-2, ending.how, "", "\n".join(words))])
 
 

@@ -21,7 +21,6 @@ from differential.situation import (
     shows_freed,
     since_built,
     two_graphs,
-    unreduced,
     views_comparable,
     written_after_evaluation,
 )
@@ -281,14 +280,6 @@ FLAT: list[Explanation] = [
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s, originals=True, offload=True) and dropped_gradients(s)
         and ("grad" in s.name.split() or s.name == "norm"),
-    ),
-    Explanation(
-        "CPU offload of original parameters: unreduced gradients",
-        "torch shows whole gradients in no_sync() only with offload; ours refuses there with and without it",
-        f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s, originals=True, offload=True) and unreduced(s)
-        and s.name.startswith(("whole", "error", "summoned"))
-        and (s.impl == "missing" or (s.name.endswith("error") and s.impl == "AssertionError")),
     ),
     Explanation(
         "gradients of frozen original parameters",

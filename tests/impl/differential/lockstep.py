@@ -14,7 +14,7 @@ from differential import operations as ops
 from differential.explained import explanation_of
 from differential.interpreter import Run, carry_out, whole_parameters
 from differential.observing import Seen, Tolerance, differences, looked_at, tolerance_for
-from differential.situation import Situation, views_comparable
+from differential.situation import Situation, leaves_unreduced, views_comparable
 from differential.specs import Flat, Program
 from differential.trail import Trail
 from differential.wrapping import SIDES
@@ -109,7 +109,7 @@ def _one(
     looks = [_look(run, index, lambda run: looked_at(run.model)) for run in runs]
     if not views_comparable(program):
         looks = [{k: v for k, v in seen.items() if not k.startswith(("parameter", "grad"))} for seen in looks]
-        if not any(run.losses for run in runs):
+        if not any(run.losses for run in runs) and not leaves_unreduced(program, index):
             wholes = [_look(run, index, whole_parameters) for run in runs]
             looks = [{**seen, **whole} for seen, whole in zip(looks, wholes, strict=True)]
     return _compare(result, program, index, operation, looks, tolerance, None)
@@ -138,6 +138,8 @@ def ends_program(program: Program, index: int) -> bool:
 def _final(result: Result, runs: list[Run], program: Program, index: int, tolerance: Tolerance) -> None:
     if any(run.losses for run in runs):
         return  # between forward and backward torch refuses, or shows what is in flight
+    if leaves_unreduced(program, index):
+        return
     looks = [_look(run, index, whole_parameters) for run in runs]
     _compare(result, program, index, None, looks, tolerance, None)
 

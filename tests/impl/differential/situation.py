@@ -76,14 +76,20 @@ def since_built(s: Situation) -> list[ops.Operation]:
     return done[built[-1] + 1 :] if built else done
 
 
-def unreduced(s: Situation) -> bool:
-    """Whether the last backward was one of ``no_sync()``."""
+def leaves_unreduced(program: Program, index: int) -> bool:
+    """Whether the last backward was one of ``no_sync()``: of a flat model both sides refuse to show whole
+    gradients then, and torch's is in the middle of showing them from then on.
+    """
+    if not isinstance(program.wrap, Flat):
+        return False
     on = last = False
-    for each in since_built(s):
+    for each in program.operations[: index + 1]:
         if isinstance(each, ops.NoSync):
             on = each.on
         elif isinstance(each, ops.Backward):
             last = on
+        elif isinstance(each, ops.RemakeGroups):
+            last = False
     return last
 
 
