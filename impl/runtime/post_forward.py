@@ -69,6 +69,7 @@ class SmallerGroup:
         self._parts: list[torch.Tensor] = []
         self._copy_out: CopyOut | None = None
         self._show: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        self._shown: dict[int, nn.Parameter] = {}
         self.holds = False
         """Whether the larger shard is there, so that the next gather is the smaller one."""
         self.event: Event | None = None
@@ -89,16 +90,24 @@ class SmallerGroup:
         self.event = compute.record()
         self.holds = True
 
-    def show(self) -> None:
-        """Let the modules show the kept parameters. Those that were ``DTensor``s before stay as they are."""
+    def show(self, trained: Sequence[nn.Parameter]) -> None:
+        """Let the modules show the kept parameters. Those that were ``DTensor``s before stay as they are.
+
+        Args:
+            trained: the unit's sharded parameters, which may have been frozen or thawed since.
+        """
         if not self._show:
             self._make_parameters()
+        for index, shown in self._shown.items():
+            if shown.requires_grad != trained[index].requires_grad:
+                shown.requires_grad_(trained[index].requires_grad)
         for registry, name, parameter in self._show:
             registry[name] = parameter
 
     @torch.inference_mode(False)
     def _make_parameters(self) -> None:
-        for segment, parameter in zip(self.layout.segments, self._parameters, strict=True):
+        segments = zip(self.layout.segments, self._parameters, strict=True)
+        for index, (segment, parameter) in enumerate(segments):
             if parameter.whole is not None:
                 continue
             start = segment.shard_offset
@@ -109,6 +118,7 @@ class SmallerGroup:
             shown = nn.Parameter(
                 new_dtensor(local, spec, requires_grad=False), requires_grad=parameter.requires_grad
             )
+            self._shown[index] = shown
             self._show += [(place.module._parameters, place.name, shown) for place in parameter.places]
 
     @property

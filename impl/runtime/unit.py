@@ -170,6 +170,7 @@ class Unit:
         """Bytes that unsharding this unit takes and resharding frees."""
         return self.layout.full_numel * self.precision.compute.itemsize if self.owns_memory else 0
 
+    @torch.inference_mode(False)  # the first forward may be in it, and the shard is trained later
     def readopt(self) -> None:
         """Take up the sharded parameters as the modules hold them now; a new shard means new buffers."""
         shard = self.presentation.readopt()
@@ -204,10 +205,13 @@ class Unit:
         for parameter in self.unsharded:
             parameter.grad = None
 
-    def local_gradient(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """What is reduced for the gradient of one unsharded parameter."""
-        whole = self.parameters[index].whole
-        return gradient if whole is None else whole.local_gradient(gradient)
+    def local_gradients(self, which: Sequence[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What is reduced for the gradients of the parameters ``which``, where not all are plain."""
+        wholes = [self.parameters[index].whole for index in which]
+        return [
+            gradient if whole is None else whole.local_gradient(gradient)
+            for whole, gradient in zip(wholes, gradients, strict=True)
+        ]
 
     @property
     def custom_gather(self) -> AllGather | None:
@@ -460,7 +464,7 @@ class Unit:
         assert self._full is not None
         self.smaller.keep(self._full.tensor, self.context.streams.compute)
         self.reshard(hold)
-        self.smaller.show()
+        self.smaller.show(self.presentation.trained())
 
     def _abandon(self) -> None:
         """A gather that nobody waited for: let it finish, keep nothing."""
