@@ -283,7 +283,7 @@ def _refusing(init: Callable[..., None]) -> Callable[..., None]:
 
 def _patch_object_collectives() -> None:
     original = {
-        name: getattr(dist, name)
+        name: expect(dist, name)
         for name in ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,11 +50,14 @@ def map_cuda_module() -> None:
         copies = {name for name in functions if getattr(submodule, name, None) is originals[name]}
         replace(submodule, **{name: functions[name] for name in copies})
     for name in ("cuda_record_memory_history", "cuda_snapshot", "cuda_dump_snapshot"):
-        simulated = getattr(module.memory, last_part(name))
-        patch(name, lambda original, simulated=simulated: simulated)
+        patch(name, _taking_its_place(getattr(module.memory, last_part(name))))
     replace(torch.cuda.memory, memory_snapshot=module.memory.memory_snapshot)
     functions["Stream"].cuda_stream = property(lambda stream: stream.number)
     _map_submodules()
+
+
+def _taking_its_place(simulated: Any) -> Callable[[Any], Any]:
+    return lambda original: simulated
 
 
 def _public_names(module: Any) -> list[str]:
@@ -61,7 +65,7 @@ def _public_names(module: Any) -> list[str]:
 
 
 def _map_submodules() -> None:
-    patch("cuda_nvtx", lambda original: _Ranges())
+    patch("cuda_nvtx", _taking_its_place(_Ranges()))
     replace(torch.cuda.profiler, start=_nothing, stop=_nothing)
     replace(torch.version, cuda=_CUDA_VERSION)
     replace(
