@@ -165,19 +165,21 @@ def _extra(name: str, module: str, purpose: str, way_out: str) -> Finding:
 
 
 def _plugins() -> list[Finding]:
-    """Systems of other packages; one that cannot be loaded is missing, nothing of ours is broken by it."""
+    """Systems and models of other packages; one that cannot be loaded breaks nothing of ours."""
     from fsdpbench.systems import offers
+    from fsdpbench.workloads import offered_families
 
     found = []
-    for offer in offers():
-        if offer.origin == "fsdpbench":
-            continue
-        what = f"system {offer.name}"
-        if offer.problem is None:
-            found.append(Finding(what, Verdict.OK, f"of {offer.origin}"))
-        else:
-            way_out = f"mend or remove {offer.origin}; the other systems work"
-            found.append(Finding(what, Verdict.MISSING, offer.problem, way_out))
+    for kind, offered in (("system", offers()), ("family", offered_families())):
+        for offer in offered:
+            if offer.origin == "fsdpbench":
+                continue
+            what = f"{kind} {offer.name}"
+            if offer.problem is None:
+                found.append(Finding(what, Verdict.OK, f"of {offer.origin}"))
+            else:
+                way_out = f"mend or remove {offer.origin}; everything else works"
+                found.append(Finding(what, Verdict.MISSING, offer.problem, way_out))
     return found
 
 

@@ -5,7 +5,7 @@
     inputs, targets = next(workload.batches(batch=8, seq=2048, seed=0, rank=0, device="cpu"))
     loss = model(inputs, targets)
 
-One file a family. Imports torch and nothing of this project.
+One file a family; those of other packages come by entry point. Imports torch and nothing of the bench.
 """
 
 if __name__ == "workloads":
@@ -15,24 +15,35 @@ if __name__ == "workloads":
 
 from fsdpbench.workloads.base import Workload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
-from fsdpbench.workloads.errors import DataError, ShapeError, UnknownModelError, WorkloadError
+from fsdpbench.workloads.errors import DataError, PluginError, ShapeError, UnknownModelError, WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, Flops, ForwardFlops
 from fsdpbench.workloads.grouping import BlockGroup, group_blocks
-from fsdpbench.workloads.registry import families, get_workload, workload_names
+from fsdpbench.workloads.registry import (
+    Family,
+    families,
+    forget_loaded,
+    get_workload,
+    offered_families,
+    workload_names,
+)
 
 __all__ = [
     "ActivationCheckpointing",
     "BlockFlops",
     "BlockGroup",
     "DataError",
+    "Family",
     "Flops",
     "ForwardFlops",
+    "PluginError",
     "ShapeError",
     "UnknownModelError",
     "Workload",
     "WorkloadError",
     "families",
+    "forget_loaded",
     "get_workload",
     "group_blocks",
+    "offered_families",
     "workload_names",
 ]

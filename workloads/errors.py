@@ -23,5 +23,9 @@ class ShapeError(WorkloadError):
     """A shape has an unknown, a missing or an impossible field."""
 
 
+class PluginError(WorkloadError):
+    """A package that offers a family of models cannot be loaded, or offers something else."""
+
+
 class DataError(WorkloadError):
     """The file or folder given as input data cannot be used."""

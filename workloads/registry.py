@@ -1,20 +1,28 @@
-"""Which families and named sizes exist, and how a name becomes a workload."""
+"""Which families and named sizes exist, and how a name becomes a workload.
+
+Families of other packages come by entry point, and are loaded when one of their models is chosen or listed.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fsdpbench.plugins import FAMILIES, OWN_FAMILIES, family_of, offered_by, plugins
 from fsdpbench.workloads import deepvit, dhen, gpt, llama, regnet, t5
 from fsdpbench.workloads.base import Workload
-from fsdpbench.workloads.errors import ShapeError, UnknownModelError
+from fsdpbench.workloads.errors import PluginError, ShapeError, UnknownModelError
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models: how to make one from shape values, and its named sizes with theirs."""
+    """A family of models: how to make one from shape values, and its named sizes with theirs.
+
+    `make(name, values)` returns a `Workload`. A plugin offers one of these as its entry point; the names of
+    its sizes begin with the family's (`my-model-7b` of `my-model`).
+    """
 
     make: Callable[[str, Mapping[str, Any]], Workload]
     sizes: Mapping[str, Mapping[str, Any]]
@@ -33,15 +41,46 @@ _FAMILIES: dict[str, Family] = {
     deepvit.FAMILY: Family.of(deepvit.DeepViTWorkload.from_values, deepvit.SIZES),
     dhen.FAMILY: Family.of(dhen.DHENWorkload.from_values, dhen.SIZES),
 }
+_LOADED: dict[str, Family] = {}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A family of another package. `family` None: it cannot be loaded, and `problem` says why."""
+
+    name: str
+    origin: str
+    family: Family | None
+    problem: str | None = None
+
+
+def offered_families() -> list[Offer]:
+    """The families of other packages, those that cannot be loaded included."""
+    found: list[Offer] = []
+    for name, entry in plugins(FAMILIES).items():
+        if name in OWN_FAMILIES:
+            problem = "its name is one of fsdpbench's own families"
+            found.append(Offer(name, offered_by(entry), None, problem))
+            continue
+        try:
+            found.append(Offer(name, offered_by(entry), _loaded(name)))
+        except PluginError as error:
+            found.append(Offer(name, offered_by(entry), None, str(error)))
+    return found
+
+
+def forget_loaded() -> None:
+    """Load plugins anew when they are asked for next."""
+    _LOADED.clear()
 
 
 def families() -> tuple[str, ...]:
-    """Names of the families, each usable with a shape of the user's own."""
+    """Names of our families, each usable with a shape of the user's own."""
     return tuple(_FAMILIES)
 
 
 def workload_names() -> tuple[str, ...]:
-    """Names of the sized models, family by family, small to large."""
+    """Names of our sized models, family by family, small to large."""
     return tuple(name for family in _FAMILIES.values() for name in family.sizes)
 
 
@@ -53,9 +92,10 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
     Raises:
         UnknownModelError: there is no such name; it carries the nearest ones.
         ShapeError: a shape field is unknown, missing or impossible.
+        PluginError: the package that offers it cannot be loaded.
     """
     overrides = dict(shape or {})
-    for family_name, family in _FAMILIES.items():
+    for family_name, family in _candidates(name):
         if name == family_name and not overrides and name not in family.sizes:
             raise ShapeError(
                 f"'{name}' is a family and needs a shape: give one with --shape, or a named size such as "
@@ -64,8 +104,38 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
         if name == family_name or name in family.sizes:
             base = family.sizes.get(name, {})
             return family.make(_label(name, base, overrides), {**base, **overrides})
-    known = workload_names() + families()
+    offered = [size for each in offered_families() if each.family for size in (each.name, *each.family.sizes)]
+    known = (*workload_names(), *families(), *offered)
     raise UnknownModelError(name, difflib.get_close_matches(name, known, n=3, cutoff=0.5), known)
+
+
+def _candidates(model: str) -> Iterator[tuple[str, Family]]:
+    yield from _FAMILIES.items()
+    entry = family_of(model)
+    if entry is not None:
+        yield entry.name, _loaded(entry.name)
+
+
+def _loaded(name: str) -> Family:
+    if name not in _LOADED:
+        _LOADED[name] = _load(name)
+    return _LOADED[name]
+
+
+def _load(name: str) -> Family:
+    entry = plugins(FAMILIES)[name]
+    where = f"family {name!r} of {offered_by(entry)} ({entry.value})"
+    try:
+        family = entry.load()
+    except Exception as error:  # whatever a foreign module does while it is imported
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise PluginError(f"{where} cannot be loaded: {told}") from error
+    if not isinstance(family, Family):
+        raise PluginError(f"{where} is {type(family).__name__}, no fsdpbench.workloads.Family")
+    for size in family.sizes:
+        if not size.startswith(f"{name}-"):
+            raise PluginError(f"{where} has a size {size!r}: its name must begin with '{name}-'")
+    return family
 
 
 def _label(name: str, base: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:

@@ -46,6 +46,7 @@ def command(
     from fsdpbench.calibrate import calibrate, cuda_machine, simulated_machine
     from fsdpbench.devices.detection import visible_gpus
     from fsdpbench.files.toml_text import to_toml
+    from fsdpbench.files.whole_files import write_whole
     from fsdpbench.sim.hardware import ProfileError, load_profile
 
     if output.suffix != ".toml":
@@ -70,7 +71,7 @@ def command(
         raise UsageError(str(error)) from None
     if machine.rank != 0:
         return
-    output.write_text(to_toml(found.to_toml_tables()), encoding="utf-8")
+    write_whole(output, to_toml(found.to_toml_tables()))
     load_profile(output)
     fit = ", ".join(f"{part} {100 * error:.1f} %" for part, error in found.errors.items())
     tell(f"{output}: {len(found.measured)} figures measured, {len(found.assumed)} from {found.base}")

@@ -26,20 +26,27 @@ def command(what: str, as_json: bool) -> None:
 
 
 def models() -> list[Row]:
-    from fsdpbench.workloads import get_workload, workload_names
+    from fsdpbench.workloads import get_workload, offered_families, workload_names
 
-    rows = []
-    for name in workload_names():
+    rows: list[Row] = []
+    offers = offered_families()
+    origins = {size: each.origin for each in offers if each.family for size in each.family.sizes}
+    for name in (*workload_names(), *origins):
         workload = get_workload(name)
-        rows.append(
-            {
-                "name": name,
-                "family": workload.family,
-                "parameters": workload.parameters,
-                "training_state_bytes": workload.training_state_bytes,
-                "shape": dict(workload.shape),
-            }
-        )
+        row = {
+            "name": name,
+            "family": workload.family,
+            "parameters": workload.parameters,
+            "training_state_bytes": workload.training_state_bytes,
+            "shape": dict(workload.shape),
+        }
+        rows.append(row | ({"from": origins.get(name, "fsdpbench"), "state": "ready"} if offers else {}))
+    unknown: Row = {"parameters": None, "training_state_bytes": None, "shape": {}}
+    rows += [
+        {"name": each.name, "family": each.name, **unknown, "from": each.origin, "state": each.problem}
+        for each in offers
+        if each.problem
+    ]
     return rows
 
 
@@ -104,17 +111,22 @@ _LISTS: dict[str, Callable[[], list[Row]]] = {
 }
 
 
+_OF_MODELS = {"parameters": "parameters", "training_state_bytes": "parameters, gradients, AdamW"}
+
+
 def _flat(row: Row) -> dict[str, str]:
     flat = {}
     for key, value in row.items():
-        if isinstance(value, dict):
+        if value is None and key in _OF_MODELS:
+            flat[_OF_MODELS[key]] = "-"  # of a plugin that cannot be loaded
+        elif isinstance(value, dict):
             flat[key] = " ".join(f"{name}={show_value(v)}" for name, v in value.items())
         elif isinstance(value, list):
             flat[key] = ", ".join(map(str, value))
         elif key == "parameters":
             flat[key] = f"{value / 1e9:,.2f} B" if value >= 1e9 else f"{value / 1e6:,.2f} M"
         elif key == "training_state_bytes":
-            flat["parameters, gradients, AdamW"] = f"{value / 2**30:,.2f} GiB"
+            flat[_OF_MODELS[key]] = f"{value / 2**30:,.2f} GiB"
         elif key == "memory_bytes":
             key, flat["memory"] = "memory", f"{value / 2**30:.0f} GiB"
         else:

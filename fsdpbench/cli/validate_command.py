@@ -33,6 +33,7 @@ def command(
     """Simulate published runs and print predicted beside published; exit 1 if a bar is not met."""
     fork_server.start("sim")
     from fsdpbench.cli.progress import make_progress
+    from fsdpbench.files.whole_files import write_whole
     from fsdpbench.systems import get_system
     from fsdpbench.validation.held_out import compare_held_out, held_out_cases
     from fsdpbench.validation.judge import judge
@@ -56,7 +57,7 @@ def command(
     bars = judge(predictions)
     shares = compare_held_out(predictions, both[len(cases) :])
     text = as_markdown(predictions, bars, shares)
-    (output / "validation.md").write_text(text)
+    write_whole(output / "validation.md", text)
     write_page(output / "validation.html", predictions, bars, shares)
     if as_json:
         show_json(as_dict(predictions, bars, shares))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fsdpbench import interruption
+from fsdpbench.reports.writing import is_written_into, write_into
 
 _NO_REPLACE = 1
 _AT_FDCWD = -100
@@ -22,8 +23,8 @@ _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.E
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write `content` (text as UTF-8) to `path`, in place of what is there. Raises `OSError`."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        path.write_bytes(_encoded(content))  # /dev/stdout, a pipe: written to, never replaced by a file
+    if is_written_into(path):
+        write_into(path, _encoded(content))
         return
     with _aside(path) as aside:
         aside.write_bytes(_encoded(content))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.plugins import foreign_identity
+from fsdpbench.plugins import foreign_identity, foreign_model
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SHOWING_ONLY = ("reports/page/", "cli/", "sweep/", "tune/", "check/", "doctor.py")
@@ -98,6 +98,8 @@ def content_key(config: Config) -> str:
         depends["data"] = _data_content(Path(config.data))
     if (foreign := foreign_identity(config.system)) is not None:
         depends["system"] = foreign
+    if (model := foreign_model(config.model)) is not None:
+        depends["model"] = model
     if config.device != "sim":
         depends["machine"] = machine()
     text = json.dumps(depends, sort_keys=True, default=str)

@@ -25,12 +25,12 @@ from typing import Any
 import msgspec
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.plugins import foreign_identity
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.files.folder_lock import FolderLock
 from fsdpbench.files.reading import UnreadableFileError, read_json_object, read_toml
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import clear_leftovers, write_whole
+from fsdpbench.plugins import foreign_identity, foreign_model
 from fsdpbench.reports.run_files import ConfigFile, ResultFile
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.records import Status
@@ -259,6 +259,7 @@ def config_record(config: Config) -> dict[str, Any]:
         "key": content_key(config),
         "command": run_command(config),
         "system_from": foreign_identity(config.system),
+        "model_from": foreign_model(config.model),
         **config.to_dict(),
     }
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fsdpbench.configuration.plugins import offered_by, plugins
 from fsdpbench.errors import UsageError, unknown
+from fsdpbench.plugins import offered_by, plugins
 from fsdpbench.systems.base import System
 from fsdpbench.systems.composer import LlmFoundry01, LlmFoundry04
 from fsdpbench.systems.deepspeed_zero3 import DeepSpeedZero3

@@ -8,6 +8,7 @@ from pathlib import Path
 import jinja2
 import plotly.graph_objects as go
 
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.validation.case import Figure
 from fsdpbench.validation.held_out import HeldOut
 from fsdpbench.validation.judge import Bar
@@ -33,7 +34,7 @@ def write_page(
         systems=systems_of(predictions),
         chart=jinja2.utils.markupsafe.Markup(chart),
     )
-    path.write_text(page)
+    write_whole(path, page)
 
 
 def _chart(predictions: Sequence[Prediction]) -> go.Figure:

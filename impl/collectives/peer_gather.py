@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch.distributed import ProcessGroup
 
+from ..shared.copy_out import places
 from ..shared.layout import UnitLayout
 from ..shared.torch_internals import foreach_copy_
 from . import comm
@@ -35,28 +36,18 @@ class PeerGather:
             [*received[:mine].unbind(), shard, *received[mine:].unbind()], self._group
         )
         parts = shard.split([segment.shard_padded_numel for segment in layout.segments])
-        foreach_copy_([whole[mine] for whole in self._places(full)], parts)
+        foreach_copy_([whole[mine] for whole in places(layout, full)], parts)
         return works
 
     def copy_out(self, full: torch.Tensor) -> None:
         """After the gather: what the peers sent, to its places."""
         received, mine = self._received, self._layout.rank
         assert received is not None
-        places = self._places(full)
+        wholes = places(self._layout, full)
         for rows, out in (
-            (received[:mine], [whole[:mine] for whole in places]),
-            (received[mine:], [whole[mine + 1 :] for whole in places]),
+            (received[:mine], [whole[:mine] for whole in wholes]),
+            (received[mine:], [whole[mine + 1 :] for whole in wholes]),
         ):
             if len(rows):
                 torch.split_with_sizes_copy(rows, self._layout.split_sizes, dim=1, out=out)
         self._received = None
-
-    def _places(self, full: torch.Tensor) -> list[torch.Tensor]:
-        """Of each parameter: its place in ``full``, a row a rank."""
-        layout = self._layout
-        return [
-            full[segment.full_offset : segment.full_offset + segment.full_padded_numel].view(
-                layout.world_size, -1
-            )
-            for segment in layout.segments
-        ]

@@ -13,6 +13,7 @@ import torch
 
 from ..collectives import comm
 from ..runtime.unit import Unit
+from ..shared.copy_out import CopyOut
 
 
 @torch.no_grad()
@@ -41,15 +42,9 @@ def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
             gathered[start : start + s.numel].view(s.shape)
             for start, s in zip(starts, layout.segments, strict=True)
         ]
-    rows = gathered.view(layout.world_size, -1)
-    values: list[torch.Tensor] = []
-    for s in layout.segments:
-        parts = rows[:, s.shard_offset : s.shard_offset + s.shard_padded_numel]
-        if s.dim > 0:
-            pieces, size = s.blocks
-            parts = parts.reshape(layout.world_size, pieces, size).transpose(0, 1)
-        values.append(parts.reshape(-1)[: s.numel].view(s.shape))
-    return values
+    full = gathered.new_empty(layout.full_numel)
+    CopyOut(layout, full)(gathered)
+    return [full[s.full_offset : s.full_offset + s.numel].view(s.shape) for s in layout.segments]
 
 
 def full_parameters(unit: Unit) -> list[torch.Tensor]:

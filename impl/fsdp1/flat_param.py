@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..runtime.gradients.unreduced import UnreducedFlat
 from ..runtime.offload import HostOffload, new_shard
 from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
-from ..runtime.unreduced import UnreducedFlat
 from ..shared.layout import UnitLayout
 from ..shared.torch_internals import chunk_cat
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -185,6 +185,10 @@ class FullyShardedDataParallel(StateDictMethods):
         )
         self._stage.error_of_second_root = AssertionError
         self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        # Python's own copy would read the memory of parameters that are freed.
+        raise TypeError("FSDP does not support deepcopy: copy the module before, or its state dict")
 
     # -- as a module -----------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from ..runtime.gradient_state import step_in_backward
+from ..runtime.gradients.unreduced import UnreducedOriginals, assign_gradient
 from ..runtime.offload import HostOffload
 from ..runtime.presentation import UnitParameter, Unreduced, assignments
-from ..runtime.unreduced import UnreducedOriginals, assign_gradient
 from ..shared.layout import UnitLayout
 from ..shared.torch_internals import foreach_add_
 from .flat_param import (

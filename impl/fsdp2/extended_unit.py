@@ -93,6 +93,7 @@ class ExtendedUnit(Unit):
     def __init__(self, *, extensions: Sequence[Extension], **others: Any) -> None:
         super().__init__(**others)
         self.owns_memory = True
+        self.plain = False
         self.fetches = self.gathers  # one rank lays out its inputs where they are needed
         self._extensions = list(extensions)
         self._forget()
@@ -106,6 +107,8 @@ class ExtendedUnit(Unit):
         """Take up the sharded parameters; see ``Unit.readopt``."""
         super().readopt()
         self.owns_memory = True
+        for extension in self._extensions:
+            extension.compute = self.precision.compute  # converted (``.to``)
 
     def _forget_buffers(self) -> None:
         super()._forget_buffers()
@@ -115,6 +118,13 @@ class ExtendedUnit(Unit):
     def unsharded_bytes(self) -> int:
         """Bytes that unsharding takes; known after the first time."""
         return sum(buffer.nbytes for buffers in self._outputs for buffer in buffers)
+
+    def local_gradients(self, which: Sequence[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """See ``Unit.local_gradients``; in one dtype, where each extension may compute in one of its own."""
+        gradients = super().local_gradients(which, gradients)
+        if self.groups.ranks > 1 and len({gradient.dtype for gradient in gradients}) < 2:
+            return gradients  # cast while they are laid out
+        return [gradient.to(self.precision.reduce) for gradient in gradients]
 
     # -- gather ----------------------------------------------------------------------------------------------
 

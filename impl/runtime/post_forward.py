@@ -25,14 +25,16 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 
+from ..collectives import comm
 from ..collectives.custom_comm import AllGather
+from ..shared.copy_out import CopyOut
 from ..shared.layout import UnitLayout, chunked_layout
 from ..shared.placement import contiguous_strides, new_dtensor
 from ..shared.settings import UnitPrecision
 from ..shared.torch_internals import DTensorSpec, TensorMeta, foreach_copy_
-from .buffer import FlatBuffer, make_buffer
+from .buffer import FlatBuffer, Handover, make_buffer
 from .presentation import UnitParameter
-from .streams import Event, Stream
+from .streams import Event, Stream, Streams
 
 
 class SmallerGroup:
@@ -65,8 +67,9 @@ class SmallerGroup:
         self._kept: FlatBuffer | None = None
         self._gathered: FlatBuffer | None = None
         self._parts: list[torch.Tensor] = []
-        self._copy_out: list[torch.Tensor] = []
+        self._copy_out: CopyOut | None = None
         self._show: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        self._shown: dict[int, nn.Parameter] = {}
         self.holds = False
         """Whether the larger shard is there, so that the next gather is the smaller one."""
         self.event: Event | None = None
@@ -80,24 +83,31 @@ class SmallerGroup:
                 begin, end = segment.shard_range
                 part = self._kept.tensor[segment.shard_offset : segment.shard_offset + end - begin]
                 self._parts += [part, full[start + begin : start + end]]
-                rows = full[start : start + segment.shard_padded_numel * layout.world_size]
-                self._copy_out.append(rows.view(layout.world_size, -1))
+            self._copy_out = CopyOut(layout, full, self._starts)
         else:
             self._kept.take()
         foreach_copy_(self._parts[::2], self._parts[1::2])
         self.event = compute.record()
         self.holds = True
 
-    def show(self) -> None:
-        """Let the modules show the kept parameters. Those that were ``DTensor``s before stay as they are."""
+    def show(self, trained: Sequence[nn.Parameter]) -> None:
+        """Let the modules show the kept parameters. Those that were ``DTensor``s before stay as they are.
+
+        Args:
+            trained: the unit's sharded parameters, which may have been frozen or thawed since.
+        """
         if not self._show:
             self._make_parameters()
+        for index, shown in self._shown.items():
+            if shown.requires_grad != trained[index].requires_grad:
+                shown.requires_grad_(trained[index].requires_grad)
         for registry, name, parameter in self._show:
             registry[name] = parameter
 
     @torch.inference_mode(False)
     def _make_parameters(self) -> None:
-        for segment, parameter in zip(self.layout.segments, self._parameters, strict=True):
+        segments = zip(self.layout.segments, self._parameters, strict=True)
+        for index, (segment, parameter) in enumerate(segments):
             if parameter.whole is not None:
                 continue
             start = segment.shard_offset
@@ -108,6 +118,7 @@ class SmallerGroup:
             shown = nn.Parameter(
                 new_dtensor(local, spec, requires_grad=False), requires_grad=parameter.requires_grad
             )
+            self._shown[index] = shown
             self._show += [(place.module._parameters, place.name, shown) for place in parameter.places]
 
     @property
@@ -116,8 +127,17 @@ class SmallerGroup:
         assert self._kept is not None
         return self._kept.tensor
 
-    def take_gathered(self, owner: Stream) -> FlatBuffer:
-        """The buffer to gather into; the caller is on ``owner``."""
+    def start(self, streams: Streams) -> tuple[Any, Event | None]:
+        """Issue the smaller all-gather; returns its work and its event."""
+        streams.all_gather.wait(self.event)
+        with streams.all_gather:
+            gathered = self._take_gathered(streams.all_gather)
+            work = comm.all_gather(
+                gathered.tensor, self.shard, self.group, not streams.has_streams, self.custom
+            )
+            return work, streams.all_gather.record()
+
+    def _take_gathered(self, owner: Stream) -> FlatBuffer:
         if self._gathered is None:
             numel = self.layout.gathered_numel
             dtype, device = self.shard.dtype, self.shard.device
@@ -126,10 +146,17 @@ class SmallerGroup:
             self._gathered.take()
         return self._gathered
 
-    def copy_out(self, gathered: torch.Tensor) -> None:
-        """Fill the full buffer from what was gathered."""
-        rows = gathered.view(self.layout.world_size, -1)
-        torch.split_with_sizes_copy(rows, self.layout.split_sizes, dim=1, out=self._copy_out)
+    def copy_out(self) -> None:
+        """Fill the full buffer, which is taken, from what was gathered."""
+        assert self._gathered is not None
+        assert self._copy_out is not None
+        self._copy_out(self._gathered.tensor)
+
+    def release(self, handover: Handover, compute: Stream) -> None:
+        """The gather is over: give back its buffer and the larger shard."""
+        assert self._gathered is not None
+        handover.release(self._gathered, compute)
+        self.drop()
 
     def drop(self) -> None:
         """Free the larger shard."""

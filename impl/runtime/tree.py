@@ -15,13 +15,13 @@ from ..shared.annotations import span
 from ..shared.settings import ScheduleSettings
 from ..shared.torch_internals import current_graph_task_id, queue_callback
 from .context import Context
+from .gradients.reduction import Reducer
+from .gradients.unsharded import keep_gradients, take_gradients
 from .order_check import order_check
-from .reduction import Reducer
 from .schedule import Schedule
 from .stage import Stage, StageState, stage_of
 from .streams import Event, Streams
 from .unit import Unit, UnitState
-from .unsharded_gradients import keep_gradients, take_gradients
 
 _log = logging.getLogger(__name__)
 

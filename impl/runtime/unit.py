@@ -37,9 +37,9 @@ from ..collectives import comm
 from ..collectives.custom_comm import AllGather
 from ..collectives.peer_gather import PeerGather
 from ..shared.annotations import UnitLabels, span
+from ..shared.copy_out import CopyOut
 from ..shared.layout import UnitLayout
 from ..shared.settings import MemoryHandover, UnitPrecision
-from ..shared.torch_internals import foreach_copy_
 from .buffer import FlatBuffer, make_buffer
 from .context import Context
 from .gradient_state import GradientState
@@ -118,9 +118,9 @@ class Unit:
         self._full: FlatBuffer | None = None
         self._work: Any = None
         self._event: Event | None = None
-        self._copy_out: list[torch.Tensor] = []
+        self._copy_out: CopyOut | None = None
         self._own_part: torch.Tensor | None = None
-        self._from_smaller: FlatBuffer | None = None
+        self._from_smaller = False
 
     def _use_precision(self, precision: UnitPrecision) -> None:
         self.precision = precision
@@ -170,6 +170,7 @@ class Unit:
         """Bytes that unsharding this unit takes and resharding frees."""
         return self.layout.full_numel * self.precision.compute.itemsize if self.owns_memory else 0
 
+    @torch.inference_mode(False)  # the first forward may be in it, and the shard is trained later
     def readopt(self) -> None:
         """Take up the sharded parameters as the modules hold them now; a new shard means new buffers."""
         shard = self.presentation.readopt()
@@ -194,7 +195,7 @@ class Unit:
             self.smaller.forget()
         self.unsharded = []
         self._gathered = self._full = self._own_part = None
-        self._copy_out = []
+        self._copy_out = None
 
     def drop_gradients(self) -> None:
         """Forget gradients that were not reduced yet."""
@@ -204,10 +205,13 @@ class Unit:
         for parameter in self.unsharded:
             parameter.grad = None
 
-    def local_gradient(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        """What is reduced for the gradient of one unsharded parameter."""
-        whole = self.parameters[index].whole
-        return gradient if whole is None else whole.local_gradient(gradient)
+    def local_gradients(self, which: Sequence[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What is reduced for the gradients of the parameters ``which``, where not all are plain."""
+        wholes = [self.parameters[index].whole for index in which]
+        return [
+            gradient if whole is None else whole.local_gradient(gradient)
+            for whole, gradient in zip(wholes, gradients, strict=True)
+        ]
 
     @property
     def custom_gather(self) -> AllGather | None:
@@ -252,7 +256,8 @@ class Unit:
                 self._context.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
             with span(self.labels.all_gather):
                 if self.smaller is not None and self.smaller.holds:
-                    self._issue_smaller(self.smaller)
+                    self._work, self._event = self.smaller.start(self.context.streams)
+                    self._from_smaller = True
                 elif self.gathers:
                     self._issue_all_gather()
                 else:
@@ -315,17 +320,6 @@ class Unit:
             self.context.host_read = event
         return event
 
-    def _issue_smaller(self, smaller: SmallerGroup) -> None:
-        streams = self.context.streams
-        streams.all_gather.wait(smaller.event)
-        with streams.all_gather:
-            gathered = smaller.take_gathered(streams.all_gather)
-            self._work = comm.all_gather(
-                gathered.tensor, smaller.shard, smaller.group, not streams.has_streams, smaller.custom
-            )
-            self._event = streams.all_gather.record()
-        self._from_smaller = gathered
-
     def _take_gathered(self, owner: Stream) -> FlatBuffer:
         if self._gathered is None:
             numel, dtype = self.layout.gathered_numel, self.precision.compute
@@ -350,8 +344,9 @@ class Unit:
         with span(self.labels.wait_all_gather):
             if self.fetches:
                 self._finish_gather()
-            if self._from_smaller is not None:
-                self._copy_out_smaller(self._from_smaller)
+            if self._from_smaller:
+                self._take_full()
+                self._release_smaller(copied=True)
             elif self._by_peers is not None:
                 self._by_peers.copy_out(self._take_full().tensor)
             elif self.layout.rank_major:
@@ -382,48 +377,22 @@ class Unit:
         return self._full
 
     def _copy_out_parameters(self, hold: int) -> None:
-        layout, context, gathered = self.layout, self.context, self._gathered
+        context, gathered = self.context, self._gathered
         assert gathered is not None
         if hold:
             context.handover.trim()
         full = self._take_full()
-        if not self._copy_out:
-            self._copy_out = [
-                full.tensor[s.full_offset : s.full_offset + s.full_padded_numel].view(layout.world_size, -1)
-                for s in layout.segments[: layout.fused]
-            ]
-        rows = gathered.tensor.view(layout.world_size, -1)
-        if layout.interleaved:
-            rows = self._copy_out_interleaved(rows, full.tensor)
-        if self._copy_out:
-            torch.split_with_sizes_copy(rows, layout.split_sizes, dim=1, out=self._copy_out)
+        if self._copy_out is None:
+            self._copy_out = CopyOut(self.layout, full.tensor)
+        self._copy_out(gathered.tensor)
         context.handover.release(gathered, context.streams.compute, hold)
 
-    def _copy_out_interleaved(self, rows: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
-        """Copy out parameters that are cut on another dim than the first; returns what is left to copy."""
-        layout = self.layout
-        to: list[torch.Tensor] = []
-        parts: list[torch.Tensor] = []
-        for s in layout.segments[layout.fused :]:
-            pieces, size = s.blocks
-            whole = full[s.full_offset : s.full_offset + s.numel].view(pieces, layout.world_size, size)
-            part = rows[:, s.shard_offset : s.shard_offset + s.shard_padded_numel]
-            to.append(whole.transpose(0, 1))
-            parts.append(part.view(layout.world_size, pieces, size))
-        foreach_copy_(to, parts)
-        return rows[:, : sum(layout.split_sizes)]
-
-    def _copy_out_smaller(self, gathered: FlatBuffer) -> None:
+    def _release_smaller(self, *, copied: bool) -> None:
         assert self.smaller is not None
-        self._take_full()
-        self.smaller.copy_out(gathered.tensor)
-        self._release_smaller(gathered)
-
-    def _release_smaller(self, gathered: FlatBuffer) -> None:
-        assert self.smaller is not None
-        self.context.handover.release(gathered, self.context.streams.compute)
-        self.smaller.drop()
-        self._from_smaller = None
+        if copied:
+            self.smaller.copy_out()
+        self.smaller.release(self.context.handover, self.context.streams.compute)
+        self._from_smaller = False
 
     @torch.inference_mode(False)
     def _make_parameters(self) -> None:
@@ -495,14 +464,14 @@ class Unit:
         assert self._full is not None
         self.smaller.keep(self._full.tensor, self.context.streams.compute)
         self.reshard(hold)
-        self.smaller.show()
+        self.smaller.show(self.presentation.trained())
 
     def _abandon(self) -> None:
         """A gather that nobody waited for: let it finish, keep nothing."""
         if self.fetches:
             self._finish_gather()
-            if self._from_smaller is not None:
-                self._release_smaller(self._from_smaller)
+            if self._from_smaller:
+                self._release_smaller(copied=False)
                 self.presentation.show_sharded()
                 return
             if self._by_peers is not None:

@@ -57,9 +57,14 @@ class SpanIndex:
         return parents
 
 
-def index_spans(lane: Int32 | Int64, start: Int64, end: Int64) -> SpanIndex:
-    """Sorts the spans and finds each one's parent: the innermost earlier one that has not ended."""
-    order = np.lexsort((-end, start, lane))
+def index_spans(
+    lane: Int32 | Int64, start: Int64, end: Int64, rank: Int32 | Int64 | None = None
+) -> SpanIndex:
+    """Sorts the spans and finds each one's parent: the innermost earlier one that has not ended.
+
+    Of spans that begin and end together the one of lower `rank` is outside; without ranks the earlier row.
+    """
+    order = np.lexsort((-end, start, lane) if rank is None else (rank, -end, start, lane))
     lane_list, start_list, end_list = lane[order].tolist(), start[order].tolist(), end[order].tolist()
     parent = np.full(len(order), NOTHING, np.int64)
     stack: list[int] = []

@@ -79,7 +79,8 @@ def fsdp_spans(trace: Trace) -> FsdpSpans:
     ).reshape(-1, 5)
     start, end = columns[:, 0], columns[:, 1]
     lane, event, unit = (columns[:, place].astype(np.int32) for place in (2, 3, 4))
-    index = index_spans(lane, start, end)
+    rank = np.array([_rank(name) for name in events], np.int32)[event]
+    index = index_spans(lane, start, end, rank)
     return FsdpSpans(
         start,
         end,
@@ -92,6 +93,15 @@ def fsdp_spans(trace: Trace) -> FsdpSpans:
         index.parents_by_row(),
         numbered=bool(annotations) and not named,
     )
+
+
+def _rank(event: str) -> int:
+    """Hooks call prefetches, and those the rest: which of two is outside where their times are the same."""
+    if event.startswith("root_"):
+        return 0
+    if event.startswith(("pre_", "post_")):
+        return 1
+    return 2 if event.endswith("_prefetch") else 3
 
 
 def _named_annotations(trace: Trace) -> list[Annotation]:

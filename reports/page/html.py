@@ -34,6 +34,7 @@ from fsdpbench.reports.page.ranking_table import RankingTable, ranking_table
 from fsdpbench.reports.page.recommendation import advice, best_sentence, findings
 from fsdpbench.reports.page.sections import sections
 from fsdpbench.reports.page.view import Configuration, RunView, Status, load_run
+from fsdpbench.reports.writing import is_written_into, write_into
 
 _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 
@@ -86,8 +87,8 @@ def write_report(run_dir: Path, out: Path | None = None, *, title: str | None = 
     target = Path(out) if out is not None else run_dir / "report.html"
     page = render(view, target, title=title)
     content = page.encode("utf-8", errors="backslashreplace")  # a folder's name may be no text
-    if target.is_symlink() or (target.exists() and not target.is_file()):
-        target.write_bytes(content)  # /dev/stdout, a pipe: never replaced by a file
+    if is_written_into(target):
+        write_into(target, content)
         return target
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:

@@ -30,6 +30,7 @@ from fsdpbench.reports.trace.model import (
     RetryEvents,
 )
 from fsdpbench.reports.trace.raw import ExactEvent, FloatEvent
+from fsdpbench.reports.trace.same_instant import in_order
 from fsdpbench.reports.trace.times import from_digits, from_floats
 
 CATEGORIES = {
@@ -175,7 +176,7 @@ class ColumnBuilder:
             names=tuple(self._names),
             lanes=tuple((_lane(pid), _lane(tid)) for pid, tid in self._lanes),
             collectives=collectives,
-            memory=MemoryEvents(*self._memory.finish()),
+            memory=in_order(MemoryEvents(*self._memory.finish())),
             retries=RetryEvents(*self._retries.finish()),
             problems=problems,
             remarks=self._remarks(),

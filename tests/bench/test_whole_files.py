@@ -11,6 +11,7 @@ import pytest
 
 from fsdpbench.files import whole_files
 from fsdpbench.files.whole_files import clear_leftovers, move_new, write_new, write_whole
+from fsdpbench.reports import writing
 
 
 def test_of_many_writers_the_last_one_is_whole(tmp_path: Path) -> None:
@@ -79,3 +80,12 @@ def test_only_what_killed_writers_left_is_cleared(tmp_path: Path) -> None:
 def test_text_that_utf8_cannot_say_is_written_escaped(tmp_path: Path) -> None:
     write_whole(tmp_path / "a", "ä \udcff")
     assert (tmp_path / "a").read_bytes() == "ä \\udcff".encode()
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_that_nobody_reads_is_no_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_READER_PATIENCE_S", 0.1)
+    os.mkfifo(tmp_path / "results.sqlite")
+    with pytest.raises(OSError, match="nobody reads this pipe"):
+        write_whole(tmp_path / "results.sqlite", "told")
+    assert os.listdir(tmp_path) == ["results.sqlite"]

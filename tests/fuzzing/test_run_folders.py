@@ -84,7 +84,7 @@ def results(run: Path) -> dict[str, str]:
     """The record, without dates and durations."""
     found = {}
     for path in sorted(run.glob("impl-*/result.json")):
-        result = json.loads(path.read_text())
+        result = json.loads(path.read_text("utf-8-sig"))  # with a mark of its byte order too, as in the bench
         result.pop("bench")
         found[path.parent.name] = json.dumps(result, sort_keys=True)
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from flat_programs import Side, attempt, compare
+from flat_programs import Net, Side, attempt, compare
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
@@ -127,6 +127,23 @@ def wrong_shape(side: Side) -> Iterator[tuple[str, Any]]:
     parameter.grad = None
     parameter.data = torch.zeros(2 * parameter.numel())
     yield "forward", attempt(lambda: side.loss(1))
+
+
+def case_replaced_before_inference(rank: int) -> None:
+    """A first forward in inference mode takes up a new parameter, which is trained later."""
+    for strategy in ("NO_SHARD", "FULL_SHARD"):
+        side = Side("impl", rank, True, strategy)
+        side.model = side.wrap(Net())
+        layer = side.model.module.enter
+        layer.weight = nn.Parameter(layer.weight.detach() * 0.5)
+        with torch.inference_mode():
+            side.loss(0)
+        side.loss(0).backward()
+        assert layer.weight.grad is None or layer.weight.grad.abs().sum() > 0
+
+
+def test_replaced_before_inference(two_ranks) -> None:
+    two_ranks.run(case_replaced_before_inference)
 
 
 def case_misuse(rank: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -175,6 +176,21 @@ def case_attributes(rank: int) -> None:
 
 def test_attributes(two_ranks) -> None:
     two_ranks.run(case_attributes)
+
+
+def case_deep_copy(rank: int) -> None:
+    """Also after a step, when the memory of parameters was freed: Python's own copy would read it."""
+    for originals in (False, True):
+        side = Side("impl", rank, originals)
+        side.model = side.wrap(Net(), auto_wrap_policy=side.policy())
+        for _ in range(2):
+            with pytest.raises(TypeError, match="does not support deepcopy"):
+                copy.deepcopy(nn.Sequential(side.model))
+            side.loss(0).backward()
+
+
+def test_deep_copy(two_ranks) -> None:
+    two_ranks.run(case_deep_copy)
 
 
 def case_alone(rank: int) -> None:

@@ -62,6 +62,28 @@ def test_shown_parameters_equal_torch(four_ranks) -> None:
     four_ranks.run(case_shown_parameters)
 
 
+def case_frozen_after_wrapping(rank: int) -> None:
+    """What is shown between forward and backward follows what was frozen and thawed before it."""
+    found = []
+    for kind in ("impl", "torch"):
+        torch.manual_seed(0)
+        mesh = init_device_mesh("cpu", (4,))
+        model: Any = shard_model(kind, Model(blocks=2), mesh=mesh, reshard_after_forward=2)
+        flags = []
+        for trained in (True, False, True):
+            model.blocks[0].requires_grad_(trained)
+            loss = loss_of(model, tokens_of(rank, 0))
+            flags.append({name: parameter.requires_grad for name, parameter in model.named_parameters()})
+            loss.backward()
+        found.append(flags)
+    assert found[0] == found[1]
+    assert not found[0][1]["blocks.0.up.weight"]
+
+
+def test_frozen_after_wrapping(four_ranks) -> None:
+    four_ranks.run(case_frozen_after_wrapping)
+
+
 def case_memory(rank: int) -> None:
     """The larger shard is there between forward and backward only, and one mesh serves all units."""
     torch.manual_seed(0)

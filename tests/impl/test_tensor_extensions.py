@@ -237,11 +237,66 @@ def case_state_dicts(rank: int) -> None:
             assert loss_of(target, tokens_of(rank, 1)).item() == loss_of(source, tokens_of(rank, 1)).item()
 
 
+class TwoMatrices(nn.Module):
+    """Each computes in its own dtype."""
+
+    def __init__(self, kinds: tuple[type[Held] | None, ...]) -> None:
+        super().__init__()
+        self.dtypes = [torch.bfloat16 if kind is HalfPrecision else torch.float32 for kind in kinds]
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in kinds)
+        for layer, kind in zip(self.layers, kinds, strict=True):
+            if kind is not None:
+                layer.weight = nn.Parameter(kind(layer.weight.detach().clone()))  # type: ignore[operator]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer, dtype in zip(self.layers, self.dtypes, strict=True):
+            x = layer(x.to(dtype))
+        return x
+
+
+def case_gradients_of_two_dtypes(rank: int) -> None:
+    """Extensions of one unit compute in bf16 and in fp32, which torch refuses; as in units of their own."""
+    for kinds in ((HalfPrecision, None), (HalfPrecision, Quantised), (HalfPrecision, HalfPrecision)):
+        found = []
+        for apart in (False, True):
+            torch.manual_seed(0)
+            model: Any = TwoMatrices(kinds)
+            mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+            for layer in model.layers if apart else ():
+                impl.fully_shard(layer, mesh=mesh)
+            impl.fully_shard(model, mesh=mesh)
+            torch.manual_seed(rank)
+            for synchronize in (False, True):
+                model.set_requires_gradient_sync(synchronize)
+                model(torch.randn(4, 8)).float().sum().backward()
+            found.append([parameter.grad.to_local() for parameter in model.parameters()])
+        for together, reference in zip(*found, strict=True):
+            assert together.dtype == torch.float32
+            torch.testing.assert_close(together, reference)
+
+
+@pytest.mark.parametrize("ranks", ["one_rank", "two_ranks"])
+def test_gradients_of_two_dtypes(request, ranks: str) -> None:
+    request.getfixturevalue(ranks).run(case_gradients_of_two_dtypes)
+
+
 class Half(Held):
     """One of the two methods is missing."""
 
     def fsdp_pre_all_gather(self, mesh: Any) -> Any:
         return (self.inner,), None
+
+
+def case_converted(rank: int) -> None:
+    """``double()`` after wrapping: what extensions are asked for is of the new dtype, as torch's."""
+    found = []
+    for kind in ("impl", "torch"):
+        model: Any = shard_model(kind, extended(Quantised), mesh=init_device_mesh("cpu", (2,)))
+        model.double()
+        model.blocks[0].unshard()
+        found.append(model.blocks[0].up.weight.detach().clone())
+    assert found[0].dtype == torch.float64
+    assert torch.equal(*found)
 
 
 def case_refused(rank: int) -> None:
@@ -252,7 +307,9 @@ def case_refused(rank: int) -> None:
         impl.fully_shard(linear, mesh=mesh)
 
 
-CASES = [case_uneven_rows, case_other_dim, case_memory_is_freed, case_state_dicts, case_refused]
+CASES = [
+    case_uneven_rows, case_other_dim, case_memory_is_freed, case_state_dicts, case_converted, case_refused,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("case_"))

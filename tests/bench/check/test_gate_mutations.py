@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from .gate_files import MEASURED, SIMULATED, committed, repeated, swept
 from .gate_mutations import (
     FIGURES,
+    SLOWER,
     UNKNOWN,
     WORSE,
     Case,
@@ -130,6 +131,14 @@ def test_one_line_says_what_and_where(simulated: Files, fsdpbench: CommandLine, 
     told = json.loads(judged(fsdpbench, copy, "--json").stdout)
     assert [change["verdict"] for change in told["changes"]] == ["unknown"]
     assert "peak_reserved_bytes" in judged(fsdpbench, copy, "--format", "md").stdout
+
+
+def test_the_planted_slowness_is_beyond_the_noise_of_the_runs(measured: Files) -> None:
+    results = [read(run / "result.json") for run in measured.runs]
+    medians = [result["step_time_s"] for result in results]
+    fastest = [min(result["measured"]["step_times_s"]) for result in results]
+    for samples in (medians, fastest):
+        assert SLOWER * min(samples) > max(samples)
 
 
 @pytest.mark.campaign

@@ -1,4 +1,4 @@
-"""One package is installed; from the repository's root its folders can be imported by their bare names too."""
+"""One package is installed; from the repository root its folders can be imported by their bare names too."""
 
 from __future__ import annotations
 

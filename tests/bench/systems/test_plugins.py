@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fsdpbench import plugins
 from fsdpbench.cli.list_command import command as list_command
-from fsdpbench.configuration import plugins
 from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.plugins import foreign_identity
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
+from fsdpbench.plugins import foreign_identity
 from fsdpbench.systems import get_system, offers
 
 GOOD = """

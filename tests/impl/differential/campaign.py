@@ -33,20 +33,20 @@ def ranks_of(number: int) -> int:
 
 
 def programs_of(number: int) -> list[Program]:
-    """The programs of a seed."""
-    drawn: list[Program] = []
+    """The programs of a seed, each another one."""
+    drawn: dict[Program, None] = {}
 
     @seed(number)
     @settings(
-        max_examples=PROGRAMS_A_SEED, database=None, phases=[Phase.generate], deadline=None,
+        max_examples=2 * PROGRAMS_A_SEED, database=None, phases=[Phase.generate], deadline=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(programs(flat=number % 2 == 0, ranks=ranks_of(number)))
     def draw(program: Program) -> None:
-        drawn.append(program)
+        drawn[program] = None
 
     draw()
-    return drawn[:PROGRAMS_A_SEED]
+    return list(drawn)[:PROGRAMS_A_SEED]
 
 
 def features_of(program: Program) -> set[str]:

@@ -1,27 +1,90 @@
-"""Runs programs on a pool of ranks: what they found, hangs and crashes included."""
+"""Runs programs on a pool of ranks: what they found, hangs and crashes included.
+
+A hang or a crash is torch's own if a rank was on torch's side when it ended, torch alone ends so as well, and
+ours alone comes to its end: a process may die of what the other side did to it before. Where both, each
+alone, end so in the same operation, that is as an exception that both raise.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from differential.explained import TORCH_CRASHES, TORCH_HANGS
 from differential.in_ranks import run_program
 from differential.lockstep import Difference, Result
 from differential.specs import Program
+from differential.trail import last_steps
+from differential.wrapping import SIDES
 from rank_pool import RankPool
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "20"))
 """A program that takes longer hangs; more of them where the machine is busy with other things."""
 
 
+@dataclass
+class Ending:
+    """How a program ended on all ranks."""
+
+    how: str = ""
+    """``hang``, ``crash`` or ``harness``; "" if every rank answered."""
+    words: str = ""
+    last: list[str] = field(default_factory=list)
+    """What the ranks that hang or crashed did last."""
+    results: list[Result] = field(default_factory=list)
+
+    def operation(self) -> int:
+        """The number of the last operation that a rank began, -1 if none did."""
+        return max((int(step.split()[1]) for step in self.last if step), default=-1)
+
+
 def run(pool: RankPool, program: Program, seconds: float = SECONDS) -> Result:
-    """All ranks' findings as one; a hang or a crash is a difference of its own, and the pool starts anew."""
-    try:
-        results: list[Result] = pool.run_everywhere(run_program, timeout=seconds, program=program)
-    except AssertionError as error:
-        kind = (
-            "hang or crash" if "did not answer" in str(error) or "process ended" in str(error) else "harness"
-        )
-        return Result(differences=[Difference(-2, kind, "", str(error)[-3000:])])
+    """All ranks' findings as one; a hang or a crash is a difference of its own, unless it is torch's."""
+    ending = run_sides(pool, program, seconds, SIDES)
+    if not ending.how:
+        return _merged(ending.results)
+    theirs, ours = (run_sides(pool, program, seconds, (side,)) for side in SIDES)
+    at_torch = any(step.startswith("torch ") for step in ending.last)
+    if at_torch and theirs.how == ending.how and not ours.how:
+        torchs = TORCH_CRASHES if ending.how == "crash" else TORCH_HANGS
+        return Result(explained=[torchs.name])
+    if theirs.how == ours.how == ending.how and theirs.operation() == ours.operation() >= 0:
+        return Result(errors=[f"{ending.how} of each alone"])
+    words = [f"last: {ending.last}", ending.words[-2500:]]
+    words += [f"torch alone: {theirs.how or 'ends'}", f"impl alone: {ours.how or 'ends'}"]
+    return Result(differences=[Difference(-2, ending.how, "", "\n".join(words))])
+
+
+def run_sides(pool: RankPool, program: Program, seconds: float, sides: Sequence[str]) -> Ending:
+    """Run the program on these sides; the pool starts anew after a hang or a crash."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
+        trail = Path(directory) / "trail"
+        trail.touch()
+        try:
+            results = pool.run_everywhere(
+                run_program, timeout=seconds, program=program, sides=tuple(sides), trail=str(trail)
+            )
+        except AssertionError as error:
+            how, ranks = _how(str(error))
+            steps = last_steps(trail, program.ranks)
+            return Ending(how, str(error), [steps[rank] for rank in ranks])
+    return Ending(results=results)
+
+
+def _how(words: str) -> tuple[str, list[int]]:
+    """What a pool's error says happened, and to which ranks."""
+    if ended := re.findall(r"rank (\d+):\nthe process ended", words):
+        return "crash", [int(rank) for rank in ended]
+    if silent := re.search(r"ranks \[([\d, ]+)\] did not answer", words):
+        return "hang", [int(rank) for rank in silent.group(1).split(",")]
+    return "harness", []
+
+
+def _merged(results: list[Result]) -> Result:
     merged = results[0]
     if not merged.differences:
         merged.differences = next((each.differences for each in results if each.differences), [])

@@ -11,6 +11,7 @@ from differential import operations as ops
 from differential.models import Model, batch_of, loss_of, plain_blocks
 from differential.observing import Seen, value_of
 from differential.specs import Flat, Program
+from differential.trail import Trail
 from differential.wrapping import api_of, build
 
 
@@ -25,7 +26,10 @@ class Run:
         self.losses: list[torch.Tensor] = []
         self.batches = 0
         self.other: Run = self
-        """The other side's run."""
+        """The other side's run; this one where it is alone."""
+        self.first = True
+        """Whether this side is the first to carry out each operation."""
+        self.trail = Trail("", rank)
         self.contexts = ExitStack()
         """What the program entered and did not leave yet."""
         self.cleanups = ExitStack()

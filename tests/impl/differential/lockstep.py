@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +14,10 @@ from differential import operations as ops
 from differential.explained import explanation_of
 from differential.interpreter import Run, carry_out, whole_parameters
 from differential.observing import Seen, Tolerance, differences, looked_at, tolerance_for
-from differential.situation import Situation, views_comparable
+from differential.situation import Situation, leaves_unreduced, views_comparable
 from differential.specs import Flat, Program
+from differential.trail import Trail
+from differential.wrapping import SIDES
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,24 @@ def tolerance_of(program: Program) -> Tolerance:
     return tolerance_for(dtypes, 8 if low else 64)
 
 
-def compare(rank: int, program: Program, log: Any = None) -> Result:
-    """Run the program on both sides; ``log`` is given lines about what each shows."""
+def compare(
+    rank: int, program: Program, log: Any = None, sides: Sequence[str] = SIDES, trail: str = ""
+) -> Result:
+    """Run the program on both sides, or on one of them alone, where nothing is compared.
+
+    Args:
+        log: is given lines about what each shows.
+        trail: a file that says where this rank is, see ``trail.py``.
+    """
     result, tolerance = Result(log=log), tolerance_of(program)
-    runs = [Run(side, rank, program) for side in ("torch", "impl")]
-    runs[0].other, runs[1].other = runs[1], runs[0]
-    with runs[0].cleanups, runs[1].cleanups:
+    runs = [Run(side, rank, program) for side in sides]
+    for run in runs:
+        run.other, run.first = runs[1 - runs.index(run)] if len(runs) > 1 else run, run is runs[0]
+        run.trail = Trail(trail, rank)
+    with ExitStack() as stack:
+        for run in runs:
+            stack.callback(run.trail.close)
+            stack.enter_context(run.cleanups)
         for index, operation in enumerate((None, *program.operations), start=-1):
             ended = _one(result, runs, program, index, operation, tolerance)
             result.operations += 1
@@ -70,7 +86,10 @@ def _one(
     result: Result, runs: list[Run], program: Program, index: int, operation: Any, tolerance: Tolerance
 ) -> bool:
     """Carry out one operation on both sides; whether the program ends here."""
-    outcomes = [carry_out(run, operation) for run in runs]
+    outcomes = []
+    for run in runs:
+        run.trail.enter(run.side, index, type(operation).__name__)
+        outcomes.append(carry_out(run, operation))
     if result.log:
         result.log(f"operation {index}: {operation}")
         for run, (seen, words) in zip(runs, outcomes, strict=True):
@@ -81,18 +100,24 @@ def _one(
         result.errors.append(error)
     if (
         ended
-        or outcomes[0][0]["error"] != outcomes[1][0]["error"]
+        or outcomes[0][0]["error"] != outcomes[-1][0]["error"]
         or (error and ends_program(program, index))
     ):
         return True
     if error and isinstance(operation, ops.Forward | ops.Backward):
         return False  # in between the state is not defined
-    looks = [looked_at(run.model) for run in runs]
+    looks = [_look(run, index, lambda run: looked_at(run.model)) for run in runs]
     if not views_comparable(program):
         looks = [{k: v for k, v in seen.items() if not k.startswith(("parameter", "grad"))} for seen in looks]
-        if not any(run.losses for run in runs):
-            looks = [{**seen, **whole_parameters(run)} for seen, run in zip(looks, runs, strict=True)]
+        if not any(run.losses for run in runs) and not leaves_unreduced(program, index):
+            wholes = [_look(run, index, whole_parameters) for run in runs]
+            looks = [{**seen, **whole} for seen, whole in zip(looks, wholes, strict=True)]
     return _compare(result, program, index, operation, looks, tolerance, None)
+
+
+def _look(run: Run, index: int, look: Callable[[Run], Seen]) -> Seen:
+    run.trail.enter(run.side, index, "look")
+    return look(run)
 
 
 def operation_at(program: Program, index: int) -> ops.Operation | None:
@@ -113,7 +138,9 @@ def ends_program(program: Program, index: int) -> bool:
 def _final(result: Result, runs: list[Run], program: Program, index: int, tolerance: Tolerance) -> None:
     if any(run.losses for run in runs):
         return  # between forward and backward torch refuses, or shows what is in flight
-    looks = [whole_parameters(run) for run in runs]
+    if leaves_unreduced(program, index):
+        return
+    looks = [_look(run, index, whole_parameters) for run in runs]
     _compare(result, program, index, None, looks, tolerance, None)
 
 
@@ -126,6 +153,8 @@ def _compare(
     tolerance: Tolerance,
     outcomes: Any,
 ) -> bool:
+    if len(seen) == 1:
+        return False
     theirs, ours = seen
     ended = False
     for name, our, their in differences(ours, theirs, tolerance):

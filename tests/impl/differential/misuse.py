@@ -30,7 +30,7 @@ def remake_groups(rank: int, ranks: int) -> None:
 
 @perform.register
 def _(operation: ops.RemakeGroups, run: Run) -> Seen:
-    if run.side == "torch":  # the first of the two: both lose their groups
+    if run.first:  # both lose their groups
         remake_groups(run.rank, run.program.ranks)
     run.build()
     return {}

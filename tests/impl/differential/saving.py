@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from differential import operations as ops
 from differential.interpreter import Run, perform
-from differential.observing import Seen, value_of
+from differential.observing import Seen, plain, value_of
 from torch.distributed.checkpoint import state_dict as dcp
 
 
@@ -24,6 +24,7 @@ def _(operation: ops.Summon, run: Run) -> Seen:
     )
     with summon:
         for name, parameter in run.model.named_parameters():
+            name = plain(name) if name.endswith("_flat_param") else name  # what is not summoned
             seen[f"summoned {name}"] = value_of(parameter)
             if operation.with_grads:
                 seen[f"summoned grad {name}"] = value_of(parameter.grad)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from differential import operations as ops
-from differential.observing import Value
+from differential.observing import Tolerance, Value
 from differential.specs import Flat, Program
 
 
@@ -69,6 +69,90 @@ def two_graphs(s: Situation) -> bool:
     return False
 
 
+def since_built(s: Situation) -> list[ops.Operation]:
+    """The operations on the model as it is now, this one included."""
+    done = list(s.program.operations[: s.index + 1])
+    built = [n for n, each in enumerate(done) if isinstance(each, ops.RemakeGroups)]
+    return done[built[-1] + 1 :] if built else done
+
+
+def leaves_unreduced(program: Program, index: int) -> bool:
+    """Whether the last backward was one of ``no_sync()``: of a flat model both sides refuse to show whole
+    gradients then, and torch's is in the middle of showing them from then on.
+    """
+    if not isinstance(program.wrap, Flat):
+        return False
+    on = last = False
+    for each in program.operations[: index + 1]:
+        if isinstance(each, ops.NoSync):
+            on = each.on
+        elif isinstance(each, ops.Backward):
+            last = on
+        elif isinstance(each, ops.RemakeGroups):
+            last = False
+    return last
+
+
+def attached_unsharded(s: Situation) -> bool:
+    """Whether hooks were attached after an ``unshard()`` that came before the first forward."""
+    unsharded = False
+    for each in since_built(s):
+        if isinstance(each, ops.Forward):
+            break
+        if isinstance(each, ops.Unshard):
+            unsharded = True
+        elif unsharded and isinstance(each, ops.OptimizerInBackward):
+            return True
+    return False
+
+
+def only_rounded(s: Situation, relative: float) -> bool:
+    """Whether both show the same, but for a rounding of ``relative`` to the largest element."""
+    ours, theirs = s.impl, s.torch
+    if not isinstance(ours, Value) or not isinstance(theirs, Value):
+        return False
+    return Tolerance(relative).equal(ours, theirs)
+
+
+def replaced_after_optimizer(s: Situation) -> bool:
+    """Whether a parameter was replaced that an optimizer held."""
+    made = False
+    for each in since_built(s):
+        if isinstance(each, ops.MakeOptimizer | ops.Step):
+            made = True
+        elif made and isinstance(each, ops.Write) and each.how == "replace":
+            return True
+    return False
+
+
+def shows_freed(s: Situation) -> bool:
+    """Whether torch shows a tensor whose memory is freed."""
+    return isinstance(s.torch, Value) and bool(s.torch.elements.isnan().all())
+
+
+def dropped_gradients(s: Situation) -> bool:
+    """Whether gradients were set to ``None`` and a forward followed."""
+    done, dropped = since_built(s), False
+    for each in done:
+        if isinstance(each, ops.ZeroGrad) and each.to_none:
+            dropped = True
+        elif dropped and isinstance(each, ops.Forward):
+            return True
+    return False
+
+
+def between_passes(s: Situation) -> bool:
+    """Whether a forward came last, with no backward after it."""
+    last = [each for each in since_built(s) if isinstance(each, ops.Forward | ops.Backward)]
+    return bool(last) and isinstance(last[-1], ops.Forward)
+
+
+def last_saved(s: Situation) -> ops.SaveState | None:
+    """How the state dict was made that is saved now, or that a load takes."""
+    saves = [each for each in s.program.operations[: s.index + 1] if isinstance(each, ops.SaveState)]
+    return saves[-1] if saves else None
+
+
 def keeps_units(s: Situation) -> bool:
     """Whether units of a flat model stay gathered between forward and backward."""
     wrap = s.program.wrap
@@ -93,6 +177,15 @@ def written_after_evaluation(s: Situation) -> bool:
     return bool(evaluated) and any(
         isinstance(op, ops.Write | ops.Step) or (isinstance(op, ops.Summon) and op.change)
         for op in operations[evaluated[0] + 1 :]
+    )
+
+
+def other_form(s: Situation) -> bool:
+    """Whether the sides show different parts of a tensor, or in another dtype."""
+    return (
+        isinstance(s.torch, Value)
+        and isinstance(s.impl, Value)
+        and (s.torch.shape, s.torch.dtype) != (s.impl.shape, s.impl.dtype)
     )
 
 

@@ -4,6 +4,9 @@ that were drawn. They are kept as text, so that no version of hypothesis changes
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +14,13 @@ import pytest
 import torch
 from differential import operations, specs
 from differential.driver import run
+from differential.lockstep import Result
 from differential.observing import Tolerance, differences, tolerance_for, value_of
 from differential.operations import Backward, Forward, Step, ZeroGrad
 from differential.shrinking import shrink
 from differential.specs import BlockSpec, ModelSpec, Program
+from differential.trail import Trail
+from rank_pool import RankPool
 
 LINES = Path(__file__).with_name("fixed_programs.txt").read_text().splitlines()
 PROGRAMS = [eval(line, {**vars(specs), **vars(operations)}) for line in LINES if line.startswith("Program")]
@@ -57,6 +63,41 @@ def test_what_differs_is_seen() -> None:
     assert [each[0] for each in differences({k: v for k, v in one.items() if k != "c"}, one, strict)] == ["c"]
     assert [each[0] for each in differences({**one, "more": 1}, one, strict)] == ["more"]
     assert tolerance_for({"float32", "bfloat16"}, 8).relative > tolerance_for({"float32"}, 8).relative
+
+
+def dying_program(
+    rank: int, *, program: Program, sides: Sequence[str], trail: str, dies: Sequence[str]
+) -> Result:
+    """In place of ``run_program``: rank 1 ends by a signal when it is on one of the sides ``dies``."""
+    for side in sides:
+        Trail(trail, rank).enter(side, 3, "Backward")
+        if rank == 1 and side in dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return Result()
+
+
+@pytest.mark.parametrize(
+    ("dies", "explained", "differences", "errors"),
+    [
+        (("torch",), ["torch crashes"], 0, []),
+        (("impl",), [], 1, []),
+        (("torch", "impl"), [], 0, ["crash of each alone"]),
+    ],
+)
+def test_a_crash_is_of_one_side(
+    monkeypatch, dies: tuple[str, ...], explained: list[str], differences: int, errors: list[str]
+) -> None:
+    pool = RankPool(2)
+    everywhere = pool.run_everywhere
+    monkeypatch.setattr(
+        pool, "run_everywhere", lambda _, **arguments: everywhere(dying_program, dies=dies, **arguments)
+    )
+    try:
+        result = run(pool, Program())
+    finally:
+        pool.stop()
+    assert (result.explained, len(result.differences), result.errors) == (explained, differences, errors)
+    assert all("last: ['impl 3 Backward']" in str(each) for each in result.differences)
 
 
 def test_shrinking() -> None:

@@ -141,7 +141,7 @@ def _(operation: ops.Patch, run: Run) -> Seen:
     if not operation.of_class:
         block = plain_blocks(run.model)[0]
         block.forward = _patched.__get__(block)
-    elif run.side == "torch":  # the first of the two: a class is patched for both
+    elif run.first:  # a class is patched for both
         run.cleanups.enter_context(_patched_class())
     return {}
 

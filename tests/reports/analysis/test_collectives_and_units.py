@@ -55,6 +55,20 @@ def test_by_unit(tmp_path: Path, fsdp_trace: Any) -> None:
     assert first["reduce_scatter"].bytes == 2 * 16_000_000
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_annotations_of_the_same_time_the_hook_is_outside(
+    tmp_path: Path, trace_builder: Any, turned: bool
+) -> None:
+    built = trace_builder()
+    names = ["pre_backward (root)", "backward_prefetch for blocks.2", "all_gather (blocks.1)"]
+    for name in reversed(names) if turned else names:
+        built.annotation(f"FSDP::{name}", 1_000_000, 1_100_000)
+    built.collective("all_gather", 1_200_000, 1_300_000, launch=1_050_000, elements=8000)
+    gathered = {unit.unit: unit.communication for unit in analyzed(built, tmp_path).units}
+    assert gathered["blocks.1"]["all_gather"].count == 1
+    assert [unit for unit, kinds in gathered.items() if "all_gather" in kinds] == ["blocks.1"]
+
+
 def test_the_innermost_annotation_of_the_launching_thread_decides(tmp_path: Path, trace_builder: Any) -> None:
     built = trace_builder()
     built.annotation("FSDP::pre_backward (blocks.1)", 1_000_000, 1_100_000)

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pytest
 from plotly.offline import get_plotlyjs
 
+from fsdpbench.reports import writing
 from fsdpbench.reports.page import RunFolderError, write_report
 
 HOSTILE = "<script>alert(1)</script>\"'&--><!--{{7*7}}]]></style>"
@@ -178,6 +179,17 @@ def test_a_run_without_anything_finished_still_has_a_page(tmp_path: Path) -> Non
     (tmp_path / "sweep.toml").write_text('points = ["a-00000001"]\n')
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert "No configuration has finished yet." in page.text
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_its_place_that_nobody_reads_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "_READER_PATIENCE_S", 0.1)
+    (tmp_path / "sweep.toml").write_text('points = ["a-00000001"]\n')
+    os.mkfifo(tmp_path / "report.html")
+    with pytest.raises(OSError, match="nobody reads this pipe"):
+        write_report(tmp_path)
 
 
 def test_a_folder_without_a_run_is_refused_and_left_alone(tmp_path: Path) -> None:

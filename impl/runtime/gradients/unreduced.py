@@ -15,8 +15,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..shared.layout import UnitLayout
-from .presentation import HoldsGradients
+from ...shared.layout import UnitLayout
+from ..presentation import HoldsGradients
 
 
 def assign_gradient(parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .unit import Unit
+from ..unit import Unit
 
 
 def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
@@ -32,7 +32,7 @@ def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
             which.append(index)
             gradients.append(gradient)
     if not unit.plain:
-        gradients = [unit.local_gradient(i, g) for i, g in zip(which, gradients, strict=True)]
+        gradients = unit.local_gradients(which, gradients)
     return tuple(which), gradients
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..shared.settings import MemoryHandover
-from .offload import HOST
-from .streams import Event, Stream, Streams
-from .unit import Unit
+from ...shared.settings import MemoryHandover
+from ..offload import HOST
+from ..streams import Event, Stream, Streams
+from ..unit import Unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,16 +24,16 @@ from typing import Any
 
 import torch
 
-from ..collectives import comm
-from ..collectives.comm_hooks import CommHook
-from ..collectives.exchange import Exchange, plain
-from ..shared.annotations import span
-from ..shared.settings import MemoryHandover
-from ..shared.torch_internals import chunk_cat
-from .gradient_returns import GradientReturns
-from .gradient_state import PartialSum
-from .streams import Event, Stream, Streams
-from .unit import Unit
+from ...collectives import comm
+from ...collectives.comm_hooks import CommHook
+from ...collectives.exchange import Exchange, plain
+from ...shared.annotations import span
+from ...shared.settings import MemoryHandover
+from ...shared.torch_internals import chunk_cat
+from ..gradient_state import PartialSum
+from ..streams import Event, Stream, Streams
+from ..unit import Unit
+from .returns import GradientReturns
 
 _MOST_IN_FLIGHT = 2
 """On the CPU: collectives whose results are not yet delivered. One runs, one waits for its turn."""

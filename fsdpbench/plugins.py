@@ -1,10 +1,13 @@
-"""Systems of other packages, by entry point: who offers one, without importing it.
+"""Systems and models of other packages, by entry point: who offers one, without importing it.
 
     [project.entry-points."fsdpbench.systems"]
     my-fsdp = "my_package.bench:MyFsdp"
 
-Only names are read here; `systems.registry` loads a system when it is chosen. What a plugin computes is part
-of a result's key: the hash of its package's sources stands for it.
+    [project.entry-points."fsdpbench.workloads"]
+    my-model = "my_package.models:FAMILY"
+
+Only names are read here; `systems.registry` and `workloads.registry` load what is chosen. What a plugin
+computes is part of a result's key: the hash of its package's sources stands for it.
 """
 
 from __future__ import annotations
@@ -15,18 +18,31 @@ import importlib.metadata
 import importlib.util
 from pathlib import Path
 
-GROUP = "fsdpbench.systems"
+SYSTEMS = "fsdpbench.systems"
+FAMILIES = "fsdpbench.workloads"
+OWN_FAMILIES = ("gpt", "t5", "llama", "regnet", "deepvit", "dhen")
+"""Families of models that are ours: an entry point of such a name is not taken."""
 _PACKAGES = {"deepspeed-zero3": "deepspeed", "megatron-fsdp": "megatron-fsdp"}
 """Our own systems that run what an optional package brings: system -> distribution."""
 
 
 @functools.cache
-def plugins() -> dict[str, importlib.metadata.EntryPoint]:
+def plugins(group: str = SYSTEMS) -> dict[str, importlib.metadata.EntryPoint]:
     """The entry points of the group by name; of two with one name the first on the path."""
     found: dict[str, importlib.metadata.EntryPoint] = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
+    for entry in importlib.metadata.entry_points(group=group):
         found.setdefault(entry.name, entry)
     return found
+
+
+def family_of(model: str) -> importlib.metadata.EntryPoint | None:
+    """The entry point of the family that a model's name begins with (`my-model-7b`), if a plugin has it."""
+    names = [
+        name
+        for name in plugins(FAMILIES)
+        if name not in OWN_FAMILIES and (model == name or model.startswith((f"{name}-", f"{name}+")))
+    ]
+    return plugins(FAMILIES)[max(names, key=len)] if names else None
 
 
 def offered_by(entry: importlib.metadata.EntryPoint) -> str:
@@ -44,8 +60,23 @@ def foreign_identity(system: str) -> dict[str, str] | None:
         except importlib.metadata.PackageNotFoundError:
             return None
     entry = plugins().get(system)
-    if entry is None:
-        return None
+    return None if entry is None else _identity(entry)
+
+
+@functools.cache
+def foreign_model(model: str) -> dict[str, str] | None:
+    """The same for a model; None for our own."""
+    entry = family_of(model)
+    return None if entry is None else _identity(entry)
+
+
+def forget() -> None:
+    """Look for plugins anew when they are asked for next."""
+    for function in (plugins, foreign_identity, foreign_model):
+        function.cache_clear()
+
+
+def _identity(entry: importlib.metadata.EntryPoint) -> dict[str, str]:
     digest = hashlib.sha256()
     for path in _sources(entry.module.partition(".")[0]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

@@ -1,0 +1,67 @@
+"""Allocations and frees of one instant: their totals tell the order, whatever the file's is."""
+
+from __future__ import annotations
+
+import time
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.trace.model import MemoryEvents
+from fsdpbench.reports.trace.same_instant import in_order
+
+# Time, bytes, total after it, address: a block is freed and the same allocated again, then another is freed.
+GIVEN = ((5, 512, 512, 1), (7, 1024, 1536, 2), (7, -1024, 512, 2), (7, 1024, 1536, 2), (7, -512, 1024, 1))
+
+
+def events(rows: Any, device: int = 0) -> MemoryEvents:
+    times, sizes, totals, addresses = np.array(rows, np.int64).reshape(-1, 4).T
+    same = np.ones(len(times), np.int64)
+    return MemoryEvents(times, sizes, totals, totals + 1, addresses, same, same * device, -same)
+
+
+def told(memory: MemoryEvents) -> list[tuple[int, ...]]:
+    columns = (memory.time, memory.bytes, memory.allocated, memory.address)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_every_order_becomes_the_one_that_the_totals_tell() -> None:
+    for order in permutations(GIVEN[1:]):
+        assert told(in_order(events([GIVEN[0], *order]))) == list(GIVEN)
+
+
+def test_totals_that_tell_of_no_order_leave_the_files() -> None:
+    rows = [(5, 512, 512, 1), (7, 8, 99, 2), (7, 8, 5, 3), (8, 1, 6, 4)]
+    assert told(in_order(events(rows))) == rows
+    assert len(in_order(events([]))) == 0
+
+
+def test_it_takes_little_time_where_nothing_fits() -> None:
+    count = 40_000
+    number = np.arange(count)
+    rows = np.stack([number // 40, 0 * number, np.where(number % 40 == 7, 9, 0), number % 3], axis=1)
+    began = time.process_time()
+    assert told(in_order(events(rows))) == [tuple(row) for row in rows.tolist()]
+    assert time.process_time() - began < 5
+
+
+def test_what_is_alive_at_the_peak_does_not_hang_on_the_order_in_the_file(
+    tmp_path: Path, trace_builder: Any
+) -> None:
+    found = []
+    for turned in (False, True):
+        built = trace_builder()
+        built.step(0, 1_000_000, 2_000_000)
+        built.kernel("gemm", 1_200_000, 1_300_000, launch=1_100_000)
+        built.memory(1_100_000, 512, 512, 4096)
+        # The address is the same: freed, and then allocated again.
+        again = [(-512, 0), (2048, 2048)]
+        for size, total in reversed(again) if turned else again:
+            built.memory(1_500_000, size, total, 4096)
+        found.append(analyze([built.write(tmp_path / "rank0_trace.json")]).ranks[0].memory.to_dict())
+    assert found[0] == found[1]
+    assert [each["bytes"] for each in found[0]["at_peak"]] == [2048]
+    assert found[0]["before_trace_bytes"] == 0
