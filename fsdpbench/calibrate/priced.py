@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.classify import price
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.prices import price
 from fsdpbench.torch_internals import TorchDispatchMode
 
 

@@ -15,7 +15,7 @@ import torch
 
 from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.classify import FREE, OperatorCost, price
+from fsdpbench.sim.prices import FREE, OperatorCost, price
 from fsdpbench.sim.tensors import contiguous_strides, meta_twin, tensors_in
 
 NEW, ARGUMENT, VIEW, CONSTANT = range(4)

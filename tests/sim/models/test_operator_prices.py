@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpbench.sim.classify import price
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.prices import price
 
 ATEN = torch.ops.aten
 PROFILE = load_profile("a100-80gb")
