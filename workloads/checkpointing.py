@@ -45,7 +45,7 @@ _ATTENTION = (
 """Fused in its forms, or the products of activations with each other that it is made of."""
 
 
-def _operators(names: tuple[str, ...]) -> frozenset[torch._ops.OpOverload]:
+def _operators(names: tuple[str, ...]) -> frozenset[Any]:
     """Those of the names that this torch has."""
     return frozenset(getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name))
 

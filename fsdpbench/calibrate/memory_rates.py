@@ -18,6 +18,7 @@ from fsdpbench.calibrate.machine import Machine
 from fsdpbench.calibrate.priced import bytes_moved
 from fsdpbench.sim.hardware import HardwareProfile
 from fsdpbench.sim.hardware_sections import BandwidthProfile
+from fsdpbench.torch_internals import fused_adamw_
 
 Work = Callable[[torch.device], Callable[[], object]]
 _ROWS, _WIDTH = 16384, 4096
@@ -120,7 +121,7 @@ def _softmax(device: torch.device) -> Callable[[], object]:
 def _adamw(device: torch.device) -> Callable[[], object]:
     lists = [[_tensor(device, _ROWS, _WIDTH, dtype=torch.float32)] for _ in range(4)]
     steps = [torch.ones((), device=device)]
-    update: Callable[..., object] = torch._fused_adamw_
+    update: Callable[..., object] = fused_adamw_
     options = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1, "eps": 1e-8}
     return lambda: update(*lists, [], steps, amsgrad=False, maximize=False, **options)
 

@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.hardware import HardwareProfile
 from fsdpbench.sim.prices import price
+from fsdpbench.torch_internals import TorchDispatchMode
 
 
 def bytes_moved(run: Callable[[torch.device], Callable[[], object]], profile: HardwareProfile) -> float:

@@ -20,6 +20,7 @@ from fsdpbench.devices.peaks import peak_flops_of
 from fsdpbench.devices.profiling import profile_steps
 from fsdpbench.errors import BenchError
 from fsdpbench.measuring.warmup import is_stable
+from fsdpbench.torch_internals import cuda_attach_out_of_memory_observer
 
 
 class CudaDevice:
@@ -124,7 +125,7 @@ class CudaDevice:
 
     def _observe_allocator(self) -> None:
         """The allocator tells its observers before it raises; without them only the error is seen."""
-        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+        attach = cuda_attach_out_of_memory_observer
         report = self._report_out_of_memory
         if attach is None or report is None:
             return

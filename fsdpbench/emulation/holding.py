@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch._C._distributed_c10d import Work
+from torch.distributed import Work
 from torch.futures import Future
+
+from fsdpbench.torch_internals import compile_cuda_kernel
 
 _KERNEL = """
 extern "C" __global__ void {name}(int nanoseconds) {{
@@ -91,7 +93,7 @@ class GpuHolder:
     def _kernel(self, kind: str) -> Any:
         name = _KERNEL_NAMES[kind]
         if name not in self._kernels:
-            self._kernels[name] = torch.cuda._compile_kernel(_KERNEL.format(name=name), name)
+            self._kernels[name] = compile_cuda_kernel(_KERNEL.format(name=name), name)
         return self._kernels[name]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Work
+from torch.distributed import Work
 
 from fsdpbench.emulation.filling import fill_outputs
 from fsdpbench.emulation.holding import CpuHolder, GpuHolder, Holder

@@ -25,7 +25,6 @@ from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401 - torch imports it at an optimizer's first step: here once for all ranks
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -38,6 +37,9 @@ from fsdpbench.launch.verdict import judge
 from fsdpbench.lifetime import die_with_parent
 from fsdpbench.results.records import Status, read_records
 from fsdpbench.results.result import Outcome
+
+# torch imports it at an optimizer's first step: here once for all ranks.
+from fsdpbench.torch_internals import dynamo  # noqa: F401
 from fsdpbench.worker import run_rank
 
 RankFunction = Callable[[Config, Placement, Path], Status]

@@ -10,7 +10,6 @@ import importlib
 
 _NEEDED = (
     "torch",
-    "torch._functorch.config",
     "torch.distributed.checkpoint.default_planner",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
@@ -29,6 +28,7 @@ def _import_all() -> None:
     import torch
 
     from fsdpbench.sim import preload
+    from fsdpbench.torch_internals import functorch_config  # noqa: F401
 
     torch.set_num_threads(1)
     preload()

@@ -30,6 +30,7 @@ from fsdpbench.sim.known_values import forget, holds_placeholders, learn, mark_a
 from fsdpbench.sim.storage import record_of
 from fsdpbench.sim.tensors import is_on_device
 from fsdpbench.sim.torchscript import stand_in_for_builtin
+from fsdpbench.torch_internals import DisableTorchFunctionSubclass
 
 _TOLD = 3
 _WRITERS = ("json", "csv", "logging", "pprint", "yaml")
@@ -101,7 +102,7 @@ class Decisions:
         """The answer to a Python method of a tensor, and whether it is a placeholder's."""
         before, self._asked, self._guessed = self._asked, True, False
         try:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 answer = question(tensor)
         finally:
             self._asked = before
@@ -226,7 +227,7 @@ class HostPlaceholder(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
         is_new = type(found) is torch.Tensor and found.device.type == "cpu"
         return found.as_subclass(cls) if is_new else found

@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-import torch._dynamo  # the real one: scripts may need it, and where cuda is mapped it cannot be imported
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy
@@ -33,6 +32,9 @@ from fsdpbench.script.peaks import Peaks
 from fsdpbench.script.steps import MeasuredAllError, Steps
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.flops import FlopCount
+
+# The real one: scripts may need it, and where cuda is mapped it cannot be imported.
+from fsdpbench.torch_internals import dynamo  # noqa: F401
 
 _MASTER = ("127.0.0.1", "29500")
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.torch_internals import RecordFunctionFast, profiler_enabled
 
 _OUTSIDE = -1
 
@@ -21,7 +20,7 @@ def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[...
     """``__enter__`` and ``__exit__`` for a class of spans with a ``name`` that has torch's own."""
     original_enter: Any = span_type.__enter__  # type: ignore[attr-defined]
     original_exit: Any = span_type.__exit__  # type: ignore[attr-defined]
-    profiling = torch.autograd._profiler_enabled
+    profiling = profiler_enabled
 
     def enter(self: Any) -> Any:
         self._sim_start = _OUTSIDE
@@ -45,7 +44,7 @@ class FastSpan:
     """In place of `torch._C._profiler._RecordFunctionFast`, whose C++ type cannot be patched."""
 
     __slots__ = ("_original", "_sim_start", "name")
-    _original_type = torch._C._profiler._RecordFunctionFast
+    _original_type = RecordFunctionFast
 
     def __init__(self, name: str, input_values: Any = None, keyword_values: Any = None) -> None:
         self.name = name
@@ -55,7 +54,7 @@ class FastSpan:
     def __enter__(self) -> FastSpan:
         if ACCELERATOR.trace is not None:
             self._sim_start = ACCELERATOR.timeline.cpu
-        elif torch.autograd._profiler_enabled():
+        elif profiler_enabled():
             self._original = self._original_type(self.name)
             self._original.__enter__()
         return self

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fsdpbench.torch_internals import DispatchKey, DispatchKeySet, ExcludeDispatchKeyGuard
+
 _KEY = "AutocastPrivateUse1"
 _LOWER_PRECISION = (
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input",
@@ -78,11 +80,11 @@ def _operator(name: str) -> Any:
 
 def _casting(operator: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
     """The operator with its floating point tensors cast to ``dtype`` (None: autocast's lower precision)."""
-    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+    excluded = DispatchKeySet(getattr(DispatchKey, _KEY))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         target = torch.get_autocast_dtype("sim") if dtype is None else dtype
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
+        with ExcludeDispatchKeyGuard(excluded):
             return operator(
                 *(_cast(value, target) for value in args),
                 **{name: _cast(value, target) for name, value in kwargs.items()},
@@ -93,14 +95,14 @@ def _casting(operator: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
 
 def _with_dtype(operator: Any) -> Callable[..., Any]:
     """The operator with its `dtype` set to float32 where it is open and the input is of lower precision."""
-    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+    excluded = DispatchKeySet(getattr(DispatchKey, _KEY))
     place = [argument.name for argument in operator._schema.arguments].index("dtype")
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         given = args[place] if place < len(args) else kwargs.get("dtype")
         if given is None and args[0].is_floating_point() and args[0].dtype is not torch.float64:
             args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
+        with ExcludeDispatchKeyGuard(excluded):
             return operator(*args, **kwargs)
 
     return kernel

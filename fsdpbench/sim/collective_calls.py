@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Work
+from torch.distributed import Work
 
 if TYPE_CHECKING:
     # torch's stubs overload the collectives in ways that no Python class can repeat.

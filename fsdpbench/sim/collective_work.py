@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch._C._distributed_c10d import Work
+from torch.distributed import Work
 from torch.futures import Future
 
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.timeline import Marker
+from fsdpbench.torch_internals import current_graph_task_id, queue_callback
 
 if TYPE_CHECKING:
     from fsdpbench.sim.trace import TraceRecorder
@@ -106,14 +107,14 @@ class _JoinAfterBackward:
 
     def add(self, work: CollectiveWork) -> None:
         """Wait for a work at the end of backward, or now if none runs."""
-        backward = torch._C._current_graph_task_id()
+        backward = current_graph_task_id()
         if backward == -1:
             work.wait()
             return
         if backward != self._backward:  # also after a backward that ended in an error, without its callback
             self._backward = backward
             self._works = []
-            torch.autograd.Variable._execution_engine.queue_callback(self._join)
+            queue_callback(self._join)
         self._works.append(work)
 
     def _join(self) -> None:

@@ -17,14 +17,18 @@ from typing import Any
 
 import torch
 
-_NAME = "torch._dynamo"
-_FOLDER = Path(torch.__file__).parent / "_dynamo"
+from fsdpbench.torch_internals import INTERNALS, gone, last_part
+
+_NAME = INTERNALS["dynamo"].path
+_ATTRIBUTE = last_part("dynamo")
+_FOLDER = Path(torch.__file__).parent / _ATTRIBUTE
 
 
 def stand_in_for_dynamo() -> None:
     """Put the stand-in where `import torch._dynamo` finds it, unless the real one is there already."""
     if _NAME not in sys.modules:
-        torch._dynamo = sys.modules[_NAME] = _StandIn(_NAME)
+        stand_in = sys.modules[_NAME] = _StandIn(_NAME)
+        setattr(torch, _ATTRIBUTE, stand_in)
 
 
 def import_config() -> ModuleType:
@@ -33,7 +37,7 @@ def import_config() -> ModuleType:
     if name not in sys.modules:
         spec = importlib.machinery.PathFinder.find_spec(name, [str(_FOLDER)])
         if spec is None or spec.loader is None:
-            raise ImportError(f"torch {torch.__version__} has no {name}", name=name)
+            raise gone(name, INTERNALS["dynamo"].needed_for)
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
@@ -95,6 +99,7 @@ def _same(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _real() -> ModuleType:
     if isinstance(sys.modules[_NAME], _StandIn):
-        del sys.modules[_NAME], torch._dynamo
+        del sys.modules[_NAME]
+        delattr(torch, _ATTRIBUTE)
         importlib.import_module(_NAME)
     return sys.modules[_NAME]

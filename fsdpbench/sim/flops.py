@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-_graph_task = torch._C._current_graph_task_id
+from fsdpbench.torch_internals import current_graph_task_id
+
+_graph_task = current_graph_task_id
 _MAIN_SHARE = 0.99
 
 

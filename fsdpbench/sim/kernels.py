@@ -19,11 +19,16 @@ from fsdpbench.sim.storage import allocate, attach, record_of, resize
 from fsdpbench.sim.tensors import new_tensor, new_view, set_geometry
 from fsdpbench.sim.timeline import Work
 from fsdpbench.sim.trace_records import KernelRecord
+from fsdpbench.torch_internals import (
+    current_graph_task_id,
+    dispatch_get_all_op_names,
+    dispatch_has_kernel_for_dispatch_key,
+)
 
 _COMPUTE = Work.COMPUTE
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
-_graph_task = torch._C._current_graph_task_id
+_graph_task = current_graph_task_id
 # torch's own kernels for these are right for any device (`nn.Parameter` needs them as they are).
 _LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift"}
 # Composed of other operators for most devices, one kernel on CUDA.
@@ -35,8 +40,8 @@ _FOREIGN = ("quantize", "sparse", "mkldnn", "cudnn", "miopen", "nested", "jagged
 def register_kernels() -> list[torch.library.Library]:
     """Register all kernels; the returned libraries must be kept, since their end unregisters them."""
     aten = torch.library.Library("aten", "IMPL")
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    for qualified in torch._C._dispatch_get_all_op_names():
+    has_kernel = dispatch_has_kernel_for_dispatch_key
+    for qualified in dispatch_get_all_op_names():
         if not qualified.startswith("aten::"):
             continue
         name = qualified.removeprefix("aten::")

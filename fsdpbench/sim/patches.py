@@ -52,6 +52,7 @@ from fsdpbench.sim.sharding_shortcut import install_sharding_shortcut
 from fsdpbench.sim.storage import address, record_of, resize
 from fsdpbench.sim.tensors import is_on_device, is_simulated, new_tensor
 from fsdpbench.sim.two_sided import install_two_sided_parameters
+from fsdpbench.torch_internals import expect, patch, replace
 
 
 @functools.cache
@@ -91,7 +92,7 @@ def _patch_storages() -> None:
         where = address(self)
         return original_pointer(self) if where is None else where
 
-    _replace(storage_type, resize_=resize_, nbytes=nbytes, size=nbytes, __len__=nbytes, data_ptr=data_ptr)
+    replace(storage_type, resize_=resize_, nbytes=nbytes, size=nbytes, __len__=nbytes, data_ptr=data_ptr)
     original_new: Any = storage_type.__new__
     original_to, original_cpu = storage_type.to, storage_type.cpu
 
@@ -137,7 +138,7 @@ def _patch_storages() -> None:
         record = record_of(self)
         return original_repr(self) if record is None else f"[sim storage of {record.nbytes} bytes]"
 
-    _replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu, copy_=copy_, __repr__=represent)
+    replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu, copy_=copy_, __repr__=represent)
 
 
 def _patch_tensors() -> None:
@@ -187,7 +188,7 @@ def _patch_tensors() -> None:
     def is_pinned(self: torch.Tensor, *args: Any) -> bool:
         return self.device.type == "cpu" if ACCELERATOR.started else original_is_pinned(self, *args)
 
-    _replace(
+    replace(
         tensor_type,
         data_ptr=data_ptr,
         __repr__=represent,
@@ -210,14 +211,14 @@ def _patch_module_calls() -> None:
             accelerator.timeline.cpu += costs.module_call_ns + hooks * costs.hook_ns
         return original(self, *args, **kwargs)
 
-    _replace(module_type, __call__=call)
+    replace(module_type, __call__=call)
 
 
 def _patch_profiler() -> None:
     span = torch.autograd.profiler.record_function
     enter, leave = make_span_methods(span)
-    _replace(span, __enter__=enter, __exit__=leave)
-    torch._C._profiler._RecordFunctionFast = FastSpan  # type: ignore[misc,assignment]
+    replace(span, __enter__=enter, __exit__=leave)
+    patch("RecordFunctionFast", lambda original: FastSpan)
 
 
 def _patch_accelerator() -> None:
@@ -226,8 +227,8 @@ def _patch_accelerator() -> None:
         "synchronize", "current_stream", "set_stream", "empty_cache", "memory_stats", "memory_allocated",
         "max_memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats",
     )  # fmt: skip
-    _replace(torch.accelerator, **{name: getattr(module, name) for name in names})
-    _replace(torch.accelerator, get_memory_info=module.mem_get_info)
+    replace(torch.accelerator, **{name: getattr(module, name) for name in names})
+    replace(torch.accelerator, get_memory_info=module.mem_get_info)
 
 
 def _patch_autocast() -> None:
@@ -240,24 +241,28 @@ def _patch_autocast() -> None:
             CAST_CACHE.clear()
         return result
 
-    _replace(autocast, __exit__=leave)
+    replace(autocast, __exit__=leave)
 
 
 def _patch_distributed() -> None:
     import torch.nn.parallel.distributed as ddp
 
-    original_verify = ddp._verify_param_shape_across_processes
-
-    def verify(group: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if isinstance(group, SimProcessGroup) else original_verify(group, *args, **kwargs)
-
-    _replace(ddp, _verify_param_shape_across_processes=verify)
-    _replace(ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__))
+    patch("verify_param_shape_across_processes", _with_ranks_that_are_there)
+    replace(ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__))
     _patch_object_collectives()
     _patch_checkpoint_plans()
-    _patch_chunks()
-    _patch_sharding_propagation()
+    patch("chunk_with_empty", cut_when_asked)
+    patch("propagate_use_strided_shard_flag", _on_more_dimensions)
     install_sharding_shortcut()
+
+
+def _with_ranks_that_are_there(original: Callable[..., Any]) -> Callable[..., Any]:
+    """DDP's comparison of shapes among ranks."""
+
+    def verify(group: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if isinstance(group, SimProcessGroup) else original(group, *args, **kwargs)
+
+    return verify
 
 
 def _refusing(init: Callable[..., None]) -> Callable[..., None]:
@@ -278,7 +283,7 @@ def _refusing(init: Callable[..., None]) -> Callable[..., None]:
 
 def _patch_object_collectives() -> None:
     original = {
-        name: getattr(dist, name)
+        name: expect(dist, name)
         for name in ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
     }
 
@@ -322,7 +327,7 @@ def _patch_object_collectives() -> None:
         return None
 
     for module in (dist, dist.distributed_c10d):
-        _replace(
+        replace(
             module,
             all_gather_object=all_gather_object,
             gather_object=gather_object,
@@ -338,13 +343,8 @@ def _others_are_simulated() -> bool:
 def _patch_checkpoint_plans() -> None:
     import torch.distributed.checkpoint.default_planner as planner
 
-    original: Any = planner._validate_global_plan
-    fine: Any = True if original.__annotations__.get("return") in (bool, "bool") else []
-
-    def validate(global_plan: Any, metadata: Any) -> Any:
-        return fine if _others_are_simulated() else original(global_plan, metadata)
-
-    deduplicated = planner.dedup_save_plans
+    patch("validate_global_plan", _valid_as_it_is)
+    deduplicated = expect(planner, "dedup_save_plans")
 
     def dedup_save_plans(plans: Any, *args: Any, **kwargs: Any) -> Any:
         """All ranks' plans are rank 0's: it keeps all of it, nothing may be left to the others."""
@@ -352,31 +352,24 @@ def _patch_checkpoint_plans() -> None:
             return deduplicated(plans, *args, **kwargs)
         return [plans[0], *(dataclasses.replace(plan, items=[]) for plan in plans[1:])]
 
-    _replace(planner, _validate_global_plan=validate, dedup_save_plans=dedup_save_plans)
+    replace(planner, dedup_save_plans=dedup_save_plans)
 
 
-def _patch_sharding_propagation() -> None:
-    import torch.distributed.tensor._sharding_prop as propagation
+def _valid_as_it_is(original: Any) -> Callable[..., Any]:
+    """A plan of what all ranks save, where the others' parts are missing."""
+    fine: Any = True if original.__annotations__.get("return") in (bool, "bool") else []
 
-    original = getattr(propagation, "_propagate_use_strided_shard_flag", None)
-    if original is None:
-        return  # older torch does not have it
+    def validate(global_plan: Any, metadata: Any) -> Any:
+        return fine if _others_are_simulated() else original(global_plan, metadata)
+
+    return validate
+
+
+def _on_more_dimensions(original: Callable[..., None]) -> Callable[..., None]:
+    """DTensor's propagation of a flag that meshes of one dimension never have."""
 
     def propagate(op_strategy: Any, op_schema: Any) -> None:
         if op_strategy.mesh.ndim > 1:
             original(op_strategy, op_schema)
 
-    _replace(propagation, _propagate_use_strided_shard_flag=propagate)
-
-
-def _patch_chunks() -> None:
-    from torch.distributed.fsdp._fully_shard import _fsdp_param
-
-    original = getattr(_fsdp_param, "_chunk_with_empty", None)
-    if original is not None:
-        _replace(_fsdp_param, _chunk_with_empty=cut_when_asked(original))
-
-
-def _replace(owner: Any, **attributes: Any) -> None:
-    for name, value in attributes.items():
-        setattr(owner, name, value)
+    return propagate

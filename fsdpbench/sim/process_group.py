@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Work
+from torch.distributed import Work
 
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.collective_calls import CollectiveCalls, collective_ranks, total_bytes
@@ -33,6 +33,7 @@ from fsdpbench.sim.tensors import is_on_device, new_tensor
 from fsdpbench.sim.timeline import Marker
 from fsdpbench.sim.timeline import Work as WorkKind
 from fsdpbench.sim.trace_records import KernelRecord
+from fsdpbench.torch_internals import Backend_plugins
 
 BACKEND = "sim"
 _MAIN_THREAD = threading.main_thread().ident
@@ -181,7 +182,7 @@ _CPU_OPS = {
 
 def register_backend() -> None:
     """Make ``dist.init_process_group("sim")`` known."""
-    if BACKEND.upper() not in dist.Backend._plugins:
+    if BACKEND.upper() not in Backend_plugins:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=[DEVICE_TYPE, "cpu"])
 
 

@@ -13,21 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch.distributed.tensor import DTensor, Partial
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OutputSharding
+from torch.distributed.tensor import Partial
+
+from fsdpbench.torch_internals import DTensorSpec, OutputSharding, expect, op_dispatcher, replace
 
 _ELEMENTWISE = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad", "aten::_foreach_")
 
 
 def install_sharding_shortcut() -> None:
     """Put the shortcut in front of this process's propagation, in both its forms."""
-    propagator = DTensor._op_dispatcher.sharding_propagator
+    propagator = expect(op_dispatcher, "sharding_propagator")
     for name in ("propagate_op_sharding", "propagate_op_sharding_non_cached"):
-        original = getattr(propagator, name, None)
-        if original is not None:
-            setattr(propagator, name, _with_shortcut(original))
+        replace(propagator, **{name: _with_shortcut(expect(propagator, name))})
 
 
 def _with_shortcut(original: Any) -> Callable[[Any], Any]:
@@ -44,7 +41,7 @@ def _with_shortcut(original: Any) -> Callable[[Any], Any]:
 
 def runs_on_local_shards(op_schema: Any) -> bool:
     """Whether an operator over DTensors needs no communication and returns nothing."""
-    operator: torch._ops.OpOverload = op_schema.op
+    operator: Any = op_schema.op
     if operator._schema.returns or not operator._schema.name.startswith(_ELEMENTWISE):
         return False
     lists = [_specs(argument) for argument in op_schema.args_schema if isinstance(argument, (list, tuple))]

@@ -35,6 +35,7 @@ from fsdpbench.sim.shape_rules import register_shape_rules
 from fsdpbench.sim.streams import Stream
 from fsdpbench.sim.timeline import DEFAULT_STREAM, Contention, Timeline
 from fsdpbench.sim.trace import TraceRecorder
+from fsdpbench.torch_internals import set_is_profiler_enabled, setup_privateuseone
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -52,12 +53,10 @@ def preload() -> None:
     """
     if _REGISTERED:
         return
-    from torch.utils import backend_registration
-
     # What torch imports late: here once, and not again in every fork.
     importlib.import_module("torch.distributed.tensor")
     import_config()
-    backend_registration._setup_privateuseone_for_python_backend(DEVICE_TYPE, DeviceModule())
+    setup_privateuseone(DEVICE_TYPE, DeviceModule())
     register_backend()
     _REGISTERED.extend(register_kernels())
     _REGISTERED.append(register_attention())
@@ -212,7 +211,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
         )
         ACCELERATOR.listen(_report_memory)
         ACCELERATOR.allocator.device.call_listener = ACCELERATOR.trace.runtime
-        torch.autograd.profiler._set_is_profiler_enabled(True)
+        set_is_profiler_enabled(True)
         self._step_start = ACCELERATOR.timeline.cpu
         return self
 
@@ -236,7 +235,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
         ACCELERATOR.trace = None
         ACCELERATOR.stop_listening(_report_memory)
         ACCELERATOR.allocator.device.call_listener = None
-        torch.autograd.profiler._set_is_profiler_enabled(False)
+        set_is_profiler_enabled(False)
         if exc_type is None and recorder is not None:
             recorder.write(self._path)
 

@@ -15,21 +15,28 @@ import torch
 
 from fsdpbench.sim.accelerator import DEVICE_TYPE
 from fsdpbench.sim.storage import attach, borrow
+from fsdpbench.torch_internals import (
+    DispatchKey,
+    DispatchKeySet,
+    ForceDispatchKeyGuard,
+    create_empty_tensor,
+    set_storage_by_key,
+)
 
-_META = torch._C.DispatchKey.Meta
-_create: Any = torch._C._acc.create_empty_tensor
+_META = DispatchKey.Meta
+_create: Any = create_empty_tensor
 # The meta device's kernels change geometry only, and take any tensor: views share the storage of their base.
 # With its key alone in force `as_strided` goes there (cheaper than a call by key; the guard that includes a
 # key is no way, since torch 2.11 keeps the key's device after it).
-_Key: Any = torch._C.DispatchKey
-_Keys = torch._C.DispatchKeySet
+_Key: Any = DispatchKey
+_Keys = DispatchKeySet
 _ABOVE = (_Key.ADInplaceOrView, _Key.AutogradPrivateUse1, _Key.AutogradMeta, _Key.AutocastPrivateUse1)
 _ONLY_META = (_Keys(_META), functools.reduce(operator.or_, map(_Keys, _ABOVE)))
-_force_keys = torch._C._ForceDispatchKeyGuard
+_force_keys = ForceDispatchKeyGuard
 _as_strided = torch.as_strided
 # torch's own getter: where a user's script runs, `device.type` reads "cuda" (`fsdpbench/script`).
 _type_of: Any = torch.device.type.__get__  # type: ignore[attr-defined]
-_set_storage = torch.ops.aten.set_.source_Storage_storage_offset._op_dk
+_set_storage = set_storage_by_key
 
 
 def new_tensor(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.jit import _builtins
+from fsdpbench.torch_internals import find_builtin, register_builtin
 
 
 def stand_in_for_builtin(original: Any, replacement: Any) -> None:
     """In scripted code `replacement` means what `original` meant."""
-    name = _builtins._find_builtin(original)
+    name = find_builtin(original)
     if name is not None:
-        _builtins._register_builtin(replacement, name)
+        register_builtin(replacement, name)

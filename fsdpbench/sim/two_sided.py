@@ -17,9 +17,10 @@ import functools
 from typing import Any
 
 import torch
-from torch.distributed.fsdp._flat_param import FlatParameter
+from torch.distributed.fsdp import FlatParameter
 
 from fsdpbench.sim.tensors import is_on_device
+from fsdpbench.torch_internals import replace, swap_tensor_impl
 
 _OTHER_SIDE = "_sim_other_side"
 _GRAD_ELSEWHERE = "_sim_grad_elsewhere"
@@ -27,9 +28,8 @@ _GRAD_ELSEWHERE = "_sim_grad_elsewhere"
 
 def install_two_sided_parameters() -> None:
     """Let `Tensor.data` be assigned across host and device."""
-    data: Any = torch._C.TensorBase.data
-    grad: Any = torch._C.TensorBase.grad
-    tensor_type: Any = torch.Tensor
+    data: Any = torch.Tensor.data
+    grad: Any = torch.Tensor.grad
 
     def assign(self: torch.Tensor, value: torch.Tensor) -> None:
         if is_on_device(self) != is_on_device(value):
@@ -37,7 +37,7 @@ def install_two_sided_parameters() -> None:
         else:
             data.__set__(self, value)
 
-    tensor_type.data = property(data.__get__, assign)
+    replace(torch.Tensor, data=property(data.__get__, assign))
 
 
 def _change_side(tensor: torch.Tensor, value: torch.Tensor, data: Any, grad: Any) -> None:
@@ -55,7 +55,7 @@ def _change_side(tensor: torch.Tensor, value: torch.Tensor, data: Any, grad: Any
     else:
         data.__set__(other, value)
     other.requires_grad_(tensor.requires_grad)
-    torch._C._swap_tensor_impl(tensor, other)
+    swap_tensor_impl(tensor, other)
     if is_flat:
         kept[_OTHER_SIDE] = other
 
@@ -64,8 +64,7 @@ def _change_side(tensor: torch.Tensor, value: torch.Tensor, data: Any, grad: Any
 def _keep_gradients() -> None:
     """Let parameters show a gradient of the other side. From the first time on that one changes sides: all
     accesses to gradients become slower by it."""
-    grad: Any = torch._C.TensorBase.grad
-    kind: Any = torch.nn.Parameter
+    grad: Any = torch.Tensor.grad
 
     def read(self: torch.Tensor) -> torch.Tensor | None:
         found: torch.Tensor | None = grad.__get__(self)
@@ -79,4 +78,4 @@ def _keep_gradients() -> None:
         else:
             grad.__set__(self, value)
 
-    kind.grad = property(read, write)
+    replace(torch.nn.Parameter, grad=property(read, write))

@@ -23,8 +23,8 @@ of torch 1.13.1 (`distributed/fsdp/fully_sharded_data_parallel.py` where no othe
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -35,6 +35,7 @@ from torch.utils.checkpoint import checkpoint
 from fsdpbench.configuration.config import Config
 from fsdpbench.systems.base import BuildContext
 from fsdpbench.systems.fsdp1 import TorchFsdp1
+from fsdpbench.torch_internals import patch, replace
 from fsdpbench.workloads import checkpointing
 
 
@@ -53,17 +54,19 @@ class TorchFsdp1Of2022(TorchFsdp1):
         return refused
 
     def wrap(self, context: BuildContext) -> nn.Module:
-        from torch.distributed.fsdp import _runtime_utils
-
         from fsdpbench.sim.accelerator import ACCELERATOR
 
         ACCELERATOR.collectives_on_own_streams = True
-        _runtime_utils._get_reduce_scatter_tensors = _padded_copy
-        if not isinstance(_runtime_utils._prefetch_handle, partial):
-            _runtime_utils._prefetch_handle = partial(_limit_then_prefetch, _runtime_utils._prefetch_handle)
+        patch("reduce_scatter_tensors", lambda original: _padded_copy)
+        patch(
+            "prefetch_handle",
+            lambda original: (
+                original if isinstance(original, partial) else partial(_limit_then_prefetch, original)
+            ),
+        )
         slow_attention_backward(self.attention_backward)
         checkpointing.checkpoint = _reentrant
-        nn.RMSNorm.forward = _composed_norm  # type: ignore[assignment,method-assign]
+        replace(nn.RMSNorm, forward=_composed_norm)
         return super().wrap(context)
 
     def _extras(self, config: Config) -> dict[str, Any]:
@@ -76,8 +79,10 @@ def slow_attention_backward(share: float) -> None:
     from fsdpbench.sim.costs import KernelCosts
 
     profile = ACCELERATOR.kernel_costs.profile
-    attention = replace(profile.attention, backward_tflops=profile.attention.backward_tflops * share)
-    ACCELERATOR.kernel_costs = KernelCosts(replace(profile, attention=attention))
+    attention = dataclasses.replace(
+        profile.attention, backward_tflops=profile.attention.backward_tflops * share
+    )
+    ACCELERATOR.kernel_costs = KernelCosts(dataclasses.replace(profile, attention=attention))
 
 
 def _padded_copy(state: object, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -152,7 +152,7 @@ def _find(internal: Internal) -> Any:
         for name in filter(None, attributes.split(".")):
             owner, found = found, getattr(found, name)
     except (ModuleNotFoundError, AttributeError) as error:
-        if error.name is not None and isinstance(error, ModuleNotFoundError) and "torch" not in error.name:
+        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("torch"):
             raise  # something that torch itself needs
         raise _gone(internal) from error
     return partial(getattr, owner, name) if internal.changes else found

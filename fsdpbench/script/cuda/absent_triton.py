@@ -19,9 +19,8 @@ from importlib.abc import Loader, MetaPathFinder
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
-from torch.utils._triton import has_triton_package
-
 from fsdpbench.script.cuda.refusals import CUDA_CODE, NotSimulatedError
+from fsdpbench.torch_internals import has_triton_package
 
 _NAME = "triton"
 

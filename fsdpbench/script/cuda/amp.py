@@ -14,6 +14,7 @@ import torch
 from fsdpbench.script.cuda.device_names import CUDA
 from fsdpbench.script.cuda.replacement import Replacements
 from fsdpbench.sim.accelerator import DEVICE_TYPE
+from fsdpbench.torch_internals import is_autocast_available, replace
 
 _TAKE_DEVICE_TYPE = (
     "get_autocast_dtype",
@@ -27,7 +28,7 @@ def map_amp(replacements: Replacements) -> None:
     """Map the names of devices that autocast takes as strings."""
     for name in _TAKE_DEVICE_TYPE:
         replacements.wrap(torch, name, _naming_device)
-    replacements.wrap(torch._C, "_is_autocast_available", _naming_device)
+    replacements.add(is_autocast_available, _naming_device(is_autocast_available))
     replacements.add(torch.get_autocast_gpu_dtype, functools.partial(torch.get_autocast_dtype, DEVICE_TYPE))
     replacements.add(torch.set_autocast_gpu_dtype, functools.partial(torch.set_autocast_dtype, DEVICE_TYPE))
     autocast: Any = torch.amp.autocast_mode.autocast
@@ -37,7 +38,7 @@ def map_amp(replacements: Replacements) -> None:
     def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(self, _device_type(device_type), *args, **kwargs)
 
-    autocast.__init__ = init
+    replace(autocast, __init__=init)
 
 
 def _device_type(name: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,12 +21,13 @@ import torch.cuda.random
 import torch.cuda.streams
 
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.torch_internals import INTERNALS, expect, find, last_part, patch, replace
 
 _SUBMODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
-_PRIVATE = ("_lazy_init", "_is_in_bad_fork")
+_AS_IN_SIMULATION = ("cuda_lazy_init", "cuda_is_in_bad_fork")
 _CUDA_VERSION = "12.8"
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-_SYNC_BATCH_NORM = "torch.nn.modules._functions"
+_ONLY_SIMULATED = ("get_amp_supported_dtype",)
 
 
 def map_cuda_module() -> None:
@@ -33,19 +35,29 @@ def map_cuda_module() -> None:
     os.environ[_VISIBLE_DEVICES] = ""  # where there are GPUs, they stay out of it
     module = torch.get_device_module(DEVICE_TYPE)
     functions = {name: getattr(module, name) for name in _public_names(module)}
-    functions |= {name: getattr(module, name) for name in _PRIVATE} | _ONLY_CUDA
+    functions |= _ONLY_CUDA
     for name in ("memory", "device"):  # a module and a class: they stay, what they use is replaced
         functions.pop(name)
-    originals = {name: getattr(torch.cuda, name, None) for name in functions}
-    for name, function in functions.items():
-        setattr(torch.cuda, name, function)
-        for submodule in _SUBMODULES:
-            if originals[name] is not None and getattr(submodule, name, None) is originals[name]:
-                setattr(submodule, name, function)
-    for name in ("_record_memory_history", "_snapshot", "_dump_snapshot", "memory_snapshot"):
-        setattr(torch.cuda.memory, name, getattr(module.memory, name))
+    for name in _ONLY_SIMULATED:  # torch asks it of every device but CUDA
+        setattr(torch.cuda, name, functions.pop(name))
+    as_in_simulation = {name: getattr(module, last_part(name)) for name in _AS_IN_SIMULATION}
+    for name, function in (as_in_simulation | _ONLY_CUDA_PRIVATE).items():
+        find(name)
+        functions[last_part(name)] = function
+    originals = {name: expect(torch.cuda, name) for name in functions}
+    replace(torch.cuda, **functions)
+    for submodule in _SUBMODULES:
+        copies = {name for name in functions if getattr(submodule, name, None) is originals[name]}
+        replace(submodule, **{name: functions[name] for name in copies})
+    for name in ("cuda_record_memory_history", "cuda_snapshot", "cuda_dump_snapshot"):
+        patch(name, _taking_its_place(getattr(module.memory, last_part(name))))
+    replace(torch.cuda.memory, memory_snapshot=module.memory.memory_snapshot)
     functions["Stream"].cuda_stream = property(lambda stream: stream.number)
     _map_submodules()
+
+
+def _taking_its_place(simulated: Any) -> Callable[[Any], Any]:
+    return lambda original: simulated
 
 
 def _public_names(module: Any) -> list[str]:
@@ -53,15 +65,16 @@ def _public_names(module: Any) -> list[str]:
 
 
 def _map_submodules() -> None:
-    cuda: Any = torch.cuda
-    cuda.nvtx._nvtx = _Ranges()
-    cuda.profiler.start = cuda.profiler.stop = _nothing
-    torch.version.cuda = _CUDA_VERSION
-    accelerator: Any = torch.accelerator
-    accelerator.is_available = lambda: True
-    accelerator.device_count = cuda.device_count
-    accelerator.current_device_index = cuda.current_device
-    accelerator.set_device_index = cuda.set_device
+    patch("cuda_nvtx", _taking_its_place(_Ranges()))
+    replace(torch.cuda.profiler, start=_nothing, stop=_nothing)
+    replace(torch.version, cuda=_CUDA_VERSION)
+    replace(
+        torch.accelerator,
+        is_available=lambda: True,
+        device_count=torch.cuda.device_count,
+        current_device_index=torch.cuda.current_device,
+        set_device_index=torch.cuda.set_device,
+    )
 
 
 class _Ranges:
@@ -122,7 +135,7 @@ def _is_capturing() -> bool:
     """Whether a CUDA graph is being recorded: never. `SyncBatchNorm` alone is told so, since it then leaves
     out what it does for ranks with empty inputs (three masks, whose results have no shape without data). The
     waits for these stay."""
-    if sys._getframe(1).f_globals.get("__name__") != _SYNC_BATCH_NORM:
+    if sys._getframe(1).f_globals.get("__name__") != INTERNALS["sync_batch_norm_module"].path:
         return False
     for _ in range(3):
         ACCELERATOR.copy_over_host_link("DtoH", 8, blocking=True)
@@ -134,11 +147,13 @@ def _architectures() -> list[str]:
     return [f"sm_{major}{minor}"]
 
 
+_ONLY_CUDA_PRIVATE: dict[str, Any] = {
+    "cuda_is_compiled": lambda: True,
+    "cuda_lazy_call": _lazy_call,
+    "cuda_exchange_device": lambda index: 0,
+    "cuda_maybe_exchange_device": lambda index: 0,
+}
 _ONLY_CUDA: dict[str, Any] = {
-    "_is_compiled": lambda: True,
-    "_lazy_call": _lazy_call,
-    "_exchange_device": lambda index: 0,
-    "_maybe_exchange_device": lambda index: 0,
     "cudart": _Runtime,
     "ipc_collect": _nothing,
     "is_tf32_supported": lambda: True,

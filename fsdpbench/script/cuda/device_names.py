@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._device import _device_constructors
 
 from fsdpbench.script.cuda.replacement import Replacements
 from fsdpbench.sim.accelerator import DEVICE_TYPE
 from fsdpbench.sim.tensors import is_on_device, is_simulated, same_memory
+from fsdpbench.torch_internals import device_constructors, expect, parse_to, replace
 
 CUDA = "cuda"
 _LIKE = ("empty_like", "full_like", "ones_like", "zeros_like", "rand_like", "randn_like", "randint_like")
@@ -38,18 +38,18 @@ _LEGACY_DTYPES = {
     "ShortTensor": torch.int16, "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
 }  # fmt: skip
 # Makes devices of strings in C, whatever the constructor of `torch.device` is.
-_parse_to: Callable[..., Any] = torch._C._nn._parse_to
+_parse_to: Callable[..., Any] = parse_to
 
 
 def map_device_names(replacements: Replacements) -> None:
     """Give the simulated device the name "cuda" everywhere."""
-    constructors = set(_device_constructors())  # asked now, while they are torch's own
+    constructors = set(device_constructors())  # asked now, while they are torch's own
     _change_device_type()
     for function in constructors:
         replacements.add(function, _taking_device(function))
     for name in _LIKE:
         replacements.wrap(torch, name, _taking_device)
-    replacements.wrap(torch._C._nn, "_parse_to", _taking_device_first)
+    replacements.add(parse_to, _taking_device_first(parse_to))
     replacements.add(torch.Generator, _Generator)
     replacements.wrap(torch, "from_dlpack", _through_dlpack)
     _change_tensor_methods()
@@ -90,9 +90,13 @@ def _change_device_type() -> None:
         return lambda self: read(self).replace(DEVICE_TYPE, CUDA, 1) if is_simulated(self) else read(self)
 
     with _opened(device_type):
-        original.__new__ = staticmethod(new)
-        original.type = property(read_type)
-        original.__str__, original.__repr__ = renamed(as_text), renamed(represent)
+        replace(
+            device_type,
+            __new__=staticmethod(new),
+            type=property(read_type),
+            __str__=renamed(as_text),
+            __repr__=renamed(represent),
+        )
 
 
 @contextlib.contextmanager
@@ -159,15 +163,18 @@ def _through_dlpack(function: Callable[..., Any]) -> Callable[..., Any]:
 def _change_tensor_methods() -> None:
     tensor_type: Any = torch.Tensor
     for name in _METHODS:
-        setattr(tensor_type, name, _taking_device(getattr(tensor_type, name)))
-    tensor_type.to = _taking_device_first(tensor_type.to, position=1)
-    tensor_type.cuda = _cuda
-    tensor_type.type = _type_method(tensor_type.type)
-    tensor_type.is_cuda = property(is_on_device)
-    storage_type: Any
+        replace(tensor_type, **{name: _taking_device(expect(tensor_type, name))})
+    replace(
+        tensor_type,
+        to=_taking_device_first(tensor_type.to, position=1),
+        cuda=_cuda,
+        type=_type_method(tensor_type.type),
+        is_cuda=property(is_on_device),
+    )
     for storage_type in (torch.UntypedStorage, torch.storage.TypedStorage):
-        storage_type.is_cuda = property(lambda self: is_simulated(self.device))
-        storage_type.cuda = _storage_to_device
+        replace(
+            storage_type, is_cuda=property(lambda self: is_simulated(self.device)), cuda=_storage_to_device
+        )
 
 
 def _cuda(

@@ -16,6 +16,7 @@ import torch.multiprocessing
 
 from fsdpbench.script.cuda.replacement import Replacements
 from fsdpbench.sim.process_group import BACKEND, SimProcessGroup
+from fsdpbench.torch_internals import replace
 
 if TYPE_CHECKING:
     from fsdpbench.sim import Simulation
@@ -37,9 +38,8 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     replacements.wrap(dist, "monitored_barrier", lambda monitored: _barrier)
     replacements.add(torch.multiprocessing.spawn, _spawn)
     # In torch.distributed alone: where torch itself asks, it goes on to use the C++ class.
-    dist.is_nccl_available = lambda: True
-    torch.cuda.nccl.version = lambda: _NCCL_VERSION
-    torch.cuda.nccl.is_available = lambda tensors: True
+    replace(dist, is_nccl_available=lambda: True)
+    replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION, is_available=lambda tensors: True)
 
 
 def _init_process_group(original: Callable[..., None], simulation: Simulation) -> Callable[..., None]:

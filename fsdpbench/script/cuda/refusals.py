@@ -16,6 +16,7 @@ import torch.cuda.graphs
 import torch.cuda.memory
 
 from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.torch_internals import expect, find
 
 _DISABLED = "TORCHDYNAMO_DISABLE"
 _DISABLING = (_DISABLED, "TORCH_COMPILE_DISABLE")
@@ -59,19 +60,18 @@ def refuse_what_cannot_be_simulated(replacements: Replacements) -> None:
     """Replace what is listed above by something that says so when it is called."""
     for name, way_out in _REFUSED:
         found = _find(name)
-        if found is not None:
-            refusal = _refused_class if isinstance(found, type) else _refusal
-            replacements.add(found, refusal(name, way_out))
+        refusal = _refused_class if isinstance(found, type) else _refusal
+        replacements.add(found, refusal(name, way_out))
     replacements.add(torch.compile, _compile)
 
 
 def _find(name: str) -> Any:
-    """The object of a dotted name of torch; None in versions that do not have it."""
+    """The object of a dotted name of torch. Raises `TorchInternalError` in versions that do not have it."""
     import torch.utils.cpp_extension
 
     found: Any = torch
     for part in name.split(".")[1:]:
-        found = getattr(found, part, None)
+        found = expect(found, part)
     return found
 
 
@@ -108,8 +108,7 @@ def _is_switched_off() -> bool:
     """Whether torch itself would run the eager program where compilation is asked for."""
     if "1" in (os.environ.get(name) for name in _DISABLING):
         return True
-    dynamo: Any = torch._dynamo
-    return bool(dynamo.config.disable) or dynamo.eval_frame._stance.stance == "force_eager"
+    return bool(find("dynamo").config.disable) or find("dynamo_stance").stance == "force_eager"
 
 
 def _compile(model: Any = None, **options: Any) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fsdpbench.sim.torchscript import stand_in_for_builtin
+from fsdpbench.torch_internals import IN_ITS_PLACE, expect, gone
 
 
 class Replacements:
@@ -24,13 +25,15 @@ class Replacements:
         self._by_id[id(original)] = (original, replacement)
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        """`wrapper(f)` instead of the function f that `owner` has under `name`; nothing if it has none."""
-        original = getattr(owner, name, None)
-        if original is not None:
-            self.add(original, wrapper(original))
+        """`wrapper(f)` instead of the function f that `owner` has under `name`. Raises `TorchInternalError`
+        if it has none."""
+        original = expect(owner, name)
+        self.add(original, wrapper(original))
 
     def apply(self) -> None:
-        """Replace all that was added, also in this project's FSDP, which may be imported already."""
+        """Replace all that was added, also in this project's FSDP, which may be imported already. Raises
+        `TorchInternalError` for what no module of torch holds: nobody would call its replacement."""
+        met = set()
         for name, module in list(sys.modules.items()):
             if module is None or not f"{name}.".startswith(("torch.", "fsdpbench.impl.")):
                 continue
@@ -38,5 +41,8 @@ class Replacements:
                 found = self._by_id.get(id(value))
                 if found is not None:
                     setattr(module, attribute, found[1])
+                    met.add(id(value))
+        for original, _ in (found for key, found in self._by_id.items() if key not in met):
+            raise gone(getattr(original, "__qualname__", repr(original)), IN_ITS_PLACE)
         for original, replacement in self._by_id.values():
             stand_in_for_builtin(original, replacement)

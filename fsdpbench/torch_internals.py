@@ -1,0 +1,233 @@
+"""Every private name of torch that bench and simulator use: what for, and the public name that it waits for.
+
+A name is looked up when it is first imported from here, and once, so that a call costs what it cost, and a
+heavy module of torch is imported where it always was::
+
+    from fsdpbench.torch_internals import current_graph_task_id        # torch._C._current_graph_task_id
+
+In a torch that does not have it, that import raises `TorchInternalError`; `missing` looks for all of them.
+What torch is changed by goes through here too: `patch` for a private name, `replace` for others. Neither
+patches what is not there, since nobody would notice.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fsdpbench.errors import BenchError
+
+if TYPE_CHECKING:  # what is used as a type
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+
+class TorchInternalError(BenchError):
+    """The installed torch lacks a name that something cannot do without."""
+
+
+class Internal(NamedTuple):
+    """A private name: where it is (module:attribute), what cannot run without it, and what it waits for."""
+
+    path: str
+    needed_for: str
+    public: str = "none"
+    only_in: str = ""
+    """Where torch has it, if not everywhere; elsewhere it is None, and is not patched."""
+
+
+_KERNELS = "the simulated device's kernels"
+_DEVICE = "the simulated device"
+_AUTOCAST = "autocast on the simulated device"
+_OPTIMIZERS = "optimizers over DTensors on the simulated device, without seconds of propagation"
+_SPANS = "spans of record_function in simulated time"
+_TORCHSCRIPT = "scripted functions where torch's own are replaced"
+_OF_2022 = "the system torch-fsdp1-1.13"
+_CUDA = 'scripts on simulated GPUs, where "cuda" means the simulated device'
+_SNAPSHOTS = "memory snapshots of scripts on simulated GPUs"
+IN_ITS_PLACE = "what the bench puts in its place"
+_CHECKPOINTS = "saving distributed checkpoints on the simulated device"
+
+INTERNALS = {
+    # Read or called.
+    "Backend_plugins": Internal("torch.distributed:Backend._plugins", "the simulated process group"),
+    "DTensorSpec": Internal("torch.distributed.tensor._dtensor_spec:DTensorSpec", _OPTIMIZERS),
+    "DisableTorchFunctionSubclass": Internal(
+        "torch._C:DisableTorchFunctionSubclass",
+        "following what a script decides by",
+    ),
+    "DispatchKey": Internal("torch._C:DispatchKey", _DEVICE),
+    "DispatchKeySet": Internal("torch._C:DispatchKeySet", _DEVICE),
+    "ExcludeDispatchKeyGuard": Internal("torch._C:_ExcludeDispatchKeyGuard", _AUTOCAST),
+    "ForceDispatchKeyGuard": Internal("torch._C:_ForceDispatchKeyGuard", "tensors of the simulated device"),
+    "OutputSharding": Internal("torch.distributed.tensor._op_schema:OutputSharding", _OPTIMIZERS),
+    "RecordFunctionFast": Internal("torch._C._profiler:_RecordFunctionFast", _SPANS),
+    "TorchDispatchMode": Internal(
+        "torch.utils._python_dispatch:TorchDispatchMode", "pricing work to calibrate by"
+    ),
+    "compile_cuda_kernel": Internal("torch.cuda:_compile_kernel", "emulated collectives on a GPU"),
+    "create_empty_tensor": Internal("torch._C._acc:create_empty_tensor", "tensors of the simulated device"),
+    "cuda_attach_out_of_memory_observer": Internal(
+        "torch._C:_cuda_attach_out_of_memory_observer",
+        "telling how much a GPU was asked for when its memory ran out",
+        only_in="builds for CUDA",
+    ),
+    "current_graph_task_id": Internal(
+        "torch._C:_current_graph_task_id", "telling backward, and what is recomputed in it, from forward"
+    ),
+    "device_constructors": Internal("torch.utils._device:_device_constructors", _CUDA),
+    "dispatch_get_all_op_names": Internal("torch._C:_dispatch_get_all_op_names", _KERNELS),
+    "dispatch_has_kernel_for_dispatch_key": Internal(
+        "torch._C:_dispatch_has_kernel_for_dispatch_key", _KERNELS
+    ),
+    "dynamo": Internal("torch._dynamo", "training without its import, and with it where ranks are forked"),
+    "dynamo_stance": Internal(
+        "torch._dynamo.eval_frame:_stance",
+        "scripts that switch torch.compile off",
+        "torch.compiler.set_stance, sets it",
+    ),
+    "find_builtin": Internal("torch.jit._builtins:_find_builtin", _TORCHSCRIPT),
+    "functorch_config": Internal("torch._functorch.config", "the fork server, which imports it for all"),
+    "fused_adamw_": Internal("torch:_fused_adamw_", "calibrating optimizers"),
+    "has_triton_package": Internal(
+        "torch.utils._triton:has_triton_package", "scripts that define Triton kernels"
+    ),
+    "is_autocast_available": Internal(
+        "torch._C:_is_autocast_available", _CUDA, "torch.amp.is_autocast_available, which calls it"
+    ),
+    "op_dispatcher": Internal("torch.distributed.tensor:DTensor._op_dispatcher", _OPTIMIZERS),
+    "parse_to": Internal("torch._C._nn:_parse_to", _CUDA),
+    "profiler_enabled": Internal("torch.autograd:_profiler_enabled", _SPANS),
+    "queue_callback": Internal(
+        "torch.autograd:Variable._execution_engine.queue_callback", "DDP's collectives, joined after backward"
+    ),
+    "register_builtin": Internal("torch.jit._builtins:_register_builtin", _TORCHSCRIPT),
+    "set_is_profiler_enabled": Internal(
+        "torch.autograd.profiler:_set_is_profiler_enabled", "labels of FSDP in simulated traces"
+    ),
+    "set_storage_by_key": Internal(
+        "torch:ops.aten.set_.source_Storage_storage_offset._op_dk", "tensors of the simulated device"
+    ),
+    "setup_privateuseone": Internal(
+        "torch.utils.backend_registration:_setup_privateuseone_for_python_backend",
+        _DEVICE,
+        "torch.utils.rename_privateuse1_backend, for devices written in C++",
+    ),
+    "swap_tensor_impl": Internal(
+        "torch._C:_swap_tensor_impl",
+        "FSDP1 that offloads or saves, on the simulated device",
+        "torch.utils.swap_tensors, which refuses tensors that are referred to",
+    ),
+    "sync_batch_norm_module": Internal("torch.nn.modules._functions", "SyncBatchNorm in scripts"),
+    # Patched.
+    "chunk_with_empty": Internal(
+        "torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty",
+        "torch's fully_shard on many ranks",
+    ),
+    "cuda_dump_snapshot": Internal("torch.cuda.memory:_dump_snapshot", _SNAPSHOTS),
+    "cuda_exchange_device": Internal("torch.cuda:_exchange_device", _CUDA),
+    "cuda_is_compiled": Internal("torch.cuda:_is_compiled", _CUDA),
+    "cuda_is_in_bad_fork": Internal("torch.cuda:_is_in_bad_fork", _CUDA),
+    "cuda_lazy_call": Internal("torch.cuda:_lazy_call", _CUDA),
+    "cuda_lazy_init": Internal("torch.cuda:_lazy_init", _CUDA),
+    "cuda_maybe_exchange_device": Internal("torch.cuda:_maybe_exchange_device", _CUDA),
+    "cuda_nvtx": Internal("torch.cuda.nvtx:_nvtx", "NVTX ranges of scripts on simulated GPUs"),
+    "cuda_record_memory_history": Internal("torch.cuda.memory:_record_memory_history", _SNAPSHOTS),
+    "cuda_snapshot": Internal("torch.cuda.memory:_snapshot", _SNAPSHOTS),
+    "prefetch_handle": Internal("torch.distributed.fsdp._runtime_utils:_prefetch_handle", _OF_2022),
+    "propagate_use_strided_shard_flag": Internal(
+        "torch.distributed.tensor._sharding_prop:_propagate_use_strided_shard_flag",
+        "a time of propagation that is not quadratic",
+        only_in="2.13, 2.14 and some before",
+    ),
+    "reduce_scatter_tensors": Internal(
+        "torch.distributed.fsdp._runtime_utils:_get_reduce_scatter_tensors", _OF_2022
+    ),
+    "validate_global_plan": Internal(
+        "torch.distributed.checkpoint.default_planner:_validate_global_plan", _CHECKPOINTS
+    ),
+    "verify_param_shape_across_processes": Internal(
+        "torch.nn.parallel.distributed:_verify_param_shape_across_processes", "DDP on the simulated device"
+    ),
+}
+
+
+def missing() -> list[str]:
+    """A sentence for every name that the installed torch lacks; imports all modules that have one."""
+    found = []
+    for name in INTERNALS:
+        try:
+            find(name)
+        except TorchInternalError as error:
+            found.append(str(error))
+    return found
+
+
+def find(name: str) -> Any:
+    """What torch has under a private name now. Raises `TorchInternalError`."""
+    return _look_up(INTERNALS[name])[2]
+
+
+def patch(name: str, make: Callable[[Any], Any]) -> None:
+    """Put ``make(original)`` in the place of a private name. Raises `TorchInternalError` where it is gone."""
+    owner, attribute, original = _look_up(INTERNALS[name])
+    if original is not None:
+        setattr(owner, attribute, make(original))
+
+
+def replace(owner: Any, **attributes: Any) -> None:
+    """Set attributes that ``owner`` has. Raises `TorchInternalError` for one that it does not have, and sets
+    none then."""
+    for name in attributes:
+        expect(owner, name)
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+
+
+def expect(owner: Any, name: str) -> Any:
+    """The attribute that is about to be replaced. Raises `TorchInternalError` where it is gone."""
+    if not hasattr(owner, name):
+        whose = getattr(owner, "__qualname__", None)
+        where = getattr(owner, "__module__", None) if whose else getattr(owner, "__name__", repr(owner))
+        raise gone(".".join(filter(None, (where, whose, name))), IN_ITS_PLACE)
+    return getattr(owner, name)
+
+
+def last_part(name: str) -> str:
+    """What its owner calls a private name."""
+    return INTERNALS[name].path.replace(":", ".").rpartition(".")[2]
+
+
+def _look_up(internal: Internal) -> tuple[Any, str, Any]:
+    """Who has a name, how it is called there, and what it is."""
+    module, _, attributes = internal.path.partition(":")
+    owner, name = None, ""
+    try:
+        found: Any = importlib.import_module(module)
+        for name in filter(None, attributes.split(".")):
+            owner, found = found, getattr(found, name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("torch"):
+            raise  # something that torch itself needs
+        if internal.only_in:
+            return owner, name, None
+        raise gone(internal.path.replace(":", "."), internal.needed_for) from error
+    return owner, name, found
+
+
+def gone(path: str, needed_for: str) -> TorchInternalError:
+    """The error for a name that the installed torch lacks."""
+    import torch
+
+    return TorchInternalError(
+        f"torch {torch.__version__} has no {path}, needed for {needed_for}: "
+        "install a version of torch that has it"
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in INTERNALS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = find(name)
+    return found

@@ -1,0 +1,295 @@
+"""Private names of torch: in the door modules alone, all there, and missed loudly where they are not."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsdpbench import torch_internals
+from fsdpbench.impl.shared import torch_internals as impl_internals
+from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.torch_internals import TorchInternalError, expect, patch, replace
+
+ROOT = Path(__file__).resolve().parents[2]
+DOORS = {"fsdpbench/torch_internals.py", "impl/shared/torch_internals.py"}
+LINKS = tuple(f"fsdpbench/{name}/" for name in ("impl", "reports", "workloads"))
+DOTTED = re.compile(r"torch(\.\w+)+")
+
+
+def is_private(path: str) -> bool:
+    """Operators are not: the dispatcher finds them by their schema's name, which scripts see in traces."""
+    if path.startswith("torch.ops."):
+        path = ".".join(path.split(".")[5:])
+    return any(part.startswith("_") and not part.startswith("__") for part in path.split("."))
+
+
+class PrivateUses(ast.NodeVisitor):
+    """Dotted names that begin at torch and pass something private, however they are reached: by import, by an
+    alias of a module or class, by `getattr(torch.x, "_y")`, or as the text of a whole string."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.found: set[str] = set()
+        self._means: dict[str, str] = {}
+        for node in ast.walk(tree):  # whatever a name means anywhere in the file
+            self._learn(node)
+        for node in ast.walk(tree):  # an alias of an alias
+            self._learn(node)
+        self.visit(tree)
+
+    def _learn(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                if name.name.split(".")[0] == "torch":
+                    self._means[name.asname or "torch"] = name.name if name.asname else "torch"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            for name in node.names:
+                self._means[name.asname or name.name] = f"{node.module}.{name.name}"
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            path = self._path(node.value)
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if path is not None and isinstance(target, ast.Name):
+                    self._means[target.id] = path
+
+    def _path(self, node: ast.AST) -> str | None:
+        if isinstance(node, ast.Name):
+            return self._means.get(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = self._path(node.value)
+            return None if owner is None else f"{owner}.{node.attr}"
+        return None
+
+    def _note(self, path: str | None) -> None:
+        if path is not None and is_private(path):
+            self.found.add(path)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for name in node.names:
+            self._note(name.name if name.name.startswith("torch.") else None)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if (node.module or "").split(".")[0] == "torch":
+            for name in node.names:
+                self._note(f"{node.module}.{name.name}")
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._note(self._path(node))
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        owners = [path for path in map(self._path, node.args) if path is not None]
+        texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        for text in [*texts, *(keyword.arg or "" for keyword in node.keywords)]:
+            if owners and text.isidentifier() and _is_owner(node):
+                self._note(f"{owners[0]}.{text}")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str) and DOTTED.fullmatch(node.value):
+            self._note(node.value)
+
+
+def _is_owner(call: ast.Call) -> bool:
+    """Whether a call names attributes of its first argument."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in {"getattr", "hasattr", "setattr", "delattr", "replace", "expect", "wrap"}
+
+
+def private_uses(source: str) -> set[str]:
+    return PrivateUses(ast.parse(source)).found
+
+
+@pytest.mark.parametrize(
+    ("source", "path"),
+    [
+        ("import torch\ntorch._C._x()", "torch._C._x"),
+        ("import torch._dynamo", "torch._dynamo"),
+        ("from torch.utils import _pytree", "torch.utils._pytree"),
+        (
+            "import torch.distributed as dist\ndist.distributed_c10d._get()",
+            "torch.distributed.distributed_c10d._get",
+        ),
+        ("import torch\ncuda: object = torch.cuda\ncuda.nvtx._nvtx = 1", "torch.cuda.nvtx._nvtx"),
+        ("import torch\nsetattr(torch.cuda, '_lazy_init', 1)", "torch.cuda._lazy_init"),
+        ("import torch\nreplacements.wrap(torch._C, '_x', f)", "torch._C._x"),
+        ("import torch\nreplace(torch.cuda, _x=1)", "torch.cuda._x"),
+        ("NAME = 'torch._functorch.config'", "torch._functorch.config"),
+        ("import torch\ntorch.ops.aten._softmax.default._op_dk", "torch.ops.aten._softmax.default._op_dk"),
+    ],
+)
+def test_each_way_to_a_private_name_is_seen(source: str, path: str) -> None:
+    assert path in private_uses(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "tensor._base",
+        "module._parameters",
+        "import torch\ntorch.__version__",
+        "import torch\ntorch.ops.aten._softmax",
+    ],
+)
+def test_attributes_of_objects_are_not_meant(source: str) -> None:
+    assert private_uses(source) == set()
+
+
+def test_no_file_but_the_doors_has_a_private_name_of_torch() -> None:
+    files = [
+        path for top in ("fsdpbench", "impl", "workloads", "reports") for path in (ROOT / top).rglob("*.py")
+    ]
+    names = {str(path.relative_to(ROOT)): path for path in files}
+    names = {name: path for name, path in names.items() if not name.startswith(LINKS) and name not in DOORS}
+    assert len(names) > 200
+    found = {name: sorted(private_uses(path.read_text(encoding="utf-8"))) for name, path in names.items()}
+    assert {name: uses for name, uses in found.items() if uses} == {}
+
+
+@pytest.mark.parametrize("door", [torch_internals, impl_internals], ids=["fsdpbench", "impl"])
+def test_this_torch_has_them_all(door: types.ModuleType) -> None:
+    assert door.missing() == []
+
+
+@pytest.mark.parametrize("door", [torch_internals, impl_internals], ids=["fsdpbench", "impl"])
+def test_each_name_is_used_and_each_used_name_is_there(door: types.ModuleType) -> None:
+    package = ROOT / ("impl" if door is impl_internals else "fsdpbench")
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for path in package.rglob("*.py")
+        if not str(path.relative_to(ROOT)).startswith(LINKS) and str(path.relative_to(ROOT)) not in DOORS
+    }
+    used = {
+        alias.name
+        for text in texts.values()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("torch_internals")
+        for alias in node.names
+    }
+    assert {name for name in used if not hasattr(door, name)} == set()
+    quoted = {name for name in door.INTERNALS if any(f'"{name}"' in text for text in texts.values())}
+    assert set(door.INTERNALS) - used - quoted == set()
+
+
+@pytest.mark.parametrize("door", [torch_internals, impl_internals], ids=["fsdpbench", "impl"])
+def test_a_name_that_is_gone_is_reported(door: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    monkeypatch.delitem(vars(door), "current_graph_task_id", raising=False)
+    (sentence,) = door.missing()
+    assert sentence.startswith(
+        f"torch {torch.__version__} has no torch._C._current_graph_task_id, needed for "
+    )
+    with pytest.raises(door.TorchInternalError, match=re.escape(sentence)):
+        door.current_graph_task_id  # noqa: B018
+
+
+def test_a_module_that_is_gone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = torch_internals.Internal("torch.utils._moved_away:f", "nothing")
+    monkeypatch.setitem(torch_internals.INTERNALS, "moved", gone)
+    assert torch_internals.missing() == [
+        f"torch {torch.__version__} has no torch.utils._moved_away.f, needed for nothing: "
+        "install a version of torch that has it"
+    ]
+
+
+def test_a_name_of_some_versions_is_none_in_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    optional = torch_internals.Internal("torch.utils._moved_away:f", "nothing", only_in="2.11")
+    monkeypatch.setitem(torch_internals.INTERNALS, "moved", optional)
+    assert torch_internals.missing() == []
+    assert torch_internals.find("moved") is None
+    patch("moved", lambda original: pytest.fail("there is nothing to patch"))
+
+
+def test_a_door_asked_for_another_name_has_none() -> None:
+    assert not hasattr(torch_internals, "no_such_name")
+    assert not hasattr(impl_internals, "no_such_name")
+
+
+def test_a_patch_of_a_private_name_that_is_gone_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    monkeypatch.delattr(_fsdp_param, "_chunk_with_empty")
+    with pytest.raises(
+        TorchInternalError, match=r"torch 2\.\S+ has no torch\.\S+\._fsdp_param\._chunk_with_empty"
+    ):
+        patch("chunk_with_empty", lambda original: original)
+    assert not hasattr(_fsdp_param, "_chunk_with_empty")
+
+
+def test_a_replacement_of_what_is_gone_refuses_and_changes_nothing() -> None:
+    owner = types.SimpleNamespace(there=1)
+    with pytest.raises(TorchInternalError, match="gone"):
+        replace(owner, there=2, gone=3)
+    assert vars(owner) == {"there": 1}
+
+
+@pytest.mark.parametrize(
+    ("owner", "named"),
+    [(torch.cuda, "torch.cuda.gone"), (torch.nn.RMSNorm, "torch.nn.modules.normalization.RMSNorm.gone")],
+)
+def test_what_is_gone_is_called_by_its_full_name(owner: object, named: str) -> None:
+    with pytest.raises(TorchInternalError, match=re.escape(f"torch {torch.__version__} has no {named}, ")):
+        expect(owner, "gone")
+
+
+def test_names_of_scripts_refuse_to_wrap_what_is_gone() -> None:
+    with pytest.raises(TorchInternalError, match=r"has no torch\.distributed\.gone, "):
+        Replacements().wrap(torch.distributed, "gone", lambda function: function)
+
+
+def test_names_of_scripts_refuse_what_no_module_of_torch_holds() -> None:
+    def nowhere() -> None: ...
+
+    replacements = Replacements()
+    replacements.add(nowhere, print)
+    with pytest.raises(TorchInternalError, match="nowhere"):
+        replacements.apply()
+
+
+SIMULATION_WITHOUT = """
+import importlib, torch
+from fsdpbench.errors import BenchError
+from fsdpbench.sim.patches import apply_patches
+from fsdpbench.sim.simulation import preload
+preload()
+delattr(importlib.import_module({owner!r}), {name!r})
+try:
+    apply_patches()
+except BenchError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        ("torch.accelerator", "max_memory_reserved"),
+        ("torch.distributed", "gather_object"),
+        ("torch.nn.parallel.distributed", "_verify_param_shape_across_processes"),
+    ],
+)
+def test_a_simulation_refuses_a_torch_without_what_it_patches(owner: str, name: str) -> None:
+    program = SIMULATION_WITHOUT.format(owner=owner, name=name)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert f"torch {torch.__version__} has no {owner}.{name}, needed for" in done.stdout, done.stderr
+
+
+def test_the_doors_import_no_heavy_module() -> None:
+    program = (
+        "import sys, torch; before = set(sys.modules);"
+        "import fsdpbench.torch_internals;"
+        "print([name for name in set(sys.modules) - before if name.startswith('torch')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "[]\n", done.stderr
