@@ -79,9 +79,9 @@ def dying_program(
 @pytest.mark.parametrize(
     ("dies", "explained", "differences", "errors"),
     [
-        (("torch",), ["torch crashes"], 0, []),
+        pytest.param(("torch",), ["torch crashes"], 0, [], marks=pytest.mark.campaign),
         (("impl",), [], 1, []),
-        (("torch", "impl"), [], 0, ["crash of each alone"]),
+        pytest.param(("torch", "impl"), [], 0, ["crash of each alone"], marks=pytest.mark.campaign),
     ],
 )
 def test_a_crash_is_of_one_side(
