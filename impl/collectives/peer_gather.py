@@ -1,8 +1,8 @@
 """On a gloo group of few ranks: only what the peers send passes through a buffer on its way to parameters.
 
 gloo's own all-gather fills memory of its own and copies it out, this rank's part included; out of that the
-fused copy of ``unit.py`` makes parameters. Here each rank broadcasts its shard, and while that is under way
-this rank's part goes to where it is computed with::
+fused copy (``copy_out.py``) makes parameters. Here each rank broadcasts its shard, and while that is under
+way this rank's part goes to where it is computed with::
 
     shard of rank 1     a1 b1 ──────────────copy───────────────> full: a0 a1 a2  b0 b1 b2
     buffer              a0 b0 | a2 b2   (of ranks 0 and 2) ──────────> ^     ^   ^     ^

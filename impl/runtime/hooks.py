@@ -4,8 +4,8 @@ A *stage* stands for one wrapped module (or several that are wrapped as one) and
 
     pre_forward    module is entered        gather, wait, cast inputs, put a boundary on the inputs
     post_forward   module returned          free, remember the order, hook the outputs
-    pre_backward   an output got its grad   gather, wait, prefetch                      (only the first output
-    does) post_backward  all inputs got theirs    free, reduce gradients
+    pre_backward   an output got its grad   gather, wait, prefetch (only the first output does)
+    post_backward  all inputs got theirs    free, reduce gradients
 
 ``post_backward`` hangs on the boundary, an autograd node through which the inputs pass: autograd works
 backwards through the graph in the reverse order of creation, so when that node runs everything inside the

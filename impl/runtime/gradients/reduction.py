@@ -33,6 +33,7 @@ from ...shared.torch_internals import chunk_cat
 from ..gradient_state import PartialSum
 from ..streams import Event, Stream, Streams
 from ..unit import Unit
+from .laying_out import fill_missing, rank_major
 from .returns import GradientReturns
 
 _MOST_IN_FLIGHT = 2
@@ -137,9 +138,9 @@ class Reducer:
         offsets, numel, used = self._plan(unit, which)
         layout = unit.layout
         if layout.whole and len(which) < len(layout.segments):
-            gradients = _fill_missing(unit, which, gradients)
+            gradients = fill_missing(unit, which, gradients)
         if layout.interleaved:
-            gradients = _rank_major(unit, which, gradients)
+            gradients = rank_major(unit, which, gradients)
         if layout.has_scalars:
             gradients = [gradient.view(-1) for gradient in gradients]
         average = self._averaging(unit)
@@ -374,31 +375,11 @@ def _run_hook(reduction: _Reduction, hook: CommHook) -> None:
         hook.reduce(source, reduction.output)
 
 
-def _rank_major(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The same, one rank's part after the other where a parameter is cut on another dim than the first."""
-    layout = unit.layout
-    dims = [layout.segments[index].dim for index in which]
-    return [
-        torch.cat(gradient.chunk(layout.world_size, dim)) if dim and layout.rank_major else gradient
-        for gradient, dim in zip(gradients, dims, strict=True)
-    ]
-
-
 def _divide(reduction: _Reduction) -> None:
     """What is left of the division, once."""
     if reduction.average.after != 1:
         reduction.output.div_(reduction.average.after)
         reduction.average = replace(reduction.average, after=1.0)
-
-
-def _fill_missing(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients of all the unit's parameters, zeros where there is none."""
-    given = dict(zip(which, gradients, strict=True))
-    like = gradients[0]
-    return [
-        given[i] if i in given else torch.zeros(segment.shape, dtype=like.dtype, device=like.device)
-        for i, segment in enumerate(unit.layout.segments)
-    ]
 
 
 def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:

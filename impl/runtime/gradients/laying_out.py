@@ -1,0 +1,27 @@
+"""Gradients as the copy into a reduction's input wants them."""
+
+from __future__ import annotations
+
+import torch
+
+from ..unit import Unit
+
+
+def rank_major(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same, one rank's part after the other where a parameter is cut on another dim than the first."""
+    layout = unit.layout
+    dims = [layout.segments[index].dim for index in which]
+    return [
+        torch.cat(gradient.chunk(layout.world_size, dim)) if dim and layout.rank_major else gradient
+        for gradient, dim in zip(gradients, dims, strict=True)
+    ]
+
+
+def fill_missing(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of all the unit's parameters, zeros where there is none."""
+    given = dict(zip(which, gradients, strict=True))
+    like = gradients[0]
+    return [
+        given[i] if i in given else torch.zeros(segment.shape, dtype=like.dtype, device=like.device)
+        for i, segment in enumerate(unit.layout.segments)
+    ]
