@@ -270,8 +270,8 @@ except BenchError as error:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        ("torch.accelerator", "max_memory_reserved"),
-        ("torch.distributed", "gather_object"),
+        pytest.param("torch.accelerator", "max_memory_reserved", marks=pytest.mark.campaign),
+        pytest.param("torch.distributed", "gather_object", marks=pytest.mark.campaign),
         ("torch.nn.parallel.distributed", "_verify_param_shape_across_processes"),
     ],
 )

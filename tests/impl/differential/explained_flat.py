@@ -168,6 +168,14 @@ FLAT: list[Explanation] = [
         ),
     ),
     Explanation(
+        "a state dict refused for an optimizer in backward of flat parameters",
+        "after the refusal torch leaves the units gathered and shows them so, ours shows the sharded ones",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, originals=False) and isinstance(s.operation, ops.SaveState)
+        and earlier(s, ops.OptimizerInBackward, applied=True)
+        and s.name.startswith(("requires_grad", "parameter")) and "missing" in (s.torch, s.impl),
+    ),
+    Explanation(
         "batch normalisation of float64 under mixed precision",
         "torch gives it float32 inputs and fails, ours the dtype of its parameters",
         f"{FLAT_DOC}#differences-from-torch",

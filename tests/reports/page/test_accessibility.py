@@ -53,7 +53,11 @@ def faults(page: Any) -> list[str]:
     "context",
     [
         pytest.param({"color_scheme": "light", "viewport": {"width": 1280, "height": 900}}, id="light"),
-        pytest.param({"color_scheme": "dark", "viewport": {"width": 420, "height": 900}}, id="dark, narrow"),
+        pytest.param(
+            {"color_scheme": "dark", "viewport": {"width": 420, "height": 900}},
+            id="dark, narrow",
+            marks=pytest.mark.campaign,
+        ),
     ],
     indirect=True,
 )
