@@ -73,6 +73,9 @@ INTERNALS = {
         "telling how much a GPU was asked for when its memory ran out",
         only_in="builds for CUDA",
     ),
+    "current_autograd_node": Internal(
+        "torch._C:_current_autograd_node", "the forward operator of what backward does"
+    ),
     "current_graph_task_id": Internal(
         "torch._C:_current_graph_task_id", "telling backward, and what is recomputed in it, from forward"
     ),
@@ -90,6 +93,9 @@ INTERNALS = {
     "find_builtin": Internal("torch.jit._builtins:_find_builtin", _TORCHSCRIPT),
     "functorch_config": Internal("torch._functorch.config", "the fork server, which imports it for all"),
     "fused_adamw_": Internal("torch:_fused_adamw_", "calibrating optimizers"),
+    "get_sequence_nr": Internal(
+        "torch._C._autograd:_get_sequence_nr", "the forward operator of what backward does"
+    ),
     "has_triton_package": Internal(
         "torch.utils._triton:has_triton_package", "scripts that define Triton kernels"
     ),
@@ -120,11 +126,16 @@ INTERNALS = {
         "torch.utils.swap_tensors, which refuses tensors that are referred to",
     ),
     "sync_batch_norm_module": Internal("torch.nn.modules._functions", "SyncBatchNorm in scripts"),
+    "tree_leaves": Internal("torch.utils._pytree:tree_leaves", "what a script saves"),
+    "tree_map_only": Internal(
+        "torch.utils._pytree:tree_map_only", "DTensors on the host, which the sanitizer sees"
+    ),
     # Patched.
     "chunk_with_empty": Internal(
         "torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty",
         "torch's fully_shard on many ranks",
     ),
+    "engine_run_backward": Internal("torch.autograd:_engine_run_backward", "backward on forward's streams"),
     "cuda_dump_snapshot": Internal("torch.cuda.memory:_dump_snapshot", _SNAPSHOTS),
     "cuda_exchange_device": Internal("torch.cuda:_exchange_device", _CUDA),
     "cuda_is_compiled": Internal("torch.cuda:_is_compiled", _CUDA),

@@ -45,6 +45,7 @@ def run_rank(config: Config, placement: Placement, folder: Path) -> Status:
     device = make_device(config, placement)
 
     def out_of_memory(message: str) -> None:
+        record.add_sanitizer(getattr(device, "sanitizer", None))
         record.status, record.cause = Status.OOM, _first_line(message)
         record.write(folder)
 
@@ -55,11 +56,14 @@ def run_rank(config: Config, placement: Placement, folder: Path) -> Status:
     except torch.OutOfMemoryError as error:
         out_of_memory(str(error))
     except BaseException as error:
+        record.add_sanitizer(getattr(device, "sanitizer", None))
         record.status, record.cause = Status.ERROR, f"{type(error).__name__}: {_first_line(str(error))}"
         record.write(folder)
         raise
     finally:
         device.close()
+    if record.status is Status.OK:
+        record.add_sanitizer(getattr(device, "sanitizer", None))
     record.write(folder)
     return record.status
 

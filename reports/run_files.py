@@ -82,6 +82,50 @@ class PlaceholderDecision(msgspec.Struct, frozen=True):
     count: int
 
 
+class Access(msgspec.Struct, frozen=True):
+    """One of two accesses that nothing orders."""
+
+    operation: str = ""
+    access: str = ""
+    stream: str = ""
+    unit: str | None = None
+    phase: str = ""
+    step: int = 0
+    line: str = ""
+    stack: list[str] = []
+    forward_line: str | None = None
+    forward_stack: list[str] = []
+
+
+class RaceFinding(msgspec.Struct, frozen=True):
+    """What the sanitizer found: two accesses to the same bytes, how often, and the usual mend."""
+
+    kind: str
+    first: Access
+    second: Access
+    count: int = 1
+    bytes: int = 0
+    role: str = ""
+    hint: str = ""
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """What the sanitizer noticed beside races."""
+
+    kind: str
+    hint: str = ""
+    count: int = 1
+    stack: list[str] = []
+
+
+class SanitizerReport(msgspec.Struct, frozen=True):
+    """All that the sanitizer found; `counts` by kind, repetitions included."""
+
+    counts: dict[str, int] = {}
+    findings: list[RaceFinding] = []
+    hints: list[Hint] = []
+
+
 class ResultFile(msgspec.Struct, frozen=True):
     """`result.json`: what came of it. A figure that the device cannot know is None."""
 
@@ -109,6 +153,7 @@ class ResultFile(msgspec.Struct, frozen=True):
     measured: Measured | None = None
     repeats: Repeats | None = None
     placeholder_decisions: list[PlaceholderDecision] | None = None
+    sanitizer: SanitizerReport | None = None
 
 
 FileT = TypeVar("FileT", ConfigFile, ResultFile)

@@ -17,6 +17,16 @@ from fsdpbench.sweep.space_file import read_space
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def sanitize_option(function: F) -> F:
+    """`--sanitize`."""
+    return click.option(
+        "--sanitize",
+        is_flag=True,
+        default=None,
+        help="Simulated GPUs: find data races (unordered uses of memory); any gives status race, exit 4.",
+    )(function)
+
+
 def target_options(function: F) -> F:
     """`--model`, `--gpus`, `--device`, ... : what is run, and on what."""
     options = (

@@ -57,6 +57,7 @@ class SweepRequest:
             "device": target.device,
             "hardware": target.hardware,
             "emulate": target.emulate or None,
+            "sanitize": target.sanitize or None,
             "gpus": self.gpus if several else target.gpus,
             "gpus_per_node": max(t.gpus_per_node for t in space.targets),
             "data": target.data,
@@ -159,6 +160,7 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
         data=given.get("data"),
         measurement=measurement,
         emulate=emulate,
+        sanitize=bool(given.get("sanitize")),
     )
     return target, choice
 

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdpbench.cli.options import given_settings, setting_options, single_settings, target_options
+from fsdpbench.cli.options import (
+    given_settings,
+    sanitize_option,
+    setting_options,
+    single_settings,
+    target_options,
+)
 from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.sanitizer_notes import sanitizer_notes
 from fsdpbench.cli.script_notes import script_notes
 from fsdpbench.cli.script_request import script_config, script_options
 from fsdpbench.cli.values import PossiblePath
@@ -44,6 +51,7 @@ _POLL_S = 0.2
     metavar="SEED",
     help="Simulated GPUs: noise and late ranks (a seed, or seed=1,kernels=0.02,arrival_us=20,straggler=0).",
 )
+@sanitize_option
 @setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run one configuration, or a training script of your own (--script), and print its result."""
@@ -54,11 +62,14 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     config = script_config(options, assignments)
     if config is not None:
         config = _with_jitter(config, options.get("jitter"))
+        config = replace(config, sanitize=bool(options.get("sanitize")))
         tell(f"{config.name}: {config.gpus} simulated GPUs")
         result = _run(config, options.get("output"))
         _tell_notes(result)
     else:
         result = _run_model(assignments, options)
+    for line in sanitizer_notes(result):
+        tell(one_line(line))
     if as_json:
         show_json(result, indent=1)
     else:

@@ -13,6 +13,7 @@ from fsdpbench.cli.launchers import Launcher, launcher_options, make_launcher
 from fsdpbench.cli.options import (
     given_settings,
     read_space_file,
+    sanitize_option,
     setting_options,
     space_options,
     target_options,
@@ -39,6 +40,7 @@ _PATIENCE_S = 300.0
 @click.option("--repeat", type=whole(most=MOST_RUNS), default=1, help="Runs of each configuration.")
 @click.option("--retry-failed", is_flag=True, help="Run failed configurations of this folder again.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
+@sanitize_option
 @setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Sweep settings (each flag takes a comma-separated list), rank the configurations, write the report.

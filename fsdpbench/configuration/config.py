@@ -79,12 +79,19 @@ class Config:
     """One real device stands for rank 0 of `gpus`; the network is that of `hardware`."""
     script: ScriptSource | None = None
     jitter: JitterSettings | None = None
+    sanitize: bool = False
+    """Follow every use of memory on the simulated GPU, and report data races."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise UsageError(f"device {self.device!r} is none of {', '.join(DEVICES)}")
         if self.emulate and (self.device == "sim" or self.hardware is None):
             raise UsageError("to emulate needs a real device, and a hardware profile for its network")
+        if self.sanitize and self.device != "sim":
+            raise UsageError(
+                f"--sanitize follows simulated GPUs; on {self.device} it sees nothing "
+                "(leave it out, or use --device sim)"
+            )
         check_world(self.gpus, self.gpus_per_node)
 
     @property
@@ -97,6 +104,7 @@ class Config:
         """Readable, file-system safe, the same for the same configuration in every sweep, and its own: one
         that is too long ends in a hash of what was cut off."""
         jitter = [] if self.jitter is None else [f"jitter-{self.jitter.seed}"]
+        jitter += ["sanitized"] if self.sanitize else []
         if self.script is not None:
             stem = self.script.name.removesuffix(".py")
             words = [stem, f"{self.gpus}x", Path(str(self.hardware)).stem, *jitter]
@@ -127,8 +135,8 @@ class Config:
         record["shape_given"] = dict(self.shape_given)
         record["settings"] = self.settings.to_dict()
         record["measurement"] = dataclasses.asdict(self.measurement)
-        for absent in ("script", "jitter"):
-            if record[absent] is None:
+        for absent in ("script", "jitter", "sanitize"):
+            if not record[absent]:
                 del record[absent]
         if self.jitter is not None:
             record["jitter"] = dataclasses.asdict(self.jitter)

@@ -45,6 +45,7 @@ class SimDevice:
             self._config.gpus_per_node,
             rank=self._placement.rank,
             jitter=self._config.jitter,
+            sanitize=self._config.sanitize,
         )
         self._simulation.on_out_of_memory = self._report_out_of_memory
         return self._simulation
@@ -62,10 +63,10 @@ class SimDevice:
 
     def timed_step(self, step: Callable[[], object]) -> float:
         simulation = self._open_simulation()
-        simulation.synchronize()
+        simulation.drain()
         start, retries = simulation.cpu_ns(), _retries()
         step()
-        simulation.synchronize()
+        simulation.drain()
         self._retried.append(_retries() > retries)
         return (simulation.cpu_ns() - start) / 1e9
 
@@ -105,6 +106,12 @@ class SimDevice:
             told = self._config.jitter.to_text()
             described |= {"jitter": told, "title": f"{self._profile.title} with jitter ({told})"}
         return described
+
+    @property
+    def sanitizer(self) -> dict[str, Any] | None:
+        """What the sanitizer has found so far, if it runs."""
+        found = None if self._simulation is None else self._simulation.sanitizer
+        return None if found is None else found.to_dict()
 
     @property
     def unknown_operators(self) -> dict[str, int]:

@@ -19,6 +19,8 @@ from fsdpbench.files.reading import UnreadableFileError, read_json_object
 TRACE_FOLDER = "trace"
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled")
 """What the records of scripts alone hold."""
+OPTIONAL = (*OF_SCRIPTS, "sanitizer")
+"""What a record holds only where there is something to say."""
 
 
 class Status(StrEnum):
@@ -66,6 +68,13 @@ class RankRecord:
     placeholder_decisions: list[dict[str, Any]] | None = None
     redirected_files: dict[str, Any] | None = None
     compiled: bool | None = None
+    sanitizer: dict[str, Any] | None = None
+
+    def add_sanitizer(self, found: dict[str, Any] | None) -> None:
+        """What the sanitizer found, if it ran; a run that is fine otherwise ends with `race`."""
+        self.sanitizer = found
+        if found is not None and found["findings"] and self.status is Status.OK:
+            self.status, self.cause = Status.RACE, _first_finding(found)
 
     def write(self, folder: Path) -> Path:
         """Write into `folder`/trace, over an earlier record of this rank."""
@@ -73,12 +82,22 @@ class RankRecord:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         content = asdict(self)
-        for name in OF_SCRIPTS:
+        for name in OPTIONAL:
             if content[name] is None:
                 del content[name]
         partial.write_text(json.dumps({"schema": 1, **content}, indent=1))
         os.replace(partial, path)
         return path
+
+
+def _first_finding(found: dict[str, Any]) -> str:
+    findings = found["findings"]
+    first, second = (
+        f"{side['operation']} ({side['access']}, {side['stream']}, {side['line']})"
+        for side in (findings[0]["first"], findings[0]["second"])
+    )
+    rest = "" if len(findings) == 1 else f" (and {len(findings) - 1} more)"
+    return f"{findings[0]['kind']}: {second} is not ordered after {first}{rest}"
 
 
 def record_path(folder: Path, rank: int) -> Path:

@@ -25,11 +25,12 @@ def run_command(config: Config) -> str:
     for name, value in config.settings.to_dict().items():
         if value is not None and value != SETTINGS[name].default:
             words += ["--set", f"{name}={show_value(value)}"]
-    return shlex.join([*words, *_jitter(config)])
+    return shlex.join([*words, *_of_simulation(config)])
 
 
-def _jitter(config: Config) -> list[str]:
-    return [] if config.jitter is None else ["--jitter", config.jitter.to_text()]
+def _of_simulation(config: Config) -> list[str]:
+    words = [] if config.jitter is None else ["--jitter", config.jitter.to_text()]
+    return [*words, "--sanitize"] if config.sanitize else words
 
 
 def _script_command(config: Config, script: ScriptSource) -> str:
@@ -44,7 +45,7 @@ def _script_command(config: Config, script: ScriptSource) -> str:
         words += ["--steps-by", script.steps_by.value]
     if script.to_the_end:
         words.append("--to-the-end")
-    words += _jitter(config)
+    words += _of_simulation(config)
     if script.arguments:
         words += ["--", *script.arguments]
     return shlex.join(words)

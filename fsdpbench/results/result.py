@@ -20,10 +20,10 @@ from fsdpbench.reports.outside_text import one_line
 from fsdpbench.reports.result_figures import result_figures
 from fsdpbench.results.measured import measured
 from fsdpbench.results.provenance import environment
-from fsdpbench.results.records import OF_SCRIPTS, TRACE_FOLDER, Status, read_records
+from fsdpbench.results.records import OPTIONAL, TRACE_FOLDER, Status, read_records
 
 SCHEMA = 1
-_WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.OOM, Status.ERROR)
+_WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.OOM, Status.ERROR, Status.RACE)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def write_result(
 def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, Any]:
     records = read_records(folder)
     figures = _no_figures()
-    if outcome.status is Status.OK or _was_measured(config, records):
+    has_figures = outcome.status in (Status.OK, Status.RACE) or _was_measured(config, records)
+    if has_figures:
         # A script may end before it is traced.
         traced = config.measurement.traced_steps > 0 and not (config.script and not records[0]["trace"])
         analysis = analyze([folder / TRACE_FOLDER]) if traced else Analysis(ranks=(), configurations={})
@@ -105,11 +106,11 @@ def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, An
         "cause": cause,
         **figures,
         "unknown_operators": first.get("unknown_operators") or {},
-        **{name: first[name] for name in OF_SCRIPTS if name in first},
+        **{name: first[name] for name in OPTIONAL if name in first},
         "traces": sorted(
             path.relative_to(folder).as_posix() for path in (folder / TRACE_FOLDER).glob("*_trace.json.gz")
         )
-        if outcome.status is Status.OK or _was_measured(config, records)
+        if has_figures
         else [],
     }
 

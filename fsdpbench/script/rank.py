@@ -64,6 +64,7 @@ def run_script(config: Config, placement: Placement, folder: Path) -> Status:
     )
 
     def out_of_memory(message: str) -> None:
+        record.add_sanitizer(device.sanitizer)
         record.status, record.cause = Status.OOM, message.splitlines()[0]
         record.write(folder)
 
@@ -85,10 +86,11 @@ def run_script(config: Config, placement: Placement, folder: Path) -> Status:
     record.unknown_operators = device.unknown_operators
     record.placeholder_decisions = decisions.to_list()
     record.compiled = False
+    record.add_sanitizer(device.sanitizer)
     if steps.step_times_s:
         _fill_figures(record, steps, device)
         _export(requests, steps, record)
-    elif status is Status.OK:
+    elif record.status is Status.OK:
         record.status, record.cause = Status.ERROR, _too_few(steps, source, optimizers, decisions)
     record.write(folder)
     return record.status

@@ -24,6 +24,7 @@ from fsdpbench.configuration.config import Measurement
 from fsdpbench.devices.base import StepMemory
 from fsdpbench.sim import SimulatedTrace, Simulation
 from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.device_module import wait_for_all
 from fsdpbench.sim.flops import Flops
 from fsdpbench.sim.timeline import Marker
 
@@ -102,7 +103,7 @@ class Steps:
 
     def _end_traced_step(self) -> None:
         assert self._trace is not None
-        self._simulation.synchronize()
+        self._simulation.drain()
         now = ACCELERATOR.timeline.cpu
         self.traced_times_s.append((now - self._traced_until) / 1e9)
         self._traced_until = now
@@ -116,7 +117,7 @@ class Steps:
         """Settle what is open: the script has ended, perhaps before all was measured."""
         if self._trace is not None:
             self._close_trace()
-        ACCELERATOR.timeline.wait_for_all()
+        wait_for_all(ACCELERATOR.timeline)
 
     def _close_trace(self) -> None:
         """Write the trace if it holds a whole step, else drop it."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from fsdpbench.sim.backward_streams import BackwardStreams
+from fsdpbench.sim.memory_follower import MemoryFollower
 from fsdpbench.sim.timeline import DEFAULT_STREAM, Timeline, Work
 from fsdpbench.sim.trace_records import MemcpyRecord, trace_stream
 
@@ -45,6 +47,8 @@ class Accelerator:
     ``known_values`` counts storages of which the values are known, ``follows_numbers`` says whether those
     that come from the host are. ``on_value`` is told what Python asks for: the operation, the answer, and
     whether that is the truth. ``copied_to_host``: whether tensors of the host hold what has no values.
+
+    ``sanitizer`` follows every use of memory, None unless asked for.
     """
 
     def __init__(self) -> None:
@@ -72,6 +76,8 @@ class Accelerator:
         self.follows_numbers = False
         self.copied_to_host = False
         self.on_value: Callable[[str, Any, bool], None] | None = None
+        self.sanitizer: MemoryFollower | None = None
+        self.backward = BackwardStreams(self)
         self._listeners: list[AllocatorListener] = []
 
     def require_started(self) -> None:
@@ -103,11 +109,16 @@ class Accelerator:
         if self.allocator is not None:
             self.allocator.listener = tell_all if len(listeners) > 1 else next(iter(listeners), None)
 
-    def copy_over_host_link(self, kind: str, nbytes: int, *, blocking: bool) -> None:
+    def copy_over_host_link(
+        self, kind: str, nbytes: int, *, blocking: bool, device: Any = None, host: Any = None
+    ) -> None:
         """Copy between host and device (``kind``: ``HtoD`` or ``DtoH``) on the current stream.
 
         ``blocking`` copies (pageable memory, or results that Python needs) hold the CPU until they are done.
+        ``device`` and ``host`` are the tensors, as far as there are any; the sanitizer follows them.
         """
+        if self.sanitizer is not None:
+            self.sanitizer.host_copy(self.stream, kind, device, None if blocking else host)
         timeline = self.timeline
         start = timeline.cpu
         timeline.cpu += self.cpu_costs.launch_ns

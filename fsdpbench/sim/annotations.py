@@ -24,6 +24,8 @@ def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[...
 
     def enter(self: Any) -> Any:
         self._sim_start = _OUTSIDE
+        if ACCELERATOR.sanitizer is not None:
+            ACCELERATOR.sanitizer.enter(self.name)
         if ACCELERATOR.trace is not None:
             self._sim_start = ACCELERATOR.timeline.cpu
         elif profiling():
@@ -31,6 +33,8 @@ def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[...
         return self
 
     def leave(self: Any, *exc_info: Any) -> None:
+        if ACCELERATOR.sanitizer is not None:
+            ACCELERATOR.sanitizer.leave(self.name)
         if self._sim_start != _OUTSIDE:
             if ACCELERATOR.trace is not None:
                 ACCELERATOR.trace.annotation(self.name, self._sim_start, ACCELERATOR.timeline.cpu)
@@ -52,6 +56,8 @@ class FastSpan:
         self._original: Any = None
 
     def __enter__(self) -> FastSpan:
+        if ACCELERATOR.sanitizer is not None:
+            ACCELERATOR.sanitizer.enter(self.name)
         if ACCELERATOR.trace is not None:
             self._sim_start = ACCELERATOR.timeline.cpu
         elif profiler_enabled():
@@ -60,6 +66,8 @@ class FastSpan:
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
+        if ACCELERATOR.sanitizer is not None:
+            ACCELERATOR.sanitizer.leave(self.name)
         if self._original is not None:
             self._original.__exit__(*exc_info)
             self._original = None

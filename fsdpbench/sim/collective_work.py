@@ -51,7 +51,7 @@ class CollectiveWork(Work):
     ) -> None:
         super().__init__()
         self.marker = marker
-        self.tensors: Sequence[torch.Tensor] = tensors
+        self.held = list(tensors)
         self._results = list(tensors)
         self._blocks_cpu = blocks_cpu
 
@@ -63,7 +63,7 @@ class CollectiveWork(Work):
             timeline.make_wait(ACCELERATOR.stream, self.marker)
             if self._blocks_cpu:
                 timeline.wait_for(self.marker)
-        self.tensors = ()
+        self.held.clear()
         self._results = []
         return True
 
@@ -87,30 +87,73 @@ class CollectiveWork(Work):
         return self._results
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """A future that is done already; the current stream waits for the collective at the end of backward.
+        """A future that is done already, as NCCL's is: who waits for it makes the current stream wait."""
+        return CollectiveFuture(self.marker, self._results)
 
-        That is what DDP needs, which chains its copies to the future and waits for all of them in the end.
-        """
-        future: Future[list[torch.Tensor]] = Future()
-        future.set_result(self._results)
-        if self.marker is not None:
+
+class CollectiveFuture(Future[Any]):
+    """The outcome of work on the device. It is done when it is made; `marker` says when its value is ready.
+
+    As NCCL's futures: `wait` makes the current stream wait, callbacks run on a stream of their own behind the
+    work. DDP takes futures to C++, where nothing waits on streams: within backward all of them are joined at
+    its end, before DDP copies what was reduced.
+    """
+
+    def __init__(self, marker: Marker | None, value: Any) -> None:
+        super().__init__()
+        self._marker = marker
+        self.set_result(value)
+        if marker is not None and current_graph_task_id() != -1:
             JOIN_AFTER_BACKWARD.add(self)
-        return future
+
+    def wait(self) -> Any:
+        """The value; the current stream waits until it is ready."""
+        self.join()
+        return super().wait()
+
+    def join(self) -> None:
+        """Make the current stream wait until the value is ready."""
+        if self._marker is not None:
+            timeline = ACCELERATOR.timeline
+            timeline.cpu += ACCELERATOR.cpu_costs.event_ns
+            timeline.make_wait(ACCELERATOR.stream, self._marker)
+
+    def then(self, callback: Any) -> Any:
+        """Run ``callback(self)`` behind the work, on a stream of its own; its outcome as a future."""
+        if self._marker is None:
+            return super().then(callback)
+        timeline, before = ACCELERATOR.timeline, ACCELERATOR.stream
+        ACCELERATOR.stream = JOIN_AFTER_BACKWARD.callback_stream()
+        try:
+            self.join()
+            value = callback(self)
+            return CollectiveFuture(timeline.record(ACCELERATOR.stream), value)
+        finally:
+            ACCELERATOR.stream = before
+
+    def add_done_callback(self, callback: Any) -> None:
+        """Run ``callback(self)`` behind the work."""
+        self.then(callback)
 
 
 class _JoinAfterBackward:
-    """Works whose futures were taken: waited for by one callback at the end of the running backward."""
+    """Futures that were taken within backward: waited for by one callback at its end."""
 
     def __init__(self) -> None:
-        self._works: list[CollectiveWork] = []
+        self._works: list[CollectiveFuture] = []
         self._backward = -1
+        self._callbacks: tuple[Any, int] | None = None
 
-    def add(self, work: CollectiveWork) -> None:
-        """Wait for a work at the end of backward, or now if none runs."""
+    def callback_stream(self) -> int:
+        """The stream of callbacks (CUDA takes one of its pool)."""
+        timeline = ACCELERATOR.timeline
+        if self._callbacks is None or self._callbacks[0] is not timeline:
+            self._callbacks = (timeline, timeline.add_stream())
+        return self._callbacks[1]
+
+    def add(self, work: CollectiveFuture) -> None:
+        """Wait for a future at the end of the backward that runs."""
         backward = current_graph_task_id()
-        if backward == -1:
-            work.wait()
-            return
         if backward != self._backward:  # also after a backward that ended in an error, without its callback
             self._backward = backward
             self._works = []
@@ -121,7 +164,7 @@ class _JoinAfterBackward:
         works, self._works = self._works, []
         self._backward = -1
         for work in works:
-            work.wait()
+            work.join()
 
 
 JOIN_AFTER_BACKWARD = _JoinAfterBackward()

@@ -11,11 +11,13 @@ import torch
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.memory_history import MemoryModule
 from fsdpbench.sim.streams import Event, Stream, StreamContext, switch_to
-from fsdpbench.sim.timeline import DEFAULT_STREAM
+from fsdpbench.sim.timeline import DEFAULT_STREAM, Timeline
 
 # Compute capability by a word of the profile's title; other titles are taken for an A100.
 _CAPABILITIES = {"B200": (10, 0), "H100": (9, 0), "H200": (9, 0), "L40S": (8, 9), "A100": (8, 0)}
 _WARP_SIZE = 32
+# The plain wait, also under the sanitizer: measurements order nothing of the program's.
+wait_for_all = Timeline.wait_for_all
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,17 @@ class DeviceProperties:
     warp_size: int = _WARP_SIZE
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
+
+
+def drain() -> None:
+    """Block the CPU until the device is idle, as `synchronize` does; it orders nothing for the sanitizer."""
+    ACCELERATOR.require_started()
+    timeline = ACCELERATOR.timeline
+    start = timeline.cpu
+    timeline.cpu += ACCELERATOR.cpu_costs.synchronize_ns
+    wait_for_all(timeline)
+    if ACCELERATOR.trace is not None:
+        ACCELERATOR.trace.device_synchronize(start, timeline.cpu)
 
 
 class DeviceModule(types.ModuleType):
@@ -105,6 +118,8 @@ class DeviceModule(types.ModuleType):
     def current_stream(self, device: Any = None) -> Stream:
         """The stream that operators are queued on."""
         ACCELERATOR.require_started()
+        if ACCELERATOR.backward.is_active:
+            ACCELERATOR.backward.arrive()
         return self._stream(ACCELERATOR.stream)
 
     def default_stream(self, device: Any = None) -> Stream:
@@ -121,17 +136,15 @@ class DeviceModule(types.ModuleType):
     def set_stream(self, stream: Stream | None) -> None:
         """Make a stream current."""
         if stream is not None:
+            if ACCELERATOR.backward.is_active:
+                ACCELERATOR.backward.arrive()
             switch_to(stream.stream_id)
 
     def synchronize(self, device: Any = None) -> None:
         """Block the CPU until the device is idle."""
-        ACCELERATOR.require_started()
-        timeline = ACCELERATOR.timeline
-        start = timeline.cpu
-        timeline.cpu += ACCELERATOR.cpu_costs.synchronize_ns
-        timeline.wait_for_all()
-        if ACCELERATOR.trace is not None:
-            ACCELERATOR.trace.device_synchronize(start, timeline.cpu)
+        drain()
+        if ACCELERATOR.sanitizer is not None:
+            ACCELERATOR.sanitizer.host_waits_for_all()
 
     # -------------------------------------------------------------------------------------- memory
 

@@ -89,6 +89,8 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
     by_type = torch.Tag.pointwise in operator.tags or "::_foreach_" in name or "::_fused_" in name
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if accelerator.backward.is_active:
+            accelerator.backward.arrive()
         key: list[Any] = []
         tensors: list[_Tensor] = []
         _describe(args, key, tensors, by_type)
@@ -151,6 +153,9 @@ def _carry_out(plan: Plan, tensors: list[_Tensor]) -> Any:
     if plan.reshaped:
         _reshape(plan, tensors)
     if plan.duration_ns:
+        if accelerator.sanitizer is not None:
+            fresh = _new_outputs(plan, result)
+            accelerator.sanitizer.kernel(accelerator.stream, plan.name, plan.uses, tensors, fresh)
         _launch(plan)
     if accelerator.trace is not None:
         accelerator.trace.cpu_op(plan.name, start, timeline.cpu)
@@ -169,6 +174,12 @@ def _make_output(output: tuple[Any, ...], tensors: list[_Tensor]) -> Any:
     return output[1]
 
 
+def _new_outputs(plan: Plan, result: Any) -> list[_Tensor]:
+    """What the call has made, which its kernel writes."""
+    results = [result] if plan.container is False else result or ()
+    return [made for made, output in zip(results, plan.outputs, strict=True) if output[0] == NEW]
+
+
 def _launch(plan: Plan) -> None:
     """Queue the plan's kernel on the current stream."""
     accelerator = ACCELERATOR
@@ -176,6 +187,8 @@ def _launch(plan: Plan) -> None:
     if _graph_task() != -1:
         timeline.cpu += accelerator.cpu_costs.autograd_node_ns
     blocks = [allocate(nbytes) for nbytes in plan.cost.workspace_bytes]
+    if blocks and accelerator.sanitizer is not None:
+        accelerator.sanitizer.workspaces(accelerator.stream, blocks)
     launch_start = timeline.cpu
     timeline.cpu = launch_start + accelerator.cpu_costs.launch_ns
     payload = None

@@ -12,12 +12,14 @@ are.
 `Tensor.data` (assignment), `Parameter.grad`     torch refuses data of another device for devices it does not
                                                 know; FSDP1 moves parameters in that way (`two_sided.py`)
 `Tensor.__repr__`, `Tensor.tolist`              printing must not read data
+`Tensor.numpy`, `torch.save`                    reads of the host's memory that the sanitizer has to see
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
 `Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks
 `nn.Module.__call__`                            a module call and its hooks cost CPU time
 `profiler.record_function`                      spans in simulated time (`annotations.py`)
 `_C._profiler._RecordFunctionFast`              the same, for those who use the fast one
 `torch.accelerator`'s streams and memory        its C++ has no hooks for a device written in Python
+`autograd._engine_run_backward`                  nodes run on the streams of forward (`backward_streams.py`)
 `torch.autocast.__exit__`                       ends the life of the casts that autocast keeps
 DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that are not there
 DDP's constructor                               refuses by name what its C++ cannot do here
@@ -47,6 +49,7 @@ from fsdpbench.sim.annotations import FastSpan, make_span_methods
 from fsdpbench.sim.autocast import CAST_CACHE
 from fsdpbench.sim.chunks import cut_when_asked
 from fsdpbench.sim.dynamo import stand_in_for_dynamo
+from fsdpbench.sim.host_access import install_host_access
 from fsdpbench.sim.process_group import SimProcessGroup
 from fsdpbench.sim.sharding_shortcut import install_sharding_shortcut
 from fsdpbench.sim.storage import address, record_of, resize
@@ -62,10 +65,12 @@ def apply_patches() -> None:
     _patch_storages()
     _patch_tensors()
     install_two_sided_parameters()
+    install_host_access()
     _patch_module_calls()
     _patch_profiler()
     _patch_accelerator()
     _patch_autocast()
+    _patch_backward()
     _patch_distributed()
 
 
@@ -107,13 +112,16 @@ def _patch_storages() -> None:
     def to(self: torch.UntypedStorage, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
         if not is_simulated(torch.device(device)) or is_simulated(self.device):
             return original_to(self, device=torch.device(device), non_blocking=non_blocking)
-        ACCELERATOR.copy_over_host_link("HtoD", self.nbytes(), blocking=not non_blocking)
-        return new(storage_type, self.nbytes(), device=device)
+        made = new(storage_type, self.nbytes(), device=device)
+        target = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(made)
+        ACCELERATOR.copy_over_host_link("HtoD", self.nbytes(), blocking=not non_blocking, device=target)
+        return made
 
     def cpu(self: torch.UntypedStorage) -> torch.UntypedStorage:
         if record_of(self) is None:
             return original_cpu(self)
-        ACCELERATOR.copy_over_host_link("DtoH", self.nbytes(), blocking=True)
+        source = torch.empty((0,), dtype=torch.uint8, device=DEVICE_TYPE).set_(self)
+        ACCELERATOR.copy_over_host_link("DtoH", self.nbytes(), blocking=True, device=source)
         return torch.zeros(self.nbytes(), dtype=torch.uint8).untyped_storage()
 
     original_copy, original_repr = storage_type.copy_, storage_type.__repr__
@@ -145,8 +153,7 @@ def _patch_tensors() -> None:
     tensor_type = torch.Tensor
     original_pointer = tensor_type.data_ptr
     original_repr: Any = tensor_type.__repr__
-    original_deepcopy, original_tolist = tensor_type.__deepcopy__, tensor_type.tolist
-    original_pin, original_is_pinned = tensor_type.pin_memory, tensor_type.is_pinned
+    original_deepcopy = tensor_type.__deepcopy__
 
     def data_ptr(self: torch.Tensor) -> int:
         if not is_on_device(self):
@@ -177,25 +184,11 @@ def _patch_tensors() -> None:
         memo[id(self)] = copy
         return copy
 
-    def tolist(self: torch.Tensor) -> Any:
-        return original_tolist(self.cpu() if is_on_device(self) else self)
-
-    def pin_memory(self: torch.Tensor, *args: Any) -> torch.Tensor:
-        if self.device.type == "cpu" and ACCELERATOR.started:
-            return self
-        return original_pin(self, *args)
-
-    def is_pinned(self: torch.Tensor, *args: Any) -> bool:
-        return self.device.type == "cpu" if ACCELERATOR.started else original_is_pinned(self, *args)
-
     replace(
         tensor_type,
         data_ptr=data_ptr,
         __repr__=represent,
         __deepcopy__=deepcopy,
-        tolist=tolist,
-        pin_memory=pin_memory,
-        is_pinned=is_pinned,
     )
 
 
@@ -229,6 +222,16 @@ def _patch_accelerator() -> None:
     )  # fmt: skip
     replace(torch.accelerator, **{name: getattr(module, name) for name in names})
     replace(torch.accelerator, get_memory_info=module.mem_get_info)
+
+
+def _patch_backward() -> None:
+    def run_on_streams(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return ACCELERATOR.backward.run(original, *args, **kwargs)
+
+        return run
+
+    patch("engine_run_backward", run_on_streams)
 
 
 def _patch_autocast() -> None:

@@ -15,6 +15,7 @@ import torch
 
 from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.memory_follower import Use
 from fsdpbench.sim.prices import FREE, OperatorCost, price
 from fsdpbench.sim.tensors import contiguous_strides, meta_twin, tensors_in
 
@@ -29,9 +30,10 @@ class Plan:
     ``container``: None (returns nothing), False (a single value), list or tuple.
     ``flops``: compute type and FLOPs of a matrix product, where they are counted.
     ``reshaped``: ``(index, shape, strides, bytes)`` of arguments whose geometry the operator changes.
+    ``uses``: what it reads and writes, where the sanitizer runs.
     """
 
-    __slots__ = ("container", "cost", "cpu_ns", "duration_ns", "flops", "name", "outputs", "reshaped")
+    __slots__ = ("container", "cost", "cpu_ns", "duration_ns", "flops", "name", "outputs", "reshaped", "uses")
 
     def __init__(self, name: str, outputs: list[tuple[Any, ...]], container: Any, cost: OperatorCost) -> None:
         self.name = name
@@ -42,6 +44,7 @@ class Plan:
         self.cpu_ns = 0
         self.flops: tuple[str, int] | None = None
         self.reshaped: list[tuple[int, tuple[int, ...], tuple[int, ...], int]] = []
+        self.uses: tuple[Use, ...] = ()
 
 
 def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
@@ -67,6 +70,8 @@ def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     if outputs and not any(output[0] in (NEW, ARGUMENT) for output in outputs):
         cost = FREE
     plan = Plan(func._schema.name, outputs, container, cost)
+    if ACCELERATOR.sanitizer is not None and plan.duration_ns:
+        plan.uses = ACCELERATOR.sanitizer.uses_of(func, args, kwargs)
     costs = ACCELERATOR.cpu_costs
     plan.cpu_ns = costs.view_ns if cost is FREE else costs.operator_ns
     if ACCELERATOR.flops is not None and meta_tensors:

@@ -4,8 +4,8 @@ What NCCL's process group does, with its stream semantics since torch 2.8:
 
 * ``async_op=False``: the kernel goes on the current stream. The CPU does not wait.
 * ``async_op=True``: it goes on the group's own stream, behind what the current stream holds. `Work.wait()`
-  makes the stream that is current then wait for it; until then the work holds its tensors, so that their
-  memory is not reused.
+  makes the stream that is current then wait for it; until then its tensors are held, so that their memory is
+  not reused. Of a work that is dropped without `wait()` they are held until the device has done it.
 * Kernels of one communicator run one after another, whatever streams they are on.
 
 Before 2.8 all ran on the group's own stream, and kept their tensors by `record_stream`. For published runs of
@@ -17,6 +17,7 @@ Only the own rank is simulated; the others are taken to arrive at the same time.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,13 +31,15 @@ from fsdpbench.sim.collective_work import CollectiveRecord, CollectiveWork
 from fsdpbench.sim.known_values import follow_collective
 from fsdpbench.sim.storage import use_on_stream
 from fsdpbench.sim.tensors import is_on_device, new_tensor
-from fsdpbench.sim.timeline import Marker
+from fsdpbench.sim.timeline import Marker, Timeline
 from fsdpbench.sim.timeline import Work as WorkKind
 from fsdpbench.sim.trace_records import KernelRecord
 from fsdpbench.torch_internals import Backend_plugins
 
 BACKEND = "sim"
 _MAIN_THREAD = threading.main_thread().ident
+# The plain wait, also under the sanitizer: that a communicator takes its kernels in turns orders no program.
+_take_turns, _has_passed = Timeline.make_wait, Timeline.has_passed
 
 
 class SimProcessGroup(CollectiveCalls):
@@ -50,6 +53,8 @@ class SimProcessGroup(CollectiveCalls):
         super().__init__(rank, size, ranks, name)
         self._own_stream: int | None = None
         self._last: Marker | None = None
+        # Tensors of works that may be dropped before they are waited for.
+        self._shelves: deque[tuple[Marker, list[torch.Tensor]]] = deque()
         ACCELERATOR.process_groups.append(self)
 
     @property
@@ -65,6 +70,8 @@ class SimProcessGroup(CollectiveCalls):
     ) -> CollectiveWork:
         """Queue one collective (a barrier holds the CPU too)."""
         timeline = ACCELERATOR.timeline
+        if ACCELERATOR.backward.is_active:
+            ACCELERATOR.backward.arrive()
         if threading.get_ident() != _MAIN_THREAD and not any(map(is_on_device, outputs)):
             return CollectiveWork(None, outputs)  # a checkpoint's thread, beside the training
         start = timeline.cpu
@@ -73,6 +80,9 @@ class SimProcessGroup(CollectiveCalls):
             return CollectiveWork(None, outputs)  # of the host's memory, as through gloo: no device time
         own, asynchronous = ACCELERATOR.collectives_on_own_streams, _is_asynchronous(opts)
         stream = self._stream_behind_current() if own or asynchronous else ACCELERATOR.stream
+        if ACCELERATOR.sanitizer is not None:
+            awaited = own or asynchronous
+            ACCELERATOR.sanitizer.collective(stream, kind, inputs, outputs, awaited=awaited, group=self._name)
         self._queue(stream, kind, nbytes, inputs, outputs, opts, start)
         if ACCELERATOR.known_values:
             reduction = getattr(opts, "reduceOp", None)
@@ -80,8 +90,20 @@ class SimProcessGroup(CollectiveCalls):
         if own:
             for tensor in (*inputs, *outputs):
                 use_on_stream(tensor, stream)
-        held = [*outputs, *inputs] if asynchronous and not own else outputs
-        return CollectiveWork(self._last, held, blocks_cpu=kind == "barrier")
+        shelved = asynchronous and not own
+        held = [*outputs, *inputs] if shelved else outputs
+        work = CollectiveWork(self._last, held, blocks_cpu=kind == "barrier")
+        if shelved:
+            self._shelve(work)
+        return work
+
+    def _shelve(self, work: CollectiveWork) -> None:
+        """Hold a work's tensors until it is waited for, or found to be done when another one is queued."""
+        shelves, timeline = self._shelves, ACCELERATOR.timeline
+        while shelves and (not shelves[0][1] or _has_passed(timeline, shelves[0][0])):
+            shelves.popleft()[1].clear()
+        if work.marker is not None:
+            shelves.append((work.marker, work.held))
 
     def _stream_behind_current(self) -> int:
         """The group's own stream, made to wait for what the current stream holds."""
@@ -104,7 +126,7 @@ class SimProcessGroup(CollectiveCalls):
         accelerator = ACCELERATOR
         timeline = accelerator.timeline
         if self._last is not None:
-            timeline.make_wait(stream, self._last)
+            _take_turns(timeline, stream, self._last)
         uneven = _is_uneven(inputs, outputs)
         duration = accelerator.network.collective_ns(kind, nbytes, self._ranks, uneven=uneven)
         if accelerator.jitter is not None:
@@ -143,7 +165,7 @@ class SimProcessGroup(CollectiveCalls):
             stream = self._own_stream if own and self._own_stream is not None else accelerator.stream
             _launch_copy(stream, nbytes)
             work.marker = self._last = accelerator.timeline.record(stream)
-        work.tensors = [*work.tensors, flat]
+        work.held.append(flat)
         return work
 
 

@@ -20,9 +20,10 @@ from fsdpbench.sim.allocator.conf import AllocatorCosts
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
 from fsdpbench.sim.attention import register_attention
 from fsdpbench.sim.autocast import register_autocast
+from fsdpbench.sim.backward_streams import BackwardStreams
 from fsdpbench.sim.clock import TimelineClock
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
-from fsdpbench.sim.device_module import DeviceModule
+from fsdpbench.sim.device_module import DeviceModule, drain, wait_for_all
 from fsdpbench.sim.dynamo import import_config
 from fsdpbench.sim.hardware import HardwareProfile
 from fsdpbench.sim.host_optimizer import register_host_optimizer
@@ -31,6 +32,8 @@ from fsdpbench.sim.kernels import forget_plans, register_kernels
 from fsdpbench.sim.network import Network
 from fsdpbench.sim.patches import apply_patches
 from fsdpbench.sim.process_group import BACKEND, register_backend
+from fsdpbench.sim.sanitizer import Sanitizer
+from fsdpbench.sim.sanitizer.watched import WatchedAllocator, WatchedJitteredTimeline, WatchedTimeline
 from fsdpbench.sim.shape_rules import register_shape_rules
 from fsdpbench.sim.streams import Stream
 from fsdpbench.sim.timeline import DEFAULT_STREAM, Contention, Timeline
@@ -84,12 +87,13 @@ class Simulation:
         *,
         allocator_conf: AllocatorConf | None = None,
         jitter: JitterSettings | None = None,
+        sanitize: bool = False,
     ) -> Simulation:
         """Start (or start anew) the simulated device of this process.
 
         Autograd runs on the calling thread from now on. ``allocator_conf`` defaults to what
-        ``PYTORCH_CUDA_ALLOC_CONF`` says; without ``jitter`` kernels are exact and ranks punctual. Raises
-        ValueError for an impossible world.
+        ``PYTORCH_CUDA_ALLOC_CONF`` says; without ``jitter`` kernels are exact and ranks punctual. With
+        ``sanitize`` every use of memory is followed (`sanitizer`). Raises ValueError for an impossible world.
         """
         if world_size < 1 or gpus_per_node < 1:
             raise ValueError(
@@ -108,22 +112,21 @@ class Simulation:
             round(profile.contention.communication_slowdown * 1000),
         )
         accelerator.jitter = None if jitter is None else Jitter(jitter)
-        if accelerator.jitter is None:
-            accelerator.timeline = Timeline(contention, accelerator.report_finished)
-        else:
-            accelerator.timeline = JitteredTimeline(
-                contention, accelerator.report_finished, accelerator.jitter
-            )
+        if accelerator.sanitizer is not None:
+            accelerator.sanitizer.end()
+        sanitizer = accelerator.sanitizer = Sanitizer() if sanitize else None
+        accelerator.timeline = _make_timeline(contention, sanitizer)
         accelerator.streams = {}
         accelerator.process_groups = []
         accelerator.collectives_on_own_streams = False
         accelerator.timeline.add_stream()
         accelerator.stream = DEFAULT_STREAM
+        accelerator.backward = BackwardStreams(accelerator)
         accelerator.device_count = gpus_per_node
         accelerator.kernel_costs = KernelCosts(profile)
         accelerator.cpu_costs = CpuCosts(profile)
         accelerator.network = Network(profile, world_size, gpus_per_node)
-        accelerator.allocator = _make_allocator(profile, accelerator.timeline, allocator_conf)
+        accelerator.allocator = _make_allocator(profile, accelerator.timeline, allocator_conf, sanitizer)
         accelerator.trace = None
         accelerator.host_link_ns = _host_link(profile)
         accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
@@ -136,6 +139,8 @@ class Simulation:
         accelerator.unknown_operators = {}
         forget_plans()
         accelerator.started = True
+        if sanitizer is not None:
+            sanitizer.begin()
         Stream(stream_id=DEFAULT_STREAM)
         torch.autograd.set_multithreading_enabled(False)
         return cls(profile, world_size, gpus_per_node, rank)
@@ -159,6 +164,12 @@ class Simulation:
         torch.get_device_module(DEVICE_TYPE).synchronize()
 
     @property
+    def sanitizer(self) -> Sanitizer | None:
+        """What follows the uses of memory, if it was asked for."""
+        found = ACCELERATOR.sanitizer
+        return found if isinstance(found, Sanitizer) else None
+
+    @property
     def operators_launched(self) -> int:
         """Kernels launched so far."""
         return ACCELERATOR.operators_launched
@@ -180,6 +191,10 @@ class Simulation:
     def on_out_of_memory(self, callback: Callable[[str], None] | None) -> None:
         ACCELERATOR.on_out_of_memory = callback
 
+    def drain(self) -> None:
+        """Block the simulated CPU as `synchronize` does, for a measurement: it orders nothing."""
+        drain()
+
     def trace(self, path: Path | str) -> SimulatedTrace:
         """A context that records what runs inside and writes it as a Kineto trace in the end."""
         return SimulatedTrace(self, Path(path))
@@ -200,7 +215,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
     def __enter__(self) -> SimulatedTrace:
         if ACCELERATOR.trace is not None:
             raise RuntimeError("a trace is running already: traces do not nest")
-        self._simulation.synchronize()
+        self._simulation.drain()
         simulation = self._simulation
         ACCELERATOR.trace = TraceRecorder(
             simulation.rank,
@@ -231,11 +246,11 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
     ) -> None:
         recorder = ACCELERATOR.trace
         if exc_type is None:
-            ACCELERATOR.timeline.wait_for_all()
+            wait_for_all(ACCELERATOR.timeline)
         ACCELERATOR.trace = None
         ACCELERATOR.stop_listening(_report_memory)
         ACCELERATOR.allocator.device.call_listener = None
-        set_is_profiler_enabled(False)
+        set_is_profiler_enabled(ACCELERATOR.sanitizer is not None)
         if exc_type is None and recorder is not None:
             recorder.write(self._path)
 
@@ -266,7 +281,24 @@ def _report_memory(event: AllocatorEvent) -> None:
         trace.alloc_retry(event.size, event.freed, event.time_ns)
 
 
-def _make_allocator(profile: HardwareProfile, timeline: Timeline, conf: AllocatorConf) -> CachingAllocator:
+def _make_timeline(contention: Contention, sanitizer: Sanitizer | None) -> Timeline:
+    jitter, report = ACCELERATOR.jitter, ACCELERATOR.report_finished
+    if sanitizer is None:
+        return (
+            Timeline(contention, report) if jitter is None else JitteredTimeline(contention, report, jitter)
+        )
+    watched: WatchedTimeline | WatchedJitteredTimeline
+    if jitter is None:
+        watched = WatchedTimeline(contention, report)
+    else:
+        watched = WatchedJitteredTimeline(contention, report, jitter)
+    watched.sanitizer = sanitizer
+    return watched
+
+
+def _make_allocator(
+    profile: HardwareProfile, timeline: Timeline, conf: AllocatorConf, sanitizer: Sanitizer | None
+) -> CachingAllocator:
     cpu = profile.cpu
     costs = AllocatorCosts(
         malloc_ns=round(cpu.cuda_malloc_us * 1000),
@@ -275,13 +307,17 @@ def _make_allocator(profile: HardwareProfile, timeline: Timeline, conf: Allocato
         free_ns_per_gib=round(cpu.cuda_free_us_per_gib * 1000),
         event_ns=round(cpu.event_us * 1000),
     )
-    return CachingAllocator(
+    kind = CachingAllocator if sanitizer is None else WatchedAllocator
+    allocator = kind(
         profile.usable_memory_bytes,
         TimelineClock(timeline),
         conf,
         costs=costs,
         total_bytes=profile.memory_bytes,
     )
+    if isinstance(allocator, WatchedAllocator) and sanitizer is not None:
+        allocator.sanitizer = sanitizer
+    return allocator
 
 
 def _host_link(profile: HardwareProfile) -> Callable[[int], int]:

@@ -17,6 +17,7 @@ import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.known_values import compare, known_of, learn, learn_from_host, mark_as_placeholders
+from fsdpbench.sim.pinned import is_pinned, pin
 from fsdpbench.sim.placeholders import placeholder
 from fsdpbench.sim.plans import data_dependent
 from fsdpbench.sim.storage import attach, record_of, resize, use_on_stream
@@ -33,7 +34,7 @@ def _item(operator: Any, by_shape: Kernel) -> Kernel:
     """`_local_scalar_dense`: wait for the device and answer with a placeholder."""
 
     def kernel(tensor: torch.Tensor) -> float | int | bool | complex:
-        ACCELERATOR.copy_over_host_link("DtoH", tensor.element_size(), blocking=True)
+        ACCELERATOR.copy_over_host_link("DtoH", tensor.element_size(), blocking=True, device=tensor)
         value, is_true = placeholder(tensor)
         if ACCELERATOR.on_value is not None:
             ACCELERATOR.on_value("item", value, is_true)
@@ -47,7 +48,7 @@ def _equal(operator: Any, by_shape: Kernel) -> Kernel:
     name = operator._schema.name.removeprefix("aten::")
 
     def kernel(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-        ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True)
+        ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True, device=first)
         same = first.shape == second.shape
         if ACCELERATOR.on_value is not None:
             ACCELERATOR.on_value(f"torch.{name}", same, not same)
@@ -72,9 +73,14 @@ def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
         if dtype is not tensor.dtype:
             tensor = tensor.to(dtype)  # torch converts on the side of the source
         nbytes = tensor.numel() * tensor.element_size()
-        ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not kwargs.get("non_blocking", False))
         host = "meta" if torch.device(device).type == "meta" else "cpu"
         found = torch.zeros_like(torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=host))
+        non_blocking = bool(kwargs.get("non_blocking")) and host == "cpu"
+        if non_blocking:
+            pin(found)  # as torch does, so that the copy runs beside the CPU
+        ACCELERATOR.copy_over_host_link(
+            "DtoH", nbytes, blocking=not non_blocking, device=tensor, host=found if host == "cpu" else None
+        )
         known = known_of(tensor) if ACCELERATOR.known_values else None
         if known is not None:
             found.fill_(known.value.item())
@@ -92,16 +98,19 @@ def _copy(operator: Any, by_shape: Kernel) -> Kernel:
         if is_on_device(target) and is_on_device(source):
             return by_shape(first, second, non_blocking)
         if is_on_device(target):
-            if source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0:
-                non_blocking = True  # a number travels with the launch
             nbytes = target.numel() * source.element_size()
-            ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not non_blocking)
+            is_number = source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0
+            # A number travels with the launch; what is not pinned is gone when the call returns.
+            beside = is_number or (non_blocking and is_pinned(source))
+            host = source if beside and not is_number else None
+            ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not beside, device=target, host=host)
             learn_from_host(target, source)
         else:
             # The host tensor keeps its values: DDP copies its bucket order to the device, broadcasts it and
             # copies it back, and has to find it again.
             nbytes = source.numel() * source.element_size()
-            ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not non_blocking)
+            beside = non_blocking and is_pinned(target)
+            ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not beside, device=source, host=target)
         return target
 
     return kernel
@@ -175,8 +184,9 @@ def _like(operator: Any, by_shape: Kernel) -> Kernel:
         device = kwargs.get("device")
         if device is None or device.type != "cpu":
             return by_shape(*args, **kwargs)
-        kwargs.pop("pin_memory", None)  # pinned is what all of the host's memory is taken for
-        return operator(*meta_twin(args), **kwargs)
+        pinned = kwargs.pop("pin_memory", None)
+        made = operator(*meta_twin(args), **kwargs)
+        return pin(made) if pinned else made
 
     return kernel
 

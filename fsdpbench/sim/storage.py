@@ -43,21 +43,21 @@ class Lent:
     lives as long as the storage that borrows."""
 
     def __init__(self, lender: torch.UntypedStorage, offset: int) -> None:
-        self._lender: torch.UntypedStorage | None = lender
-        self._offset = offset
+        self.lender: torch.UntypedStorage | None = lender
+        self.offset = offset
 
     @property
     def address(self) -> int:
-        start = None if self._lender is None else address(self._lender)
-        return start + self._offset if start else 0
+        start = None if self.lender is None else address(self.lender)
+        return start + self.offset if start else 0
 
     def free(self, block: Any) -> None:
         """The borrower has died."""
-        self._lender = None
+        self.lender = None
 
     def record_stream(self, block: Any, stream: int) -> None:
         """Do not reuse the lender's memory before that stream has come here."""
-        record: Any = None if self._lender is None else record_of(self._lender)
+        record: Any = None if self.lender is None else record_of(self.lender)
         if record is not None and record.block is not None:
             record.allocator.record_stream(record.block, stream)
 

@@ -70,6 +70,8 @@ class Stream(torch.Stream):
             ACCELERATOR.trace.stream_synchronize(trace_stream(self.number), start, timeline.cpu)
 
     def __enter__(self) -> Stream:
+        if ACCELERATOR.backward.is_active:
+            ACCELERATOR.backward.arrive()
         self._previous = [*getattr(self, "_previous", ()), ACCELERATOR.stream]
         switch_to(self.number)
         return self
@@ -98,6 +100,8 @@ class StreamContext:
 
     def __enter__(self) -> StreamContext:
         if self._stream is not None:
+            if ACCELERATOR.backward.is_active:
+                ACCELERATOR.backward.arrive()
             self._previous = ACCELERATOR.stream
             switch_to(self._stream.stream_id)
         return self
@@ -125,7 +129,7 @@ class Event:
     def record(self, stream: torch.Stream | None = None) -> None:
         """Move the event to the present end of a stream (the current one by default)."""
         timeline = ACCELERATOR.timeline
-        number = ACCELERATOR.stream if stream is None else stream.stream_id
+        number = _number(stream)
         start = timeline.cpu
         timeline.cpu += ACCELERATOR.cpu_costs.event_ns
         self.marker = timeline.record(number)
@@ -142,7 +146,7 @@ class Event:
         timeline.cpu += ACCELERATOR.cpu_costs.event_ns
         if self.marker is None:
             return
-        number = ACCELERATOR.stream if stream is None else stream.stream_id
+        number = _number(stream)
         payload = None
         if ACCELERATOR.trace is not None and self._trace is not None:
             payload = WaitRecord(self._trace, start, timeline.cpu)
@@ -180,7 +184,17 @@ class Event:
         return (end_event.marker.time - self.marker.time) / 1e6
 
 
+def _number(stream: torch.Stream | None) -> int:
+    """A stream's number; None: the current one's."""
+    if stream is not None:
+        return int(stream.stream_id)
+    if ACCELERATOR.backward.is_active:
+        ACCELERATOR.backward.arrive()
+    return ACCELERATOR.stream
+
+
 def switch_to(number: int) -> None:
     """Make a stream the current one."""
     ACCELERATOR.stream = number
+    ACCELERATOR.backward.note_switch(number)
     ACCELERATOR.timeline.cpu += ACCELERATOR.cpu_costs.stream_ns

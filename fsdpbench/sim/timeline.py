@@ -46,9 +46,13 @@ _COPY, _MARK, _WAIT = Work.COPY, Work.MARK, Work.WAIT
 
 
 class Marker:
-    """A point in a stream's queue. ``time`` is `UNSETTLED` until the stream has passed it."""
+    """A point in a stream's queue. ``time`` is `UNSETTLED` until the stream has passed it.
 
-    __slots__ = ("stream", "time", "waiters")
+    ``clock``: what is done for certain by then, where the sanitizer runs.
+    """
+
+    __slots__ = ("clock", "stream", "time", "waiters")
+    clock: list[int]
 
     def __init__(self, stream: int) -> None:
         self.stream = stream

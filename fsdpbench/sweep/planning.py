@@ -31,6 +31,7 @@ class Target:
     data: str | None
     measurement: Measurement
     emulate: bool = False
+    sanitize: bool = False
 
     def workload(self) -> Workload:
         try:
@@ -50,6 +51,7 @@ def make_target(
     data: str | None,
     measurement: Measurement | None = None,
     emulate: bool = False,
+    sanitize: bool = False,
 ) -> Target:
     """Check and complete a target. `device` is resolved already. Raises `UsageError`.
 
@@ -75,6 +77,7 @@ def make_target(
         device=device,
         hardware=hardware if modelled else None,
         emulate=emulate,
+        sanitize=sanitize,
         gpus=gpus,
         gpus_per_node=per_node,
         data=str(Path(data).resolve()) if data else None,
@@ -105,6 +108,7 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
         measurement=target.measurement,
         data=target.data,
         emulate=target.emulate,
+        sanitize=target.sanitize,
     )
 
 

@@ -21,6 +21,7 @@ from fsdpbench.reports.page import display
 from fsdpbench.reports.page.decisions_table import decisions_table
 from fsdpbench.reports.page.details import Detail, build_details
 from fsdpbench.reports.page.effects import effects
+from fsdpbench.reports.page.races import races
 from fsdpbench.reports.page.ranking import (
     Metric,
     Ranked,
@@ -122,6 +123,7 @@ def render(view: RunView, target: Path, *, title: str | None = None) -> str:
         constants=list(constant_settings(rows).items()),
         ranking=_ranking(view, ranked, varying, details, target),
         decisions=decisions_table(rows),
+        races=races(rows),
         charts=sections(ranked, varying, metric_of(view)),
         details=[_choice(detail) for detail in details],
         environment=_environment(rows),

@@ -179,7 +179,7 @@ def _status_cell(row: Configuration) -> Cell:
 
 
 def _figure_cell(entry: Ranked, figure: Figure, *, share: bool) -> Cell:
-    value = figure.value(entry.row) if entry.row.status in (Status.OK, Status.OOM) else None
+    value = figure.value(entry.row) if entry.row.status in (Status.OK, Status.OOM, Status.RACE) else None
     classes = "number share" if share else "number"
     if figure.name in ("retries a step", "out of memory") and value:
         classes += " warned"

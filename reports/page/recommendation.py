@@ -61,6 +61,13 @@ def findings(view: RunView) -> list[str]:
     if broken:
         found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")
     found += _noise(view)
+    racing = view.with_status(Status.RACE)
+    if racing:
+        has = "has" if len(racing) == 1 else "have"
+        found.append(
+            f"{_rows(len(racing))} {has} data races (listed below): results may be wrong on real GPUs, so "
+            "none of them is recommended."
+        )
     environments = {json.dumps(row.result.environment, sort_keys=True) for row in view.with_status(Status.OK)}
     if len(environments) > 1:
         found.append(f"The configurations come from {len(environments)} environments, listed below.")

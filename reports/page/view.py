@@ -43,6 +43,7 @@ class Status(StrEnum):
     TIMEOUT = "timeout"
     ERROR = "error"
     CRASH = "crash"
+    RACE = "race"
     NOT_APPLICABLE = "not_applicable"
     UNREADABLE = "unreadable"
 

@@ -29,10 +29,12 @@ class Layer(nn.Module):
 
 
 @contextmanager
-def simulated(ranks: int = 8) -> Iterator[torch.device]:
+def simulated(ranks: int = 8, *, sanitize: bool = False) -> Iterator[torch.device]:
     from fsdpbench.sim import Simulation, load_profile
 
-    simulation = Simulation.start(load_profile("a100-80gb"), world_size=ranks, gpus_per_node=8)
+    simulation = Simulation.start(
+        load_profile("a100-80gb"), world_size=ranks, gpus_per_node=8, sanitize=sanitize
+    )
     simulation.init_process_group()
     try:
         yield torch.device("sim", 0)

@@ -26,6 +26,7 @@ import torch
 
 from fsdpbench.script.cuda.replacement import Replacements
 from fsdpbench.sim.accelerator import DEVICE_TYPE
+from fsdpbench.sim.pinned import pin
 from fsdpbench.sim.tensors import is_on_device, is_simulated, same_memory
 from fsdpbench.torch_internals import device_constructors, expect, parse_to, replace
 
@@ -120,15 +121,15 @@ def _opened(kind: type) -> Iterator[None]:
 
 
 def _taking_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with its keyword `device` resolved. All of the host's memory is taken for pinned: there is
-    nothing to ask for."""
+    """`function` with its keyword `device` resolved; what is to be pinned is marked."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("pin_memory", None)
+        pinned = kwargs.pop("pin_memory", None)
         if kwargs.get("device") is not None:
             kwargs["device"] = own_device(kwargs["device"])
-        return function(*args, **kwargs)
+        made = function(*args, **kwargs)
+        return pin(made) if pinned else made
 
     return call
 

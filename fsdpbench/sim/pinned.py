@@ -1,0 +1,29 @@
+"""Which memory of the host is pinned: copies of it run beside the CPU, copies of all other hold it up.
+
+Host tensors are torch's own, from its CPU allocator; that one is pinned is a mark on its storage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_MARK = "_sim_pinned"
+
+
+def pin(tensor: torch.Tensor) -> torch.Tensor:
+    """Mark a host tensor's memory as pinned; returns the tensor."""
+    storage: Any = tensor.untyped_storage()
+    storage._sim_pinned = True
+    return tensor
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether a host tensor lies in pinned memory."""
+    return tensor.device.type == "cpu" and hasattr(tensor.untyped_storage(), _MARK)
+
+
+def pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """What `Tensor.pin_memory` returns: the tensor itself where it is pinned, else a copy that is."""
+    return tensor if is_pinned(tensor) else pin(tensor.detach().clone())

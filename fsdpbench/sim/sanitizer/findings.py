@@ -1,0 +1,191 @@
+"""What the sanitizer reports: each pair of places once, with the number of repetitions.
+
+* ``race``: two accesses of the same bytes, one a write, that nothing orders.
+* ``use_after_free``: the same through the allocator; the bytes were freed, handed out again and used while
+  the old owner's work may still run.
+* ``read_before_ready``: memory that a copy or collective in flight reads or writes is used before its end is
+  waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from fsdpbench.sim.sanitizer.clocks import HOST
+from fsdpbench.sim.sanitizer.operation import Operation, Stack
+from fsdpbench.sim.sanitizer.places import frames, own_line
+from fsdpbench.sim.trace_records import trace_stream
+
+
+class Kind(StrEnum):
+    """What is wrong between two accesses."""
+
+    RACE = "race"
+    USE_AFTER_FREE = "use_after_free"
+    READ_BEFORE_READY = "read_before_ready"
+
+
+@dataclass
+class Access:
+    """One side of a finding."""
+
+    operation: Operation
+    writes: bool
+    forward: Stack | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``result.json`` holds it."""
+        told: dict[str, Any] = {
+            "operation": self.operation.name,
+            "access": "write" if self.writes else "read",
+            "stream": stream_name(self.operation),
+            "unit": _unit(self.operation),
+            "phase": phase(self.operation),
+            "step": self.operation.step,
+            "line": own_line(self.operation.stack),
+            "stack": frames(self.operation.stack),
+        }
+        if self.forward is not None:
+            told["forward_line"] = own_line(self.forward)
+            told["forward_stack"] = frames(self.forward)
+        return told
+
+
+@dataclass
+class Finding:
+    """Two accesses that nothing orders. ``bytes``: the most that they shared."""
+
+    kind: Kind
+    first: Access
+    second: Access
+    bytes: int
+    role: str
+    count: int = 1
+
+    @property
+    def hint(self) -> str:
+        """The usual mend."""
+        return _hint(self.kind, self.first, self.second)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``result.json`` holds it."""
+        return {
+            "kind": self.kind.value,
+            "count": self.count,
+            "bytes": self.bytes,
+            "role": self.role,
+            "first": self.first.to_dict(),
+            "second": self.second.to_dict(),
+            "hint": self.hint,
+        }
+
+
+class Findings:
+    """All findings, in the order in which they were met."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Any, ...], Finding] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Any:
+        return iter(self._found.values())
+
+    def add(
+        self,
+        old: Operation,
+        wrote: bool,
+        new: Operation,
+        writes: bool,
+        shared: int,
+        freed: bool,
+        forward: tuple[Stack | None, ...],
+    ) -> None:
+        """Two accesses are not ordered; ``freed``: the old one was by a former owner of the bytes."""
+        kind = _kind(old, new, freed)
+        key = (kind, old.name, old.stack, wrote, new.name, new.stack, writes)
+        known = self._found.get(key)
+        if known is not None:
+            known.count += 1
+            known.bytes = max(known.bytes, shared)
+            return
+        first, second = Access(old, wrote, forward[0]), Access(new, writes, forward[1])
+        self._found[key] = Finding(kind, first, second, shared, _role(kind, first, second))
+
+    def to_dict(self) -> dict[str, Any]:
+        """``counts`` by kind (repetitions included) and ``findings``."""
+        counts = {kind.value: 0 for kind in Kind}
+        for finding in self._found.values():
+            counts[finding.kind.value] += finding.count
+        return {"counts": counts, "findings": [finding.to_dict() for finding in self._found.values()]}
+
+
+def _kind(old: Operation, new: Operation, freed: bool) -> Kind:
+    if freed:
+        return Kind.USE_AFTER_FREE
+    if HOST in (old.agent, new.agent) or old.collective:
+        return Kind.READ_BEFORE_READY
+    return Kind.RACE
+
+
+def stream_name(operation: Operation) -> str:
+    """The CPU, or a stream's number as the trace shows it."""
+    return "CPU" if operation.agent == HOST else f"stream {trace_stream(operation.agent - 1)}"
+
+
+def phase(operation: Operation) -> str:
+    """Where in a training step an operation was."""
+    for scope in reversed(operation.scopes):
+        if scope.startswith("Optimizer.step"):
+            return "optimizer"
+        if scope.startswith("Optimizer.zero_grad"):
+            return "zero_grad"
+    if operation.in_backward:
+        return "backward"
+    return "forward"
+
+
+def _unit(operation: Operation) -> str | None:
+    """The FSDP unit, by the newest span that names one."""
+    for scope in reversed(operation.scopes):
+        if scope.startswith("FSDP"):
+            return scope
+    return None
+
+
+def _role(kind: Kind, first: Access, second: Access) -> str:
+    """What the bytes are, as far as the two accesses tell."""
+    for access in (first, second):
+        name = access.operation.name
+        if access.operation.agent != HOST and name in _COLLECTIVES:
+            return f"{name.replace('_', '-')} {'output' if access.writes else 'input'}"
+    for access in (first, second):
+        if "optimizer" in (phase(first.operation), phase(second.operation)) and access.writes:
+            return "parameter, gradient or optimizer state"
+        if access.operation.name.startswith("copy "):
+            return "copy between host and device"
+    return "memory handed out again" if kind is Kind.USE_AFTER_FREE else "tensor"
+
+
+_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all")
+
+
+def _hint(kind: Kind, first: Access, second: Access) -> str:
+    old, new = first.operation, second.operation
+    if kind is Kind.USE_AFTER_FREE:
+        return (
+            f"the first tensor was freed while {stream_name(old)} still used it: call "
+            f"tensor.record_stream({stream_name(old)}) before its last reference goes, or keep the tensor "
+            "until an event after its last use is waited for"
+        )
+    if old.collective:
+        return "call wait() on the collective's Work before its tensors are used again"
+    if HOST in (old.agent, new.agent):
+        return "synchronize with the copy (event.synchronize(), stream.synchronize()) before the CPU goes on"
+    return (
+        f"let {stream_name(new)} wait for {stream_name(old)} before the second access: "
+        "stream.wait_stream(other), or record an event after the first and wait for it"
+    )

@@ -1,0 +1,114 @@
+"""Tensors of the host that the device copies to and from: who touches them before the copy is done.
+
+Only pinned memory is in danger: copies of pageable memory hold the CPU. The CPU's own operators are seen by a
+dispatch mode, which looks at tensors only once a copy has touched host memory; `numpy`, `tolist` and saving
+are told by their patches.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from fsdpbench.sim.sanitizer.clocks import Clocks
+from fsdpbench.sim.sanitizer.device_memory import at
+from fsdpbench.sim.sanitizer.operation import Operation
+from fsdpbench.sim.sanitizer.regions import region_of
+from fsdpbench.sim.sanitizer.shadow import BlockShadow
+from fsdpbench.sim.sanitizer.uses import host_uses
+from fsdpbench.torch_internals import TorchDispatchMode, tree_map_only
+
+
+class _Follower(Protocol):
+    """Who says what is ordered, and hears what is not."""
+
+    clocks: Clocks
+
+    def host_operation(self, name: str, skip: int = 1) -> Operation:
+        """The CPU touches memory itself."""
+
+    def report_on_host(self, old: Operation, wrote: bool, new: Operation, writes: bool, shared: int) -> None:
+        """Two accesses to a tensor of the host are not ordered."""
+
+
+class HostMemory:
+    """The shadow of host tensors that copies have touched."""
+
+    def __init__(self, sanitizer: _Follower) -> None:
+        self._sanitizer = sanitizer
+        self._shadows: dict[int, BlockShadow] = {}
+        self._watch: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.mode = _HostAccesses(self)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no copy has touched memory of the host so far."""
+        return not self._shadows
+
+    def touched_by_device(self, operation: Operation, tensor: torch.Tensor, *, writes: bool) -> None:
+        """A copy reads or writes a host tensor."""
+        storage = tensor.untyped_storage()
+        base = storage.data_ptr()
+        if not base:
+            return
+        if base not in self._shadows:
+            self._shadows[base] = BlockShadow(base, base + storage.nbytes())
+            self._watch[base] = weakref.ref(storage, lambda _: self._forget(base))
+        self._access(operation, tensor, base, writes)
+
+    def touched_by_host(self, tensor: torch.Tensor, name: str, *, writes: bool) -> None:
+        """The CPU reads or writes a tensor, if copies have touched its memory."""
+        tensor = getattr(tensor, "_local_tensor", tensor)
+        if tensor.device.type != "cpu":
+            return
+        base = tensor.untyped_storage().data_ptr()
+        if base in self._shadows:
+            self._access(self._sanitizer.host_operation(name, skip=3), tensor, base, writes)
+
+    def _access(self, operation: Operation, tensor: torch.Tensor, base: int, writes: bool) -> None:
+        region = region_of(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
+        if region is None:
+            return
+        clocks = self._sanitizer.clocks
+        clock = clocks.of_stream(operation.agent - 1) if operation.agent else clocks.host
+
+        def report(
+            old: Operation, wrote: bool, new: Operation, new_writes: bool, shared: int, freed: bool
+        ) -> None:
+            self._sanitizer.report_on_host(old, wrote, new, new_writes, shared)
+
+        self._shadows[base].access(at(base, region), operation, writes, clock, report)
+
+    def _forget(self, base: int) -> None:
+        self._shadows.pop(base, None)
+        self._watch.pop(base, None)
+
+
+class _HostAccesses(TorchDispatchMode):
+    """Sees the CPU's own operators."""
+
+    def __init__(self, memory: HostMemory) -> None:
+        super().__init__()
+        self._memory = memory
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        memory = self._memory
+        if memory.is_empty or function.is_view:
+            return function(*args, **kwargs)
+        seen, named = args, kwargs
+        if any(issubclass(kind, DTensor) for kind in types):
+            seen, named = tree_map_only(DTensor, lambda each: each._local_tensor, (args, kwargs))
+        touched = list(host_uses(function, seen, named))
+        if touched and not _is_copy_to_or_from_device(seen):
+            for tensor, writes in touched:
+                memory.touched_by_host(tensor, function._schema.name, writes=writes)
+        return function(*args, **kwargs)
+
+
+def _is_copy_to_or_from_device(args: Any) -> bool:
+    """Copies between host and device are told by the copy itself."""
+    return any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in args)

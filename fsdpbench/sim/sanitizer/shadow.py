@@ -1,0 +1,245 @@
+"""Who touched which bytes last: the shadow of one memory, and the check of each new access against it.
+
+Addresses are followed, not tensors, so that views, `set_`, `resize_` and reuse are one mechanism. A block
+that is handed out has a `BlockShadow`: disjoint cells in order of their addresses, each with its last write
+and the reads since::
+
+    block   | cell: written by k7, read by k9 | cell: written by all-gather |        |
+    freed   v
+    past    | k7, k9                          | all-gather                  |          kept by address
+
+When the allocator hands out these bytes again, the first access of the new owner must be ordered after those
+of the old one: `Cell.past` holds them until then. What the CPU knows to be done orders everything that comes,
+and is dropped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable
+
+from fsdpbench.sim.memory_follower import Region
+from fsdpbench.sim.sanitizer.clocks import Clock, is_ordered
+from fsdpbench.sim.sanitizer.operation import Operation
+from fsdpbench.sim.sanitizer.regions import overlap
+
+Conflict = Callable[[Operation, bool, Operation, bool, int, bool], None]
+"""Told of an old operation, whether it wrote, the new one, whether it writes, bytes shared, whether the bytes
+had another owner then."""
+
+_MOST_STRIDED = 64
+
+
+class Cell:
+    """Bytes that have the same history. ``past``: (operation, whether it wrote) of former owners."""
+
+    __slots__ = ("end", "past", "reads", "start", "write")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.start = start
+        self.end = end
+        self.write: Operation | None = None
+        self.reads: dict[int, Operation] = {}
+        self.past: list[tuple[Operation, bool]] = []
+
+    def cut(self, at: int) -> Cell:
+        """The part behind ``at``, as a cell of its own."""
+        rest = Cell(at, self.end)
+        rest.write, rest.reads, rest.past = self.write, dict(self.reads), list(self.past)
+        self.end = at
+        return rest
+
+    def history(self, host: Clock) -> list[tuple[Operation, bool]]:
+        """The newest read and write of each agent that the CPU does not know to be done."""
+        found = [*self.past, *((read, False) for read in self.reads.values())]
+        if self.write is not None:
+            found.append((self.write, True))
+        newest: dict[tuple[int, bool], Operation] = {}
+        for old, wrote in found:
+            if not is_ordered(old.agent, old.epoch, host):
+                known = newest.get((old.agent, wrote))
+                if known is None or known.epoch < old.epoch:
+                    newest[old.agent, wrote] = old
+        return [(old, wrote) for (_, wrote), old in newest.items()]
+
+
+class BlockShadow:
+    """The history of one block (or of a tensor of the host) from address ``start`` to ``end``."""
+
+    __slots__ = ("cells", "end", "start", "starts", "strided")
+
+    def __init__(self, start: int, end: int, cells: Iterable[Cell] = ()) -> None:
+        self.start = start
+        self.end = end
+        self.cells: list[Cell] = list(cells)
+        self.starts = [cell.start for cell in self.cells]
+        # Accesses to regions with holes: (region, operation, whether it wrote).
+        self.strided: list[tuple[Region, Operation, bool]] = []
+
+    def access(self, region: Region, new: Operation, writes: bool, clock: Clock, report: Conflict) -> None:
+        """``new`` reads or writes a region (of addresses); what it conflicts with is reported."""
+        if self.strided:
+            self._meet_strided(region, new, writes, clock, report)
+        if region.runs is not None:
+            for cell in self._overlapping(region.start, region.end):
+                shared = overlap(region, Region(cell.start, cell.end))
+                if shared:
+                    _check(cell, new, writes, clock, report, shared)
+            self._keep_strided(region, new, writes, clock)
+            return
+        for cell in self._covering(region.start, region.end):
+            _check(cell, new, writes, clock, report, cell.end - cell.start)
+            if writes:
+                cell.write = new
+                if cell.reads:
+                    cell.reads = {}
+                if cell.past:
+                    cell.past = []
+            else:
+                cell.reads[new.agent] = new
+        if writes:
+            self._join(region.start, region.end)
+
+    def _overlapping(self, start: int, end: int) -> list[Cell]:
+        first = max(bisect_right(self.starts, start) - 1, 0)
+        return [
+            cell
+            for cell in self.cells[first : bisect_left(self.starts, end)]
+            if cell.start < end and start < cell.end
+        ]
+
+    def _covering(self, start: int, end: int) -> list[Cell]:
+        """Cells that together are exactly these bytes; others are cut, and gaps filled."""
+        starts = self.starts
+        index = bisect_left(starts, start)
+        if index < len(starts) and starts[index] == start and self.cells[index].end == end:
+            return [self.cells[index]]
+        for edge in (start, end):
+            index = bisect_left(starts, edge)
+            if index and (before := self.cells[index - 1]).end > edge:
+                self._insert(before.cut(edge))
+        index = bisect_left(starts, start)
+        found, position = [], start
+        while position < end:
+            cell = self.cells[index] if index < len(self.cells) else None
+            if cell is None or cell.start > position:
+                cell = Cell(position, end if cell is None else min(cell.start, end))
+                self._insert(cell)
+            found.append(cell)
+            position = cell.end
+            index += 1
+        return found
+
+    def _insert(self, cell: Cell) -> None:
+        index = bisect_left(self.starts, cell.start)
+        self.starts.insert(index, cell.start)
+        self.cells.insert(index, cell)
+
+    def _join(self, start: int, end: int) -> None:
+        """One cell in place of several that one operation has written."""
+        first, last = bisect_left(self.starts, start), bisect_left(self.starts, end)
+        if last - first > 1:
+            self.cells[first].end = end
+            del self.cells[first + 1 : last], self.starts[first + 1 : last]
+
+    def _meet_strided(
+        self, region: Region, new: Operation, writes: bool, clock: Clock, report: Conflict
+    ) -> None:
+        kept = []
+        for entry in self.strided:
+            where, old, wrote = entry
+            if (writes or wrote) and not is_ordered(old.agent, old.epoch, clock):
+                shared = overlap(region, where)
+                if shared:
+                    report(old, wrote, new, writes, shared, False)
+            elif writes and region.runs is None and region.start <= where.start and where.end <= region.end:
+                continue  # the new write stands for it
+            kept.append(entry)
+        self.strided = kept
+
+    def _keep_strided(self, region: Region, new: Operation, writes: bool, clock: Clock) -> None:
+        kept = [
+            entry
+            for entry in self.strided
+            if not (
+                entry[0] == region
+                and entry[2] <= writes
+                and is_ordered(entry[1].agent, entry[1].epoch, clock)
+            )
+        ]
+        if len(kept) >= _MOST_STRIDED:  # the oldest that are ordered before this one go first
+            old = next((e for e in kept if is_ordered(e[1].agent, e[1].epoch, clock)), kept[0])
+            kept.remove(old)
+        self.strided = [*kept, (region, new, writes)]
+
+    def leave(self, host: Clock) -> list[Cell]:
+        """The owner gives the bytes back: what the next one has to be ordered after."""
+        left = []
+        for cell in self.cells:
+            history = cell.history(host)
+            if history:
+                kept = Cell(cell.start, cell.end)
+                kept.past = history
+                left.append(kept)
+        if self.strided:
+            whole = BlockShadow(self.start, self.end, left)
+            for region, old, wrote in self.strided:
+                if not is_ordered(old.agent, old.epoch, host):
+                    for cell in whole._covering(region.start, region.end):
+                        cell.past.append((old, wrote))
+            left = whole.cells
+        return left
+
+
+class FreedMemory:
+    """What former owners did with bytes that nobody holds now, by address."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._cells: dict[int, Cell] = {}
+
+    def add(self, cells: Iterable[Cell]) -> None:
+        """A block was given back."""
+        for cell in cells:
+            insort(self._starts, cell.start)
+            self._cells[cell.start] = cell
+
+    def take(self, start: int, end: int) -> list[Cell]:
+        """The bytes are handed out again."""
+        starts = self._starts
+        if not starts:
+            return []
+        first = bisect_left(starts, start)
+        if first and self._cells[starts[first - 1]].end > start:
+            self.add([self._cells[starts[first - 1]].cut(start)])
+            first = bisect_left(starts, start)
+        last = bisect_left(starts, end, first)
+        if last > first and self._cells[starts[last - 1]].end > end:
+            self.add([self._cells[starts[last - 1]].cut(end)])
+        found = [self._cells.pop(where) for where in starts[first:last]]
+        del starts[first:last]
+        return found
+
+    def forget_ordered(self, start: int, end: int, clock: Clock) -> None:
+        """An event passed that orders these bytes: accesses before it are done."""
+        left = []
+        for cell in self.take(start, end):
+            cell.past = [each for each in cell.past if not is_ordered(each[0].agent, each[0].epoch, clock)]
+            if cell.past:
+                left.append(cell)
+        self.add(left)
+
+
+def _check(cell: Cell, new: Operation, writes: bool, clock: Clock, report: Conflict, shared: int) -> None:
+    """Report the accesses to a cell that must come before ``new`` and need not."""
+    old = cell.write
+    if old is not None and not is_ordered(old.agent, old.epoch, clock):
+        report(old, True, new, writes, shared, False)
+    if writes and cell.reads:
+        for read in cell.reads.values():
+            if not is_ordered(read.agent, read.epoch, clock):
+                report(read, False, new, writes, shared, False)
+    if cell.past:
+        for old, wrote in cell.past:
+            if (writes or wrote) and not is_ordered(old.agent, old.epoch, clock):
+                report(old, wrote, new, writes, shared, True)
