@@ -12,6 +12,8 @@ Autograd numbers nodes in the order in which forward makes them. It is enough to
 stream changed (`note_switch`); `arrive` then finds a node's stream the first time that something asks for the
 current stream within it. Programs that compute on one stream pay one comparison for it.
 
+Gradients that go from one stream to another are kept for the second one, as by `record_stream`.
+
 Source of the behaviour: torch/csrc/autograd/engine.cpp and input_buffer.cpp. What is simpler here: gradients
 are accumulated on the stream of the node that makes the last of them, and nodes that launch nothing pass
 their waits on to the node that runs next.
@@ -23,6 +25,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import torch
 
 from fsdpbench.sim.timeline import DEFAULT_STREAM, Marker, Timeline
 from fsdpbench.torch_internals import current_autograd_node, get_sequence_nr
@@ -38,6 +42,11 @@ class _Device(Protocol):
 _ACCUMULATES = 1 << 62
 
 
+def _node_of(output: Any) -> Any:
+    """The node that made a tensor, or that an edge of the graph leads to."""
+    return output.grad_fn if isinstance(output, torch.Tensor) else getattr(output, "node", None)
+
+
 @dataclass
 class _Run:
     """One call of backward: the caller's stream, and where it is."""
@@ -51,10 +60,15 @@ class _Run:
 
 
 class BackwardStreams:
-    """Which stream each node of backward runs on. ``is_active``: more than one stream is in play."""
+    """Which stream each node of backward runs on. ``is_active``: more than one stream is in play; ``keep`` is
+    told of a tensor that another stream takes over.
+    """
 
-    def __init__(self, accelerator: _Device) -> None:
+    def __init__(
+        self, accelerator: _Device, keep: Callable[[torch.Tensor, int], None] = lambda tensor, stream: None
+    ) -> None:
         self._accelerator = accelerator
+        self._keep = keep
         self.is_active = False
         self._runs: list[_Run] = []
         # The numbers from which on another stream was current, and those streams.
@@ -82,13 +96,46 @@ class BackwardStreams:
             return backward(*args, **kwargs)  # one stream in all of the program
         current = _Run(caller)
         self._runs.append(current)
+        handles = self._watch_crossings(args[0] if args else (), caller)
         was_active, self.is_active = self.is_active, True
         try:
             return backward(*args, **kwargs)
         finally:
+            for handle in handles:
+                handle.remove()
             self._runs.pop()
             self.is_active = was_active
             self._finish(current)
+
+    def _watch_crossings(self, outputs: Any, caller: int) -> list[Any]:
+        """Hooks on the nodes that take gradients from another stream than their own."""
+        handles: list[Any] = []
+        seen: set[Any] = set()
+        pending = [(_node_of(output), caller) for output in outputs]
+        crossing: set[Any] = set()
+        while pending:
+            node, before = pending.pop()
+            if node is None or node._sequence_nr() >= _ACCUMULATES:
+                continue
+            stream = self.stream_of(node._sequence_nr())
+            if stream != before and node not in crossing:
+                crossing.add(node)
+                handles.append(node.register_prehook(self._keep_on(stream)))
+            if node not in seen:
+                seen.add(node)
+                pending += [(following, stream) for following, _ in node.next_functions]
+        return handles
+
+    def _keep_on(self, stream: int) -> Callable[[Any], None]:
+        """Do not reuse gradients before the stream that takes them has come to the end of their use."""
+
+        def keep(gradients: Any) -> None:
+            self.arrive()
+            for gradient in gradients:
+                if gradient is not None:
+                    self._keep(getattr(gradient, "_local_tensor", gradient), stream)
+
+        return keep
 
     def arrive(self) -> None:
         """Be on the stream of the node that backward is in, behind the nodes before it."""

@@ -35,6 +35,7 @@ from fsdpbench.sim.process_group import BACKEND, register_backend
 from fsdpbench.sim.sanitizer import Sanitizer
 from fsdpbench.sim.sanitizer.watched import WatchedAllocator, WatchedJitteredTimeline, WatchedTimeline
 from fsdpbench.sim.shape_rules import register_shape_rules
+from fsdpbench.sim.storage import use_on_stream
 from fsdpbench.sim.streams import Stream
 from fsdpbench.sim.timeline import DEFAULT_STREAM, Contention, Timeline
 from fsdpbench.sim.trace import TraceRecorder
@@ -121,7 +122,7 @@ class Simulation:
         accelerator.collectives_on_own_streams = False
         accelerator.timeline.add_stream()
         accelerator.stream = DEFAULT_STREAM
-        accelerator.backward = BackwardStreams(accelerator)
+        accelerator.backward = BackwardStreams(accelerator, use_on_stream)
         accelerator.device_count = gpus_per_node
         accelerator.kernel_costs = KernelCosts(profile)
         accelerator.cpu_costs = CpuCosts(profile)

@@ -43,7 +43,7 @@ class SimulationServer:
 
 @pytest.fixture(scope="session")
 def simulation_server() -> Iterator[SimulationServer]:
-    """One server for all tests of this folder."""
+    """One server for all tests of the simulator."""
     server = SimulationServer()
     yield server
     server.stop()
