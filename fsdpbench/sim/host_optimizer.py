@@ -29,7 +29,7 @@ def _charge(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not ACCELERATOR.started:
         return
     if ACCELERATOR.sanitizer is not None:
-        ACCELERATOR.sanitizer.step_ended()
+        ACCELERATOR.sanitizer.step_ended(optimizer)
     nbytes = 0
     for group in optimizer.param_groups:
         passes = 1 if group.get("fused") else _PASSES_UNFUSED

@@ -74,7 +74,7 @@ class MemoryFollower(Protocol):
     def leave(self, scope: str) -> None:
         """A span of the profiler ends."""
 
-    def step_ended(self) -> None:
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
 
     def end(self) -> None:

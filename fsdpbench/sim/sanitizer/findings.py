@@ -103,17 +103,21 @@ class Findings:
         shared: int,
         freed: bool,
         forward: tuple[Stack | None, ...],
+        role: str | None = None,
     ) -> None:
-        """Two accesses are not ordered; ``freed``: the old one was by a former owner of the bytes."""
+        """Two accesses are not ordered; ``freed``: the old one was by a former owner of the bytes; ``role``:
+        what they belong to, as far as it is known.
+        """
         kind = _kind(old, new, freed)
         key = (kind, old.name, old.stack, wrote, new.name, new.stack, writes)
         known = self._found.get(key)
         if known is not None:
             known.count += 1
             known.bytes = max(known.bytes, shared)
+            known.role = known.role if role is None else _role(kind, known.first, known.second, role)
             return
         first, second = Access(old, wrote, forward[0]), Access(new, writes, forward[1])
-        self._found[key] = Finding(kind, first, second, shared, _role(kind, first, second))
+        self._found[key] = Finding(kind, first, second, shared, _role(kind, first, second, role))
 
     def to_dict(self) -> dict[str, Any]:
         """``counts`` by kind (repetitions included) and ``findings``."""
@@ -156,17 +160,16 @@ def _unit(operation: Operation) -> str | None:
     return None
 
 
-def _role(kind: Kind, first: Access, second: Access) -> str:
-    """What the bytes are, as far as the two accesses tell."""
+def _role(kind: Kind, first: Access, second: Access, known: str | None) -> str:
+    """What the bytes are, as far as it is known or the two accesses tell."""
+    if known is not None:
+        return known
     for access in (first, second):
         name = access.operation.name
         if access.operation.agent != HOST and name in _COLLECTIVES:
             return f"{name.replace('_', '-')} {'output' if access.writes else 'input'}"
-    for access in (first, second):
-        if "optimizer" in (phase(first.operation), phase(second.operation)) and access.writes:
-            return "parameter, gradient or optimizer state"
-        if access.operation.name.startswith("copy "):
-            return "copy between host and device"
+    if any(access.operation.name.startswith("copy ") for access in (first, second)):
+        return "tensor of the host" if HOST in (first.operation.agent, second.operation.agent) else "tensor"
     return "memory handed out again" if kind is Kind.USE_AFTER_FREE else "tensor"
 
 

@@ -27,6 +27,7 @@ from fsdpbench.sim.sanitizer.forward_stacks import ForwardStacks
 from fsdpbench.sim.sanitizer.host_memory import HostMemory
 from fsdpbench.sim.sanitizer.operation import Operation, Stacks
 from fsdpbench.sim.sanitizer.regions import region_of
+from fsdpbench.sim.sanitizer.roles import Roles
 from fsdpbench.sim.sanitizer.synchronisations import Synchronisations
 from fsdpbench.sim.sanitizer.uses import uses_of
 from fsdpbench.sim.storage import Lent, record_of
@@ -46,12 +47,15 @@ class Sanitizer:
         self.step = 0
         """Steps of optimizers so far."""
         self.accesses = 0
+        """Uses of memory that were followed."""
         self._stacks = Stacks()
         self._forward = ForwardStacks()
         self._scopes: tuple[str, ...] = ()
         self._synchronisations = Synchronisations(self._stacks)
         self._collectives = CollectiveOrder()
         self._newest: Operation | None = None
+        self._roles = Roles()
+        self._touched: torch.Tensor | None = None
 
     def begin(self) -> None:
         """Follow from now on. FSDP labels its work as for a profiler."""
@@ -158,15 +162,18 @@ class Sanitizer:
         if block is None:
             return
         self.accesses += 1
+        self._touched = tensor
         shadow = self.device_memory.shadow_of(block.address, block.size)
         clock = self.clocks.of_stream(operation.agent - 1)
         shadow.access(at(block.address + offset, region), operation, writes, clock, self._report)
+        self._touched = None  # one more reference would let autograd copy gradients
 
     def _report(
         self, old: Operation, wrote: bool, new: Operation, writes: bool, shared: int, freed: bool
     ) -> None:
         stacks = tuple(self._forward.stack_of(each.node) for each in (old, new))
-        self.findings.add(old, wrote, new, writes, shared, freed, stacks)
+        role = None if self._touched is None else self._roles.of(self._touched)
+        self.findings.add(old, wrote, new, writes, shared, freed, stacks, role)
 
     def host_reads(self, tensor: torch.Tensor, name: str) -> None:
         """Python reads a tensor of the host past torch's operators (`numpy`, `tolist`, saving)."""
@@ -207,9 +214,10 @@ class Sanitizer:
         if self._scopes and self._scopes[-1] == scope:
             self._scopes = self._scopes[:-1]
 
-    def step_ended(self) -> None:
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
         self.step += 1
+        self._roles.note(optimizer)
         self._collectives.step_ended()
 
     def to_dict(self) -> dict[str, Any]:
