@@ -20,10 +20,11 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class FindingView:
-    """One finding: a title, both accesses, the usual mend."""
+    """One finding: a title, both accesses, their stacks (a title, lines), the usual mend."""
 
     title: str
     table: Table
+    stacks: tuple[tuple[str, str], ...]
     hint: str
 
 
@@ -69,16 +70,21 @@ def _view(name: str, finding: RaceFinding) -> FindingView:
             ("stream", lambda a: a.stream),
             ("phase, step", lambda a: f"{a.phase}, {a.step}"),
             ("FSDP unit", lambda a: a.unit or "none"),
-            ("stack", lambda a: _stack(a.stack)),
-            ("forward operator", lambda a: _stack(a.forward_stack) or "none"),
         )
     )
     about = (("bytes", f"{finding.bytes:,}", finding.role), ("configuration", name, ""))
-    return FindingView(title, Table(("", "first access", "second access"), (*lines, *about)), finding.hint)
+    stacks = (
+        _stack("First access", finding.first.stack),
+        _stack("First access, its forward operator", finding.first.forward_stack),
+        _stack("Second access", finding.second.stack),
+        _stack("Second access, its forward operator", finding.second.forward_stack),
+    )
+    table = Table(("", "first access", "second access"), (*lines, *about))
+    return FindingView(title, table, tuple(each for each in stacks if each[1]), finding.hint)
 
 
-def _stack(frames: Sequence[str]) -> str:
-    return " ← ".join(frame[:120] for frame in frames[:_MOST_FRAMES])
+def _stack(title: str, frames: Sequence[str]) -> tuple[str, str]:
+    return title, "\n".join(frame[:200] for frame in frames[:_MOST_FRAMES])
 
 
 __all__ = ["Access", "FindingView", "Races", "races"]

@@ -34,6 +34,10 @@ def best_sentence(view: RunView) -> str:
     ranked = rank(view)
     if not ranked:
         return "No configuration has finished yet."
+    if not ranked[0].throughput and view.with_status(Status.RACE):
+        return (
+            f"No configuration ended without a data race or another failure: {endings(view.configurations)}."
+        )
     if not ranked[0].throughput:
         return f"None of the {len(ranked)} configurations finished: {endings(view.configurations)}."
     metric = metric_of(view)

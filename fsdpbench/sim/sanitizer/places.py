@@ -20,8 +20,11 @@ _MACHINERY = tuple(
     for name in (
         "_ops.py", "utils/_python_dispatch.py", "nn/modules/module.py", "utils/_contextlib.py", "_tensor.py",
         "autograd/graph.py", "autograd/__init__.py", "_library/", "utils/_device.py", "_compile.py",
+        "_dynamo/",
     )
 )  # fmt: skip
+_STARTERS = (os.sep + "runpy.py", os.sep + os.path.join("multiprocessing", "process.py"))
+"""Below them nothing is the program's."""
 _MOST_FRAMES = 12
 
 
@@ -40,6 +43,8 @@ def frames(stack: Stack | None) -> list[str]:
         name = code.co_filename
         if name.startswith((*_OURS, *_MACHINERY, "<frozen")):
             continue
+        if name.endswith(_STARTERS):
+            break
         told.append(f"{_short(name)}:{_line(code, instruction)} {code.co_name}")
         if len(told) == _MOST_FRAMES:
             break
