@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,6 +22,8 @@ from fsdpbench.impl.frontends.full_params import full_parameters
 from fsdpbench.impl.runtime.stage import stage_of
 
 VOCABULARY = 33
+STEPS = pytest.mark.parametrize("steps", [3, pytest.param(10, marks=pytest.mark.campaign)])
+"""Of a test that trains: by the third step all repeats; the campaign takes ten."""
 
 
 class Block(nn.Module):

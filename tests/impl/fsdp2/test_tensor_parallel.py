@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from fsdp_cases import (
+    STEPS,
     Model,
     assert_close,
     assert_same_outcome,
@@ -68,8 +69,9 @@ def case_like_torch(rank: int, *, steps: int, **arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", [None, (torch.bfloat16, torch.float32)], ids=["fp32", "bf16"])
-def test_ten_steps_equal_torch(four_ranks, policy: Any) -> None:
-    four_ranks.run(case_like_torch, steps=10, policy=policy)
+@STEPS
+def test_training_equals_torch(four_ranks, policy: Any, steps: int) -> None:
+    four_ranks.run(case_like_torch, steps=steps, policy=policy)
 
 
 def case_other_dim(rank: int) -> None:

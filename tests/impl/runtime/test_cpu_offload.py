@@ -8,6 +8,7 @@ import pytest
 import torch
 from fsdp_cases import (
     ACCUMULATION,
+    STEPS,
     Model,
     assert_same_outcome,
     loss_of,
@@ -35,7 +36,7 @@ def build(kind: str, mesh: tuple[int, ...], model: dict[str, Any] | None = None,
 
 
 def case_like_torch(
-    rank: int, *, mesh: tuple[int, ...], way: str = "", steps: int = 10, same_sizes: bool = True, **both: Any
+    rank: int, *, mesh: tuple[int, ...], way: str = "", steps: int, same_sizes: bool = True, **both: Any
 ) -> None:
     training: dict[str, Any] = {"steps": steps}
     if way:
@@ -55,14 +56,15 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "bf16": {"policy": (torch.bfloat16,)},
     "bf16_reduced_in_fp32": {"policy": BF16},
-    "kept_after_forward": {"reshard_after_forward": False, "steps": 3},
-    "frozen": {"model": {"frozen": "up"}, "steps": 3},
+    "kept_after_forward": {"reshard_after_forward": False},
+    "frozen": {"model": {"frozen": "up"}},
 }
 
 
 @pytest.mark.parametrize("name", TWO_RANKS)
-def test_ten_steps_equal_torch(two_ranks, name: str) -> None:
-    two_ranks.run(case_like_torch, mesh=(2,), **TWO_RANKS[name])
+@STEPS
+def test_training_equals_torch(two_ranks, name: str, steps: int) -> None:
+    two_ranks.run(case_like_torch, mesh=(2,), steps=steps, **TWO_RANKS[name])
 
 
 @pytest.mark.parametrize("policy", [None, BF16], ids=["fp32", "bf16"])

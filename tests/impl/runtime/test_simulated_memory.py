@@ -164,7 +164,9 @@ def case_no_more_than_torch(
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"bf16": True}, {"reshard_after_forward": False}], ids=["fp32", "bf16", "kept"]
+    "settings",
+    [pytest.param({}, marks=pytest.mark.campaign), {"bf16": True}, {"reshard_after_forward": False}],
+    ids=["fp32", "bf16", "kept"],
 )
 def test_fully_shard_takes_no_more_than_torch(lone_process, settings: dict[str, Any]) -> None:
     lone_process.run(case_no_more_than_torch, generation="fsdp2", settings=settings, timeout=120)
@@ -173,14 +175,19 @@ def test_fully_shard_takes_no_more_than_torch(lone_process, settings: dict[str, 
 @pytest.mark.parametrize(
     "settings", [pytest.param({}, marks=pytest.mark.campaign), {"bf16": True}], ids=["fp32", "bf16"]
 )
-@pytest.mark.parametrize("model", ["gpt-2.8b", "many small layers"])
+@pytest.mark.parametrize("model", [pytest.param("gpt-2.8b", marks=pytest.mark.campaign), "many small layers"])
 def test_fully_shard_on_large_and_on_many_units(lone_process, model: str, settings: dict[str, Any]) -> None:
     lone_process.run(case_no_more_than_torch, generation="fsdp2", settings=settings, model=model, timeout=120)
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"bf16": True}, {"limit_all_gathers": False}, {"use_orig_params": True}],
+    [
+        pytest.param({}, marks=pytest.mark.campaign),
+        {"bf16": True},
+        {"limit_all_gathers": False},
+        {"use_orig_params": True},
+    ],
     ids=["fp32", "bf16", "no limit", "original"],
 )
 def test_flat_takes_no_more_than_torch(lone_process, settings: dict[str, Any]) -> None:
