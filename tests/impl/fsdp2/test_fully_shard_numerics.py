@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fsdp_cases import STEPS, Model, assert_same_outcome, read_fully_shard, recorded, shard_model, train
+from fsdp_cases import STEPS, Model, assert_same_outcome, read_shards, recorded, shard_model, train
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -18,7 +18,7 @@ def outcome_of(
     arguments["mesh"] = init_device_mesh("cpu", mesh, mesh_dim_names=names)
     with recorded(kind) as collectives:
         wrapped = shard_model(kind, Model(**model), **arguments)
-        outcome = train(wrapped, rank, *read_fully_shard, steps=steps)
+        outcome = train(wrapped, rank, *read_shards, steps=steps)
     return outcome, collectives
 
 

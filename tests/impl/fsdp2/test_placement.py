@@ -11,6 +11,7 @@ from fsdp_cases import (
     assert_same_outcome,
     loss_of,
     read_fully_shard,
+    read_shards,
     recorded,
     shard_model,
     tokens_of,
@@ -60,7 +61,7 @@ def case_other_dims(rank: int, *, mesh: tuple[int, ...], steps: int, **arguments
         arguments["mesh"] = init_device_mesh("cpu", mesh, mesh_dim_names=names)
         with recorded(kind) as record:
             models.append(shard_model(kind, Model(), shard_placement_fn=by_dims, **arguments))
-            outcomes.append(train(models[-1], rank, *read_fully_shard, steps=steps))
+            outcomes.append(train(models[-1], rank, *read_shards, steps=steps))
         records.append(record)
     assert_same_outcome(*outcomes)
     assert records[0] == records[1]
@@ -128,7 +129,7 @@ def case_meshes_of_their_own(rank: int) -> None:
             for block in model.blocks:
                 api.fully_shard(block, mesh=mesh, shard_placement_fn=choice(kind, block))
             api.fully_shard(model, mesh=mesh)
-            outcomes.append(train(model, rank, *read_fully_shard, steps=2))
+            outcomes.append(train(model, rank, *read_shards, steps=2))
         records.append(record)
     assert_same_outcome(*outcomes)
     assert sorted(records[0]) == sorted(records[1])

@@ -14,6 +14,7 @@ from fsdp_cases import (
     full_dtensors,
     loss_of,
     read_fully_shard,
+    read_shards,
     recorded,
     shard_model,
     tokens_of,
@@ -63,7 +64,7 @@ def case_like_torch(rank: int, *, steps: int, **arguments: Any) -> None:
     for kind in ("impl", "torch"):
         models.append(parallel_model(kind, mesh, **arguments))
         # Ranks of one tp group compute on the same data.
-        outcomes.append(train(models[-1], mesh["dp"].get_local_rank(), *read_fully_shard, steps=steps))
+        outcomes.append(train(models[-1], mesh["dp"].get_local_rank(), *read_shards, steps=steps))
     assert_same_placements(*models)
     assert_same_outcome(*outcomes)
 
@@ -86,7 +87,7 @@ def case_replicas(rank: int) -> None:
         outcomes, models = [], []
         for kind in ("impl", "torch"):
             models.append(parallel_model(kind, mesh, dims=("replicate", "shard")))
-            outcomes.append(train(models[-1], rank // 2, *read_fully_shard, steps=2))
+            outcomes.append(train(models[-1], rank // 2, *read_shards, steps=2))
         assert_same_placements(*models)
         assert_same_outcome(*outcomes)
 

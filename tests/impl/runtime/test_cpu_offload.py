@@ -12,7 +12,7 @@ from fsdp_cases import (
     Model,
     assert_same_outcome,
     loss_of,
-    read_fully_shard,
+    read_shards,
     recorded,
     shard_model,
     tokens_of,
@@ -45,7 +45,7 @@ def case_like_torch(
     for kind in ("impl", "torch"):
         model = build(kind, mesh, **both)
         with recorded(kind) as record:
-            outcomes.append(train(model, rank, *read_fully_shard, **training))
+            outcomes.append(train(model, rank, *read_shards, **training))
         records.append(record if same_sizes else [name for name, _ in record])
     assert_same_outcome(*outcomes)
     assert records[0] == records[1]
@@ -94,7 +94,7 @@ def case_alone(rank: int, *, policy: Any) -> None:
         torch.manual_seed(0)
         mesh = init_device_mesh("cpu", (1,))
         model = shard_model("impl", Model(), mesh=mesh, offload_policy=offload, policy=policy)
-        outcomes.append(train(model, rank, *read_fully_shard, steps=3, microbatches=2))
+        outcomes.append(train(model, rank, *read_shards, steps=3, microbatches=2))
     assert_same_outcome(*outcomes, tolerance=0)
 
 

@@ -14,7 +14,7 @@ from fsdp_cases import (
     every_reduces,
     no_sync,
     read_flat,
-    read_fully_shard,
+    read_shards,
     recorded,
     shard_model,
     train,
@@ -32,7 +32,7 @@ def case_fully_shard(rank: int, *, way: str, mesh: tuple[int, ...], policy: Any)
         model = shard_model(kind, Model(blocks=2), mesh=device_mesh, policy=policy)
         with recorded(kind) as record:
             outcomes.append(
-                train(model, rank, *read_fully_shard, steps=2, microbatches=3, microbatch=ACCUMULATION[way])
+                train(model, rank, *read_shards, steps=2, microbatches=3, microbatch=ACCUMULATION[way])
             )
         records.append(record)
     assert_same_outcome(*outcomes)
