@@ -45,9 +45,9 @@ def measure(
         copies: list[tuple[str, int, bool]] = []
         copy = ACCELERATOR.copy_over_host_link
 
-        def counted(direction: str, nbytes: int, *, blocking: bool) -> None:
+        def counted(direction: str, nbytes: int, *, blocking: bool, **sides: Any) -> None:
             copies.append((direction, nbytes, blocking))
-            copy(direction, nbytes, blocking=blocking)
+            copy(direction, nbytes, blocking=blocking, **sides)
 
         ACCELERATOR.copy_over_host_link = counted  # type: ignore[method-assign]
         for _ in range(3):
