@@ -74,6 +74,7 @@ def examine(try_devices: bool = True) -> list[Finding]:
     if try_devices:
         looks += [lambda: _tried("sim", 8), lambda: _tried("cpu", 2)]
     findings = [look() for look in looks]
+    findings += _private_names()
     return [*findings, *(_extra(*extra) for extra in _EXTRAS), _slurm(), *_plugins()]
 
 
@@ -90,6 +91,23 @@ def _torch() -> Finding:
     if (2, 11) <= numbers < (2, 14):
         return Finding("torch", Verdict.OK, version)
     return Finding("torch", Verdict.BROKEN, version, "install torch 2.11, 2.12 or 2.13")
+
+
+def _private_names() -> list[Finding]:
+    """The private names that this torch lacks. What needs one of them fails, everything else works."""
+    what = "torch's private names"
+    try:
+        from fsdpbench import torch_internals as of_the_bench
+        from fsdpbench.impl.shared import torch_internals as of_impl
+
+        gone = [*of_the_bench.missing(), *of_impl.missing()]
+    except ImportError as error:
+        return [Finding(what, Verdict.BROKEN, f"torch cannot be imported: {error}", "install torch anew")]
+    if not gone:
+        number = len(of_the_bench.INTERNALS) + len(of_impl.INTERNALS)
+        return [Finding(what, Verdict.OK, f"all {number} that are used are there")]
+    parts = [sentence.rpartition(": ") for sentence in gone]
+    return [Finding(what, Verdict.MISSING, detail, way_out) for detail, _, way_out in parts]
 
 
 def _machine() -> Finding:

@@ -142,8 +142,10 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_baseline(content: object) -> bool:
+    """Whether JSON content is a baseline of this schema."""
     return isinstance(content, Mapping) and content.get("schema") == SCHEMA and "sets" in content
 
 
 def torch_minor() -> str:
+    """The torch at hand as `2.13`: a baseline holds one set of figures for each."""
     return ".".join(versions()["torch"].split(".")[:2])

@@ -21,6 +21,7 @@ def shown_pair(metric: str, before: Any, after: Any) -> tuple[str, str]:
 
 
 def shown_percent(relative: float | None) -> str:
+    """A signed share in percent; empty where there is none to tell."""
     if relative is None or not math.isfinite(relative):
         return ""
     if 0 < abs(relative) < _SMALLEST_PERCENT:

@@ -56,6 +56,7 @@ def _table(changes: Sequence[Change]) -> list[str]:
 
 
 def as_markdown(comparison: Comparison, notes: Sequence[str] = ()) -> str:
+    """The comparison as Markdown: the causes, then a table of what changed."""
     causes = [f"- **{finding.cause}**: {_cell(told_finding(finding))}" for finding in diagnose(comparison)]
     shown = [change for verdict in SHOWN for change in comparison.of(verdict)]
     head = "| | configuration | metric | before | after | change | p | why |"

@@ -26,6 +26,7 @@ def command(what: str, as_json: bool) -> None:
 
 
 def models() -> list[Row]:
+    """A row for every model, those of other packages and those that cannot be loaded included."""
     from fsdpbench.workloads import get_workload, offered_families, workload_names
 
     rows: list[Row] = []
@@ -51,6 +52,7 @@ def models() -> list[Row]:
 
 
 def systems() -> list[Row]:
+    """A row for every system, with what it takes to install it where it is not."""
     from fsdpbench.systems import offers
 
     rows: list[Row] = []
@@ -72,6 +74,7 @@ def systems() -> list[Row]:
 
 
 def hardware() -> list[Row]:
+    """A row for every hardware profile of the package."""
     from fsdpbench.sim.hardware import load_profile, profile_names
 
     rows = []
@@ -91,6 +94,7 @@ def hardware() -> list[Row]:
 
 
 def settings() -> list[Row]:
+    """A row for every setting, with the reason of its default."""
     return [
         {
             "name": setting.name,

@@ -82,6 +82,7 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
 
 
 def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -> ExitCode:
+    """Run what was asked for, write the report, and say which exit code that is."""
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.ranking import print_ranking
     from fsdpbench.reports.page import write_report

@@ -11,6 +11,8 @@ from fsdpbench.errors import UsageError
 
 @dataclass(frozen=True)
 class Choice:
+    """A device, and why it was chosen, in words."""
+
     device: str
     reason: str
 

@@ -101,10 +101,12 @@ def _first_finding(found: dict[str, Any]) -> str:
 
 
 def record_path(folder: Path, rank: int) -> Path:
+    """Where a rank writes its record."""
     return folder / TRACE_FOLDER / f"rank{rank}_record.json"
 
 
 def trace_path(folder: Path, rank: int) -> Path:
+    """Where a rank writes its trace."""
     return folder / TRACE_FOLDER / f"rank{rank}_trace.json.gz"
 
 

@@ -83,6 +83,7 @@ def write_result(
 
 
 def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, Any]:
+    """What `result.json` will hold, of the records and traces in `folder`; all but `bench`."""
     records = read_records(folder)
     figures = _no_figures()
     has_figures = outcome.status in (Status.OK, Status.RACE) or _was_measured(config, records)

@@ -63,6 +63,7 @@ def apply_patches() -> None:
     """Apply all of them. The first call of a process does it, others nothing."""
     stand_in_for_dynamo()
     _patch_storages()
+    _patch_copies_of_storages()
     _patch_tensors()
     install_two_sided_parameters()
     install_host_access()
@@ -98,6 +99,10 @@ def _patch_storages() -> None:
         return original_pointer(self) if where is None else where
 
     replace(storage_type, resize_=resize_, nbytes=nbytes, size=nbytes, __len__=nbytes, data_ptr=data_ptr)
+
+
+def _patch_copies_of_storages() -> None:
+    storage_type = torch.UntypedStorage
     original_new: Any = storage_type.__new__
     original_to, original_cpu = storage_type.to, storage_type.cpu
 
@@ -252,7 +257,8 @@ def _patch_distributed() -> None:
 
     patch("verify_param_shape_across_processes", _with_ranks_that_are_there)
     replace(ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__))
-    _patch_object_collectives()
+    _patch_gathers_of_objects()
+    _patch_sends_of_objects()
     _patch_checkpoint_plans()
     patch("chunk_with_empty", cut_when_asked)
     patch("propagate_use_strided_shard_flag", _on_more_dimensions)
@@ -284,35 +290,46 @@ def _refusing(init: Callable[..., None]) -> Callable[..., None]:
     return construct
 
 
-def _patch_object_collectives() -> None:
-    original = {
-        name: expect(dist, name)
-        for name in ("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")
-    }
+def _in_simulated(group: Any) -> bool:
+    return isinstance(group or dist.group.WORLD, SimProcessGroup)
 
-    def simulated(group: Any) -> bool:
-        return isinstance(group or dist.group.WORLD, SimProcessGroup)
+
+def _replace_collectives(**functions: Callable[..., Any]) -> None:
+    for module in (dist, dist.distributed_c10d):
+        replace(module, **functions)
+
+
+def _patch_gathers_of_objects() -> None:
+    original_all_gather = expect(dist, "all_gather_object")
+    original_gather = expect(dist, "gather_object")
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        if not simulated(group):
-            return original["all_gather_object"](object_list, obj, group)
+        if not _in_simulated(group):
+            return original_all_gather(object_list, obj, group)
         object_list[:] = [obj] * len(object_list)
         return None
 
     def gather_object(
         obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any
     ) -> None:
-        if not simulated(kwargs.get("group", args[1] if len(args) > 1 else None)):
-            return original["gather_object"](obj, object_gather_list, *args, **kwargs)
+        if not _in_simulated(kwargs.get("group", args[1] if len(args) > 1 else None)):
+            return original_gather(obj, object_gather_list, *args, **kwargs)
         if object_gather_list is not None:
             object_gather_list[:] = [obj] * len(object_gather_list)
         return None
 
+    _replace_collectives(all_gather_object=all_gather_object, gather_object=gather_object)
+
+
+def _patch_sends_of_objects() -> None:
+    original_broadcast = expect(dist, "broadcast_object_list")
+    original_scatter = expect(dist, "scatter_object_list")
+
     def broadcast_object_list(
         object_list: list[Any], src: Any = None, group: Any = None, **kwargs: Any
     ) -> None:
-        if not simulated(group):
-            original["broadcast_object_list"](object_list, src, group, **kwargs)
+        if not _in_simulated(group):
+            original_broadcast(object_list, src, group, **kwargs)
 
     def scatter_object_list(
         scatter_object_output_list: list[Any],
@@ -321,22 +338,15 @@ def _patch_object_collectives() -> None:
         group: Any = None,
         **kwargs: Any,
     ) -> None:
-        if not simulated(group):
-            return original["scatter_object_list"](
+        if not _in_simulated(group):
+            return original_scatter(
                 scatter_object_output_list, scatter_object_input_list, src, group, **kwargs
             )
         if scatter_object_input_list:
             scatter_object_output_list[0] = scatter_object_input_list[0]
         return None
 
-    for module in (dist, dist.distributed_c10d):
-        replace(
-            module,
-            all_gather_object=all_gather_object,
-            gather_object=gather_object,
-            broadcast_object_list=broadcast_object_list,
-            scatter_object_list=scatter_object_list,
-        )
+    _replace_collectives(broadcast_object_list=broadcast_object_list, scatter_object_list=scatter_object_list)
 
 
 def _others_are_simulated() -> bool:

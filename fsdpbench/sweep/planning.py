@@ -165,6 +165,7 @@ def check_systems(names: Sequence[str]) -> list[str]:
 
 
 def check_device(name: str) -> str:
+    """The name of a device, unchanged. Raises `UsageError` for others."""
     if name not in ("auto", "cuda", "cpu", "sim"):
         raise unknown("device", name, ("auto", "cuda", "cpu", "sim"), "fsdpbench sweep --help")
     return name

@@ -53,6 +53,7 @@ def get_preset(name: str, device: str, gpus: int, gpus_per_node: int) -> Preset:
 
 
 def preset_names() -> list[str]:
+    """The presets' names."""
     return list(_PRESETS)
 
 

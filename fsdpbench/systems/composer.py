@@ -64,11 +64,15 @@ class _UnderComposer(TorchFsdp1):
 
 
 class LlmFoundry01(_UnderComposer, TorchFsdp1Of2022):
+    """Composer's Trainer and metrics around torch 1.13's FSDP1."""
+
     name = "llm-foundry-0.1"
     summary = "llm-foundry 0.1 (Composer 0.14, torch 1.13's FSDP1, attention in Triton)"
 
 
 class LlmFoundry04(_UnderComposer):
+    """Composer's Trainer and metrics around torch 2.1's FSDP1, collectives on streams of their own."""
+
     name = "llm-foundry-0.4"
     summary = "llm-foundry 0.4 (Composer 0.17, torch 2.1's FSDP1, flash attention 2 with unpadding)"
     attention_backward: ClassVar[float] = 0.578

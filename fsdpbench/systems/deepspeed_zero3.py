@@ -23,6 +23,8 @@ _NEVER = 10**9
 
 
 class DeepSpeedZero3(System):
+    """DeepSpeed's engine with ZeRO stage 3."""
+
     name = "deepspeed-zero3"
     summary = "DeepSpeed's ZeRO-3 (extra `deepspeed`)"
     devices = frozenset({"cuda"})

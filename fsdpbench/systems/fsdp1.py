@@ -69,6 +69,8 @@ class _FlatParameterSystem(System):
 
 
 class ImplFsdp1(_FlatParameterSystem):
+    """`fsdpbench.impl.FullyShardedDataParallel`."""
+
     name = "impl-fsdp1"
     summary = "this project's FullyShardedDataParallel"
 
@@ -93,6 +95,8 @@ class ImplFsdp1(_FlatParameterSystem):
 
 
 class TorchFsdp1(_FlatParameterSystem):
+    """`torch.distributed.fsdp.FullyShardedDataParallel`."""
+
     name = "torch-fsdp1"
     summary = "PyTorch's FullyShardedDataParallel"
     absent = {  # noqa: RUF012

@@ -40,6 +40,8 @@ from fsdpbench.workloads import checkpointing
 
 
 class TorchFsdp1Of2022(TorchFsdp1):
+    """Today's FSDP1 of torch, patched to do what torch 1.13's did."""
+
     name = "torch-fsdp1-1.13"
     summary = "PyTorch's FSDP1 as torch 1.13 had it: collectives, gradient copy, rate limiter, checkpointing"
     devices = frozenset({"sim"})

@@ -65,6 +65,8 @@ class _FullyShardSystem(System):
 
 
 class ImplFsdp2(_FullyShardSystem):
+    """`fsdpbench.impl.fully_shard`."""
+
     name = "impl-fsdp2"
     summary = "this project's fully_shard"
 
@@ -102,6 +104,8 @@ class ImplFsdp2(_FullyShardSystem):
 
 
 class TorchFsdp2(_FullyShardSystem):
+    """`torch.distributed.fsdp.fully_shard`."""
+
     name = "torch-fsdp2"
     summary = "PyTorch's fully_shard"
     absent = {  # noqa: RUF012

@@ -23,6 +23,8 @@ _STRATEGIES = {
 
 
 class MegatronFsdp(System):
+    """Megatron-FSDP's `fully_shard`, as its own package has it."""
+
     name = "megatron-fsdp"
     summary = "NVIDIA's Megatron-FSDP (extra `megatron-fsdp`)"
     devices = frozenset({"cuda"})

@@ -47,6 +47,8 @@ class _UnshardedSystem(System):
 
 
 class TorchDdp(_UnshardedSystem):
+    """Replicas whose gradients DDP averages."""
+
     name = "torch-ddp"
     summary = "PyTorch's DistributedDataParallel"
 
@@ -58,6 +60,8 @@ class TorchDdp(_UnshardedSystem):
 
 
 class Single(_UnshardedSystem):
+    """The plain model, to compare with."""
+
     name = "single"
     summary = "one GPU alone, no communication"
 

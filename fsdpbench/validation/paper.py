@@ -33,6 +33,7 @@ _WITHOUT_PREFETCH = {128: 142.4, 256: 141.7, 512: 138.2}
 
 
 def paper_cases() -> list[Case]:
+    """The runs of minGPT-175B with all that was published of them."""
     cases = []
     for batch, points in ((1, _BATCH_1), (2, _BATCH_2)):
         for gpus, (tflops, allocated, active, reserved) in points.items():

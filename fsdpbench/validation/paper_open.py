@@ -29,6 +29,7 @@ _LIMITS: tuple[Value, Value] = (2, "off")
 
 
 def open_cases() -> list[Case]:
+    """All of them, in the order of the module's docstring."""
     return [
         *_full_sharding_and_replication(),
         *_rate_limiter(),

@@ -26,6 +26,7 @@ _TFLOPS = {
 
 
 def t5_cases() -> list[Case]:
+    """The runs of T5-11B, at every number of GPUs and both batches."""
     return [
         Case(
             name=f"T5-11B, {gpus} GPUs, batch {batch}",

@@ -80,6 +80,7 @@ def _rows(prediction: Prediction) -> list[str]:
 def as_dict(
     predictions: Sequence[Prediction], bars: Sequence[Bar], held_out: Sequence[HeldOut] = ()
 ) -> dict[str, Any]:
+    """The same as JSON: bars, held-out profiles, and every case with its figures."""
     return {
         "schema": 1,
         "bars": [{"name": b.name, "wanted": b.wanted, "reached": b.reached, "met": b.met} for b in bars],

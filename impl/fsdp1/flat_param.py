@@ -43,6 +43,7 @@ class FlatParameter(nn.Parameter):
 def flatten(
     layout: UnitLayout, originals: Sequence[nn.Parameter], offload: HostOffload | None
 ) -> torch.Tensor:
+    """This rank's shard of a unit, one-dimensional, filled from its original parameters."""
     like = originals[0]
     shard = new_shard(layout.shard_numel, like.dtype, like.device, offload)
     for segment, original in zip(layout.segments, originals, strict=True):
@@ -250,6 +251,7 @@ def check_sharded(shows_full: bool) -> None:
 
 
 def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:
+    """Raise ``ValueError`` if what was found where a parameter belongs is no tensor."""
     if not isinstance(found, torch.Tensor):
         raise ValueError(
             f"parameter '{parameter.fqn}' is no longer '{place.name}' of its {type(place.module).__name__}: "
@@ -258,6 +260,7 @@ def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> 
 
 
 def run_hooks(parameter: nn.Parameter) -> None:
+    """Run a parameter's post-accumulate-grad hooks."""
     hooks = parameter._post_accumulate_grad_hooks
     if hooks:
         for hook in list(hooks.values()):

@@ -56,6 +56,7 @@ def by_name(kind: Any, value: Any) -> Any:
 
 
 def own_precision(value: Any) -> MixedPrecision:
+    """The setting as our ``MixedPrecision``; torch's is taken too. Raises ``ValueError`` for others."""
     if value is None:
         return MixedPrecision()
     if not isinstance(value, MixedPrecision):
@@ -73,6 +74,7 @@ def schedule_settings(
     limit_all_gathers: bool | int | str,
     memory_handover: str | MemoryHandover,
 ) -> ScheduleSettings:
+    """The wrapper's arguments as settings of the schedule. Raises ``ValueError`` where they contradict."""
     if forward_depth is None:
         forward_depth = int(forward_prefetch)
     elif forward_prefetch and forward_depth == 0:
@@ -87,6 +89,7 @@ def schedule_settings(
 
 
 def compute_device(module: nn.Module, device_id: int | torch.device | None, ignored: Ignored) -> torch.device:
+    """Where the module computes: ``device_id``, else where its parameters are, else the accelerator."""
     accelerator = torch.accelerator.current_accelerator()
     if isinstance(device_id, int):
         return torch.device(accelerator.type if accelerator else "cpu", device_id)
@@ -150,6 +153,7 @@ def make_units(
     use_orig_params: bool,
     offload: HostOffload | None,
 ) -> Sequence[Unit]:
+    """The unit of the parameters that a wrapper owns; none if it owns none."""
     originals = list(owned.places)
     if not originals:
         return ()

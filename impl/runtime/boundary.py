@@ -76,6 +76,7 @@ class Output(torch.autograd.Function):
 
 
 def warn_of_view(modules: Sequence[nn.Module]) -> None:
+    """Warn that a stage returned a view, in-place operations on which would drop its hook."""
     kinds = ", ".join(type(module).__name__ for module in modules)
     warnings.warn(
         f"{kinds} returned a view: an operation in place on it (x += y) would drop the hook that gathers its "

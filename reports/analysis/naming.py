@@ -15,6 +15,8 @@ from fsdpbench.reports.trace import Trace
 
 
 class CollectiveType(StrEnum):
+    """What a collective does, by whatever name its library calls it."""
+
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"

@@ -17,6 +17,8 @@ ABSENT = Raw(b"")
 
 
 class FloatEvent(Struct, gc=False):
+    """An event whose times are doubles, in microseconds."""
+
     ph: str = ""
     cat: str = ""
     name: str = ""
@@ -28,6 +30,8 @@ class FloatEvent(Struct, gc=False):
 
 
 class ExactEvent(Struct, gc=False):
+    """An event whose times are kept as digits, for those that a double cannot hold."""
+
     ph: str = ""
     cat: str = ""
     name: str = ""
@@ -48,6 +52,8 @@ class File(Struct, gc=False):
 
 
 class ExactFile(Struct, gc=False):
+    """A whole file, or its beginning or end, with events of exact times."""
+
     events: list[ExactEvent] = field(name="traceEvents", default_factory=list)
 
 

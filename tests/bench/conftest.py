@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from fsdpbench import cli
+from fsdpbench.launch import fork_server
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -32,6 +33,15 @@ def call(*words: str) -> subprocess.CompletedProcess[str]:
         signal.signal(signal.SIGTERM, on_sigterm)
     assert isinstance(code, int)
     return subprocess.CompletedProcess(["fsdpbench", *words], code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server_for_all() -> None:
+    """The fork server that all tests of this process share knows what any of them needs: a server that a
+    simulated sweep started would leave the compiler, half a second, to every script and real rank after it.
+    """
+    fork_server.context()
+    fork_server.ensure()
 
 
 @pytest.fixture(scope="session")

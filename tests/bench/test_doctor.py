@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from fsdpbench import doctor
+from fsdpbench import doctor, torch_internals
 from fsdpbench.doctor import Verdict, examine
+from fsdpbench.impl.shared import torch_internals as impl_internals
 
 
 def test_it_trains_a_small_model_on_each_device_and_leaves_nothing(
@@ -43,3 +45,30 @@ def test_an_unsupported_torch_is_broken(monkeypatch: pytest.MonkeyPatch) -> None
     findings: dict[str, Any] = {finding.what: finding for finding in examine(try_devices=False)}
     assert findings["torch"].verdict is Verdict.BROKEN
     assert "2.13" in findings["torch"].way_out
+
+
+def test_private_names_that_torch_lacks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")  # of both packages
+    for door in (torch_internals, impl_internals):
+        monkeypatch.delitem(vars(door), "current_graph_task_id", raising=False)
+    told = [finding for finding in examine(try_devices=False) if finding.what == "torch's private names"]
+    assert len(told) == 2
+    for finding in told:
+        assert finding.verdict is Verdict.MISSING
+        assert f"torch {torch.__version__} has no torch._C._current_graph_task_id" in finding.detail
+        assert finding.way_out == "install a version of torch that has it"
+
+
+def test_a_torch_with_all_private_names_is_told_so() -> None:
+    (told,) = [finding for finding in examine(try_devices=False) if finding.what == "torch's private names"]
+    assert told.verdict is Verdict.OK
+
+
+def test_a_torch_that_cannot_be_imported_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unloadable() -> list[str]:
+        raise ImportError("libtorch_cpu.so: cannot open shared object file")
+
+    monkeypatch.setattr(impl_internals, "missing", unloadable)
+    (told,) = [finding for finding in examine(try_devices=False) if finding.what == "torch's private names"]
+    assert told.verdict is Verdict.BROKEN
+    assert "libtorch_cpu.so" in told.detail

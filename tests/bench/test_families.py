@@ -80,12 +80,12 @@ def test_images_from_a_folder_reach_the_ranks(run: Callable[..., Result], tmp_pa
 @pytest.mark.parametrize(
     ("model", "gpus", "batch"),
     [
-        ("t5-11b", 8, 8),
+        pytest.param("t5-11b", 8, 8, marks=LONG),
         pytest.param("t5-v1.1-xxl", 16, 2, marks=LONG),
         pytest.param("llama3-8b", 8, 1, marks=LONG),
         pytest.param("llama2-70b", 64, 1, marks=LONG),
         ("regnet-9b", 16, 16),
-        ("deepvit-8b", 16, 32),
+        pytest.param("deepvit-8b", 16, 32, marks=LONG),
         ("dhen", 64, 1024),
     ],
 )

@@ -125,11 +125,16 @@ def test_without_backward_prefetch_each_gather_queues_behind_a_reduce_scatter(ru
         assert gather < order.index(("reduce_scatter", f"blocks.{index + 1}"))
 
 
-def test_without_the_limiter_more_memory_is_reserved_and_retries_come(run: Run) -> None:
+def test_without_the_limiter_more_memory_is_reserved(run: Run) -> None:
     roomy = {limit: run(GPT_2_8B, "impl-fsdp1", batch=4, limit_all_gathers=limit)[0] for limit in (2, "off")}
     reserved = {limit: result["peak_memory_bytes"]["reserved"] for limit, result in roomy.items()}
     assert reserved["off"] > reserved[2] + 2**30
     assert {result["alloc_retries_per_step"] for result in roomy.values()} == {0}
+
+
+# In the plain suite: tests/impl/fsdp1/test_flat_simulated.py and tests/sim/device/test_training.py.
+@pytest.mark.campaign
+def test_without_the_limiter_retries_come(run: Run) -> None:
     tight = {limit: run(GPT_2_8B, "impl-fsdp1", batch=10, limit_all_gathers=limit)[0] for limit in (2, "off")}
     assert tight[2]["alloc_retries_per_step"] == 0
     assert tight["off"]["alloc_retries_per_step"] > 0
@@ -177,7 +182,15 @@ def test_gathering_less_often_costs_memory(run: Run) -> None:
     assert grad_op["peak_memory_bytes"]["allocated"] > full["peak_memory_bytes"]["allocated"] + 2**30
 
 
-@pytest.mark.parametrize("system", ["impl-fsdp2", "torch-fsdp2", "impl-fsdp1", "torch-fsdp1"])
+@pytest.mark.parametrize(
+    "system",
+    [
+        "impl-fsdp2",
+        "impl-fsdp1",
+        pytest.param("torch-fsdp2", marks=pytest.mark.campaign),
+        pytest.param("torch-fsdp1", marks=pytest.mark.campaign),
+    ],
+)
 def test_offloading_to_the_host_frees_what_is_sharded_and_copies_it_each_step(run: Run, system: str) -> None:
     target, small = {"model": "gpt-125m", "gpus": 8, "shape": "layers=4"}, {"batch": 1, "seq": 256}
     kept, _ = run(target, system, **small)

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests" / "impl"
-
+PROOFS = {path.name: path for path in TESTS.rglob("test_*.py")}
 
 ROOMS = sorted(path.parent for path in (ROOT / "impl").rglob("__init__.py") if path.parent != ROOT / "impl")
 
@@ -39,6 +39,14 @@ def test_the_line_counts_are_about_right() -> None:
     assert {name for name, _ in stated} == {room.name for room in ROOMS if room.parent == ROOT / "impl"}
 
 
+def test_the_tests_folders_are_the_rooms_and_their_names_are_unique() -> None:
+    files = list(TESTS.rglob("test_*.py"))
+    assert len(PROOFS) == len(files), "two files of one name: the pages could mean either"
+    rooms = {str(room.relative_to(ROOT / "impl")) for room in ROOMS}
+    folders = {str(path.parent.relative_to(TESTS)) for path in files}
+    assert folders <= rooms | {".", "benchmarks", "differential"}
+
+
 def test_what_the_page_on_fully_shard_names_as_proof_exists() -> None:
     page = (ROOT / "docs" / "impl-fsdp2.md").read_text()
     rows = [row for row in page.splitlines() if row.startswith("| ") and not row.startswith("| feature")]
@@ -47,7 +55,8 @@ def test_what_the_page_on_fully_shard_names_as_proof_exists() -> None:
         proofs = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", row.split("|")[2])
         assert proofs, row
         for file, name in proofs:
-            source = (TESTS / file).read_text()
+            assert file in PROOFS, file
+            source = PROOFS[file].read_text()
             assert not name or f"def {name}(" in source, f"{file} has no {name}"
 
 
@@ -60,10 +69,10 @@ def test_what_the_page_on_fsdp1_names_as_proof_exists() -> None:
     named = re.findall(r"`(?:(test_\w+\.py)(?:::)?)?(test_[\w*]+)?`", page)
     named = [(file, name) for file, name in named if file or name]
     assert len(named) > 40
-    everywhere = set().union(*map(names_in, TESTS.glob("test_*.py")))
+    everywhere = set().union(*map(names_in, PROOFS.values()))
     for file, name in named:
-        assert not file or (TESTS / file).is_file(), file
+        assert not file or file in PROOFS, file
         if name:
-            there = names_in(TESTS / file) if file else everywhere
+            there = names_in(PROOFS[file]) if file else everywhere
             pattern = name.replace("*", r"\w*")
             assert any(re.fullmatch(pattern, each) for each in there), (file, name)

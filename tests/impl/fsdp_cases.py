@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,6 +22,8 @@ from fsdpbench.impl.frontends.full_params import full_parameters
 from fsdpbench.impl.runtime.stage import stage_of
 
 VOCABULARY = 33
+STEPS = pytest.mark.parametrize("steps", [3, pytest.param(10, marks=pytest.mark.campaign)])
+"""Of a test that trains: by the third step all repeats; the campaign takes ten."""
 
 
 class Block(nn.Module):
@@ -158,6 +161,25 @@ def shard_model(
 
 
 read_fully_shard = (partial(full_dtensors, gradients=True), partial(full_dtensors, gradients=False))
+
+
+def shards(model: nn.Module, gradients: bool) -> dict[str, torch.Tensor | None]:
+    """This rank's part of each parameter or gradient, under its name and how it is laid out: equal on every
+    rank, two models are equal as a whole. Gathering them would take longer than training.
+    """
+    found: dict[str, torch.Tensor | None] = {}
+    for name, parameter in model.named_parameters():
+        value: Any = parameter.grad if gradients else parameter.detach()
+        if value is None:
+            found[name] = None
+        else:
+            mesh = value.device_mesh
+            layout = f"{tuple(value.shape)} {value.placements} on {mesh.mesh_dim_names} {mesh.mesh.tolist()}"
+            found[f"{name}: {layout}"] = value.to_local()
+    return found
+
+
+read_shards = (partial(shards, gradients=True), partial(shards, gradients=False))
 
 
 # -- FullyShardedDataParallel --------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ group.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Iterator
@@ -113,33 +114,35 @@ class Counter(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@functools.cache
+def work_of(name: str, count: int, low_precision: bool) -> tuple[int, int]:
+    """Python calls and dispatched operators of one step of a model, once it is warm."""
+    batch = torch.ones(4, 16)
+    model = build(name, count, low_precision)
+    for _ in range(3):
+        step(model, batch)
+        forget_gradients(model)
+    calls = [0]
+
+    def called(frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            calls[0] += 1
+
+    gc.collect()
+    gc.disable()
+    sys.setprofile(called)
+    try:
+        step(model, batch)
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    forget_gradients(model)
+    with Counter() as counter:
+        step(model, batch)
+    return calls[0], counter.count
+
+
 def count_work(system: str, count: int = 12, low_precision: bool = False) -> tuple[float, float]:
     """Python calls and dispatched operators a unit of one step, beyond those of the plain model."""
-    batch = torch.ones(4, 16)
-
-    def work(name: str) -> tuple[int, int]:
-        model = build(name, count, low_precision)
-        for _ in range(3):
-            step(model, batch)
-            forget_gradients(model)
-        calls = [0]
-
-        def called(frame: Any, event: str, argument: Any) -> None:
-            if event == "call":
-                calls[0] += 1
-
-        gc.collect()
-        gc.disable()
-        sys.setprofile(called)
-        try:
-            step(model, batch)
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-        forget_gradients(model)
-        with Counter() as counter:
-            step(model, batch)
-        return calls[0], counter.count
-
-    plain, wrapped = work("plain"), work(system)
+    plain, wrapped = work_of("plain", count, False), work_of(system, count, low_precision)
     return (wrapped[0] - plain[0]) / UNITS, (wrapped[1] - plain[1]) / UNITS

@@ -6,8 +6,10 @@ rank and the given arguments. What rank 0 returns comes back; an exception on an
 that rank's traceback. A rank that does not answer in time is killed with its whole pool, so nothing hangs and
 nothing is left behind.
 
-    parent: imports once ──fork──> one keeper a rank ──fork──> the rank: gloo, functions
-                                        └── forks a fresh rank when the old one has retired
+    nursery: imports once ──fork──> a pool's parent ──fork──> a keeper for each rank ──fork──> the rank
+                                                                └── forks a fresh one when it has retired
+
+One nursery serves all pools of a test process: the imports cost more than most tests.
 
 Every process group has threads that wake up a hundred times a second, for as long as the process lives. So
 ranks retire when they have gathered many.
@@ -15,7 +17,9 @@ ranks retire when they have gathered many.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import functools
 import importlib
 import importlib.util
 import itertools
@@ -23,6 +27,7 @@ import os
 import pickle
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,6 +44,7 @@ HERE = Path(__file__).resolve().parent
 PRODUCTS = HERE.parent / "products"
 STARTUP_SECONDS = 120
 _MOST_THREADS = 40
+_MOST_DESCRIPTORS = 64
 _RETIRE = "retire"
 _RETIRED = 17
 """Exit code of a rank that wants a successor."""
@@ -54,7 +60,8 @@ class RankPool:
     def __init__(self, world_size: int, *, join: bool = True) -> None:
         self.world_size = world_size
         self._join = join
-        self._parent: subprocess.Popen[bytes] | None = None
+        self._parent: int | None = None
+        """Its process id, which is that of its group too."""
         self._orders: list[int] = []
         self._answers: list[int] = []
         self._tired = False
@@ -99,8 +106,8 @@ class RankPool:
     def stop(self) -> None:
         """End all ranks."""
         if self._parent is not None:
-            os.killpg(self._parent.pid, signal.SIGKILL)
-            self._parent.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._parent, signal.SIGKILL)
         for descriptor in (*self._orders, *self._answers):
             os.close(descriptor)
         self._parent, self._orders, self._answers = None, [], []
@@ -115,8 +122,7 @@ class RankPool:
             theirs += [order_read, answer_write]
             self._orders.append(order_write)
             self._answers.append(answer_read)
-        command = [sys.executable, __file__, rendezvous, *map(str, theirs)]
-        self._parent = subprocess.Popen(command, pass_fds=theirs, start_new_session=True)
+        self._parent = nursery().fork(rendezvous, theirs)
         for descriptor in theirs:
             os.close(descriptor)
         self._collect(STARTUP_SECONDS)
@@ -138,6 +144,30 @@ class RankPool:
                 if not answers[index][0]:
                     deadline = min(deadline, time.monotonic() + 5)  # the others may wait for it in vain
         return answers
+
+
+class Nursery:
+    """A process that has imported all that ranks need, and forks a pool's parent when asked."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+
+    def fork(self, rendezvous: str, descriptors: list[int]) -> int:
+        """Start the parent of ranks with these descriptors (orders and answers in turns); its process id."""
+        self._socket.settimeout(STARTUP_SECONDS)
+        socket.send_fds(self._socket, [rendezvous.encode() or b"-"], descriptors)
+        answer = self._socket.recv(64)
+        assert answer, f"the process that forks ranks ended with {self._process.wait()}"
+        return int(answer)
+
+
+@functools.cache
+def nursery() -> Nursery:
+    """That of this process; it ends with it."""
+    return Nursery()
 
 
 def _write(descriptor: int, value: Any) -> None:
@@ -226,14 +256,39 @@ def _exact_products() -> None:
     products.install("exact")
 
 
-def _main(rendezvous: str, descriptors: list[int]) -> None:
-    """Import once, then fork a process for each rank: the imports cost more than most tests."""
+def _raise_pools(asked: socket.socket) -> None:
+    """Import once, then fork a pool's parent for each request, until nobody can ask any more."""
     warnings.filterwarnings("ignore")
     faulthandler.enable()
     sys.path.insert(0, str(HERE))
     _exact_products()
     for module in ("fsdp_cases", "pytest", "torch._dynamo", "torch.distributed.checkpoint.state_dict"):
         importlib.import_module(module)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(asked, 4096, _MOST_DESCRIPTORS)
+        if not message:
+            return
+        _reap()
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            asked.close()
+            _parent(message.decode().removeprefix("-"), descriptors)
+            os._exit(0)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        asked.sendall(str(child).encode())
+
+
+def _reap() -> None:
+    """Take note of pools that have been stopped."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _parent(rendezvous: str, descriptors: list[int]) -> None:
+    """Fork a keeper for each rank, and wait for them."""
     world_size = len(descriptors) // 2
     for rank in range(world_size):
         if os.fork() == 0:
@@ -249,4 +304,4 @@ def _main(rendezvous: str, descriptors: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], [int(argument) for argument in sys.argv[2:]])
+    _raise_pools(socket.socket(fileno=int(sys.argv[1])))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_simulated_memory import simulated
+from simulated_cases import simulated
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 

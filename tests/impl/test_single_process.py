@@ -20,7 +20,7 @@ from fsdp_cases import (
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-STEPS = 10
+STEPS = 4
 
 
 def alone(world: int) -> nn.Module:

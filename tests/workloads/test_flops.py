@@ -53,7 +53,13 @@ def test_formula_equals_the_counter(name, shape):
 
 @pytest.mark.parametrize(
     ("name", "seq"),
-    [("gpt-1.3b", 512), ("t5-11b", 512), ("llama3-8b", 512), ("deepvit-8b", None), ("dhen", None)],
+    [
+        ("gpt-1.3b", 512),
+        pytest.param("t5-11b", 512, marks=pytest.mark.campaign),
+        pytest.param("llama3-8b", 512, marks=pytest.mark.campaign),
+        pytest.param("deepvit-8b", None, marks=pytest.mark.campaign),
+        ("dhen", None),
+    ],
 )
 def test_full_size_agrees_too(name, seq):
     workload = get_workload(name)

@@ -98,23 +98,12 @@ class CachingAllocator:
             block = self._grow(pool, size, stream, nbytes)
 
         remaining = block.size - size
-        if remaining:
-            if small or conf.expandable_segments:
-                split = remaining >= MIN_BLOCK
-            else:
-                split = remaining > SMALL_SIZE and size < conf.max_split_bytes
+        if small or conf.expandable_segments:
+            split = remaining >= MIN_BLOCK
         else:
-            split = False
+            split = remaining > SMALL_SIZE and size < conf.max_split_bytes
         if split:
-            was_split = block.prev is not None or block.next is not None
-            rest = block
-            block = split_front(rest, size, pool)
-            pool.insert(rest)
-            if block.expandable is None:
-                if was_split:
-                    self.stats.inactive_split(small, 0, -size)
-                else:
-                    self.stats.inactive_split(small, 1, rest.size)
+            block = self._split(block, size, pool)
         elif block.expandable is None and (block.prev is not None or block.next is not None):
             self.stats.inactive_split(small, -1, -block.size)
 
@@ -133,6 +122,18 @@ class CachingAllocator:
             self.stats.oversize_allocations.increase(1)
         if self.listener is not None:
             self._tell(AllocatorAction.ALLOC, block.address, size, stream)
+        return block
+
+    def _split(self, rest: Block, size: int, pool: BlockPool) -> Block:
+        """The first ``size`` bytes of a free block; what is left goes back to its pool."""
+        was_split = rest.prev is not None or rest.next is not None
+        block = split_front(rest, size, pool)
+        pool.insert(rest)
+        if block.expandable is None:
+            if was_split:
+                self.stats.inactive_split(pool.is_small, 0, -size)
+            else:
+                self.stats.inactive_split(pool.is_small, 1, rest.size)
         return block
 
     def free(self, block: Block) -> None:

@@ -24,6 +24,8 @@ def _bias_ns(args: Sequence[Any], bias_at: int | None, costs: KernelCosts) -> in
 
 
 def attention_forward(causal_at: int, bias_at: int | None = None) -> Price:
+    """Fused attention's price. Argument ``causal_at`` says whether it is causal, ``bias_at`` is the bias."""
+
     def cost(call: Call, costs: KernelCosts) -> OperatorCost:
         args = call.args
         causal = bool(argument(call, causal_at, "is_causal", False))
@@ -36,6 +38,8 @@ def attention_forward(causal_at: int, bias_at: int | None = None) -> Price:
 
 
 def attention_backward(causal_at: int, bias_at: int | None = None) -> Price:
+    """The price of its backward, scratch memory included; the arguments as in forward."""
+
     def cost(call: Call, costs: KernelCosts) -> OperatorCost:
         args = call.args
         query, key = args[1], args[2]

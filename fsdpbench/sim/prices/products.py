@@ -46,6 +46,7 @@ def _convolution_gemm(
 
 
 def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
+    """A convolution, as the matrix products it amounts to."""
     args, outs = call.args, call.outs
     groups = argument(call, 8, "groups", 1)
     x, weight = args[0], args[1]
@@ -58,6 +59,7 @@ def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
 
 
 def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
+    """Its backward: a product for the input, one for the weight, a sum for the bias, as they are wanted."""
     args = call.args
     grad, x, weight = args[0], args[1], args[2]
     groups = argument(call, 9, "groups", 1)

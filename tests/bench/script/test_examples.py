@@ -22,8 +22,15 @@ COLLECTIVES = {
 }
 
 
-@pytest.mark.parametrize("gpus", [8, 64])
-@pytest.mark.parametrize("script", COLLECTIVES)
+@pytest.mark.parametrize(
+    ("script", "gpus"),
+    [
+        *((script, 8) for script in COLLECTIVES),
+        ("train_fsdp2.py", 64),
+        pytest.param("train_fsdp1.py", 64, marks=pytest.mark.campaign),
+        pytest.param("train_ddp_amp.py", 64, marks=pytest.mark.campaign),
+    ],
+)
 def test_it_is_measured_like_any_configuration(script: str, gpus: int, run_script: RunScript) -> None:
     run = run_script(EXAMPLES / script, *SMALL, gpus=gpus)
     result = run.result

@@ -14,7 +14,9 @@ EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 SIZES = ("--layers", "4", "--width", "768", "--length", "512", "--batch", "4")
 
 
-@pytest.mark.parametrize("script", ["train_fsdp2.py", "train_fsdp1.py"])
+@pytest.mark.parametrize(
+    "script", ["train_fsdp2.py", pytest.param("train_fsdp1.py", marks=pytest.mark.campaign)]
+)
 def test_it_takes_the_time_and_memory_of_torch_s(script: str, run_script: RunScript, tmp_path: Path) -> None:
     theirs = run_script(EXAMPLES / script, *SIZES)
     source = (EXAMPLES / script).read_text()

@@ -116,9 +116,9 @@ def test_options_that_do_not_belong_together(options: dict[str, object], words: 
 @pytest.mark.parametrize(
     "switch",
     [
-        "import os; os.environ['TORCHDYNAMO_DISABLE'] = '1'",
+        pytest.param("import os; os.environ['TORCHDYNAMO_DISABLE'] = '1'", marks=pytest.mark.campaign),
         "torch.compiler.set_stance('force_eager')",
-        "import torch._dynamo; torch._dynamo.config.disable = True",
+        pytest.param("import torch._dynamo; torch._dynamo.config.disable = True", marks=pytest.mark.campaign),
     ],
 )
 def test_an_eager_program_is_told_where_compilation_is_off(switch: str, run_probe: RunScript) -> None:

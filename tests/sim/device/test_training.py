@@ -41,7 +41,9 @@ def test_steps_repeat_exactly(system: str) -> None:
     assert sim.unknown_operators == {}
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize(
+    "system", ["fsdp2", *(pytest.param(s, marks=pytest.mark.campaign) for s in SYSTEMS[1:])]
+)
 def test_two_processes_agree_to_the_byte(system: str, tmp_path: Path) -> None:
     """Trace, memory counters and clock of two runs are identical."""
     from device_training import build, in_new_process, start

@@ -1,4 +1,4 @@
-"""Ten AdamW steps of ``FullyShardedDataParallel`` equal torch's own on the same ranks."""
+"""AdamW steps of ``FullyShardedDataParallel`` equal torch's own on the same ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fsdp_cases import Model, assert_close, assert_same_outcome, read_flat, recorded, train, wrap_model
+from fsdp_cases import STEPS, Model, assert_close, assert_same_outcome, read_flat, recorded, train, wrap_model
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -51,8 +51,11 @@ STRATEGIES = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
 
 @pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_strategies_equal_torch(two_ranks, strategy: str, originals: bool) -> None:
-    two_ranks.run(case_like_torch, model={}, ours={}, steps=10, strategy=strategy, use_orig_params=originals)
+@STEPS
+def test_strategies_equal_torch(two_ranks, strategy: str, originals: bool, steps: int) -> None:
+    two_ranks.run(
+        case_like_torch, model={}, ours={}, steps=steps, strategy=strategy, use_orig_params=originals
+    )
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from fsdp_cases import Model as SharedModel
 from fsdp_cases import (
+    STEPS,
     assert_same_outcome,
     loss_of,
     read_fully_shard,
+    read_shards,
     recorded,
     shard_model,
     tokens_of,
     train,
 )
+from fsdp_cases import Model as SharedModel
 from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.device_mesh import init_device_mesh
@@ -59,7 +61,7 @@ def case_other_dims(rank: int, *, mesh: tuple[int, ...], steps: int, **arguments
         arguments["mesh"] = init_device_mesh("cpu", mesh, mesh_dim_names=names)
         with recorded(kind) as record:
             models.append(shard_model(kind, Model(), shard_placement_fn=by_dims, **arguments))
-            outcomes.append(train(models[-1], rank, *read_fully_shard, steps=steps))
+            outcomes.append(train(models[-1], rank, *read_shards, steps=steps))
         records.append(record)
     assert_same_outcome(*outcomes)
     assert records[0] == records[1]
@@ -72,13 +74,14 @@ def case_other_dims(rank: int, *, mesh: tuple[int, ...], steps: int, **arguments
 
 
 @pytest.mark.parametrize("policy", [None, (torch.bfloat16, torch.float32)], ids=["fp32", "bf16"])
-def test_other_dims_equal_torch(two_ranks, policy: Any) -> None:
-    two_ranks.run(case_other_dims, mesh=(2,), steps=10, policy=policy)
+@STEPS
+def test_other_dims_equal_torch(two_ranks, policy: Any, steps: int) -> None:
+    two_ranks.run(case_other_dims, mesh=(2,), steps=steps, policy=policy)
 
 
 @pytest.mark.parametrize("mesh", [(4,), (2, 2)], ids=str)
 def test_other_dims_on_four_ranks_equal_torch(four_ranks, mesh: tuple[int, ...]) -> None:
-    four_ranks.run(case_other_dims, mesh=mesh, steps=3)
+    four_ranks.run(case_other_dims, mesh=mesh, steps=2)
 
 
 def case_other_dims_and_smaller_groups(rank: int) -> None:
@@ -87,7 +90,7 @@ def case_other_dims_and_smaller_groups(rank: int) -> None:
     for arguments in ({}, {"shard_placement_fn": by_dims, "reshard_after_forward": 2}):
         torch.manual_seed(0)
         model = shard_model("impl", Model(), mesh=init_device_mesh("cpu", (4,)), **arguments)
-        outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+        outcomes.append(train(model, rank, *read_fully_shard, steps=2))
     assert_same_outcome(*outcomes)
 
 
@@ -126,7 +129,7 @@ def case_meshes_of_their_own(rank: int) -> None:
             for block in model.blocks:
                 api.fully_shard(block, mesh=mesh, shard_placement_fn=choice(kind, block))
             api.fully_shard(model, mesh=mesh)
-            outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+            outcomes.append(train(model, rank, *read_shards, steps=2))
         records.append(record)
     assert_same_outcome(*outcomes)
     assert sorted(records[0]) == sorted(records[1])

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from fsdp_cases import (
+    STEPS,
     Model,
     assert_close,
     assert_same_outcome,
@@ -154,8 +155,9 @@ BF16 = (torch.bfloat16, torch.float32)
         ("HalfPrecision", {"policy": BF16, "offloads": True}),
     ],
 )
-def test_ten_steps_equal_torch(two_ranks, kind: str, arguments: dict[str, Any]) -> None:
-    two_ranks.run(case_like_torch, kind=kind, steps=10, mesh=(2,), **arguments)
+@STEPS
+def test_training_equals_torch(two_ranks, kind: str, arguments: dict[str, Any], steps: int) -> None:
+    two_ranks.run(case_like_torch, kind=kind, steps=steps, mesh=(2,), **arguments)
 
 
 def test_with_replicas_equal_torch(four_ranks) -> None:

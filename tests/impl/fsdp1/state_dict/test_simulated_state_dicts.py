@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from test_simulated_memory import Layer, simulated
+from simulated_cases import Layer, simulated
 from torch import nn
 
 from fsdpbench import impl

@@ -8,10 +8,11 @@ import pytest
 import torch
 from fsdp_cases import (
     ACCUMULATION,
+    STEPS,
     Model,
     assert_same_outcome,
     loss_of,
-    read_fully_shard,
+    read_shards,
     recorded,
     shard_model,
     tokens_of,
@@ -35,7 +36,7 @@ def build(kind: str, mesh: tuple[int, ...], model: dict[str, Any] | None = None,
 
 
 def case_like_torch(
-    rank: int, *, mesh: tuple[int, ...], way: str = "", steps: int = 10, same_sizes: bool = True, **both: Any
+    rank: int, *, mesh: tuple[int, ...], way: str = "", steps: int, same_sizes: bool = True, **both: Any
 ) -> None:
     training: dict[str, Any] = {"steps": steps}
     if way:
@@ -44,7 +45,7 @@ def case_like_torch(
     for kind in ("impl", "torch"):
         model = build(kind, mesh, **both)
         with recorded(kind) as record:
-            outcomes.append(train(model, rank, *read_fully_shard, **training))
+            outcomes.append(train(model, rank, *read_shards, **training))
         records.append(record if same_sizes else [name for name, _ in record])
     assert_same_outcome(*outcomes)
     assert records[0] == records[1]
@@ -55,14 +56,15 @@ TWO_RANKS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "bf16": {"policy": (torch.bfloat16,)},
     "bf16_reduced_in_fp32": {"policy": BF16},
-    "kept_after_forward": {"reshard_after_forward": False, "steps": 3},
-    "frozen": {"model": {"frozen": "up"}, "steps": 3},
+    "kept_after_forward": {"reshard_after_forward": False},
+    "frozen": {"model": {"frozen": "up"}},
 }
 
 
 @pytest.mark.parametrize("name", TWO_RANKS)
-def test_ten_steps_equal_torch(two_ranks, name: str) -> None:
-    two_ranks.run(case_like_torch, mesh=(2,), **TWO_RANKS[name])
+@STEPS
+def test_training_equals_torch(two_ranks, name: str, steps: int) -> None:
+    two_ranks.run(case_like_torch, mesh=(2,), steps=steps, **TWO_RANKS[name])
 
 
 @pytest.mark.parametrize("policy", [None, BF16], ids=["fp32", "bf16"])
@@ -92,7 +94,7 @@ def case_alone(rank: int, *, policy: Any) -> None:
         torch.manual_seed(0)
         mesh = init_device_mesh("cpu", (1,))
         model = shard_model("impl", Model(), mesh=mesh, offload_policy=offload, policy=policy)
-        outcomes.append(train(model, rank, *read_fully_shard, steps=3, microbatches=2))
+        outcomes.append(train(model, rank, *read_shards, steps=3, microbatches=2))
     assert_same_outcome(*outcomes, tolerance=0)
 
 

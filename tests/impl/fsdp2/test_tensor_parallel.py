@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from fsdp_cases import (
+    STEPS,
     Model,
     assert_close,
     assert_same_outcome,
     full_dtensors,
     loss_of,
     read_fully_shard,
+    read_shards,
     recorded,
     shard_model,
     tokens_of,
@@ -62,14 +64,15 @@ def case_like_torch(rank: int, *, steps: int, **arguments: Any) -> None:
     for kind in ("impl", "torch"):
         models.append(parallel_model(kind, mesh, **arguments))
         # Ranks of one tp group compute on the same data.
-        outcomes.append(train(models[-1], mesh["dp"].get_local_rank(), *read_fully_shard, steps=steps))
+        outcomes.append(train(models[-1], mesh["dp"].get_local_rank(), *read_shards, steps=steps))
     assert_same_placements(*models)
     assert_same_outcome(*outcomes)
 
 
 @pytest.mark.parametrize("policy", [None, (torch.bfloat16, torch.float32)], ids=["fp32", "bf16"])
-def test_ten_steps_equal_torch(four_ranks, policy: Any) -> None:
-    four_ranks.run(case_like_torch, steps=10, policy=policy)
+@STEPS
+def test_training_equals_torch(four_ranks, policy: Any, steps: int) -> None:
+    four_ranks.run(case_like_torch, steps=steps, policy=policy)
 
 
 def case_other_dim(rank: int) -> None:
@@ -84,7 +87,7 @@ def case_replicas(rank: int) -> None:
         outcomes, models = [], []
         for kind in ("impl", "torch"):
             models.append(parallel_model(kind, mesh, dims=("replicate", "shard")))
-            outcomes.append(train(models[-1], rank // 2, *read_fully_shard, steps=2))
+            outcomes.append(train(models[-1], rank // 2, *read_shards, steps=2))
         assert_same_placements(*models)
         assert_same_outcome(*outcomes)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from failing_cases import BrokenError, Fuse, gradients_of
 from fsdp_cases import Block, Model, loss_of, shard_model, tokens_of, wrap_model
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -80,34 +81,6 @@ def case_meta_parameters_must_be_materialised(rank: int) -> None:
     wrapped: Any = shard_model("impl", model, mesh=init_device_mesh("cpu", (2,)))
     with pytest.raises(RuntimeError, match=r"meta device.*to_empty"):
         wrapped(tokens_of(rank, 0))
-
-
-class BrokenError(Exception):
-    """Raised on purpose."""
-
-
-class Fuse(torch.autograd.Function):
-    """Passes its input on; its backward fails."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        raise BrokenError
-
-
-def gradients_of(model: nn.Module, rank: int) -> tuple[float, list[torch.Tensor]]:
-    loss = loss_of(model, tokens_of(rank, 0))
-    loss.backward()
-    gradients = []
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            gradient: Any = parameter.grad
-            gradients.append(gradient.to_local() if hasattr(gradient, "to_local") else gradient)
-        parameter.grad = None
-    return loss.item(), gradients
 
 
 def case_training_goes_on_after_an_exception(rank: int, *, front: str, where: str, by_hand: bool) -> None:

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import repeat
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from simulated_cases import LAYERS, UNIT_BYTES, WIDTH, Layer, simulated
 from torch import nn
 
 from fsdpbench import impl
-
-WIDTH = 4096
-LAYERS = 12
-UNIT_BYTES = 4 * WIDTH * WIDTH
-
-
-class Layer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH, bias=False, device="sim")
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x)
-
-
-@contextmanager
-def simulated(ranks: int = 8, *, sanitize: bool = False) -> Iterator[torch.device]:
-    from fsdpbench.sim import Simulation, load_profile
-
-    simulation = Simulation.start(
-        load_profile("a100-80gb"), world_size=ranks, gpus_per_node=8, sanitize=sanitize
-    )
-    simulation.init_process_group()
-    try:
-        yield torch.device("sim", 0)
-    finally:
-        dist.destroy_process_group()
 
 
 def units_at_peak(limit: int | bool, handover: str) -> float:
@@ -192,7 +164,9 @@ def case_no_more_than_torch(
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"bf16": True}, {"reshard_after_forward": False}], ids=["fp32", "bf16", "kept"]
+    "settings",
+    [pytest.param({}, marks=pytest.mark.campaign), {"bf16": True}, {"reshard_after_forward": False}],
+    ids=["fp32", "bf16", "kept"],
 )
 def test_fully_shard_takes_no_more_than_torch(lone_process, settings: dict[str, Any]) -> None:
     lone_process.run(case_no_more_than_torch, generation="fsdp2", settings=settings, timeout=120)
@@ -201,14 +175,19 @@ def test_fully_shard_takes_no_more_than_torch(lone_process, settings: dict[str, 
 @pytest.mark.parametrize(
     "settings", [pytest.param({}, marks=pytest.mark.campaign), {"bf16": True}], ids=["fp32", "bf16"]
 )
-@pytest.mark.parametrize("model", ["gpt-2.8b", "many small layers"])
+@pytest.mark.parametrize("model", [pytest.param("gpt-2.8b", marks=pytest.mark.campaign), "many small layers"])
 def test_fully_shard_on_large_and_on_many_units(lone_process, model: str, settings: dict[str, Any]) -> None:
     lone_process.run(case_no_more_than_torch, generation="fsdp2", settings=settings, model=model, timeout=120)
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"bf16": True}, {"limit_all_gathers": False}, {"use_orig_params": True}],
+    [
+        pytest.param({}, marks=pytest.mark.campaign),
+        {"bf16": True},
+        {"limit_all_gathers": False},
+        {"use_orig_params": True},
+    ],
     ids=["fp32", "bf16", "no limit", "original"],
 )
 def test_flat_takes_no_more_than_torch(lone_process, settings: dict[str, Any]) -> None:

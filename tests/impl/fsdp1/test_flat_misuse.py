@@ -132,7 +132,7 @@ def case_cannot_communicate(rank: int) -> None:
 
 
 def case_mixed_devices(rank: int) -> None:
-    from test_simulated_memory import simulated
+    from simulated_cases import simulated
 
     with simulated() as device:
         mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device=device))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_simulated_memory import LAYERS, WIDTH, Layer, simulated
+from simulated_cases import LAYERS, WIDTH, Layer, simulated
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -45,9 +45,9 @@ def measure(
         copies: list[tuple[str, int, bool]] = []
         copy = ACCELERATOR.copy_over_host_link
 
-        def counted(direction: str, nbytes: int, *, blocking: bool) -> None:
+        def counted(direction: str, nbytes: int, *, blocking: bool, **sides: Any) -> None:
             copies.append((direction, nbytes, blocking))
-            copy(direction, nbytes, blocking=blocking)
+            copy(direction, nbytes, blocking=blocking, **sides)
 
         ACCELERATOR.copy_over_host_link = counted  # type: ignore[method-assign]
         for _ in range(3):

@@ -51,7 +51,7 @@ def on_mesh(model: nn.Module, mesh: DeviceMesh) -> None:
         setattr(module, name.rpartition(".")[2], nn.Parameter(whole))
 
 
-def train(api: Any, mesh: DeviceMesh, dims: dict[str, Any], choose: Any, steps: int = 3) -> Any:
+def train(api: Any, mesh: DeviceMesh, dims: dict[str, Any], choose: Any, steps: int = 2) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(Layers(), Layers())
     on_mesh(model, mesh)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_simulated_memory import LAYERS, UNIT_BYTES, WIDTH, Layer, simulated
+from simulated_cases import LAYERS, UNIT_BYTES, WIDTH, Layer, simulated
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from failing_cases import BrokenError, Fuse, gradients_of
 from fsdp_cases import ACCUMULATION, Model, loss_of, shard_model, tokens_of, wrap_model
-from test_errors import BrokenError, Fuse, gradients_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 

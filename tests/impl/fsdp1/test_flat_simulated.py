@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from test_simulated_memory import LAYERS, UNIT_BYTES, WIDTH, Layer
-from test_simulated_timeline import Four, Named, kernels_of_third_step
+from simulated_cases import LAYERS, UNIT_BYTES, WIDTH, Layer
+from timeline_cases import Four, Named, kernels_of_third_step
 from torch import nn
 
 from fsdpbench import impl

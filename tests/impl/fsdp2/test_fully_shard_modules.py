@@ -14,6 +14,7 @@ from fsdp_cases import (
     assert_same_outcome,
     loss_of,
     read_fully_shard,
+    read_shards,
     recorded,
     shard_model,
     tokens_of,
@@ -82,7 +83,7 @@ def case_like_torch(rank: int, *, kind: str, policy: Any) -> None:
         torch.manual_seed(0)
         with recorded(side) as record:
             model: Any = shard_model(side, Odd(kind), mesh=init_device_mesh("cpu", (2,)), policy=policy)
-            outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+            outcomes.append(train(model, rank, *read_shards, steps=3))
         records.append(record)
     assert_same_outcome(*outcomes)
     assert records[0] == records[1], records
@@ -106,7 +107,7 @@ def case_modules_as_one_unit(rank: int) -> None:
         api.fully_shard([model.norm, model.head], mesh=mesh)
         api.fully_shard(model, mesh=mesh)
         with recorded(side) as record:
-            outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+            outcomes.append(train(model, rank, *read_shards, steps=3))
         records.append(record)
     assert_same_outcome(*outcomes)
     assert records[0] == records[1], records
@@ -237,7 +238,7 @@ def case_checkpointing_over_several_units(rank: int) -> None:
             torch.manual_seed(0)
             model: Any = shard_model(kind, Regions(reentrant), mesh=init_device_mesh("cpu", (2,)))
             with recorded(kind) as record:
-                outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+                outcomes.append(train(model, rank, *read_shards, steps=3))
             records.append(record)
         assert_same_outcome(*outcomes)
         assert records[0] == records[1], (reentrant, records)
@@ -284,7 +285,7 @@ def case_reductions_over_a_group_of_their_own(rank: int) -> None:
             units = [unit for block in model.blocks for unit in stage_of(block).units]
             assert len({unit.groups.reduce for unit in units}) == 1
             assert units[0].groups.reduce is not units[0].groups.shard
-        outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+        outcomes.append(train(model, rank, *read_shards, steps=3))
     assert_same_outcome(*outcomes)
 
 
@@ -381,7 +382,7 @@ def case_compiled_blocks(rank: int) -> None:
             if when == "after":
                 block.compile(backend="aot_eager")
         impl.fully_shard(model, mesh=mesh)
-        outcomes.append(train(model, rank, *read_fully_shard, steps=3))
+        outcomes.append(train(model, rank, *read_shards, steps=3))
     assert_same_outcome(outcomes[1], outcomes[0])
     assert_same_outcome(outcomes[2], outcomes[0])
 

@@ -1,4 +1,4 @@
-"""Ten AdamW steps of ``fully_shard`` equal torch's own on the same ranks."""
+"""AdamW steps of ``fully_shard`` equal torch's own on the same ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fsdp_cases import Model, assert_same_outcome, read_fully_shard, recorded, shard_model, train
+from fsdp_cases import STEPS, Model, assert_same_outcome, read_shards, recorded, shard_model, train
 from torch.distributed.device_mesh import init_device_mesh
 
 
@@ -18,12 +18,12 @@ def outcome_of(
     arguments["mesh"] = init_device_mesh("cpu", mesh, mesh_dim_names=names)
     with recorded(kind) as collectives:
         wrapped = shard_model(kind, Model(**model), **arguments)
-        outcome = train(wrapped, rank, *read_fully_shard, steps=steps)
+        outcome = train(wrapped, rank, *read_shards, steps=steps)
     return outcome, collectives
 
 
 def case_like_torch(
-    rank: int, *, ours: dict[str, Any], model: dict[str, Any], steps: int = 3, **both: Any
+    rank: int, *, ours: dict[str, Any], model: dict[str, Any], steps: int = 2, **both: Any
 ) -> None:
     expected, theirs = outcome_of("torch", rank, model, steps=steps, **both)
     actual, mine = outcome_of("impl", rank, model, steps=steps, **both, **ours)
@@ -37,7 +37,7 @@ def case_like_torch(
 
 
 SHARD = {"mesh": (2,)}
-TEN_STEPS: dict[str, dict[str, Any]] = {
+TRAINED: dict[str, dict[str, Any]] = {
     "full_shard": SHARD,
     "kept_after_forward": {**SHARD, "reshard_after_forward": False},
     "replicate": {"mesh": (2, 1)},
@@ -58,9 +58,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", TEN_STEPS)
-def test_ten_steps_equal_torch(two_ranks, name: str) -> None:
-    two_ranks.run(case_like_torch, model={}, ours={}, steps=10, **TEN_STEPS[name])
+@pytest.mark.parametrize("name", TRAINED)
+@STEPS
+def test_training_equals_torch(two_ranks, name: str, steps: int) -> None:
+    two_ranks.run(case_like_torch, model={}, ours={}, steps=steps, **TRAINED[name])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -79,7 +80,7 @@ OURS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OURS)
 def test_schedule_changes_no_number(two_ranks, name: str) -> None:
-    two_ranks.run(case_like_torch, model={}, mesh=(2,), ours=OURS[name], reshard_after_forward=True)
+    two_ranks.run(case_like_torch, model={}, mesh=(2,), steps=3, ours=OURS[name], reshard_after_forward=True)
 
 
 @pytest.mark.parametrize(
