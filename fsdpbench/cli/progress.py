@@ -135,6 +135,9 @@ class LiveProgress:
         failed = sum(result["status"] in ("error", "crash", "timeout") for _, result in self._ended)
         if failed:
             text += f", {failed} failed"
+        racing = sum(result["status"] == "race" for _, result in self._ended)
+        if racing:
+            text += f", {racing} with data races"
         if self._ended and done < self._total:
             pace = (time.monotonic() - self._began) / len(self._ended)
             text += f", about {pace * (self._total - done):.0f} s left"

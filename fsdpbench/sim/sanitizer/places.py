@@ -12,7 +12,9 @@ from fsdpbench.sim.sanitizer.operation import Stack
 
 _PACKAGE_FOLDER = Path(__file__).parent.parent.parent
 # What stands between a program and the simulated device.
-_OURS = tuple(str(_PACKAGE_FOLDER / name) + os.sep for name in ("sim", "script", "devices", "measuring", "launch"))
+_OURS = tuple(
+    str(_PACKAGE_FOLDER / name) + os.sep for name in ("sim", "script", "devices", "measuring", "launch")
+)
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(_PACKAGE_FOLDER.parent) + os.sep
 _MACHINERY = tuple(
