@@ -27,7 +27,7 @@ _GIB = 2**30
 _GAP = 2
 _MOST_ROWS = 30
 """On a terminal; the report and a pipe have all of them."""
-_FAILURES = (Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
+_FAILURES = (Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RANK_MISMATCH, Status.UNREADABLE)
 
 
 @dataclass(frozen=True)
