@@ -93,6 +93,8 @@ class Recorder:
         """Leave the log (and of rank 0 its values) in `folder`."""
         if self.log.ended is Ended.OK:
             self.log.ended, self.log.error = ended, error
+        if ended is not Ended.OK and not self.log.stood:
+            self.log.stood = self.stacks.here()
         self.log.write(folder)
         if self.log.rank == 0:
             self.values.write(folder)

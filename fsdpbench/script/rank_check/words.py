@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from fsdpbench.reports.outside_text import one_line
 from fsdpbench.script.rank_check.calls import Call, Ended, Group, Stack
 from fsdpbench.script.rank_check.comparison import Difference
 
@@ -25,6 +26,7 @@ _ENDS = {
     Ended.CRASH: "dies",
 }
 _MOST_RANKS = 16
+_LONGEST_ERROR = 300
 
 
 def sentence(difference: Difference) -> str:
@@ -32,7 +34,7 @@ def sentence(difference: Difference) -> str:
     rank, other = difference.rank, difference.other
     if difference.other_call is None:
         how = _ENDS[Ended(difference.kind)]
-        error = f" ({difference.error})" if difference.error else ""
+        error = f" ({_beginning(difference.error)})" if difference.error else ""
         return (
             f"rank {rank} {how}{error}{_at(difference.stood)} where rank {other} goes on: "
             "real ranks would wait for it"
@@ -79,6 +81,11 @@ def to_dict(difference: Difference) -> dict[str, Any]:
         stack = difference.stood if call is None and name == "call" else () if call is None else call.stack
         record["stack" if name == "call" else "other_stack"] = [frame.to_dict() for frame in stack]
     return record
+
+
+def _beginning(error: str) -> str:
+    """What matters of an error; of out of memory how much was asked for."""
+    return one_line(error.partition(" GPU 0 has")[0], _LONGEST_ERROR)
 
 
 def _direction(kind: str) -> str:
