@@ -17,7 +17,7 @@ _MEMORY_AT_LEAST = 256 << 20
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, and only plain values are read")
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, and plain values only are read")
 
 
 def load_plain(file: IO[bytes], size: int) -> Any:

@@ -35,7 +35,8 @@ class Problem:
     """The first collective of a group that its ranks do not agree on.
 
     kind: `missing`, `kind`, `sizes`, `dtype`, or `unfinished` (all joined, and it is not done).
-    ranks: those that are missing, differ, or have not started.  others: those that wait for them.  absent: members without a dump.
+    ranks: those that are missing, differ, or have not started.  others: those that wait for them.
+    absent: members of the group that left no dump.
     calls: what each rank called, by rank.  last: what missing ranks called in this group before.
     """
 
@@ -174,7 +175,7 @@ def _unfinished(group: Group, histories: Mapping[int, _History]) -> Problem | No
         waiting = _waiting(calls)
         if waiting:
             late = tuple(r for r in waiting if any(each.state == "scheduled" for each in calls[r]))
-            ranks = late if len(late) < len(waiting) else waiting
+            ranks = late if 0 < len(late) < len(waiting) else waiting
             return Problem("unfinished", group, sequence, ranks, _without(calls, ranks), calls, {})
     return None
 

@@ -109,12 +109,14 @@ def _unfinished_text(problem: Problem, usual: str, what: str) -> str:
             f"{usual}, {what}, is not done on {ranks_text(waiting)}; "
             f"whether {ranks_text(problem.absent)} joined it is not known: no dump"
         )
-    if problem.others:
+    if problem.others and problem.calls[ranks[0]][0].state == "scheduled":
         have = "has" if len(ranks) == 1 else "have"
         return (
             f"{ranks_text(ranks)} {have} not started {usual}, {what}, as others have: "
             "the stream is still busy with what came before, or the GPU hangs in it"
         )
+    if problem.others:
+        return f"{usual}, {what}, is not done on {ranks_text(ranks)} alone: look at the GPU and its links"
     return f"all ranks joined {usual}, {what}, and it is not done: look at the network and the GPUs"
 
 
