@@ -88,6 +88,8 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
         requests.on_step = steps.ended
     files = ScriptFiles(folder)
     files.install()
+    if recorder is not None:
+        recorder.follow_files(files.overlay, (rank_0 or folder) / "files")
     status, cause = _execute(source, own_files, decisions, recorder)
     if recorder is not None:
         recorder.finish(folder, _ENDED[status], cause)

@@ -6,6 +6,7 @@
 `recording.py`      every collective of this process, written down as torch asks for it
 `objects.py`        the same for `broadcast_object_list` and its kind
 `values.py`         what rank 0 got out of its collectives, which the other ranks get too
+`arrivals.py`       the files that it saved, likewise
 `comparison.py`     the first call in which two ranks differ
 `words.py`          that difference in a sentence
 `start.py`          begins the record of a rank

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.algorithms.join import Join
 
+from fsdpbench.script.files.overlay import Overlay
+from fsdpbench.script.rank_check.arrivals import Arrivals, Count
 from fsdpbench.script.rank_check.calls import MOST_CALLS, Call, Ended, Group, RankLog
 from fsdpbench.script.rank_check.stacks import Stacks
 from fsdpbench.script.rank_check.values import Values
@@ -82,6 +84,18 @@ class Recorder:
         self._groups: dict[int, Group] = {}
         self._counts: dict[tuple[Any, ...], int] = {}
         self._silent = False
+        self._of_all = 0
+        self._arrivals: Arrivals | None = None
+
+    def follow_files(self, overlay: Overlay, layer_of_rank_0: Path) -> None:
+        """Rank 0 writes down when it writes a file; others find them after the same collective."""
+        if self.log.rank == 0:
+            overlay.on_place = lambda path: self.values.placed.setdefault(path, self._called())
+        else:
+            self._arrivals = Arrivals(overlay, layer_of_rank_0, self.values.placed)
+
+    def _called(self) -> Count:
+        return self._of_all, len(self.log.calls)
 
     def install(self) -> None:
         """Write down what is called from now on, in this process, for good."""
@@ -153,6 +167,9 @@ class Recorder:
             self.log.calls.append(call)
         else:
             self.log.ended = Ended.TOO_MANY
+        self._of_all += call.group.description == "default"
+        if self._arrivals is not None:
+            self._arrivals.arrive(self._called())
 
     def _group(self, group: SimProcessGroup, tensors: Sequence[torch.Tensor]) -> Group:
         found = self._groups.get(id(group))

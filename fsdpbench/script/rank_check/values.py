@@ -35,6 +35,8 @@ class Values:
     """Values by the call that they came from. Rank 0 puts, the others get."""
 
     def __init__(self) -> None:
+        self.placed: dict[str, tuple[int, int]] = {}
+        """When rank 0 wrote which file (`arrivals.py`)."""
         self._by_call: dict[tuple[Any, ...], bytes] = {}
         self._size = 0
 
@@ -63,7 +65,7 @@ class Values:
 
     def write(self, folder: Path) -> None:
         """Leave them in `folder`."""
-        (folder / FILE_NAME).write_bytes(pickle.dumps(self._by_call))
+        (folder / FILE_NAME).write_bytes(pickle.dumps((self._by_call, self.placed)))
 
     @classmethod
     def read(cls, folder: Path) -> Values:
@@ -71,5 +73,5 @@ class Values:
         values = cls()
         path = folder / FILE_NAME
         if path.exists():
-            values._by_call = pickle.loads(path.read_bytes())
+            values._by_call, values.placed = pickle.loads(path.read_bytes())
         return values

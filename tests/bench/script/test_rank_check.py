@@ -125,6 +125,25 @@ if rank == 0:
     torch.save(whole, "whole.pt")
 dist.barrier()
 """,
+    "saved-and-loaded": """
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+assert not os.path.exists("step-3") and not os.path.exists("more.pt")
+model = network().to(device)
+fully_shard(model)
+optimizer = loop(model, steps=3)
+parts = get_state_dict(model, optimizer)
+dcp.save(dict(zip(("model", "optimizer"), parts)), checkpoint_id="step-3")
+if rank == 0:
+    torch.save({"weight": torch.ones(3, device=device)}, "more.pt")
+dist.barrier()
+assert torch.load("more.pt", map_location=f"cuda:{local}")["weight"].device == device
+state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+dcp.load(state, checkpoint_id="step-3")
+set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+loop(model, steps=3)
+""",
     "join": """
 from torch.distributed.algorithms.join import Join
 model = ddp()
