@@ -133,7 +133,9 @@ def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:
             _log_to(own)
             steps = config.measurement
             timed = steps.timed_steps + steps.traced_steps  # as many steps as rank 0, and no trace
-            config = replace(config, measurement=replace(steps, timed_steps=timed, traced_steps=0))
+            config = replace(
+                config, sanitize=False, measurement=replace(steps, timed_steps=timed, traced_steps=0)
+            )
         local = rank % config.gpus_per_node
         run_script(config, Placement(rank, config.gpus, local), own, rank_0=folder)
         code = 0
@@ -185,7 +187,7 @@ def _died(end: _End) -> str:
 
 def _with_difference(config: Config, outcome: Outcome, difference: Difference | None) -> Outcome:
     """A difference is the outcome, unless rank 0 failed by itself."""
-    if difference is None or outcome.status is not Status.OK:
+    if difference is None or outcome.status not in (Status.OK, Status.RACE):
         return outcome
     log = "stderr.log" if difference.rank == 0 else f"{_RANKS}/rank{difference.rank}/stderr.log"
     if difference.kind == Ended.TIMEOUT:
