@@ -28,7 +28,8 @@ def _ranks(check: Mapping[str, Any] | None, cause: str) -> list[str]:
         calls = check["collectives"]["calls"]
         counts = sorted(set(calls.values()))
         number = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-        return [f"ranks {', '.join(calls)} call the same {number} collectives"]
+        alike = ", and fail alike" if "ok" not in check["collectives"]["ended"].values() else ""
+        return [f"ranks {', '.join(calls)} call the same {number} collectives{alike}"]
     lines = [] if difference["message"] in cause else [difference["message"]]  # the cause is shown as well
     for rank, stack in (("rank", "stack"), ("other_rank", "other_stack")):
         if difference[stack]:
