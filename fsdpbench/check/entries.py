@@ -17,7 +17,15 @@ from fsdpbench.results.records import Status
 
 Figures = Mapping[str, Figure]
 
-_WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.ERROR, Status.RACE, Status.OOM, Status.NOT_APPLICABLE)
+_WORST_FIRST = (
+    Status.CRASH,
+    Status.TIMEOUT,
+    Status.ERROR,
+    Status.RACE,
+    Status.RANK_MISMATCH,
+    Status.OOM,
+    Status.NOT_APPLICABLE,
+)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,16 @@
 """What it means that a configuration ended in another way than before.
 
-| before \\\\ after | ok | oom | not applicable | error, crash, timeout, race | no result |
+| before \\\\ after | ok | oom | not applicable | any failure | no result |
 |---|---|---|---|---|---|
 | ok | its figures | worse | worse | worse | cannot judge |
 | oom | better | equal | cannot judge | worse | cannot judge |
 | not applicable | better | cannot judge | equal | worse | cannot judge |
-| error, crash, timeout, race | better | cannot judge | cannot judge | cannot judge | cannot judge |
+| any failure | better | cannot judge | cannot judge | cannot judge | cannot judge |
 | not there | added | added | added | added, and failed | cannot judge |
 
-Out of memory and not applicable are answers, a failure is none. So a failure that was not there before is a
-regression, and of what failed before nothing is known that could have become worse.
+Failures are error, crash, timeout, race and rank mismatch. Out of memory and not applicable are answers, a
+failure is none. So a failure that was not there before is a regression, and of what failed before nothing is
+known that could have become worse.
 """
 
 from __future__ import annotations

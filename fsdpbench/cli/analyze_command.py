@@ -14,6 +14,7 @@ from fsdpbench.errors import UsageError
 if TYPE_CHECKING:
     from fsdpbench.reports.analysis import Analysis
     from fsdpbench.reports.analysis.roof import Links
+    from fsdpbench.reports.flight_recorder import Verdict
     from fsdpbench.reports.trace import TraceLimits
 
 
@@ -40,10 +41,21 @@ def command(
     limits: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Overlap, exposed communication, idle time and memory of Kineto traces (files or folders)."""
+    """Overlap, exposed communication, idle time and memory of Kineto traces (files or folders); of Flight
+    Recorder dumps (nccl_trace_rank_*), which rank did not join which collective."""
     from fsdpbench.reports.analysis.text import describe
+    from fsdpbench.reports.flight_recorder import describe as describe_dumps
     from fsdpbench.reports.hta_check import HtaMissingError
 
+    verdict = _dumps(paths)
+    if verdict is not None:
+        if against is not None or hta:
+            raise UsageError("--against and --hta are for traces, and these are Flight Recorder dumps")
+        if as_json:
+            show_json(verdict.to_dict())
+        else:
+            show(describe_dumps(verdict))
+        return
     links = _links(hardware)
     allowed = _limits(limits)
     analysis = _analyzed(paths, jobs, links, allowed)
@@ -62,6 +74,18 @@ def command(
         show_json(content)
     else:
         show("\n\n".join(texts))
+
+
+def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
+    """The verdict on Flight Recorder dumps, where these are some."""
+    from fsdpbench.reports.flight_recorder import find_dumps, judge
+    from fsdpbench.reports.trace import TraceError
+
+    try:
+        dumps = find_dumps(paths)
+        return judge(dumps) if dumps else None
+    except TraceError as error:
+        raise UsageError(str(error)) from None
 
 
 def _limits(texts: tuple[str, ...]) -> TraceLimits:

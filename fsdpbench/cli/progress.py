@@ -132,7 +132,9 @@ class LiveProgress:
     def _headline(self) -> Text:
         done = self._before + len(self._ended)
         text = f"{_of(done, self._total)} configurations"
-        failed = sum(result["status"] in ("error", "crash", "timeout") for _, result in self._ended)
+        failed = sum(
+            result["status"] in ("error", "crash", "timeout", "rank_mismatch") for _, result in self._ended
+        )
         if failed:
             text += f", {failed} failed"
         racing = sum(result["status"] == "race" for _, result in self._ended)

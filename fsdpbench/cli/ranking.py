@@ -27,7 +27,9 @@ _GIB = 2**30
 _GAP = 2
 _MOST_ROWS = 30
 """On a terminal; the report and a pipe have all of them."""
-_FAILURES = (Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RACE, Status.UNREADABLE)
+_FAILURES = (
+    Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RANK_MISMATCH, Status.RACE, Status.UNREADABLE
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

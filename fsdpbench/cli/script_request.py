@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fsdpbench.cli.values import PossiblePath
-from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module
+from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module, spread_ranks
 from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import UsageError
 
@@ -45,6 +45,14 @@ def script_options(function: F) -> F:
             is_flag=True,
             help="Let the script go on to its end when all is measured (after 7 steps).",
         ),
+        click.option(
+            "--check-ranks",
+            metavar="[N]",
+            is_flag=False,
+            flag_value="",
+            default=None,
+            help="Run N ranks (without N: 0, 1, a middle one, the last) and compare their collectives.",
+        ),
         click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED),
     )
     for option in reversed(options):
@@ -56,6 +64,8 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> C
     """The configuration of `--script`; None without it. Raises `UsageError`."""
     path, module = options.get("script"), options.get("module")
     if path is None and module is None:
+        if options.get("check_ranks") is not None:
+            raise UsageError("--check-ranks belongs to --script: the bench's own models have no control flow")
         _refuse(options, ("steps_by", "to_the_end", "script_arguments"), "belongs to --script")
         return None
     if path is not None and module is not None:
@@ -74,19 +84,17 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> C
         StepsBy(options.get("steps_by") or StepsBy.OPTIMIZER),
         to_the_end=bool(options.get("to_the_end")),
         module=module or "",
+        check_ranks=_checked_ranks(options),
     )
     return _config(source, options)
 
 
 def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
-    from fsdpbench.cli.request import gpu_counts
     from fsdpbench.configuration.config import Config, Measurement
     from fsdpbench.sim.hardware import ProfileError, load_profile
     from fsdpbench.sweep.planning import DEFAULT_HARDWARE
 
-    counts = gpu_counts(options.get("gpus"))
-    if len(counts) > 1:
-        raise UsageError(f"--gpus {options['gpus']}: one number is wanted with --script")
+    gpus = _world(options)
     hardware = options.get("hardware") or DEFAULT_HARDWARE
     try:
         per_node = options.get("gpus_per_node") or load_profile(hardware).gpus_per_node
@@ -101,12 +109,30 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
         system=_SYSTEM,
         device="sim",
         hardware=hardware,
-        gpus=counts[0],
-        gpus_per_node=min(per_node, counts[0]),
+        gpus=gpus,
+        gpus_per_node=min(per_node, gpus),
         settings=Settings.of(),
         measurement=measurement,
         script=source,
     )
+
+
+def _world(options: Mapping[str, Any]) -> int:
+    from fsdpbench.cli.request import gpu_counts
+
+    counts = gpu_counts(options.get("gpus"))
+    if len(counts) > 1:
+        raise UsageError(f"--gpus {options['gpus']}: one number is wanted with --script")
+    return counts[0]
+
+
+def _checked_ranks(options: Mapping[str, Any]) -> tuple[int, ...]:
+    given = options.get("check_ranks")
+    if given is None:
+        return ()
+    from fsdpbench.cli.request import whole
+
+    return spread_ranks(_world(options), whole("--check-ranks", given) if given else None)
 
 
 def _refuse(options: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:

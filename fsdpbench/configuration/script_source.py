@@ -14,6 +14,9 @@ from typing import Any
 
 from fsdpbench.errors import UsageError
 
+_LEFT_OUT = ("module", "check_ranks")
+"""Not recorded where they say nothing."""
+
 
 class StepsBy(StrEnum):
     """What ends a step of a script."""
@@ -25,6 +28,7 @@ class StepsBy(StrEnum):
 @dataclass(frozen=True)
 class ScriptSource:
     """`path` as it was typed, `digest` of the file's content. `to_the_end`: go on when all is measured.
+    `check_ranks`: the ranks that run and are compared, none for rank 0 alone.
     `module`: the name of the module that the file is, if it runs as one (`torchrun -m`)."""
 
     path: str
@@ -33,17 +37,25 @@ class ScriptSource:
     steps_by: StepsBy = StepsBy.OPTIMIZER
     to_the_end: bool = False
     module: str = ""
+    check_ranks: tuple[int, ...] = ()
 
     @classmethod
     def read(
-        cls, path: Path, arguments: tuple[str, ...], steps_by: StepsBy, *, to_the_end: bool, module: str = ""
+        cls,
+        path: Path,
+        arguments: tuple[str, ...],
+        steps_by: StepsBy,
+        *,
+        to_the_end: bool,
+        module: str = "",
+        check_ranks: tuple[int, ...] = (),
     ) -> ScriptSource:
         """Raises `UsageError` if the file cannot be read."""
         try:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
         except OSError as error:
             raise UsageError(f"--script {path}: cannot be read ({error.strerror})") from None
-        return cls(str(path), arguments, digest, steps_by, to_the_end, module)
+        return cls(str(path), arguments, digest, steps_by, to_the_end, module, check_ranks)
 
     @property
     def name(self) -> str:
@@ -60,8 +72,13 @@ class ScriptSource:
         return next((folder for folder in path.parents if folder.name == package), path.parent)
 
     def to_dict(self) -> dict[str, Any]:
-        record = {**asdict(self), "arguments": list(self.arguments), "steps_by": self.steps_by.value}
-        return record if self.module else {k: v for k, v in record.items() if k != "module"}
+        record = {
+            **asdict(self),
+            "arguments": list(self.arguments),
+            "steps_by": self.steps_by.value,
+            "check_ranks": list(self.check_ranks),
+        }
+        return {name: value for name, value in record.items() if value or name not in _LEFT_OUT}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> ScriptSource:
@@ -70,8 +87,21 @@ class ScriptSource:
                 **record,
                 "arguments": tuple(record["arguments"]),
                 "steps_by": StepsBy(record["steps_by"]),
+                "check_ranks": tuple(record.get("check_ranks", ())),
             }
         )
+
+
+def spread_ranks(world: int, count: int | None) -> tuple[int, ...]:
+    """`count` ranks of a world, evenly spread from the first to the last; without a count the first two, a
+    middle one and the last. Raises `UsageError`."""
+    if world < 2:
+        raise UsageError(f"--check-ranks compares ranks, and --gpus {world} has one; give 2 or more")
+    if count is None:
+        return tuple(sorted({0, 1, world // 2, world - 1}))
+    if not 2 <= count <= world:
+        raise UsageError(f"--check-ranks {count}: from 2 to the {world:,} ranks that there are")
+    return tuple(round(place * (world - 1) / (count - 1)) for place in range(count))
 
 
 def file_of_module(name: str) -> Path:

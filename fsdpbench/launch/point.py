@@ -1,6 +1,7 @@
 """One configuration in a process of its own: run its ranks, then make its result from what they left.
 
-    sweep ── fork server ──> point process ──┬── sim, emulated: rank 0 right here
+    sweep ── fork server ──> point process ──┬── sim, emulated: rank 0 right here (scripts whose ranks are
+                                             │   checked: each rank forked from here)
                                              └── cpu, cuda: torch's elastic launcher, one process a rank
 
 The process leads a process group, so that killing the group leaves nothing behind, and it dies with its
@@ -68,6 +69,10 @@ def _run(config: Config, folder: Path, nodes: Nodes | None) -> Outcome:
         return run_elastic(config, folder)
     from fsdpbench.devices.base import Placement
 
+    if config.script is not None and config.script.check_ranks:
+        from fsdpbench.launch.rank_check import run_checked
+
+        return run_checked(config, folder)
     placement = Placement(rank=0, world_size=config.gpus, local_rank=0)
     try:
         if config.script is not None:

@@ -17,7 +17,7 @@ from typing import Any
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
 
 TRACE_FOLDER = "trace"
-OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled")
+OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
 """What the records of scripts alone hold."""
 OPTIONAL = (*OF_SCRIPTS, "sanitizer")
 """What a record holds only where there is something to say."""
@@ -25,7 +25,7 @@ OPTIONAL = (*OF_SCRIPTS, "sanitizer")
 
 class Status(StrEnum):
     """The fate of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the sanitizer
-    found one; the figures are kept."""
+    found one; `rank_mismatch`: ranks of a script call different collectives. Both keep the figures."""
 
     OK = "ok"
     OOM = "oom"
@@ -33,6 +33,7 @@ class Status(StrEnum):
     ERROR = "error"
     CRASH = "crash"
     RACE = "race"
+    RANK_MISMATCH = "rank_mismatch"
     NOT_APPLICABLE = "not_applicable"
 
     @property
@@ -44,7 +45,7 @@ class Status(StrEnum):
 @dataclass
 class RankRecord:
     """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. What is known of a user's
-    own script alone: `script`, `placeholder_decisions`, `redirected_files` and `compiled`."""
+    own script alone: `script`, `placeholder_decisions`, `redirected_files`, `compiled` and `rank_check`."""
 
     rank: int
     world_size: int
@@ -69,6 +70,7 @@ class RankRecord:
     redirected_files: dict[str, Any] | None = None
     compiled: bool | None = None
     sanitizer: dict[str, Any] | None = None
+    rank_check: dict[str, Any] | None = None
 
     def add_sanitizer(self, found: dict[str, Any] | None) -> None:
         """What the sanitizer found, if it ran; a run that is fine otherwise ends with `race`."""

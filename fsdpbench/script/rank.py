@@ -1,6 +1,7 @@
-"""Rank 0 of a script's run: the environment that torchrun would make, the simulation, and the script.
+"""One rank of a script's run: the environment that torchrun would make, the simulation, and the script.
 
-The other ranks exist as costs alone. The script runs as `__main__` of this process, unchanged.
+The other ranks exist as costs alone; with `check_ranks` some of them run too, each by itself. The script runs
+as `__main__` of this process, unchanged.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.optimizers import Optimizers
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.peaks import Peaks
+from fsdpbench.script.rank_check.calls import Ended
+from fsdpbench.script.rank_check.recording import Recorder
+from fsdpbench.script.rank_check.start import start_recording
 from fsdpbench.script.steps import MeasuredAllError, Steps
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.flops import FlopCount
@@ -36,12 +40,15 @@ from fsdpbench.sim.flops import FlopCount
 # The real one: scripts may need it, and where cuda is mapped it cannot be imported.
 from fsdpbench.torch_internals import dynamo  # noqa: F401
 
+_ENDED = {Status.OK: Ended.OK, Status.OOM: Ended.OOM, Status.ERROR: Ended.RAISED}
 _MASTER = ("127.0.0.1", "29500")
 
 
-def run_script(config: Config, placement: Placement, folder: Path) -> Status:
+def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path | None = None) -> Status:
     """Run the script of `config` as this rank; leaves record and trace in `folder`. Never raises what the
-    script raised: the record says it, and the traceback is on stderr."""
+    script raised: the record says it, and the traceback is on stderr.
+
+    With `check_ranks` it leaves its collectives too; `rank_0`: the folder of rank 0, which ran before."""
     source = config.script
     assert source is not None
     _set_environment(config, placement)
@@ -55,6 +62,9 @@ def run_script(config: Config, placement: Placement, folder: Path) -> Status:
     map_clock(simulation, own_files)
     decisions = Decisions(own_files)
     decisions.follow()
+    recorder = None
+    if source.check_ranks:
+        recorder = start_recording(placement.rank, folder, rank_0 or folder, own_files)
     steps = Steps(
         simulation,
         config.measurement,
@@ -67,6 +77,8 @@ def run_script(config: Config, placement: Placement, folder: Path) -> Status:
         record.add_sanitizer(device.sanitizer)
         record.status, record.cause = Status.OOM, message.splitlines()[0]
         record.write(folder)
+        if recorder is not None:
+            recorder.finish(folder, Ended.OOM, record.cause)
 
     device.on_out_of_memory(out_of_memory)
     optimizers = Optimizers(own_files)
@@ -76,7 +88,11 @@ def run_script(config: Config, placement: Placement, folder: Path) -> Status:
         requests.on_step = steps.ended
     files = ScriptFiles(folder)
     files.install()
-    status, cause = _execute(source, own_files, decisions)
+    if recorder is not None:
+        recorder.follow_files(files.overlay, (rank_0 or folder) / "files")
+    status, cause = _execute(source, own_files, decisions, recorder)
+    if recorder is not None:
+        recorder.finish(folder, _ENDED[status], cause)
     for child in multiprocessing.active_children():  # data loaders of a script that was ended
         child.terminate()
     record.status, record.cause = status, cause
@@ -104,7 +120,7 @@ def _set_environment(config: Config, placement: Placement) -> None:
         "LOCAL_RANK": str(placement.local_rank),
         "WORLD_SIZE": str(config.gpus),
         "LOCAL_WORLD_SIZE": str(config.gpus_per_node),
-        "GROUP_RANK": "0",
+        "GROUP_RANK": str(placement.rank // config.gpus_per_node),
         "GROUP_WORLD_SIZE": str(nodes),
         "ROLE_RANK": str(placement.rank),
         "ROLE_WORLD_SIZE": str(config.gpus),
@@ -117,7 +133,9 @@ def _set_environment(config: Config, placement: Placement) -> None:
     }
 
 
-def _execute(source: ScriptSource, own_files: OwnFiles, decisions: Decisions) -> tuple[Status, str | None]:
+def _execute(
+    source: ScriptSource, own_files: OwnFiles, decisions: Decisions, recorder: Recorder | None
+) -> tuple[Status, str | None]:
     """Run the script as `__main__`; how it ended."""
     path = Path(source.path)
     multiprocessing.set_start_method(None, force=True)  # as a fresh interpreter starts data loaders
@@ -138,6 +156,8 @@ def _execute(source: ScriptSource, own_files: OwnFiles, decisions: Decisions) ->
         return Status.OOM, str(error).splitlines()[0]
     except BaseException as error:
         traceback.print_exc()
+        if recorder is not None:
+            recorder.log.stood = recorder.stacks.of_traceback(error.__traceback__)
         frames = [
             frame for frame in traceback.extract_tb(error.__traceback__) if own_files.has(frame.filename)
         ]

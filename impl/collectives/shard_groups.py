@@ -59,6 +59,18 @@ def groups_of_strategy(
     return comm.UnitGroups.of(group)
 
 
+def groups_inside(
+    strategy: ShardingStrategy,
+    process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
+    mesh: DeviceMesh | None,
+    groups: comm.UnitGroups,
+) -> Any:
+    """The ``process_group`` for units inside; a hybrid strategy that was told nothing hands on ``groups``."""
+    if strategy in HYBRID and process_group is None and mesh is None:
+        return groups.shard, groups.replicate
+    return process_group if mesh is None else None
+
+
 def group_of(
     strategy: ShardingStrategy,
     process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..collectives.comm_hooks import CommHook, HookFunction
-from ..collectives.shard_groups import HYBRID, check_broadcast, group_of, groups_of_strategy
+from ..collectives.shard_groups import HYBRID, check_broadcast, group_of, groups_inside, groups_of_strategy
 from ..deferred_init.materialise import materialise
 from ..frontends.ownership import Ignored, Owned
 from ..frontends.wrap import ModulePolicy, PolicyFunction, Selection, select_modules
@@ -120,7 +120,8 @@ class FullyShardedDataParallel(StateDictMethods):
         check_wrapped_inside(module, auto_wrap_policy is not None, use_orig_params, limit_all_gathers)
         if auto_wrap_policy is not None:
             inner: dict[str, Any] = {
-                "process_group": process_group if device_mesh is None else None,
+                # Hybrid strategies may have made their groups by node: the same ones for all units.
+                "process_group": groups_inside(strategy, process_group, device_mesh, groups),
                 "sharding_strategy": strategy,
                 "cpu_offload": cpu_offload,
                 "backward_prefetch": backward_prefetch,

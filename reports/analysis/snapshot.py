@@ -12,7 +12,6 @@ Unpickling is kept from creating anything but plain values, so that a file from 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fsdpbench.reports.bounded_memory import bounded_memory
+from fsdpbench.reports.plain_pickle import load_plain
 from fsdpbench.reports.trace import TraceError, TraceLimits
 from fsdpbench.reports.trace.blocks import open_file
 from fsdpbench.reports.trace.limits import told_bytes
@@ -33,9 +32,6 @@ _ACTIVE = {"alloc": 1, "free_completed": -1}
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _MOST_HOLDERS = 20
 _MOST_BYTES = 1 << 50
-_MEMORY_A_BYTE = 150
-"""A byte of a pickle makes an empty dictionary at most, and a place in what holds it."""
-_MEMORY_AT_LEAST = 256 << 20
 BEFORE_HISTORY = "allocated before the history began"
 
 
@@ -126,19 +122,14 @@ def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[S
         raise TraceError(path, f"is a damaged memory snapshot ({told})") from None
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, and a snapshot holds plain values only")
-
-
 def _unpickle(path: Path, limits: TraceLimits | None) -> Any:
     try:
         limits = limits or TraceLimits.from_environment()
         size = path.stat().st_size
         if size > limits.unpacked:
             raise TraceError(path, limits.refusal("unpacked", f"has {told_bytes(size)}"))
-        with open_file(path) as file, bounded_memory(_MEMORY_A_BYTE * size + _MEMORY_AT_LEAST):
-            return _PlainUnpickler(file).load()
+        with open_file(path) as file:
+            return load_plain(file, size)
     except TraceError:
         raise
     except MemoryError:

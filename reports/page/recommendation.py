@@ -61,7 +61,9 @@ def findings(view: RunView) -> list[str]:
     ranked = rank(view)
     found = [difference.sentence for difference in differences(view)]
     found += [*_ties(ranked), *_exposure(ranked), *_retries(ranked), *_out_of_memory(view)]
-    broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
+    broken = view.with_status(
+        Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RANK_MISMATCH, Status.UNREADABLE
+    )
     if broken:
         found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")
     found += _noise(view)

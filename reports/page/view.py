@@ -44,13 +44,21 @@ class Status(StrEnum):
     ERROR = "error"
     CRASH = "crash"
     RACE = "race"
+    RANK_MISMATCH = "rank_mismatch"
     NOT_APPLICABLE = "not_applicable"
     UNREADABLE = "unreadable"
 
     @property
     def words(self) -> str:
         """The status as people say it."""
-        return {Status.OOM: "out of memory", Status.NOT_APPLICABLE: "not applicable"}.get(self, self.value)
+        return _WORDS.get(self, self.value)
+
+
+_WORDS = {
+    Status.OOM: "out of memory",
+    Status.NOT_APPLICABLE: "not applicable",
+    Status.RANK_MISMATCH: "ranks differ",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,3 +108,31 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, analyze: Call) -> No
     code, _, err = analyze(path, "--hardware", "a1000")
     assert code == 2
     assert "a1000" in err
+
+
+def test_flight_recorder_dumps_are_known_by_their_content(analyze: Call, tmp_path: Path) -> None:
+    for rank, calls in ((0, 2), (1, 1)):
+        entries = [
+            {
+                "process_group": ["0", "default_pg"],
+                "collective_seq_id": number + 1,
+                "profiling_name": "nccl:all_reduce",
+                "input_sizes": [[4]],
+                "input_dtypes": ["Float"],
+                "state": "scheduled",
+            }
+            for number in range(calls)
+        ]
+        content = {"pg_config": {}, "version": "2.10", "entries": entries}
+        (tmp_path / f"nccl_trace_rank_{rank}").write_text(json.dumps(content))
+    code, output, _ = analyze(tmp_path)
+    assert code == 0
+    assert "culprit: rank 1 never joined all_reduce(4 Float)" in output
+    code, output, _ = analyze(tmp_path, "--json")
+    assert json.loads(output)["flight_recorder"]["problems"][0]["ranks"] == [1]
+    code, _, errors = analyze(tmp_path, "--hta")
+    assert (code, errors.count("\n")) == (2, 1)
+    (tmp_path / "nccl_trace_rank_1").write_text('{"pg_config": {}, "entries": 1}')
+    code, _, errors = analyze(tmp_path)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "has no list of entries" in errors

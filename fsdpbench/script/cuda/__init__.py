@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 def map_cuda(simulation: Simulation) -> ProfilerRequests:
     """Let "cuda" and "nccl" mean the started simulation. Returns what the script asks of the profiler."""
     replacements = Replacements()
-    map_device_names(replacements)
-    map_cuda_module()
+    local_rank = simulation.rank % simulation.gpus_per_node
+    map_device_names(replacements, local_rank)
+    map_cuda_module(local_rank)
     map_amp(replacements)
     map_distributed(replacements, simulation)
     map_triton()

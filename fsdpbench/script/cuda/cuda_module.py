@@ -25,23 +25,26 @@ from fsdpbench.torch_internals import INTERNALS, expect, find, last_part, patch,
 
 _SUBMODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
 _AS_IN_SIMULATION = ("cuda_lazy_init", "cuda_is_in_bad_fork")
+_EXCHANGING = ("cuda_exchange_device", "cuda_maybe_exchange_device")
 _CUDA_VERSION = "12.8"
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _ONLY_SIMULATED = ("get_amp_supported_dtype",)
 
 
-def map_cuda_module() -> None:
-    """Give `torch.cuda` the functions of `torch.sim`, and a few that only CUDA has."""
+def map_cuda_module(local_rank: int) -> None:
+    """Give `torch.cuda` the functions of `torch.sim`, and a few that only CUDA has. The one device has the
+    index `local_rank`."""
     os.environ[_VISIBLE_DEVICES] = ""  # where there are GPUs, they stay out of it
     module = torch.get_device_module(DEVICE_TYPE)
     functions = {name: getattr(module, name) for name in _public_names(module)}
-    functions |= _ONLY_CUDA
+    functions |= _ONLY_CUDA | {"current_device": lambda: local_rank}
     for name in ("memory", "device"):  # a module and a class: they stay, what they use is replaced
         functions.pop(name)
     for name in _ONLY_SIMULATED:  # torch asks it of every device but CUDA
         setattr(torch.cuda, name, functions.pop(name))
-    as_in_simulation = {name: getattr(module, last_part(name)) for name in _AS_IN_SIMULATION}
-    for name, function in (as_in_simulation | _ONLY_CUDA_PRIVATE).items():
+    private: dict[str, Any] = {name: getattr(module, last_part(name)) for name in _AS_IN_SIMULATION}
+    private |= dict.fromkeys(_EXCHANGING, lambda index: local_rank)
+    for name, function in (private | _ONLY_CUDA_PRIVATE).items():
         find(name)
         functions[last_part(name)] = function
     originals = {name: expect(torch.cuda, name) for name in functions}
@@ -150,8 +153,6 @@ def _architectures() -> list[str]:
 _ONLY_CUDA_PRIVATE: dict[str, Any] = {
     "cuda_is_compiled": lambda: True,
     "cuda_lazy_call": _lazy_call,
-    "cuda_exchange_device": lambda index: 0,
-    "cuda_maybe_exchange_device": lambda index: 0,
 }
 _ONLY_CUDA: dict[str, Any] = {
     "cudart": _Runtime,

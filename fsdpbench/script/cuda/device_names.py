@@ -11,7 +11,8 @@ where Python meets them:
   changes; `_opened` lifts that for a moment, and checks first that the type looks as expected.
 * Functions that take a device parse strings in C, past that constructor: they get wrappers.
 
-Rank 0 has one device. Others may be named (`torch.device("cuda", 3)`), but nothing can be put there.
+A rank has one device, `cuda:LOCAL_RANK`, which is the simulation's first; the two indices change places in
+`torch.device`, so that each name has one meaning. Others may be named, but nothing can be put there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +33,7 @@ from fsdpbench.sim.tensors import is_on_device, is_simulated, same_memory
 from fsdpbench.torch_internals import device_constructors, expect, parse_to, replace
 
 CUDA = "cuda"
+_INDEX = re.compile(r"\d+")
 _LIKE = ("empty_like", "full_like", "ones_like", "zeros_like", "rand_like", "randn_like", "randint_like")
 _METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor")
 _LEGACY_DTYPES = {
@@ -42,10 +45,10 @@ _LEGACY_DTYPES = {
 _parse_to: Callable[..., Any] = parse_to
 
 
-def map_device_names(replacements: Replacements) -> None:
-    """Give the simulated device the name "cuda" everywhere."""
+def map_device_names(replacements: Replacements, local_rank: int) -> None:
+    """Give the simulated device the name "cuda" everywhere, and the index `local_rank`."""
     constructors = set(device_constructors())  # asked now, while they are torch's own
-    _change_device_type()
+    _change_device_type(_Swap(local_rank))
     for function in constructors:
         replacements.add(function, _taking_device(function))
     for name in _LIKE:
@@ -59,42 +62,67 @@ def map_device_names(replacements: Replacements) -> None:
 def own_device(device: Any) -> torch.device:
     """The device that a script means. Raises `RuntimeError` for one that this rank does not have."""
     found = device if isinstance(device, torch.device) else torch.device(device)
-    if is_simulated(found) and found.index:
+    own = torch.cuda.current_device()
+    if is_simulated(found) and found.index not in (None, own):
         raise RuntimeError(
-            f"device cuda:{found.index}: only rank 0 runs here, and its device is cuda:0; "
+            f"device {found}: this rank's device is cuda:{own}, and it has no other; "
             "use the index that LOCAL_RANK says"
         )
     return found
 
 
-def _change_device_type() -> None:
+class _Swap:
+    """Between the indices that a script says and those of the simulation: `own` and 0 change places."""
+
+    def __init__(self, own: int) -> None:
+        self._other = {own: 0, 0: own}
+
+    def __call__(self, index: int) -> int:
+        return self._other.get(index, index)
+
+    def in_text(self, text: str) -> str:
+        """The same for the first number of a device's name."""
+        return _INDEX.sub(lambda found: str(self(int(found[0]))), text, count=1)
+
+
+def _change_device_type(swap: _Swap) -> None:
     device_type = torch.device
     original: Any = device_type
     type_of, as_text, represent = original.type.__get__, original.__str__, original.__repr__
+    index_of = original.index.__get__
 
     def new(cls: type, type: Any = 0, index: int | None = None) -> torch.device:
         if isinstance(type, device_type):
             return type
         if isinstance(type, int):
-            text = f"{DEVICE_TYPE}:{type}"
+            text = f"{DEVICE_TYPE}:{swap(type)}"
         else:
             text = str(type) if index is None else f"{type}:{index}"
             if text == CUDA or text.startswith(CUDA + ":"):
-                text = DEVICE_TYPE + text[len(CUDA) :]
+                text = swap.in_text(DEVICE_TYPE + text[len(CUDA) :])
         return _parse_to(text)[0]
 
     def read_type(self: torch.device) -> str:
         name: str = type_of(self)
         return CUDA if name == DEVICE_TYPE else name
 
+    def read_index(self: torch.device) -> int | None:
+        index: int | None = index_of(self)
+        return swap(index) if index is not None and type_of(self) == DEVICE_TYPE else index
+
     def renamed(read: Callable[[torch.device], str]) -> Callable[[torch.device], str]:
-        return lambda self: read(self).replace(DEVICE_TYPE, CUDA, 1) if is_simulated(self) else read(self)
+        def as_said(self: torch.device) -> str:
+            text = read(self)
+            return swap.in_text(text.replace(DEVICE_TYPE, CUDA, 1)) if is_simulated(self) else text
+
+        return as_said
 
     with _opened(device_type):
         replace(
             device_type,
             __new__=staticmethod(new),
             type=property(read_type),
+            index=property(read_index),
             __str__=renamed(as_text),
             __repr__=renamed(represent),
         )
@@ -171,6 +199,7 @@ def _change_tensor_methods() -> None:
         cuda=_cuda,
         type=_type_method(tensor_type.type),
         is_cuda=property(is_on_device),
+        get_device=_get_device(tensor_type.get_device),
     )
     for storage_type in (torch.UntypedStorage, torch.storage.TypedStorage):
         replace(
@@ -186,6 +215,11 @@ def _cuda(
     if memory_format is None:
         return self.to(target, non_blocking=non_blocking)
     return self.to(target, non_blocking=non_blocking, memory_format=memory_format)
+
+
+def _get_device(original: Callable[[torch.Tensor], int]) -> Callable[[torch.Tensor], int]:
+    """`Tensor.get_device`."""
+    return lambda self: torch.cuda.current_device() if is_on_device(self) else original(self)
 
 
 def _storage_to_device(self: Any, device: Any = None, non_blocking: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""`init_process_group("nccl")` makes the simulated process group, of which this is rank 0.
+"""`init_process_group("nccl")` makes the simulated process group.
 
 Groups answer as the script asked for them: `"nccl"` (or nothing at all) is for the device's tensors, `"gloo"`
 for the host's, `"cpu:gloo,cuda:nccl"` for both. Asynchronous checkpoints look for that.
@@ -36,7 +36,7 @@ def map_distributed(replacements: Replacements, simulation: Simulation) -> None:
     replacements.wrap(dist, "get_backend", _called_as_asked)
     replacements.wrap(dist, "get_backend_config", _configured_as_asked)
     replacements.wrap(dist, "monitored_barrier", lambda monitored: _barrier)
-    replacements.add(torch.multiprocessing.spawn, _spawn)
+    replacements.add(torch.multiprocessing.spawn, _spawning(simulation))
     # In torch.distributed alone: where torch itself asks, it goes on to use the C++ class.
     replace(dist, is_nccl_available=lambda: True)
     replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION, is_available=lambda tensors: True)
@@ -124,13 +124,17 @@ def _barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = Fals
     dist.barrier(group)
 
 
-def _spawn(
-    fn: Callable[..., None],
-    args: tuple[Any, ...] = (),
-    nprocs: int = 1,
-    join: bool = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> None:
-    """`torch.multiprocessing.spawn`: rank 0 is the only process, and this is it."""
-    fn(0, *args)
+def _spawning(simulation: Simulation) -> Callable[..., None]:
+    """`torch.multiprocessing.spawn`: this process is one of those that it would start."""
+
+    def spawn(
+        fn: Callable[..., None],
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: str = "spawn",
+    ) -> None:
+        fn(simulation.rank % nprocs, *args)
+
+    return spawn

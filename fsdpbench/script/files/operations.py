@@ -29,7 +29,7 @@ class ScriptFiles:
     """The files of one script. `install` before it starts, `settle` when it has ended."""
 
     def __init__(self, folder: Path) -> None:
-        self._overlay = Overlay(folder / "files", folder)
+        self._overlay = self.overlay = Overlay(folder / "files", folder)
         self._writing = Writing(self._overlay)
         self._restore: list[tuple[Any, str, Any]] = []
         self._checkpoints = Checkpoints(self._overlay, self._writing, self._replace)

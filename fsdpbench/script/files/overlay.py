@@ -31,6 +31,9 @@ class Overlay:
     def __init__(self, root: Path, exempt: Path) -> None:
         self.root = str(root)
         self.made: set[str] = set()
+        self.on_place: Callable[[str], object] | None = None
+        """Called with each path that is about to be written here."""
+        self._linked: set[str] = set()
         self._exempt = (*_NOT_FILES, str(exempt))
 
     # -------------------------------------------------------------------------------------------- questions
@@ -134,11 +137,24 @@ class Overlay:
 
     def place(self, path: str) -> str:
         """Where to write over `path` (resolved); its folder is there if the script's is."""
+        if self.on_place is not None:
+            self.on_place(path)
         target = self.over(path)
+        if path in self._linked:
+            self._linked.discard(path)
+            _REAL.remove(target)
         folder = os.path.dirname(path)
         if self.has(folder) or (self.is_real(folder) and os.path.isdir(folder)):
             _REAL.makedirs(os.path.dirname(target))
         return target
+
+    def link(self, file: str, path: str) -> None:
+        """Let `file`, of another layer, lie over `path` until something is written there."""
+        target = self.over(path)
+        if not self.has(path) and not self.hides(path):
+            _REAL.makedirs(os.path.dirname(target))
+            _REAL.link(file, target)
+            self._linked.add(path)
 
     def hide(self, path: str) -> None:
         """The real `path` is gone for the script."""
@@ -175,6 +191,7 @@ class Overlay:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if self.has(path):
             _remove_really(self.over(path), tree=tree)
+            self._linked = {each for each in self._linked if self.has(each)}
         if path in self.made:
             _remove_really(path, tree=tree)
             self.made = {each for each in self.made if each != path and not each.startswith(path + os.sep)}
@@ -223,6 +240,7 @@ class _Real:
         self.open, self.listdir, self.rename = functions["open"], functions["listdir"], functions["replace"]
         self.remove, self.rmdir, self.mkdir = functions["remove"], functions["rmdir"], functions["mkdir"]
         self.readlink, self.lstat = functions["readlink"], functions["lstat"]
+        self.link = functions["link"]
 
     def lexists(self, path: str) -> bool:
         try:

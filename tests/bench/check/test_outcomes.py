@@ -17,12 +17,12 @@ from fsdpbench.errors import BenchError, ExitCode
 from fsdpbench.results.records import Status
 
 DOCS = Path(__file__).parents[3] / "docs" / "gate.md"
-FAILURES = [Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RACE]
+FAILURES = [Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RACE, Status.RANK_MISMATCH]
 GROUPS = {
     "ok": [Status.OK],
     "oom": [Status.OOM],
     "not applicable": [Status.NOT_APPLICABLE],
-    "error, crash, timeout, race": FAILURES,
+    "any failure": FAILURES,
 }
 SAID = {
     "its figures": None,

@@ -43,6 +43,21 @@ def test_pair_of_groups_equals_torch(four_ranks, strategy: str) -> None:
     four_ranks.run(case_pair_of_groups, strategy=strategy)
 
 
+def case_groups_by_node(rank: int) -> None:
+    """Nothing is named: all units have the groups of the outermost one, and train as if sharded by all."""
+    found = []
+    for kind, strategy in (("impl", "HYBRID_SHARD"), ("torch", "FULL_SHARD")):
+        torch.manual_seed(0)
+        model = wrap_model(kind, Model(blocks=2), strategy, use_orig_params=True)
+        found.append(train(model, rank, lambda _: {}, read_flat(kind)[1], steps=3))
+    assert found[0].losses == pytest.approx(found[1].losses, rel=1e-5)
+    assert_close(found[0].parameters, found[1].parameters)
+
+
+def test_hybrid_with_a_policy_makes_its_groups_by_node(four_ranks) -> None:
+    four_ranks.run(case_groups_by_node)
+
+
 def case_group_of_some_ranks(rank: int) -> None:
     """One process group that is not the world: its ranks share a copy, the others know nothing of it."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]

@@ -1,0 +1,228 @@
+"""Several ranks of one script, one process each, and whether they call the same collectives.
+
+    point process ──┬── rank 0 alone: measured as ever, writes down its collectives and what came out of them
+                    └── then the others, as many at a time as there are cores; each ends as rank 0 does
+
+    <configuration>/  collectives.json  trace/rank0_record.json …      rank 0, as without the check
+      ranks/rank3/    collectives.json  stdout.log  stderr.log         another rank
+
+All of them share the configuration's timeout. A rank that runs past it writes down where it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.configuration.config import Config
+from fsdpbench.devices.base import Placement
+from fsdpbench.files.reading import UnreadableFileError, read_json_object
+from fsdpbench.lifetime import die_with_parent
+from fsdpbench.results.machine_state import usable_cores
+from fsdpbench.results.records import Status, read_records, record_path
+from fsdpbench.results.result import Outcome, outcome_of_records
+from fsdpbench.script.rank_check.calls import Ended, RankLog
+from fsdpbench.script.rank_check.comparison import Difference, first_difference
+from fsdpbench.script.rank_check.words import group_name, sentence, to_dict
+
+_RANKS = "ranks"
+_STOP_GRACE_S = 3.0
+"""From being told to end to being killed."""
+
+
+def folder_of(folder: Path, rank: int) -> Path:
+    """Where a rank leaves its files."""
+    return folder if rank == 0 else folder / _RANKS / f"rank{rank}"
+
+
+def run_checked(config: Config, folder: Path) -> Outcome:
+    """Run the ranks that the script's `check_ranks` names, and compare them. Leaves the comparison in the
+    record of rank 0. Never raises for what a rank does."""
+    assert config.script is not None
+    deadline = time.monotonic() + config.measurement.timeout_s
+    ranks = config.script.check_ranks
+    ends = _run_all(config, folder, ranks[:1], deadline)
+    outcome = _outcome_of_rank_0(config, folder, ends[0])
+    if outcome.status is not Status.TIMEOUT:
+        ends |= _run_all(config, folder, ranks[1:], deadline)
+        logs = [_log(folder, end) for end in ends.values()]
+        difference = first_difference(logs)
+        _leave(folder, _record(logs, difference))
+        outcome = _with_difference(config, outcome, difference)
+    for rank in ranks[1:]:
+        shutil.rmtree(folder_of(folder, rank) / "files", ignore_errors=True)  # as large as real checkpoints
+    return outcome
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a rank's process ended."""
+
+    rank: int
+    exit_code: int
+    timed_out: bool
+    took_s: float
+
+
+# -------------------------------------------------------------------------------------------------- processes
+
+
+@dataclass
+class _Running:
+    rank: int
+    pid: int
+    handle: int
+    began: float
+
+
+def _run_all(config: Config, folder: Path, ranks: Sequence[int], deadline: float) -> dict[int, _End]:
+    """Run these ranks until they end, or the deadline is there."""
+    waiting, running, ends = list(ranks), list[_Running](), dict[int, _End]()
+    while waiting or running:
+        while waiting and len(running) < usable_cores():
+            running.append(_start(config, folder, waiting.pop(0)))
+        left = deadline - time.monotonic()
+        ready, _, _ = select.select([each.handle for each in running], [], [], max(0.0, left))
+        for each in [each for each in running if each.handle in ready or left <= 0]:
+            running.remove(each)
+            ends[each.rank] = _ended(each, timed_out=each.handle not in ready)
+    return dict(sorted(ends.items()))
+
+
+def _start(config: Config, folder: Path, rank: int) -> _Running:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _run_rank(config, folder, rank, parent)
+    return _Running(rank, pid, os.pidfd_open(pid), time.monotonic())
+
+
+def _ended(rank: _Running, *, timed_out: bool) -> _End:
+    if timed_out:
+        os.kill(rank.pid, signal.SIGTERM)
+        if not select.select([rank.handle], [], [], _STOP_GRACE_S)[0]:
+            os.kill(rank.pid, signal.SIGKILL)
+    _, status = os.waitpid(rank.pid, 0)
+    os.close(rank.handle)
+    code = os.waitstatus_to_exitcode(status)
+    return _End(rank.rank, code, timed_out, time.monotonic() - rank.began)
+
+
+def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:
+    """One rank, in a process of its own, which ends here."""
+    code = 1
+    try:
+        die_with_parent(parent)
+        from fsdpbench.script.rank import run_script
+
+        own = folder_of(folder, rank)
+        if rank:
+            own.mkdir(parents=True, exist_ok=True)
+            _log_to(own)
+            steps = config.measurement
+            timed = steps.timed_steps + steps.traced_steps  # as many steps as rank 0, and no trace
+            config = replace(
+                config, sanitize=False, measurement=replace(steps, timed_steps=timed, traced_steps=0)
+            )
+        local = rank % config.gpus_per_node
+        run_script(config, Placement(rank, config.gpus, local), own, rank_0=folder)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _log_to(folder: Path) -> None:
+    for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
+        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(handle, stream.fileno())
+        os.close(handle)
+
+
+# --------------------------------------------------------------------------------------------------- verdicts
+
+
+def _outcome_of_rank_0(config: Config, folder: Path, end: _End) -> Outcome:
+    if end.timed_out:
+        stood = _log(folder, end).stood
+        where = f": rank 0 stood at {Path(stood[0].file).name}:{stood[0].line}" if stood else ""
+        return Outcome(Status.TIMEOUT, f"ran past {config.measurement.timeout_s:g} s{where}", "stderr.log")
+    outcome = outcome_of_records(read_records(folder), world_recorded=1)
+    if end.exit_code != 0 and outcome.status in (Status.OK, Status.CRASH):
+        return Outcome(Status.CRASH, f"rank 0: {_died(end)}", "stderr.log")
+    return outcome
+
+
+def _log(folder: Path, end: _End) -> RankLog:
+    """What a rank wrote down; of one that could not, how it ended."""
+    try:
+        log = RankLog.read(folder_of(folder, end.rank))
+    except UnreadableFileError:
+        log = RankLog(end.rank, ended=Ended.CRASH, error=_died(end))
+    if end.timed_out and log.ended is not Ended.TIMEOUT:
+        log.ended, log.error = Ended.TIMEOUT, f"stopped after {end.took_s:.0f} s"
+    return log
+
+
+def _died(end: _End) -> str:
+    code = end.exit_code
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"the process ended early, {how}"
+
+
+def _with_difference(config: Config, outcome: Outcome, difference: Difference | None) -> Outcome:
+    """A difference is the outcome, unless rank 0 failed by itself."""
+    if difference is None or outcome.status not in (Status.OK, Status.RACE):
+        return outcome
+    log = "stderr.log" if difference.rank == 0 else f"{_RANKS}/rank{difference.rank}/stderr.log"
+    if difference.kind == Ended.TIMEOUT:
+        seconds = f"{config.measurement.timeout_s:g} s"
+        return Outcome(Status.TIMEOUT, f"ran past {seconds}: {sentence(difference)}", log)
+    return Outcome(Status.RANK_MISMATCH, sentence(difference), log)
+
+
+def _record(logs: Sequence[RankLog], difference: Difference | None) -> dict[str, Any]:
+    """`rank_check` of the result."""
+    groups: dict[Any, dict[str, Any]] = {}
+    for log in logs:
+        for call in log.calls:
+            made = {"group": group_name(call.group), "size": len(call.group.ranks), "calls": {}}
+            if call.kind == "new_group":
+                made["group"] = "making of groups"
+            calls = groups.setdefault(call.group.key, made)["calls"]
+            calls[str(log.rank)] = calls.get(str(log.rank), 0) + 1
+    return {
+        "ranks": [log.rank for log in logs],
+        "collectives": {
+            "calls": {str(log.rank): len(log.calls) for log in logs},
+            "ended": {str(log.rank): log.ended.value for log in logs},
+            "groups": list(groups.values()),
+        },
+        "difference": None if difference is None else to_dict(difference),
+    }
+
+
+def _leave(folder: Path, record: dict[str, Any]) -> None:
+    path = record_path(folder, 0)
+    try:
+        content = read_json_object(path)
+    except UnreadableFileError:
+        return  # rank 0 died without one
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({**content, "rank_check": record}, indent=1))
+    os.replace(partial, path)

@@ -1,0 +1,260 @@
+"""Writes down every collective of this process, as torch asks the simulated process group for it.
+
+What must be equal on all ranks differs by collective: an all-reduce has the same elements everywhere, an
+all-gather into a list the same list of sizes, of which each rank sends its own. Where ranks may differ
+(splits of an all-to-all) nothing is compared but the kind and the dtype.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.algorithms.join import Join
+
+from fsdpbench.script.files.overlay import Overlay
+from fsdpbench.script.rank_check.arrivals import Arrivals, Count
+from fsdpbench.script.rank_check.calls import MOST_CALLS, Call, Ended, Group, RankLog
+from fsdpbench.script.rank_check.stacks import Stacks
+from fsdpbench.script.rank_check.values import Values
+from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.known_values import known_of, learn
+from fsdpbench.sim.process_group import SimProcessGroup
+from fsdpbench.sim.tensors import is_on_device
+from fsdpbench.torch_internals import replace
+
+_MAIN = threading.main_thread().ident
+_MOST_LISTED = 16
+_SMALL = 1024
+"""Elements of a tensor of the host that the other ranks get from rank 0."""
+
+
+class Seen(NamedTuple):
+    """What a call is about: the tensors whose sizes all ranks share, and what it leaves behind."""
+
+    kind: str
+    shared: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor] = ()
+    """Those that are the same on all ranks afterwards."""
+    sizes_differ: bool = False
+
+
+def _flat(lists: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    return [tensor for each in lists for tensor in each]
+
+
+_METHODS: dict[str, Callable[..., Seen]] = {
+    "allreduce": lambda tensors, *_: Seen("all_reduce", tensors, tensors),
+    "allreduce_coalesced": lambda tensors, *_: Seen("all_reduce_coalesced", tensors, tensors),
+    "broadcast": lambda tensors, *_: Seen("broadcast", tensors, tensors),
+    "reduce": lambda tensors, *_: Seen("reduce", tensors),
+    "allgather": lambda outputs, inputs, *_: Seen("all_gather", _flat(outputs), _flat(outputs)),
+    "reduce_scatter": lambda outputs, inputs, *_: Seen("reduce_scatter", _flat(inputs)),
+    "gather": lambda outputs, inputs, *_: Seen("gather", inputs),
+    "scatter": lambda outputs, inputs, *_: Seen("scatter", outputs),
+    "alltoall": lambda outputs, inputs, *_: Seen("all_to_all", inputs, sizes_differ=True),
+    "barrier": lambda *_: Seen("barrier", ()),
+}
+for _name in ("all_gather_single", "_allgather_base"):
+    _METHODS[_name] = lambda output, *_: Seen("all_gather_into_tensor", (output,), (output,))
+for _name in ("reduce_scatter_single", "_reduce_scatter_base"):
+    _METHODS[_name] = lambda output, input, *_: Seen("reduce_scatter_tensor", (input,))
+for _name in ("alltoall_base", "all_to_all_single"):
+    _METHODS[_name] = lambda output, input, out_splits=(), in_splits=(), *_: Seen(
+        "all_to_all_single", (input,), sizes_differ=bool(out_splits or in_splits)
+    )
+for _name in ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"):
+    _METHODS[_name] = lambda outputs, *_: Seen("all_gather_coalesced", outputs, outputs)
+for _name in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"):
+    _METHODS[_name] = lambda outputs, inputs, *_: Seen("reduce_scatter_coalesced", inputs)
+
+
+class Recorder:
+    """The log of this process's rank. `values`: rank 0 puts into them, others get from them."""
+
+    def __init__(self, rank: int, stacks: Stacks, values: Values) -> None:
+        self.log = RankLog(rank)
+        self.stacks = stacks
+        self.values = values
+        self._groups: dict[int, Group] = {}
+        self._counts: dict[tuple[Any, ...], int] = {}
+        self._silent = False
+        self._of_all = 0
+        self._arrivals: Arrivals | None = None
+
+    def follow_files(self, overlay: Overlay, layer_of_rank_0: Path) -> None:
+        """Rank 0 writes down when it writes a file; others find them after the same collective."""
+        if self.log.rank == 0:
+            overlay.on_place = lambda path: self.values.placed.setdefault(path, self._called())
+        else:
+            self._arrivals = Arrivals(overlay, layer_of_rank_0, self.values.placed)
+
+    def _called(self) -> Count:
+        return self._of_all, len(self.log.calls)
+
+    def install(self) -> None:
+        """Write down what is called from now on, in this process, for good."""
+        for name, look in _METHODS.items():
+            replace(SimProcessGroup, **{name: self._recording(getattr(SimProcessGroup, name), look)})
+        replace(Join, __enter__=self._entering(Join.__enter__), __exit__=self._leaving(Join.__exit__))
+
+    def finish(self, folder: Path, ended: Ended, error: str | None = None) -> None:
+        """Leave the log (and of rank 0 its values) in `folder`."""
+        if self.log.ended is Ended.OK:
+            self.log.ended, self.log.error = ended, error
+        if ended is not Ended.OK and not self.log.stood:
+            self.log.stood = self.stacks.here()
+        self.log.write(folder)
+        if self.log.rank == 0:
+            self.values.write(folder)
+
+    # ------------------------------------------------------------------------------------------------ calls
+
+    def _recording(self, original: Callable[..., Any], look: Callable[..., Seen]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(group: SimProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            if self._silent or threading.get_ident() != _MAIN:
+                return original(group, *args, **kwargs)
+            seen = look(*args, **{name: value for name, value in kwargs.items() if name != "opts"})
+            number = self.note(group, seen, kwargs.get("opts", args[-1] if args else None))
+            made = original(group, *args, **kwargs)
+            self._share(number, seen.outputs)
+            return made
+
+        return call
+
+    def note(self, group: SimProcessGroup, seen: Seen, opts: Any, root: int | None = None) -> tuple[Any, ...]:
+        """Write down a call; its key among all calls of its group."""
+        shared = seen.shared
+        known = self._group(group, shared)
+        if root is None:
+            root = getattr(opts, "rootRank", None)
+        reduction = getattr(opts, "reduceOp", None)
+        kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in shared})
+        self._add(
+            Call(
+                known,
+                seen.kind,
+                None if seen.sizes_differ else _sizes(shared),
+                _shown(shared),
+                " and ".join(kinds),
+                "" if reduction is None else _name_of(reduction),
+                None if root is None else known.ranks[root],
+                self.stacks.here(),
+                self.log.phase,
+            )
+        )
+        count = self._counts[known.key] = self._counts.get(known.key, 0) + 1
+        return (*known.key, count)
+
+    def note_new_group(self, ranks: Sequence[int], everyone: tuple[int, ...]) -> None:
+        """All ranks take part in the making of a group, also those that are not in it."""
+        shown = f"ranks {', '.join(map(str, ranks))}" if len(ranks) <= _MOST_LISTED else f"{len(ranks)} ranks"
+        self._add(
+            Call(
+                Group(everyone, lane="new_group"), "new_group", tuple(ranks), shown, "", "", None,
+                self.stacks.here(), self.log.phase,
+            )
+        )  # fmt: skip
+
+    def _add(self, call: Call) -> None:
+        if len(self.log.calls) < MOST_CALLS:
+            self.log.calls.append(call)
+        else:
+            self.log.ended = Ended.TOO_MANY
+        self._of_all += call.group.description == "default"
+        if self._arrivals is not None:
+            self._arrivals.arrive(self._called())
+
+    def _group(self, group: SimProcessGroup, tensors: Sequence[torch.Tensor]) -> Group:
+        found = self._groups.get(id(group))
+        if found is None:
+            alike = [each for each in ACCELERATOR.process_groups if list(each.ranks) == list(group.ranks)]
+            number = next((i for i, each in enumerate(alike) if each is group), len(alike))
+            description = "default" if group.group_desc == "default_pg" else group.group_desc
+            found = Group(tuple(group.ranks), number, description=description.replace("undefined", ""))
+            self._groups[id(group)] = found
+        if "cpu:" in group.asked_backend and tensors and not is_on_device(tensors[0]):
+            return found._replace(lane="host")
+        return found
+
+    # --------------------------------------------------------------------------------------- rank 0's values
+
+    def _share(self, number: tuple[Any, ...], outputs: Sequence[torch.Tensor]) -> None:
+        if self.log.rank == 0:
+            for place, tensor in enumerate(outputs):
+                value = _value_of(tensor)
+                if value is not None:
+                    self.values.put((*number, place), value)
+            return
+        for place, tensor in enumerate(outputs):
+            for value in self.values.get((*number, place)):
+                _give(tensor, value)
+
+    # ------------------------------------------------------------------------------------------ uneven inputs
+
+    def _entering(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(join: Join) -> Any:
+            self.log.phase += 1
+            return original(join)
+
+        return enter
+
+    def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A rank that has run out of inputs shadows the collectives of the others: how many, they decide."""
+
+        def leave(join: Join, *exc_info: Any) -> Any:
+            self._silent = True
+            try:
+                return original(join, *exc_info)
+            finally:
+                self._silent = False
+                self.log.phase += 1
+
+        return leave
+
+
+def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Elements of each tensor; of many, a number that stands for them."""
+    sizes = tuple(tensor.numel() for tensor in tensors)
+    if len(sizes) <= _MOST_LISTED:
+        return sizes
+    return len(sizes), sum(sizes), int(hashlib.sha256(repr(sizes).encode()).hexdigest()[:8], 16)
+
+
+def _shown(tensors: Sequence[torch.Tensor]) -> str:
+    if not tensors:
+        return ""
+    if len(tensors) == 1:
+        return " x ".join(map(str, tensors[0].shape)) or "1"
+    sizes = {tensor.numel() for tensor in tensors}
+    if len(sizes) == 1:
+        return f"{len(tensors)} of {' x '.join(map(str, tensors[0].shape)) or 1}"
+    listed = ", ".join(f"{tensor.numel():,}" for tensor in tensors[:_MOST_LISTED])
+    return f"{len(tensors)} tensors of {listed}{', ...' if len(tensors) > _MOST_LISTED else ''} elements"
+
+
+def _name_of(reduction: Any) -> str:
+    return str(getattr(reduction, "op", reduction)).rpartition(".")[2].partition(":")[0].lower()
+
+
+def _value_of(tensor: torch.Tensor) -> Any:
+    """What is known of a tensor's value: `(number, whether it is assumed)`, or a small one of the host."""
+    if not is_on_device(tensor):
+        return tensor.detach().clone() if tensor.numel() <= _SMALL else None
+    known = known_of(tensor)
+    return None if known is None else (known.value, known.assumed)
+
+
+def _give(tensor: torch.Tensor, value: Any) -> None:
+    if is_on_device(tensor):
+        if isinstance(value, tuple):
+            learn(tensor, value[0], assumed=value[1])
+    elif isinstance(value, torch.Tensor) and value.shape == tensor.shape:
+        with torch.no_grad():
+            tensor.copy_(value)
