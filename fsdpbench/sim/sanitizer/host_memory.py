@@ -90,6 +90,8 @@ class HostMemory:
 class _HostAccesses(TorchDispatchMode):
     """Sees the CPU's own operators."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, memory: HostMemory) -> None:
         super().__init__()
         self._memory = memory
@@ -97,18 +99,21 @@ class _HostAccesses(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         memory = self._memory
-        if memory.is_empty or function.is_view:
+        if memory.is_empty or getattr(function, "is_view", True):
             return function(*args, **kwargs)
         seen, named = args, kwargs
         if any(issubclass(kind, DTensor) for kind in types):
             seen, named = tree_map_only(DTensor, lambda each: each._local_tensor, (args, kwargs))
         touched = list(host_uses(function, seen, named))
-        if touched and not _is_copy_to_or_from_device(seen):
+        if touched and not _crosses_the_link(seen, named):
             for tensor, writes in touched:
                 memory.touched_by_host(tensor, function._schema.name, writes=writes)
         return function(*args, **kwargs)
 
 
-def _is_copy_to_or_from_device(args: Any) -> bool:
+def _crosses_the_link(args: Any, kwargs: dict[str, Any]) -> bool:
     """Copies between host and device are told by the copy itself."""
-    return any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in args)
+    if any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in args):
+        return True
+    device = kwargs.get("device")
+    return device is not None and torch.device(device).type != "cpu"

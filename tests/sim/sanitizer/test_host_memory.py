@@ -74,6 +74,22 @@ def test_copies_of_pageable_memory_hold_the_cpu() -> None:
     assert kinds(sanitizer) == []
 
 
+def test_activations_on_the_host() -> None:
+    """Copied both ways on one stream: nothing reads on the CPU in between."""
+    from sanitized import kinds, start
+
+    sanitizer = start()
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor.to("cpu", non_blocking=True), lambda host: host.to("sim", non_blocking=True)
+    )
+    layer = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64)).to("sim")
+    for _ in range(3):
+        with hooks:
+            loss = layer(torch.randn(8, 64, device="sim")).sum()
+        loss.backward()
+    assert kinds(sanitizer) == []
+
+
 def test_a_buffer_used_in_turns() -> None:
     """Two buffers for three batches in flight."""
     from sanitized import kinds, start
