@@ -30,8 +30,12 @@ had another owner then."""
 _MOST_STRIDED = 64
 
 
+Past = tuple[Operation, bool, Region | None]
+"""What a former owner did: the operation, whether it wrote, where (None: everywhere)."""
+
+
 class Cell:
-    """Bytes that have the same history. ``past``: (operation, whether it wrote) of former owners."""
+    """Bytes that have the same history; ``past`` is that of former owners."""
 
     __slots__ = ("end", "past", "reads", "start", "write")
 
@@ -40,7 +44,7 @@ class Cell:
         self.end = end
         self.write: Operation | None = None
         self.reads: dict[int, Operation] = {}
-        self.past: list[tuple[Operation, bool]] = []
+        self.past: list[Past] = []
 
     def cut(self, at: int) -> Cell:
         """The part behind ``at``, as a cell of its own."""
@@ -49,18 +53,18 @@ class Cell:
         self.end = at
         return rest
 
-    def history(self, host: Clock) -> list[tuple[Operation, bool]]:
+    def history(self, host: Clock) -> list[Past]:
         """The newest read and write of each agent that the CPU does not know to be done."""
-        found = [*self.past, *((read, False) for read in self.reads.values())]
+        found: list[Past] = [*self.past, *((read, False, None) for read in self.reads.values())]
         if self.write is not None:
-            found.append((self.write, True))
-        newest: dict[tuple[int, bool], Operation] = {}
-        for old, wrote in found:
+            found.append((self.write, True, None))
+        newest: dict[tuple[int, bool, Region | None], Operation] = {}
+        for old, wrote, where in found:
             if not is_ordered(old.agent, old.epoch, host):
-                known = newest.get((old.agent, wrote))
+                known = newest.get((old.agent, wrote, where))
                 if known is None or known.epoch < old.epoch:
-                    newest[old.agent, wrote] = old
-        return [(old, wrote) for (_, wrote), old in newest.items()]
+                    newest[old.agent, wrote, where] = old
+        return [(old, wrote, where) for (_, wrote, where), old in newest.items()][-_MOST_STRIDED:]
 
 
 class BlockShadow:
@@ -84,11 +88,11 @@ class BlockShadow:
             for cell in self._overlapping(region.start, region.end):
                 shared = overlap(region, Region(cell.start, cell.end))
                 if shared:
-                    _check(cell, new, writes, clock, report, shared)
+                    _check(cell, new, writes, clock, report, shared, region)
             self._keep_strided(region, new, writes, clock)
             return
         for cell in self._covering(region.start, region.end):
-            _check(cell, new, writes, clock, report, cell.end - cell.start)
+            _check(cell, new, writes, clock, report, cell.end - cell.start, Region(cell.start, cell.end))
             if writes:
                 cell.write = new
                 if cell.reads:
@@ -186,7 +190,7 @@ class BlockShadow:
             for region, old, wrote in self.strided:
                 if not is_ordered(old.agent, old.epoch, host):
                     for cell in whole._covering(region.start, region.end):
-                        cell.past.append((old, wrote))
+                        cell.past.append((old, wrote, region))
             left = whole.cells
         return left
 
@@ -230,8 +234,12 @@ class FreedMemory:
         self.add(left)
 
 
-def _check(cell: Cell, new: Operation, writes: bool, clock: Clock, report: Conflict, shared: int) -> None:
-    """Report the accesses to a cell that must come before ``new`` and need not."""
+def _check(
+    cell: Cell, new: Operation, writes: bool, clock: Clock, report: Conflict, shared: int, touched: Region
+) -> None:
+    """Report the accesses to a cell that must come before ``new``, which touches ``shared`` bytes of it, and
+    need not.
+    """
     old = cell.write
     if old is not None and not is_ordered(old.agent, old.epoch, clock):
         report(old, True, new, writes, shared, False)
@@ -240,6 +248,8 @@ def _check(cell: Cell, new: Operation, writes: bool, clock: Clock, report: Confl
             if not is_ordered(read.agent, read.epoch, clock):
                 report(read, False, new, writes, shared, False)
     if cell.past:
-        for old, wrote in cell.past:
+        for old, wrote, where in cell.past:
             if (writes or wrote) and not is_ordered(old.agent, old.epoch, clock):
-                report(old, wrote, new, writes, shared, True)
+                both = shared if where is None else overlap(where, touched)
+                if both:
+                    report(old, wrote, new, writes, both, True)
