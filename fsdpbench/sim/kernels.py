@@ -124,7 +124,7 @@ def _describe(values: Iterable[Any], key: list[Any], tensors: list[_Tensor], num
     for value in values:
         kind = type(value)
         if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
-            key += (value.shape, value.stride(), value.storage_offset(), value.dtype)
+            key += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.is_cpu)
             tensors.append(value)
         elif kind is list or kind is tuple:
             key.append(len(value))

@@ -14,7 +14,8 @@ are.
 `Tensor.__repr__`, `Tensor.tolist`              printing must not read data
 `Tensor.numpy`, `torch.save`                    reads of the host's memory that the sanitizer has to see
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
-`Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks
+`Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks; the
+                                                device's tensors cannot be pinned
 `nn.Module.__call__`                            a module call and its hooks cost CPU time
 `profiler.record_function`                      spans in simulated time (`annotations.py`)
 `_C._profiler._RecordFunctionFast`              the same, for those who use the fast one
