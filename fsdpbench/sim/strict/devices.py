@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -45,9 +44,9 @@ def refuse_other_devices(operator: Any, arguments: Arguments) -> None:
         for column in _columns(arguments, written):
             _as_iterator(column, 1)
         return
-    check = _generated_checks().get(str(operator._schema.name) + "." + operator._schema.overload_name)
-    if check is not None:
-        _as_wrapper(check, arguments, operator)
+    method = _generated_checks().get(str(operator._schema.name) + "." + operator._schema.overload_name)
+    if method is not None:
+        _as_wrapper(method, arguments, operator)
     else:
         named = [(name in written, tensor) for name, tensor in _named_tensors(arguments)]
         _as_iterator(named, len(named) if packet in _MANY_NUMBERS else 1)
@@ -56,16 +55,9 @@ def refuse_other_devices(operator: Any, arguments: Arguments) -> None:
 # ---------------------------------------------------------------------------------- checks in the wrappers
 
 
-@dataclass(frozen=True)
-class _Check:
-    """``method``: what the wrapper is called."""
-
-    method: str
-
-
 @cache
-def _generated_checks() -> dict[str, _Check]:
-    """The operators whose wrappers check, of this version of torch. Read once a mix of devices is met."""
+def _generated_checks() -> dict[str, str]:
+    """The wrappers that check, by operator, of this version of torch. Read once a mix of devices is met."""
     spec = importlib.util.find_spec("torchgen")
     roots = [Path(root) for root in (spec.submodule_search_locations or [])] if spec else []
     text = next(((root / _LIST).read_text() for root in roots if (root / _LIST).exists()), "")
@@ -76,15 +68,13 @@ def _generated_checks() -> dict[str, _Check]:
         if "device_check: NoCheck" in entry or not (structured or re.search(r"^    .*CUDA.*:", entry, re.M)):
             continue
         called = f"{name}_out" if _IS_OUT.search(entry.splitlines()[0]) else name
-        if structured:
-            method = f"{called}_{overload}" if overload else called
-        else:
-            method = f"{overload}_{called}"
-        found[f"aten::{name}.{overload}"] = _Check(f"wrapper_CUDA_{method}")
+        parts = (called, overload) if structured else (overload, called)
+        method = "_".join(parts) if overload or not structured else called
+        found[f"aten::{name}.{overload}"] = f"wrapper_CUDA_{method}"
     return found
 
 
-def _as_wrapper(check: _Check, arguments: Arguments, operator: Any) -> None:
+def _as_wrapper(method: str, arguments: Arguments, operator: Any) -> None:
     """Outputs are checked first, then the positional arguments."""
     schema = operator._schema.arguments
     order = [a.name for a in schema if a.is_out] + [a.name for a in schema if not a.kwarg_only]
@@ -94,13 +84,13 @@ def _as_wrapper(check: _Check, arguments: Arguments, operator: Any) -> None:
             if common is None:
                 common = tensor.device
             elif tensor.device != common:
-                _refuse_argument(name, tensor, common, check.method)
+                _refuse_argument(name, tensor, common, method)
 
 
 def _refuse_argument(name: str, tensor: torch.Tensor, common: torch.device, method: str) -> NoReturn:
     raise RuntimeError(
-        f"Expected all tensors to be on the same device, but got {name} is on {tensor.device}, different from "
-        f"other tensors on {common} (when checking argument in method {method})"
+        f"Expected all tensors to be on the same device, but got {name} is on {tensor.device}, different "
+        f"from other tensors on {common} (when checking argument in method {method})"
     )
 
 
@@ -108,7 +98,7 @@ def _refuse_argument(name: str, tensor: torch.Tensor, common: torch.device, meth
 
 
 def _as_iterator(tensors: list[tuple[bool, torch.Tensor]], numbers: int) -> None:
-    """``tensors``: whether each is written, and the tensor. ``numbers`` of the host are taken beside others."""
+    """``tensors``: whether each is written, and the tensor. ``numbers`` of the host are taken."""
     common = next((tensor.device for _, tensor in tensors if not tensor.is_cpu), None)
     if common is None:
         return

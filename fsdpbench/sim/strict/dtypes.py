@@ -84,7 +84,8 @@ def _addmm(arguments: Arguments) -> None:
         a, b = arguments[first], arguments[second]
         if a.dtype is not b.dtype:
             raise RuntimeError(
-                f"{first} and {second} must have the same dtype, but got {scalar_type(a)} and {scalar_type(b)}"
+                f"{first} and {second} must have the same dtype, but got {scalar_type(a)} and "
+                f"{scalar_type(b)}"
             )
 
 

@@ -28,8 +28,8 @@ def refuse_out_of_range(value: int, low: int, high: int, dim: int) -> None:
 def _fail_assertion(value: int, dim: int, size: int) -> NoReturn:
     raise getattr(torch, "AcceleratorError", RuntimeError)(
         "CUDA error: device-side assert triggered\n"
-        f"Index {value} is out of bounds for dimension {dim} with size {size}. (A GPU says so on stderr, names "
-        "the kernel, and raises this at a later call.)"
+        f"Index {value} is out of bounds for dimension {dim} with size {size}. (A GPU says so on stderr, "
+        "names the kernel, and raises this at a later call.)"
     )
 
 

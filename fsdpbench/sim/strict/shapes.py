@@ -50,15 +50,15 @@ def _convolution(arguments: Arguments) -> None:
     wanted = weight.shape[0] if transposed else weight.shape[1] * groups
     if x.shape[1] != wanted:
         raise RuntimeError(
-            f"{kind}, weight of size {sizes(weight)}, expected input{sizes(x)} to have {wanted} channels, but "
-            f"got {x.shape[1]} channels instead"
+            f"{kind}, weight of size {sizes(weight)}, expected input{sizes(x)} to have {wanted} channels, "
+            f"but got {x.shape[1]} channels instead"
         )
     outputs = weight.shape[1] * groups if transposed else weight.shape[0]
     if isinstance(bias, torch.Tensor) and tuple(bias.shape) != (outputs,):
         given = "Given transposed=1, weight" if transposed else "Given weight"
         raise RuntimeError(
-            f"{given} of size {sizes(weight)}, expected bias to be 1-dimensional with {outputs} elements, but "
-            f"got bias of size {sizes(bias)} instead"
+            f"{given} of size {sizes(weight)}, expected bias to be 1-dimensional with {outputs} elements, "
+            f"but got bias of size {sizes(bias)} instead"
         )
 
 
@@ -127,8 +127,8 @@ def _index_put(arguments: Arguments) -> None:
         torch.empty(values.shape, device="meta").expand(indexed.shape)
     except RuntimeError:
         raise RuntimeError(
-            f"shape mismatch: value tensor of shape {sizes(values)} cannot be broadcast to indexing result of "
-            f"shape {sizes(indexed)}"
+            f"shape mismatch: value tensor of shape {sizes(values)} cannot be broadcast to indexing result "
+            f"of shape {sizes(indexed)}"
         ) from None
 
 
@@ -138,8 +138,8 @@ def refuse_mask(tensor: torch.Tensor, mask: torch.Tensor, place: int) -> None:
         at = place + axis
         if at >= tensor.dim() or tensor.shape[at] != size:
             raise IndexError(
-                f"The shape of the mask {sizes(mask)} at index {axis} does not match the shape of the indexed "
-                f"tensor {sizes(tensor)} at index {at}"
+                f"The shape of the mask {sizes(mask)} at index {axis} does not match the shape of the "
+                f"indexed tensor {sizes(tensor)} at index {at}"
             )
 
 
