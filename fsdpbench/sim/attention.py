@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.strict.words import cpp_type, sizes
+from fsdpbench.sim.strict.words import cpp_type, refuse_broadcast, sizes
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_SIZE = 256
@@ -90,8 +90,12 @@ def _refuse_misfits(
             f"scaled_dot_product_attention: query of {sizes(query)}, key of {sizes(key)} and value of "
             f"{sizes(value)}: query and key need rows of one length, key and value as many rows"
         )
+    refuse_broadcast(query.shape[:-3], key.shape[:-3])
+    refuse_broadcast(query.shape[:-3], value.shape[:-3])
     if mask is None:
         return
+    if mask.dim() < 2:
+        raise IndexError("Dimension out of range (expected to be in range of [-1, 0], but got -2)")
     if is_causal:
         raise RuntimeError(
             "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"

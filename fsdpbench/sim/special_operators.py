@@ -50,7 +50,7 @@ def _equal(operator: Any, by_shape: Kernel) -> Kernel:
     name = operator._schema.name.removeprefix("aten::")
 
     def kernel(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
-        if first.device != second.device or first.dtype is not second.dtype:
+        if (first.device, first.dtype, first.shape) != (second.device, second.dtype, second.shape):
             refuse_what_cuda_refuses(operator, (first, second), {})
         ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True, device=first)
         same = first.shape == second.shape

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fsdpbench.sim.strict.devices import refuse_other_devices
-from fsdpbench.sim.strict.dtypes import DTYPE_RULES, refuse_integers
+from fsdpbench.sim.strict.dtypes import DTYPE_RULES, refuse_integers, refuse_narrower
 from fsdpbench.sim.strict.shapes import SHAPE_RULES
 from fsdpbench.sim.strict.words import bind, packet_of
 
@@ -34,6 +34,7 @@ def refuse_what_cuda_refuses(operator: Any, args: Sequence[Any], kwargs: dict[st
         if rule is not None:
             rule(arguments)
     refuse_integers(packet, arguments)
+    refuse_narrower(operator, arguments)
 
 
 __all__ = ["refuse_what_cuda_refuses"]

@@ -10,11 +10,34 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.strict.words import Arguments, cpp_type, legacy_type, scalar_type
+from fsdpbench.sim.strict.words import Arguments, cpp_type, legacy_type, name_of, scalar_type
 
 Rule = Callable[[Arguments], None]
 _HALVES = (torch.float16, torch.bfloat16)
 _INDICES = (torch.int64, torch.int32)
+
+
+def refuse_narrower(operator: Any, arguments: Arguments) -> None:
+    """Raise RuntimeError for an arithmetic operator in place whose result does not fit its target."""
+    schema = operator._schema
+    target, other = arguments.get("self"), arguments.get("other")
+    if schema.name not in _IN_PLACE or not isinstance(target, torch.Tensor):
+        return
+    result = torch.result_type(target, other) if other is not None else target.dtype
+    if schema.name == _DIVISION and arguments.get("rounding_mode") is None and not _is_inexact(result):
+        result = torch.get_default_dtype()
+    if not torch.can_cast(result, target.dtype):
+        raise RuntimeError(
+            f"result type {name_of(result)} can't be cast to the desired output type {name_of(target.dtype)}"
+        )
+
+
+def _is_inexact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+_DIVISION = "aten::div_"
+_IN_PLACE = frozenset(("aten::add_", "aten::sub_", "aten::mul_", "aten::pow_", _DIVISION))
 
 
 def refuse_integers(packet: str, arguments: Arguments) -> None:
@@ -61,6 +84,7 @@ _FLOATS_ALONE: dict[str, tuple[str, str]] = {
     "adaptive_max_pool2d": ("adaptive_max_pool2d_cuda", "input"),
     "upsample_bilinear2d": ("upsample_bilinear2d_out_frame", "self"),
     "upsample_nearest2d": ("upsample_nearest2d_out_frame", "self"),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), ("nll_loss_forward_reduce_cuda", "self")),
     "uniform": ("check_uniform_bounds", "self"),
 }
 
@@ -87,6 +111,15 @@ def _addmm(arguments: Arguments) -> None:
                 f"{first} and {second} must have the same dtype, but got {scalar_type(a)} and "
                 f"{scalar_type(b)}"
             )
+
+
+def _dot(arguments: Arguments) -> None:
+    """It asks for the same types before it asks for floats."""
+    a, b = arguments["self"], arguments["tensor" if "tensor" in arguments else "other"]
+    if a.dtype is not b.dtype:
+        raise RuntimeError(
+            f"dot : expected both vectors to have same dtype, but found {scalar_type(a)} and {scalar_type(b)}"
+        )
 
 
 def _addbmm(arguments: Arguments) -> None:
@@ -123,9 +156,9 @@ def _batch_norm(arguments: Arguments) -> None:
     """Parameters and statistics are alike: of the input's dtype, or float32 for half precision."""
     tensors = [arguments.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
     given = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-    if not given:
-        return
     x = arguments["input"]
+    if not given or not x.is_floating_point():
+        return
     allowed = (x.dtype, torch.float32) if x.dtype in _HALVES else (x.dtype,)
     reference = given[0] if given[0].dtype in allowed else x
     for tensor in given:
@@ -165,6 +198,12 @@ def _binary_cross_entropy(arguments: Arguments) -> None:
             raise RuntimeError(f"Found dtype {scalar_type(other)} but expected {scalar_type(x)}")
 
 
+def _index(arguments: Arguments) -> None:
+    for index in arguments["indices"]:
+        if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+
+
 def _index_select(arguments: Arguments) -> None:
     if arguments["index"].dtype not in _INDICES:
         raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
@@ -200,10 +239,8 @@ def _index_fill(arguments: Arguments) -> None:
 
 
 def _index_put(arguments: Arguments) -> None:
+    _index(arguments)
     tensor, values = arguments["self"], arguments["values"]
-    for index in arguments["indices"]:
-        if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):
-            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     if values.dtype is not tensor.dtype:
         raise RuntimeError(
             "Index put requires the source and destination dtypes match, got "
@@ -271,6 +308,8 @@ DTYPE_RULES: dict[str, Rule] = {
     "convolution": _convolution,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll_loss),
     "binary_cross_entropy": _binary_cross_entropy,
+    **dict.fromkeys(("dot", "vdot"), _dot),
+    **dict.fromkeys(("index", "_unsafe_index"), _index),
     "index_select": _index_select,
     "index_add": _index_add,
     "index_copy": _index_copy,

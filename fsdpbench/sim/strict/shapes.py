@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.strict.words import Arguments, sizes
+from fsdpbench.sim.strict.words import Arguments, refuse_broadcast, scalar_type, sizes
 from fsdpbench.sim.tensors import meta_twin
 
 Rule = Callable[[Arguments], None]
@@ -39,8 +39,7 @@ def _convolution(arguments: Arguments) -> None:
     """Groups, channels and bias fit the weight."""
     x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     transposed, groups = bool(arguments["transposed"]), arguments["groups"]
-    if weight.dim() != x.dim():
-        return  # the rule for shapes looks at it
+    _refuse_dimensions(x, weight, arguments["stride"])
     kind = "Given transposed=1" if transposed else f"Given groups={groups}"
     if weight.shape[0] % groups:
         raise RuntimeError(
@@ -60,6 +59,69 @@ def _convolution(arguments: Arguments) -> None:
             f"{given} of size {sizes(weight)}, expected bias to be 1-dimensional with {outputs} elements, "
             f"but got bias of size {sizes(bias)} instead"
         )
+
+
+def _refuse_dimensions(x: torch.Tensor, weight: torch.Tensor, stride: list[int]) -> None:
+    if weight.dim() < 3:
+        raise RuntimeError("weight should have at least three dimensions")
+    spatial = weight.dim() - 2
+    if len(stride) not in (1, spatial):
+        raise RuntimeError(
+            f"expected stride to be a single integer value or a list of {spatial} values to match the "
+            f"convolution dimensions, but got stride={list(stride)}"
+        )
+    if x.dim() != weight.dim():
+        raise RuntimeError(
+            f"Expected {weight.dim()}-dimensional input for {weight.dim()}-dimensional weight "
+            f"{sizes(weight)}, but got {x.dim()}-dimensional input of size {sizes(x)} instead"
+        )
+
+
+def _classes(arguments: Arguments) -> None:
+    """One vector of scores goes with one class."""
+    scores, target = arguments["self"], arguments["target"]
+    if scores.dim() == 1 and target.dim() == 1 and target.shape[0] != 1:
+        raise ValueError(f"For 1D input, 1D target must have size 1, but got target size: {target.shape[0]}")
+
+
+def _vectors(arguments: Arguments) -> None:
+    """Batch norm: statistics are vectors."""
+    for name in ("running_mean", "running_var"):
+        tensor = arguments.get(name)
+        if isinstance(tensor, torch.Tensor) and tensor.dim() != 1:
+            raise RuntimeError(f"TensorAccessor expected 1 dims but tensor has {tensor.dim()}")
+
+
+def _index_add(arguments: Arguments) -> None:
+    tensor, index, source = arguments["self"], arguments["index"], arguments["source"]
+    if index.dim() > 1:
+        raise IndexError(
+            f"index_add_(): Index is supposed to be a vector, but got dim: {index.dim()} with type: "
+            f"{scalar_type(index)} and size: {sizes(index)}"
+        )
+    if tensor.dim() == 0 or source.dim() == 0:
+        return
+    dim = arguments["dim"] % tensor.dim()
+    others = [[size for at, size in enumerate(t.shape) if at != dim] for t in (tensor, source)]
+    if others[0] != others[1]:
+        raise RuntimeError(
+            "source tensor shape must match self tensor shape, excluding the specified dimension. Got "
+            f"self.shape = {sizes(tensor)} source.shape = {sizes(source)}"
+        )
+
+
+def _index(arguments: Arguments) -> None:
+    """Masks fit, before anybody asks how many elements they choose."""
+    place = 0
+    for index in arguments["indices"]:
+        is_mask = isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+        if is_mask:
+            refuse_mask(arguments["self"], index, place)
+        place += index.dim() if is_mask else 1
+
+
+def _compared(arguments: Arguments) -> None:
+    refuse_broadcast(arguments["self"].shape, arguments["other"].shape)
 
 
 def _normalised_channels(arguments: Arguments) -> None:
@@ -178,6 +240,11 @@ SHAPE_RULES: dict[str, Rule] = {
     "addmm": _addend("mat1", "mat2"),
     "baddbmm": _addend("batch1", "batch2"),
     "convolution": _convolution,
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _classes),
+    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"), _vectors),
+    "index_add": _index_add,
+    **dict.fromkeys(("index", "_unsafe_index"), _index),
+    "allclose": _compared,
     "native_group_norm": _normalised_channels,
     "index_select": _index_select,
     "index_copy": _index_copy,

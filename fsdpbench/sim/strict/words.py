@@ -43,7 +43,12 @@ def packet_of(operator: Any) -> str:
 
 def scalar_type(tensor: torch.Tensor) -> str:
     """`Float`, `BFloat16`, ..."""
-    return _SCALAR_TYPES.get(tensor.dtype, str(tensor.dtype))
+    return name_of(tensor.dtype)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`Float`, `BFloat16`, ..."""
+    return _SCALAR_TYPES.get(dtype, str(dtype))
 
 
 def cpp_type(tensor: torch.Tensor) -> str:
@@ -56,6 +61,18 @@ def legacy_type(tensor: torch.Tensor) -> str:
     device = tensor.device
     place = "" if device.type == "cpu" else f"{device.type}."
     return f"torch.{place}{scalar_type(tensor)}Tensor"
+
+
+def refuse_broadcast(first: Sequence[int], second: Sequence[int]) -> None:
+    """Raise what torch raises for shapes that cannot be broadcast together."""
+    count = max(len(first), len(second))
+    for back in range(1, min(len(first), len(second)) + 1):
+        a, b = first[-back], second[-back]
+        if a != b and a != 1 and b != 1:
+            raise RuntimeError(
+                f"The size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton "
+                f"dimension {count - back}"
+            )
 
 
 def sizes(tensor: torch.Tensor) -> str:
