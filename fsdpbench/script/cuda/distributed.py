@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fsdpbench.sim import Simulation
 
 _NCCL = "nccl"
+_EMULATED = "emulated"
 _CONFIGS = {"nccl": "cuda:nccl", "gloo": "cpu:gloo,cuda:gloo"}
 """What torch makes of a backend's name, as `get_backend_config` tells it."""
 _DEVICE_ALONE = ("nccl", "cuda:nccl")
@@ -55,8 +56,8 @@ def _init_process_group(original: Callable[..., None], simulation: Simulation) -
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        if backend == BACKEND:  # the simulation itself, with a store of its own
-            return original(BACKEND, store=store, rank=rank, world_size=world_size)
+        if backend in (BACKEND, _EMULATED):  # the bench itself, with a store of its own
+            return original(backend, store=store, rank=rank, world_size=world_size)
         for name, asked, is_so in (
             ("world_size", world_size, simulation.world_size),
             ("rank", rank, simulation.rank),
