@@ -110,7 +110,7 @@ def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
 
 
 def _refuse_rehearsals(label: str, results: Mapping[str, Sequence[Result]]) -> None:
-    """Raises `CannotJudgeError` where the cuda path ran on a simulated GPU: that is a test of the path, and its
+    """Raises `CannotJudgeError` where the cuda path ran on a simulated GPU: a test of the path, whose
     figures are neither measured nor those of `--device sim`."""
     for name, runs in results.items():
         for run in runs:
