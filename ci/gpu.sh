@@ -24,6 +24,9 @@ part() { # NAME LIMIT_S COMMAND...
 }
 
 
+# One point a system: every setting that the default sweep would vary has one value.
+fixed=(--wrap block --backward-prefetch pre --limit-all-gathers 2 --reduce-dtype fp32)
+fixed+=(--system impl-fsdp2,torch-fsdp2,impl-fsdp1,torch-fsdp1)
 small=gpt-350m large=gpt-2.8b families=()
 [ "${QUICK:-0}" = 1 ] && small=gpt-tiny large=gpt-tiny families=(--tiny)
 
@@ -39,14 +42,14 @@ part calibrate 400 python3 -m fsdpbench calibrate -o "$work/this.toml"
 cp "$work/this.toml" "$out/profile.toml" 2>/dev/null
 
 # The cuda path end to end, and impl beside torch's FSDP1 and FSDP2: step time, memory, retries, overlap.
-part systems 500 python3 -m fsdpbench sweep --model "$small" --device cuda --gpus "$gpus" --wrap block --batch 4 \
-  --system impl-fsdp2,torch-fsdp2,impl-fsdp1,torch-fsdp1 --repeat 3 -o "$work/systems"
-part emulated 500 python3 -m fsdpbench sweep --model "$large" --device cuda --gpus 8 --emulate --wrap block --batch 2 \
-  --system impl-fsdp2,torch-fsdp2,impl-fsdp1,torch-fsdp1 -o "$work/emulated"
+part systems 500 python3 -m fsdpbench sweep --model "$small" --device cuda --gpus "$gpus" "${fixed[@]}" --batch 4 \
+  --repeat 3 -o "$work/systems"
+part emulated 500 python3 -m fsdpbench sweep --model "$large" --device cuda --gpus 8 --emulate "${fixed[@]}" \
+  --batch 2 -o "$work/emulated"
 
 # The same on simulated GPUs of the profile that was just measured: predicted beside measured.
 part predicted 200 python3 -m fsdpbench sweep --model "$large" --device sim --hardware "$work/this.toml" --gpus 8 \
-  --wrap block --batch 2 --system impl-fsdp2,torch-fsdp2,impl-fsdp1,torch-fsdp1 -o "$work/predicted"
+  "${fixed[@]}" --batch 2 -o "$work/predicted"
 part families 500 python3 ci/families_on_gpu.py "$work/this.toml" "${families[@]}"
 part allocator 200 python3 ci/allocator_on_gpu.py
 
