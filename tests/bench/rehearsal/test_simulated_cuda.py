@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fsdpbench.check.sides import stored_side
+from fsdpbench.check.sides import side_of
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.configuration.simulated_cuda import VARIABLE, SimulatedCuda, simulated_cuda
+from fsdpbench.devices.base import Placement
 from fsdpbench.devices.detection import choose_device
 from fsdpbench.errors import CannotJudgeError, UsageError
+from fsdpbench.launch.point import record_result, timestamp
+from fsdpbench.launch.rehearse import rehearse
+from fsdpbench.results.provenance import content_key
+from fsdpbench.results.records import read_records
+from fsdpbench.results.result import outcome_of_records
+from fsdpbench.sweep.planning import make_config, make_target, without_absent
+from fsdpbench.worker import run_rank
+
+CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def rehearsed(*arguments: str, asked: str = "h100-80gb:2") -> subprocess.CompletedProcess[str]:
@@ -24,15 +37,34 @@ def rehearsed(*arguments: str, asked: str = "h100-80gb:2") -> subprocess.Complet
     return subprocess.run(command, capture_output=True, text=True, timeout=250, env=environment)
 
 
-def test_a_run_through_the_cuda_path_is_no_measurement(fsdpbench: Any, tmp_path: Path) -> None:
-    """Spawned rank, NCCL's set-up, events, profiler, memory statistics; then the gate."""
-    folder = tmp_path / "runs"
-    done = rehearsed(
-        "run", "--device", "cuda", "--gpus", "1", "--model", "gpt-tiny", "-o", str(folder), "--json"
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, Any] = json.loads(done.stdout)
-    assert (result["status"], result["device"]) == ("ok", "cuda")
+def cuda_config() -> Config:
+    """The smallest GPT on one GPU."""
+    target = make_target(
+        model="gpt-tiny", shape={}, device="cuda", hardware=None, gpus=1, gpus_per_node=None, data=None,
+        measurement=Measurement(1, 1, 1, timeout_s=60.0),
+    )  # fmt: skip
+    return without_absent(make_config(target, "impl-fsdp2", Settings.of(batch=2), target.workload()))
+
+
+def _run_rank(config: Config, folder: Path) -> None:
+    """In a process of its own: as `launch/elastic.py` runs a rank."""
+    placement = Placement(rank=0, world_size=1, local_rank=0)
+    rehearse(config, placement)
+    run_rank(config, placement, folder)
+    os._exit(0)  # the simulated device leaves patches behind
+
+
+def test_a_rank_on_the_cuda_path_measures_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """NCCL's set-up, events, profiler, memory statistics; then the gate."""
+    monkeypatch.setenv(VARIABLE, "h100-80gb:2")
+    config = cuda_config()
+    process = multiprocessing.get_context("fork").Process(target=_run_rank, args=(config, tmp_path))
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0
+    outcome = outcome_of_records(read_records(tmp_path), world_recorded=1)
+    result = record_result(config, tmp_path, outcome, 1.0, timestamp())
+    assert (result["status"], result["device"]) == ("ok", "cuda"), result["cause"]
     assert result["hardware"]["simulated"] is True
     assert "not measured" in result["hardware"]["source"]
     assert result["environment"]["variables"][VARIABLE] == "h100-80gb:2"
@@ -40,11 +72,8 @@ def test_a_run_through_the_cuda_path_is_no_measurement(fsdpbench: Any, tmp_path:
     assert result["time_s"]["compute_only"] > 0
     assert result["step_time_s"] > 0
     with pytest.raises(CannotJudgeError, match="says cuda and ran on a simulated GPU"):
-        stored_side(folder)
-    baseline = tmp_path / "baseline.json"
-    done = fsdpbench("baseline", "create", str(folder), str(baseline))
-    assert done.returncode == 3
-    assert not baseline.exists()
+        side_of("runs", {config.name: [result]})
+    side_of("runs", {config.name: [result | {"hardware": {**result["hardware"], "simulated": False}}]})
 
 
 @pytest.mark.parametrize("text", [":2", "h100-80gb:0", "h100-80gb:many", "h100-80gb:65"])
@@ -66,21 +95,22 @@ def test_a_rehearsal_has_as_many_gpus_as_asked_for(monkeypatch: pytest.MonkeyPat
 
 def test_results_of_rehearsals_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep that is resumed on a GPU runs its configurations again."""
-    from fsdpbench.configuration.config import Measurement
-    from fsdpbench.configuration.settings import Settings
-    from fsdpbench.results.provenance import content_key
-    from fsdpbench.sweep.planning import make_config, make_target
-
-    target = make_target(
-        model="gpt-tiny", shape={}, device="cuda", hardware=None, gpus=2, gpus_per_node=None, data=None,
-        measurement=Measurement(1, 1, 1, timeout_s=60.0),
-    )  # fmt: skip
-    config = make_config(target, "impl-fsdp2", Settings.of(batch=2), target.workload())
     keys = []
     for text in ("", "h100-80gb", "a100-80gb"):
         monkeypatch.setenv(VARIABLE, text)
-        keys.append(content_key(config))
+        keys.append(content_key(cuda_config()))
     assert len(set(keys)) == 3
+
+
+@pytest.mark.campaign
+def test_one_command_runs_and_the_gate_refuses_it(fsdpbench: CommandLine, tmp_path: Path) -> None:
+    """With the launcher, which spawns its ranks for cuda."""
+    folder, baseline = tmp_path / "runs", tmp_path / "baseline.json"
+    done = rehearsed("run", "--device", "cuda", "--gpus", "1", "--model", "gpt-tiny", "-o", str(folder))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "simulated" in done.stderr
+    assert fsdpbench("baseline", "create", str(folder), str(baseline)).returncode == 3
+    assert not baseline.exists()
 
 
 @pytest.mark.campaign
