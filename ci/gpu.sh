@@ -27,8 +27,8 @@ part() { # NAME LIMIT_S COMMAND...
 # One point a system: every setting that the default sweep would vary has one value.
 fixed=(--wrap block --backward-prefetch pre --limit-all-gathers 2 --reduce-dtype fp32)
 fixed+=(--system impl-fsdp2,torch-fsdp2,impl-fsdp1,torch-fsdp1)
-small=gpt-350m large=gpt-2.8b families=()
-[ "${QUICK:-0}" = 1 ] && small=gpt-tiny large=gpt-tiny families=(--tiny)
+small=gpt-350m large=gpt-2.8b repeat=3 families=()
+[ "${QUICK:-0}" = 1 ] && small=gpt-tiny large=gpt-tiny repeat=1 families=(--tiny)
 
 {
   [ -z "${FSDPBENCH_SIMULATED_CUDA:-}" ] || echo "a rehearsal on simulated GPUs ($FSDPBENCH_SIMULATED_CUDA): nothing here is measured"
@@ -43,7 +43,7 @@ cp "$work/this.toml" "$out/profile.toml" 2>/dev/null
 
 # The cuda path end to end, and impl beside torch's FSDP1 and FSDP2: step time, memory, retries, overlap.
 part systems 500 python3 -m fsdpbench sweep --model "$small" --device cuda --gpus "$gpus" "${fixed[@]}" --batch 4 \
-  --repeat 3 -o "$work/systems"
+  --repeat "$repeat" -o "$work/systems"
 part emulated 500 python3 -m fsdpbench sweep --model "$large" --device cuda --gpus 8 --emulate "${fixed[@]}" \
   --batch 2 -o "$work/emulated"
 
