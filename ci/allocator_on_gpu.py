@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from fsdpbench.devices.base import Placement
+from fsdpbench.script.rehearsal import rehearse_where_asked
 from fsdpbench.sim.allocator import AllocatorConf
 
 LIMIT_GIB = 2.0
@@ -116,6 +118,8 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
+    if options.device == "cuda":  # in a rehearsal "cuda" is the simulated device too
+        rehearse_where_asked(Placement(0, 1, 0), 1)
     conf = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "defaults")
     print(f"{options.programs} programs of {options.steps} steps, {LIMIT_GIB:g} GiB, allocator: {conf}")
     for seed in range(options.programs):

@@ -75,9 +75,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("profile", help="hardware profile: a name or a file")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the script out at tiny sizes")
+    parser.add_argument("--tiny", action="store_true", help="the tiny size of each family, on any device")
     parser.add_argument("--only", default=",".join(ON_GPU), help="families, comma-separated")
     options = parser.parse_args()
-    models = ON_GPU if options.device == "cuda" else ON_CPU
+    models = ON_CPU if options.tiny or options.device != "cuda" else ON_GPU
     errors = [
         compare(family, models[family], options.profile, options.device) for family in options.only.split(",")
     ]

@@ -2,12 +2,14 @@
 # What only a GPU shows, in one go: the cuda path, impl beside torch's FSDP, sim's predictions, the allocator, a profile.
 # Writes text into ci/measured/gpu/ (or the folder given). Needs one GPU; with more, FSDP runs on all of them.
 #   bash ci/gpu.sh [FOLDER]
+#   FSDPBENCH_SIMULATED_CUDA=h100-80gb:2 bash ci/gpu.sh FOLDER     a rehearsal: every part on simulated GPUs
+# QUICK=1 takes small models, for rehearsals.
 # Each part has a limit of its own, and a part that fails leaves its log and does not stop the others.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-ci/measured/gpu}
 mkdir -p "$out"
-gpus=$(python3 -c 'import torch; print(torch.cuda.device_count())')
+gpus=$(python3 -c 'from fsdpbench.devices.detection import visible_gpus; print(visible_gpus())')
 [ "$gpus" -gt 0 ] || { echo "no GPU is visible"; exit 1; }
 work=$(mktemp -d)
 failed=()
@@ -22,7 +24,14 @@ part() { # NAME LIMIT_S COMMAND...
 }
 
 
+# One point a system: every setting that the default sweep would vary has one value.
+fixed=(--wrap block --backward-prefetch pre --limit-all-gathers 2 --reduce-dtype fp32)
+fixed+=(--system impl-fsdp2,torch-fsdp2,impl-fsdp1,torch-fsdp1)
+small=gpt-350m large=gpt-2.8b repeat=3 families=()
+[ "${QUICK:-0}" = 1 ] && small=gpt-tiny large=gpt-tiny repeat=1 families=(--tiny)
+
 {
+  [ -z "${FSDPBENCH_SIMULATED_CUDA:-}" ] || echo "a rehearsal on simulated GPUs ($FSDPBENCH_SIMULATED_CUDA): nothing here is measured"
   nvidia-smi --query-gpu=name,memory.total,driver_version,power.limit,clocks.max.sm --format=csv
   python3 -c 'import sys, torch; print("python", sys.version.split()[0], "torch", torch.__version__, "CUDA", torch.version.cuda)'
   git rev-parse HEAD 2>/dev/null
@@ -33,15 +42,15 @@ part calibrate 400 python3 -m fsdpbench calibrate -o "$work/this.toml"
 cp "$work/this.toml" "$out/profile.toml" 2>/dev/null
 
 # The cuda path end to end, and impl beside torch's FSDP1 and FSDP2: step time, memory, retries, overlap.
-part systems 500 python3 -m fsdpbench sweep --model gpt-350m --device cuda --gpus "$gpus" --wrap block --batch 4 \
-  --system impl-fsdp2,torch-fsdp2,impl-fsdp1,torch-fsdp1 --repeat 3 -o "$work/systems"
-part emulated 500 python3 -m fsdpbench sweep --model gpt-2.8b --device cuda --gpus 8 --emulate --wrap block --batch 2 \
-  --system impl-fsdp2,torch-fsdp2,impl-fsdp1,torch-fsdp1 -o "$work/emulated"
+part systems 500 python3 -m fsdpbench sweep --model "$small" --device cuda --gpus "$gpus" "${fixed[@]}" --batch 4 \
+  --repeat "$repeat" -o "$work/systems"
+part emulated 500 python3 -m fsdpbench sweep --model "$large" --device cuda --gpus 8 --emulate "${fixed[@]}" \
+  --batch 2 -o "$work/emulated"
 
 # The same on simulated GPUs of the profile that was just measured: predicted beside measured.
-part predicted 200 python3 -m fsdpbench sweep --model gpt-2.8b --device sim --hardware "$work/this.toml" --gpus 8 \
-  --wrap block --batch 2 --system impl-fsdp2,torch-fsdp2,impl-fsdp1,torch-fsdp1 -o "$work/predicted"
-part families 500 python3 ci/families_on_gpu.py "$work/this.toml"
+part predicted 200 python3 -m fsdpbench sweep --model "$large" --device sim --hardware "$work/this.toml" --gpus 8 \
+  "${fixed[@]}" --batch 2 -o "$work/predicted"
+part families 500 python3 ci/families_on_gpu.py "$work/this.toml" "${families[@]}"
 part allocator 200 python3 ci/allocator_on_gpu.py
 
 [ "${#failed[@]}" -eq 0 ] || { echo "failed: ${failed[*]} (logs in $out)"; exit 1; }

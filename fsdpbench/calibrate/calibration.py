@@ -25,6 +25,7 @@ from fsdpbench.calibrate.links import measure_contention, measure_nic, measure_n
 from fsdpbench.calibrate.machine import Machine
 from fsdpbench.calibrate.matrix_products import measure_gemm
 from fsdpbench.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
+from fsdpbench.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.devices.peaks import peak_flops_of
 from fsdpbench.sim.hardware import HardwareProfile
 from fsdpbench.sim.hardware_sections import DTYPES, GIB, MIB
@@ -189,7 +190,7 @@ def _collectives(run: _Run) -> None:
 def _source(machine: Machine) -> str:
     today = datetime.date.today().isoformat()
     ranks = "" if machine.world_size == 1 else f", {machine.world_size} ranks"
-    kind = "a simulated " if machine.simulated else ""
+    kind = "a simulated " if machine.simulated or simulated_cuda() is not None else ""
     return (
         f"measured on {kind}{machine.name} by fsdpbench calibrate, {today}, torch {torch.__version__}{ranks}"
     )

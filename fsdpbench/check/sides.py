@@ -18,6 +18,7 @@ from fsdpbench.check.entries import Entry, entry_of
 from fsdpbench.check.seen_result import UnusableResultError, checked_result
 from fsdpbench.check.surroundings import Surroundings, surroundings_of
 from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.simulated_cuda import VARIABLE
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.files.reading import UnreadableFileError, read_json
 from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
@@ -97,6 +98,7 @@ def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
         except UnusableResultError as error:
             absent[name] = str(error)
     every = [result for runs in usable.values() for result in runs]
+    _refuse_rehearsals(label, usable)
     began = sorted(start for result in every if isinstance(start := _began(result), str))
     return Side(
         label,
@@ -105,6 +107,19 @@ def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
         (began[0], began[-1]) if began else None,
         absent,
     )
+
+
+def _refuse_rehearsals(label: str, results: Mapping[str, Sequence[Result]]) -> None:
+    """Raises `CannotJudgeError` where the cuda path ran on a simulated GPU: a test of the path, whose
+    figures are neither measured nor those of `--device sim`."""
+    for name, runs in results.items():
+        for run in runs:
+            hardware = run.get("hardware")
+            if run.get("device") != "sim" and isinstance(hardware, Mapping) and hardware.get("simulated"):
+                raise CannotJudgeError(
+                    f"{label}: {name} says cuda and ran on a simulated GPU ({VARIABLE} was set): measure it "
+                    "on a GPU, or take --device sim"
+                )
 
 
 def paired(before: Side, after: Side) -> tuple[dict[str, Entry], dict[str, Entry]]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from fsdpbench.calibrate import Machine
 
 
+_RANKS = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
 @click.command("calibrate")
 @click.option("-o", "--output", type=PossiblePath(dir_okay=False), required=True)
 @click.option("--name", help="The profile's name (default: the file's).")
@@ -58,6 +61,8 @@ def command(
     if device == "sim" and hardware is None:
         raise UsageError("--device sim needs --hardware: the profile to measure")
     try:
+        if device == "cuda":
+            _rehearse()
         with _process_group(device):
             machine = (
                 cuda_machine()
@@ -80,6 +85,16 @@ def command(
         record = {"schema": 1, "file": str(output), "base": found.base, "fit_errors": found.errors}
         record |= {"measured": list(found.measured), "assumed": list(found.assumed)}
         show_json(record)
+
+
+def _rehearse() -> None:
+    """In CI the GPU is a simulated one, if the environment says so."""
+    from fsdpbench.devices.base import Placement
+    from fsdpbench.script.rehearsal import rehearse_where_asked
+
+    rank, world, local = (int(os.environ.get(name, default)) for name, default in _RANKS)
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    rehearse_where_asked(Placement(rank, world, local), per_node, host_clock=True)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fsdpbench.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.devices.detection import visible_gpus
 
 
@@ -18,6 +19,9 @@ def profile_like(device_name: str, memory_bytes: int) -> str | None:
 
 def profile_of_this_machine() -> str | None:
     """The profile of this machine's first GPU; None if there is none or it is not known."""
+    asked = simulated_cuda()
+    if asked is not None:
+        return asked.profile
     if not visible_gpus():
         return None
     import torch

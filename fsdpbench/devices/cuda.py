@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.devices.cpu import COLLECTIVE_GRACE_S
 from fsdpbench.devices.peaks import peak_flops_of
@@ -105,10 +106,14 @@ class CudaDevice:
 
     def describe(self) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(self.torch_device)
+        rehearsed = simulated_cuda()
+        source = "measured on this machine"
+        if rehearsed is not None:
+            source = f"run on a simulated {rehearsed.profile} ({VARIABLE}), not measured"
         return {
             "name": properties.name,
-            "simulated": False,
-            "source": "measured on this machine",
+            "simulated": rehearsed is not None,
+            "source": source,
             "memory_bytes": properties.total_memory,
             "cuda": torch.version.cuda,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),

@@ -6,7 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.errors import UsageError
+
+_DRIVER_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,16 @@ class Choice:
 
 def has_gpu_driver() -> bool:
     """Whether a GPU's driver is installed; torch is not asked."""
-    return any(Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl"))
+    return simulated_cuda() is not None or any(
+        Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")
+    )
 
 
 def visible_gpus() -> int:
     """Number of GPUs that torch sees; torch is imported only where a driver is installed."""
+    asked = simulated_cuda()
+    if asked is not None:
+        return asked.gpus
     if not has_gpu_driver():
         return 0
     import torch
@@ -53,12 +61,17 @@ def choose_device(
                 f"--device cuda: {gpus} GPUs are asked for and {found} found; use --gpus {found or 1} "
                 f"or --device sim"
             )
-        return Choice("cuda", "as asked")
+        return Choice("cuda", _as_asked())
     if hardware is not None:
         return Choice("sim", f"--hardware {hardware} names a profile to simulate")
     if enough:
         return Choice("cuda", f"found {found} GPUs")
     return Choice("sim", f"found {found} of {gpus} GPUs")
+
+
+def _as_asked() -> str:
+    simulated = simulated_cuda()
+    return "as asked" if simulated is None else f"simulated: {VARIABLE} is set, and nothing is measured"
 
 
 def _emulated(asked: str) -> Choice:

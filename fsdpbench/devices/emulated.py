@@ -46,10 +46,11 @@ def _join_emulated(config: Config, placement: Placement) -> None:
 
 def _labelled(described: dict[str, Any], config: Config) -> dict[str, Any]:
     profile = _profile(config)
+    measured = described["source"] if described["simulated"] else "measured on this machine"
     return described | {
         "emulated": True,
         "network": profile.name,
-        "source": f"rank 0 of {config.gpus} measured on this machine; collectives take the time of the "
+        "source": f"rank 0 of {config.gpus} {measured}; collectives take the time of the "
         f"network of {profile.title} ({profile.source})",
     }
 

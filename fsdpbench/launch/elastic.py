@@ -33,6 +33,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement
 from fsdpbench.errors import BenchError
 from fsdpbench.launch.rank_files import LOG_FOLDER, RankFiles
+from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.launch.verdict import judge
 from fsdpbench.lifetime import die_with_parent
 from fsdpbench.results.records import Status, read_records
@@ -122,7 +123,9 @@ def _rank_main(
     faulthandler.register(signal.SIGTERM, file=stacks, all_threads=True, chain=True)
     pids[placement.local_rank] = os.getpid()
     try:
-        status = rank_function(Config.from_dict(config_record), placement, Path(folder))
+        config = Config.from_dict(config_record)
+        rehearse(config, placement)
+        status = rank_function(config, placement, Path(folder))
     except Exception:
         traceback.print_exc()  # into the rank's own log; the launcher would keep it to itself
         sys.exit(1)

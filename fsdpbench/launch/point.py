@@ -24,6 +24,7 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.launch.nodes import Nodes, lead
+from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.lifetime import die_with_parent
 from fsdpbench.results.machine_state import environment_of, observe
 from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
@@ -82,6 +83,7 @@ def _run(config: Config, folder: Path, nodes: Nodes | None) -> Outcome:
         else:
             from fsdpbench.worker import run_rank
 
+            rehearse(config, placement)
             run_rank(config, placement, folder)
     except Exception as error:
         traceback.print_exc()

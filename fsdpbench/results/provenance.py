@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.plugins import foreign_identity, foreign_model
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -84,7 +85,7 @@ def environment(config: Config) -> dict[str, Any]:
         recorded["variables"] = {
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(("NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_", "GLOO_"))
+            if name.startswith(("NCCL_", "TORCH_", "PYTORCH_", "CUDA_", "OMP_", "GLOO_")) or name == VARIABLE
         }
     return recorded
 
@@ -102,6 +103,8 @@ def content_key(config: Config) -> str:
         depends["model"] = model
     if config.device != "sim":
         depends["machine"] = machine()
+    if config.device == "cuda" and (rehearsed := simulated_cuda()) is not None:
+        depends["simulated_cuda"] = rehearsed
     text = json.dumps(depends, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

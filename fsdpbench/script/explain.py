@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+from fsdpbench.sim.accelerator import DEVICE_TYPE
+
+_NAME = re.compile(rf"(\b|'){DEVICE_TYPE}(:\d+|')")
 _PLACEHOLDER = (
     "a simulated tensor answers item() and float() with 0; guard the division, or take the number "
     "from what the script knows itself"
@@ -25,6 +30,17 @@ _HINTS: tuple[tuple[type[BaseException], str, str], ...] = (
 _CUDA_PACKAGES = ("flash_attn", "apex", "transformer_engine", "xformers", "bitsandbytes", "cupy")
 
 
+_OF_TORCH = "in method wrapper_CUDA_"
+"""Part of torch's own words for tensors of two devices."""
+
+
+def name_cuda(error: BaseException) -> None:
+    """Let an error that torch's C++ made call the device as the script does."""
+    error.args = tuple(
+        _NAME.sub(r"\1cuda\2", argument) if isinstance(argument, str) else argument for argument in error.args
+    )
+
+
 def explained(error: BaseException) -> str:
     """One line: the error, and what to do if its reason is the simulation."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -40,6 +56,6 @@ def _hint(error: BaseException) -> str | None:
             return f"{package} runs code compiled for CUDA, which is not simulated; use torch's operators"
         return None
     for kind, words, hint in _HINTS:
-        if type(error) is kind and words in str(error):
+        if type(error) is kind and words in str(error) and _OF_TORCH not in str(error):
             return hint
     return None

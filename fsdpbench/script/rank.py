@@ -25,7 +25,7 @@ from fsdpbench.results.records import RankRecord, Status, trace_path
 from fsdpbench.script.clock import map_clock
 from fsdpbench.script.cuda import ProfilerRequests, compile_notes, map_cuda
 from fsdpbench.script.decisions import Decisions
-from fsdpbench.script.explain import explained
+from fsdpbench.script.explain import explained, name_cuda
 from fsdpbench.script.files import ScriptFiles
 from fsdpbench.script.optimizers import Optimizers
 from fsdpbench.script.own_files import OwnFiles
@@ -155,6 +155,7 @@ def _execute(
         traceback.print_exc()
         return Status.OOM, str(error).splitlines()[0]
     except BaseException as error:
+        name_cuda(error)
         traceback.print_exc()
         if recorder is not None:
             recorder.log.stood = recorder.stacks.of_traceback(error.__traceback__)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from fsdpbench.sim.strict.words import cpp_type, refuse_broadcast, sizes
+
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_HEAD_SIZE = 256
 # The kernels want rows of masks to begin at multiples of so many elements.
@@ -30,16 +32,15 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """Attention of (batch, heads, length, head size) tensors; a missing batch dimension is added.
 
-    Raises ValueError if key and query heads do not fit.
+    Raises RuntimeError for what does not fit.
     """
-    if attn_mask is not None and is_causal:
-        raise RuntimeError("scaled_dot_product_attention: give a mask or is_causal=True, not both")
+    _refuse_misfits(query, key, value, attn_mask, is_causal)
     unbatched = query.dim() == 3
     if unbatched:
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
     heads, key_heads = query.shape[1], key.shape[1]
     if heads != key_heads and (not enable_gqa or heads % key_heads):
-        raise ValueError(
+        raise RuntimeError(
             f"scaled_dot_product_attention: {heads} query heads and {key_heads} key heads; grouped queries "
             "need enable_gqa=True and a whole number of query heads for each key head"
         )
@@ -63,6 +64,47 @@ def scaled_dot_product_attention(
             query, key, value, mask, needs_gradient, dropout_p, is_causal, scale=scale
         )[0]
     return result.squeeze(0) if unbatched else result
+
+
+def _refuse_misfits(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
+) -> None:
+    """What torch refuses of every device, in its words."""
+    if query.dtype is not key.dtype or query.dtype is not value.dtype:
+        raise RuntimeError(
+            "Expected query, key, and value to have the same dtype, but got query.dtype: "
+            f"{cpp_type(query)} key.dtype: {cpp_type(key)} and value.dtype: {cpp_type(value)} instead."
+        )
+    if query.device != key.device or query.device != value.device:
+        raise RuntimeError(
+            "Expected query, key, and value to have the same device type, but got query.device: "
+            f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
+        )
+    if query.dim() < 2 or key.dim() < 2 or value.dim() < 2:
+        raise RuntimeError(
+            "Expected query, key, and value to all be  at least 2 dimensional, but got query.dim: "
+            f"{query.dim()}, key.dim: {key.dim()} and value.dim: {value.dim()} instead."
+        )
+    if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        raise RuntimeError(
+            f"scaled_dot_product_attention: query of {sizes(query)}, key of {sizes(key)} and value of "
+            f"{sizes(value)}: query and key need rows of one length, key and value as many rows"
+        )
+    refuse_broadcast(query.shape[:-3], key.shape[:-3])
+    refuse_broadcast(query.shape[:-3], value.shape[:-3])
+    if mask is None:
+        return
+    if mask.dim() < 2:
+        raise IndexError("Dimension out of range (expected to be in range of [-1, 0], but got -2)")
+    if is_causal:
+        raise RuntimeError(
+            "_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True"
+        )
+    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise RuntimeError(
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
+            f"{cpp_type(mask)} and  query.dtype: {cpp_type(query)} instead."
+        )
 
 
 def _pad_head(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Work
 
+from fsdpbench.sim.strict import collectives as strict
+
 if TYPE_CHECKING:
     # torch's stubs overload the collectives in ways that no Python class can repeat.
     class _ProcessGroup:
@@ -124,10 +126,12 @@ class CollectiveCalls(_ProcessGroup):
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Gather equal shards into one tensor."""
+        strict.refuse_gather(output, input, self._group_size)
         return self.call("all_gather", total_bytes(output), [input], [output], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Reduce a tensor and keep one shard."""
+        strict.refuse_reduce_scatter(output, input, self._group_size)
         return self.call("reduce_scatter", total_bytes(input), [input], [output], opts)
 
     # Names of torch before 2.13.
@@ -140,16 +144,20 @@ class CollectiveCalls(_ProcessGroup):
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Copy tensors from one rank to all."""
+        strict.refuse_root(opts, self._group_size, "broadcast")
         return self.call("broadcast", total_bytes(*tensors), tensors, tensors, opts)
 
     def reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Reduce to one rank: half of an all-reduce."""
+        strict.refuse_root(opts, self._group_size, "reduce")
         return self.call("reduce_scatter", total_bytes(*tensors), tensors, tensors, opts)
 
     def allgather(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
         """Gather into a list: through one flat buffer where sizes are equal, and a copy out of it."""
+        for tensors in outputs:
+            strict.refuse_list(tensors, self._group_size)
         flat = [tensor for tensor_list in outputs for tensor in tensor_list]
         return self.run_list("all_gather", inputs, flat, flat, opts)
 
@@ -157,6 +165,8 @@ class CollectiveCalls(_ProcessGroup):
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> Work:
         """Reduce a list and keep one of it: a copy into one flat buffer first where sizes are equal."""
+        for tensors in inputs:
+            strict.refuse_list(tensors, self._group_size)
         flat = [tensor for tensor_list in inputs for tensor in tensor_list]
         return self.run_list("reduce_scatter", flat, outputs, flat, opts)
 
@@ -169,22 +179,34 @@ class CollectiveCalls(_ProcessGroup):
         opts: Any = None,
     ) -> Work:
         """Every rank sends a part to every rank."""
+        strict.refuse_splits(input_split_sizes, input, self._group_size)
+        strict.refuse_splits(output_split_sizes, output, self._group_size)
         return self.call("all_to_all", total_bytes(input), [input], [output], opts)
 
     all_to_all_single = alltoall_base
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         """Every rank sends a tensor to every rank."""
+        strict.refuse_list(inputs, self._group_size)
+        strict.refuse_list(outputs, self._group_size)
         return self.call("all_to_all", total_bytes(*inputs), inputs, outputs, opts)
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         """Gather to one rank: it receives as much as in an all-gather."""
+        strict.refuse_root(opts, self._group_size, "gather")
+        for tensors in outputs:
+            strict.refuse_count(tensors, self._group_size, "gather", "output")
+            strict.refuse_sizes(tensors, inputs[0], "gather")
         return self.call("all_gather", total_bytes(*inputs) * self._group_size, inputs, inputs, opts)
 
     def scatter(
         self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
     ) -> Work:
         """Scatter from one rank: it sends as much as in a broadcast."""
+        strict.refuse_root(opts, self._group_size, "scatter")
+        for tensors in inputs:
+            strict.refuse_count(tensors, self._group_size, "scatter", "input")
+            strict.refuse_sizes(tensors, outputs[0], "scatter")
         return self.call("broadcast", total_bytes(*outputs) * self._group_size, outputs, outputs, opts)
 
     def barrier(self, opts: Any = None) -> Work:
@@ -199,12 +221,16 @@ class CollectiveCalls(_ProcessGroup):
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
         """Several all-gathers in one group of kernels."""
+        for output, input in zip(outputs, inputs, strict=True):
+            strict.refuse_gather(output, input, self._group_size)
         return self.call("all_gather", total_bytes(*outputs), inputs, outputs, opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
         """Several reduce-scatters in one group of kernels."""
+        for output, input in zip(outputs, inputs, strict=True):
+            strict.refuse_reduce_scatter(output, input, self._group_size)
         return self.call("reduce_scatter", total_bytes(*inputs), inputs, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -229,10 +255,15 @@ class CollectiveCalls(_ProcessGroup):
         outs = [tensor for call in calls for tensor in call[3]]
         return self.call(calls[0][0], sum(call[1] for call in calls), ins, outs, None)
 
+    def refuse(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise what NCCL raises for tensors that it does not take."""
+        strict.refuse_strided(tensors)
+
     def call(
         self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any
     ) -> Work:
         """Run one collective, or remember it while several are being coalesced."""
+        self.refuse(inputs if inputs is outputs else (*inputs, *outputs))
         if self._coalesced is not None:
             self._coalesced.append((kind, nbytes, inputs, outputs))
             return _Queued()

@@ -13,6 +13,7 @@ import torch
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.pinned import is_pinned as lies_in_pinned_memory
 from fsdpbench.sim.pinned import pinned_copy
+from fsdpbench.sim.strict.words import legacy_type
 from fsdpbench.sim.tensors import is_on_device
 from fsdpbench.torch_internals import replace, tree_leaves
 
@@ -30,6 +31,8 @@ def _patch_pinning() -> None:
     def pin_memory(self: torch.Tensor, *args: Any) -> torch.Tensor:
         if self.device.type == "cpu" and ACCELERATOR.started:
             return pinned_copy(self)
+        if is_on_device(self):
+            raise RuntimeError(f"cannot pin '{legacy_type(self)}' only dense CPU tensors can be pinned")
         return original_pin(self, *args)
 
     def is_pinned(self: torch.Tensor, *args: Any) -> bool:

@@ -124,7 +124,7 @@ def _describe(values: Iterable[Any], key: list[Any], tensors: list[_Tensor], num
     for value in values:
         kind = type(value)
         if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
-            key += (value.shape, value.stride(), value.storage_offset(), value.dtype)
+            key += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.is_cpu)
             tensors.append(value)
         elif kind is list or kind is tuple:
             key.append(len(value))
@@ -145,7 +145,14 @@ def _carry_out(plan: Plan, tensors: list[_Tensor]) -> Any:
     timeline.cpu = start + plan.cpu_ns
     result: Any
     if plan.container is False:
-        result = _make_output(plan.outputs[0], tensors)
+        output = plan.outputs[0]
+        origin = output[0]
+        if origin == NEW:  # as `_make_output` does it, without another call
+            result = new_tensor(output[1], output[2], output[3], output[4])
+        elif origin == ARGUMENT:
+            result = tensors[output[1]]
+        else:
+            result = _make_output(output, tensors)
     elif plan.container is None:
         result = None
     else:

@@ -26,6 +26,8 @@ import torch.distributed as dist
 
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.storage import Known, forget, record_of
+from fsdpbench.sim.strict.indices import INDEXING, known_bounds, refuse_out_of_range
+from fsdpbench.sim.strict.words import bind, packet_of
 from fsdpbench.sim.tensors import is_on_device
 
 Number = float | int | bool | complex
@@ -118,6 +120,8 @@ def follow(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: A
     taken = [tensor for tensor in _tensors((*args, *kwargs.values())) if is_on_device(tensor)]
     if all(known_of(tensor) is None for tensor in taken):
         return
+    if packet_of(operator) in INDEXING:
+        _refuse_known_indices(operator, args, kwargs)
     results = [tensor for tensor in _tensors((result,)) if is_on_device(tensor)]
     known = _evaluate(operator, args, kwargs, taken, results)
     old = {id(tensor.untyped_storage()) for tensor in taken}
@@ -128,6 +132,14 @@ def follow(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: A
     if known is None and operator._schema.name != _UPDATE_SCALE:
         for tensor in _written(operator, args, kwargs):
             forget(record_of(tensor.untyped_storage()))
+
+
+def _refuse_known_indices(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise what a GPU raises for an index that is known, and out of range."""
+    for index, low, high, dim in known_bounds(packet_of(operator), bind(operator, args, kwargs)):
+        known = known_of(index) if is_on_device(index) else None
+        if known is not None and not known.assumed:
+            refuse_out_of_range(int(known.value.item()), low, high, dim)
 
 
 def _evaluate(

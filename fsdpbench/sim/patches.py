@@ -14,7 +14,8 @@ are.
 `Tensor.__repr__`, `Tensor.tolist`              printing must not read data
 `Tensor.numpy`, `torch.save`                    reads of the host's memory that the sanitizer has to see
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
-`Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks
+`Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks; the
+                                                device's tensors cannot be pinned
 `nn.Module.__call__`                            a module call and its hooks cost CPU time
 `profiler.record_function`                      spans in simulated time (`annotations.py`)
 `_C._profiler._RecordFunctionFast`              the same, for those who use the fast one
@@ -48,6 +49,7 @@ from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.annotations import FastSpan, make_span_methods
 from fsdpbench.sim.autocast import CAST_CACHE
 from fsdpbench.sim.chunks import cut_when_asked
+from fsdpbench.sim.collective_calls import CollectiveCalls
 from fsdpbench.sim.dynamo import stand_in_for_dynamo
 from fsdpbench.sim.host_access import install_host_access
 from fsdpbench.sim.process_group import SimProcessGroup
@@ -269,7 +271,7 @@ def _with_ranks_that_are_there(original: Callable[..., Any]) -> Callable[..., An
     """DDP's comparison of shapes among ranks."""
 
     def verify(group: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if isinstance(group, SimProcessGroup) else original(group, *args, **kwargs)
+        return None if isinstance(group, CollectiveCalls) else original(group, *args, **kwargs)
 
     return verify
 

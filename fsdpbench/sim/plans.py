@@ -17,6 +17,7 @@ from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.memory_follower import Use
 from fsdpbench.sim.prices import FREE, OperatorCost, price
+from fsdpbench.sim.strict import refuse_what_cuda_refuses
 from fsdpbench.sim.tensors import contiguous_strides, meta_twin, tensors_in
 
 NEW, ARGUMENT, VIEW, CONSTANT = range(4)
@@ -51,8 +52,9 @@ def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     """Run the operator on meta tensors and note what it does.
 
     Raises NotImplementedError, naming the operator, if its output depends on data that does not exist, or if
-    torch cannot tell its shape without computing it.
+    torch cannot tell its shape without computing it; and what CUDA raises for what it refuses.
     """
+    refuse_what_cuda_refuses(func, args, kwargs)
     meta_args, meta_kwargs = meta_twin(args), {name: meta_twin(value) for name, value in kwargs.items()}
     meta_tensors = tensors_in(meta_args, meta_kwargs)
     shapes = [(tensor.shape, tensor.stride()) for tensor in meta_tensors]
@@ -63,6 +65,8 @@ def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
         if func._schema.returns:
             raise (data_dependent if _depends_on_data(func) else _without_shapes)(func) from error
         out = None  # it only writes into its arguments (fused SGD has no meta kernel)
+    except AssertionError as error:  # torch's rules in Python assert what its kernels check
+        raise RuntimeError(str(error)) from error
     container = type(out) if isinstance(out, (list, tuple)) else (None if out is None else False)
     flat = list(out) if container in (list, tuple) else ([] if out is None else [out])
     outputs = [_describe(item, meta_tensors) for item in flat]

@@ -48,6 +48,8 @@ class SimProcessGroup(CollectiveCalls):
     backend_name = BACKEND
     asked_backend = ""
     """What a script takes it for, where that is not NCCL."""
+    takes_host = True
+    """Whether tensors of the host may take part: not where NCCL alone was asked for."""
 
     def __init__(self, rank: int, size: int, ranks: Sequence[int], name: str) -> None:
         super().__init__(rank, size, ranks, name)
@@ -64,6 +66,14 @@ class SimProcessGroup(CollectiveCalls):
         if self.asked_backend == "gloo":
             return [host]
         return [host, device] if "cpu:" in self.asked_backend else [device]
+
+    def refuse(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise what NCCL raises for tensors that it does not take. Gloo, for the host's, copies them."""
+        on_host = any(tensor.is_cpu for tensor in tensors)
+        if on_host and not self.takes_host:
+            raise RuntimeError("No backend type associated with device type cpu")
+        if not on_host:
+            super().refuse(tensors)
 
     def run(
         self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any

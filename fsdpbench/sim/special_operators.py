@@ -21,6 +21,8 @@ from fsdpbench.sim.pinned import is_pinned, pin
 from fsdpbench.sim.placeholders import placeholder
 from fsdpbench.sim.plans import data_dependent
 from fsdpbench.sim.storage import attach, record_of, resize, use_on_stream
+from fsdpbench.sim.strict import refuse_what_cuda_refuses
+from fsdpbench.sim.strict.indices import on_host_resolved
 from fsdpbench.sim.tensors import contiguous_strides, is_on_device, is_simulated, meta_twin, set_geometry
 
 Kernel = Callable[..., Any]
@@ -48,6 +50,8 @@ def _equal(operator: Any, by_shape: Kernel) -> Kernel:
     name = operator._schema.name.removeprefix("aten::")
 
     def kernel(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+        if (first.device, first.dtype, first.shape) != (second.device, second.dtype, second.shape):
+            refuse_what_cuda_refuses(operator, (first, second), {})
         ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True, device=first)
         same = first.shape == second.shape
         if ACCELERATOR.on_value is not None:
@@ -231,6 +235,32 @@ def _never(operator: Any, by_shape: Kernel) -> Kernel:
     return kernel
 
 
+def _index(operator: Any, by_shape: Kernel) -> Kernel:
+    """`tensor[indices]`: indices of the host have values."""
+
+    def kernel(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
+        if any(index is not None and index.is_cpu for index in indices):
+            indices = on_host_resolved(tensor, indices)
+        result: torch.Tensor = by_shape(tensor, indices)
+        return result
+
+    return kernel
+
+
+def _masked_fill(operator: Any, by_shape: Kernel) -> Kernel:
+    """`masked_fill`: a tensor of the host is read, and its number travels with the launch."""
+    of_number = getattr(operator.overloadpacket, "Scalar", operator)
+
+    def kernel(tensor: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tensor:
+        if isinstance(value, torch.Tensor) and value.is_cpu and value.dim() == 0:
+            result: torch.Tensor = of_number(tensor, mask, value.item())
+        else:
+            result = by_shape(tensor, mask, value)
+        return result
+
+    return kernel
+
+
 def _refused(operator: Any, by_shape: Kernel) -> Kernel:
     """Operators whose result's shape depends on values."""
 
@@ -254,6 +284,8 @@ SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
     **dict.fromkeys(("fill_", "full", "ones"), _filled),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _compared),
     **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), _never),
+    "index": _index,
+    **dict.fromkeys(("masked_fill", "masked_fill_"), _masked_fill),
     "nonzero": _refused,
     "masked_select": _refused,
     "unique_dim": _refused,

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.dlpack import DLDeviceType
 
 from fsdpbench.script.cuda.replacement import Replacements
 from fsdpbench.sim.accelerator import DEVICE_TYPE
@@ -200,6 +201,8 @@ def _change_tensor_methods() -> None:
         type=_type_method(tensor_type.type),
         is_cuda=property(is_on_device),
         get_device=_get_device(tensor_type.get_device),
+        numpy=_numpy(tensor_type.numpy),
+        __dlpack_device__=_dlpack_device(tensor_type.__dlpack_device__),
     )
     for storage_type in (torch.UntypedStorage, torch.storage.TypedStorage):
         replace(
@@ -220,6 +223,31 @@ def _cuda(
 def _get_device(original: Callable[[torch.Tensor], int]) -> Callable[[torch.Tensor], int]:
     """`Tensor.get_device`."""
     return lambda self: torch.cuda.current_device() if is_on_device(self) else original(self)
+
+
+def _numpy(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Tensor.numpy`, which refuses the device's tensors and names their device in C."""
+
+    @functools.wraps(original)
+    def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_on_device(self):
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
+                "tensor to host memory first."
+            )
+        return original(self, *args, **kwargs)
+
+    return numpy
+
+
+def _dlpack_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Tensor.__dlpack_device__`: CUDA, so that NumPy refuses the tensor."""
+
+    @functools.wraps(original)
+    def device(self: torch.Tensor) -> Any:
+        return (DLDeviceType.kDLCUDA, 0) if is_on_device(self) else original(self)
+
+    return device
 
 
 def _storage_to_device(self: Any, device: Any = None, non_blocking: bool = False) -> Any:

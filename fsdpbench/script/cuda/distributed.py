@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from fsdpbench.sim import Simulation
 
 _NCCL = "nccl"
+_EMULATED = "emulated"
 _CONFIGS = {"nccl": "cuda:nccl", "gloo": "cpu:gloo,cuda:gloo"}
 """What torch makes of a backend's name, as `get_backend_config` tells it."""
+_DEVICE_ALONE = ("nccl", "cuda:nccl")
 _NCCL_VERSION = (2, 27, 3)
 
 
@@ -54,8 +56,8 @@ def _init_process_group(original: Callable[..., None], simulation: Simulation) -
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        if backend == BACKEND:  # the simulation itself, with a store of its own
-            return original(BACKEND, store=store, rank=rank, world_size=world_size)
+        if backend in (BACKEND, _EMULATED):  # the bench itself, with a store of its own
+            return original(backend, store=store, rank=rank, world_size=world_size)
         for name, asked, is_so in (
             ("world_size", world_size, simulation.world_size),
             ("rank", rank, simulation.rank),
@@ -68,6 +70,7 @@ def _init_process_group(original: Callable[..., None], simulation: Simulation) -
         simulation.init_process_group()
         assert isinstance(dist.group.WORLD, SimProcessGroup)
         dist.group.WORLD.asked_backend = _NCCL if backend is None else str(backend).lower()
+        dist.group.WORLD.takes_host = _takes_host(backend)
         return None
 
     return init_process_group
@@ -84,8 +87,10 @@ def _without_backend(function: Callable[..., Any]) -> Callable[..., Any]:
         made = function(*args, **kwargs)
         if asked is not None and isinstance(made, SimProcessGroup):
             made.asked_backend = str(asked).lower()
+            made.takes_host = _takes_host(asked)
         elif isinstance(made, SimProcessGroup) and isinstance(dist.group.WORLD, SimProcessGroup):
             made.asked_backend = dist.group.WORLD.asked_backend
+            made.takes_host = dist.group.WORLD.takes_host
         return made
 
     return call
@@ -112,6 +117,11 @@ def _configured_as_asked(function: Callable[..., str]) -> Callable[..., str]:
         return _CONFIGS.get(asked, asked) if BACKEND in config else config
 
     return call
+
+
+def _takes_host(backend: str | None) -> bool:
+    """Where no backend is named torch makes gloo for the host beside NCCL."""
+    return backend is None or str(backend).lower() not in _DEVICE_ALONE
 
 
 def _asked_of(group: Any) -> str:

@@ -30,12 +30,14 @@ class Replacements:
         original = expect(owner, name)
         self.add(original, wrapper(original))
 
-    def apply(self) -> None:
-        """Replace all that was added, also in this project's FSDP, which may be imported already. Raises
-        `TorchInternalError` for what no module of torch holds: nobody would call its replacement."""
+    def apply(self, also: tuple[str, ...] = ()) -> None:
+        """Replace all that was added, also in this project's FSDP, which may be imported already, and in the
+        modules whose names begin with one of `also`. Raises `TorchInternalError` for what no module of torch
+        holds: nobody would call its replacement."""
+        prefixes = ("torch.", "fsdpbench.impl.", *also)
         met = set()
         for name, module in list(sys.modules.items()):
-            if module is None or not f"{name}.".startswith(("torch.", "fsdpbench.impl.")):
+            if module is None or not f"{name}.".startswith(prefixes):
                 continue
             for attribute, value in list(vars(module).items()):
                 found = self._by_id.get(id(value))

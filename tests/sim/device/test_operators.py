@@ -217,7 +217,7 @@ def test_attention_heads_that_do_not_fit_are_refused() -> None:
 
     start()
     query, key = floats("sim", 2, 8, 16, 64), floats("sim", 2, 3, 16, 64)
-    with pytest.raises(ValueError, match="8 query heads and 3 key heads"):
+    with pytest.raises(RuntimeError, match="8 query heads and 3 key heads"):
         F.scaled_dot_product_attention(query, key, key, enable_gqa=True)
 
 

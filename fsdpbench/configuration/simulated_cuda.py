@@ -1,0 +1,41 @@
+"""The rehearsal of `--device cuda` where no GPU is: "cuda" is the simulated device, asked for by a variable.
+
+    FSDPBENCH_SIMULATED_CUDA=h100-80gb        one node of eight
+    FSDPBENCH_SIMULATED_CUDA=h100-80gb:2      one of two
+
+All code of the cuda path runs, up to torch's own. What comes of it is marked `"simulated": true`, has keys of
+its own, and is nothing that the gate takes. For tests and CI.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from fsdpbench.errors import UsageError
+
+VARIABLE = "FSDPBENCH_SIMULATED_CUDA"
+_GPUS = 8
+_MOST_GPUS = 64
+
+
+@dataclass(frozen=True)
+class SimulatedCuda:
+    """What "cuda" stands for: GPUs of a hardware profile, all on this machine."""
+
+    profile: str
+    gpus: int
+
+
+def simulated_cuda() -> SimulatedCuda | None:
+    """What the environment asks for; None where cuda is cuda. Raises `UsageError`."""
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return None
+    profile, _, gpus = text.partition(":")
+    if not profile or (gpus and not (gpus.isdecimal() and 1 <= int(gpus) <= _MOST_GPUS)):
+        raise UsageError(
+            f"{VARIABLE}={text!r}: write a hardware profile, and how many GPUs are here (1 to {_MOST_GPUS}): "
+            "h100-80gb:2"
+        )
+    return SimulatedCuda(profile, int(gpus or _GPUS))

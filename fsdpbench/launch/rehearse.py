@@ -1,0 +1,15 @@
+"""Before a rank of `--device cuda` begins: is it the real cuda?"""
+
+from __future__ import annotations
+
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.simulated_cuda import simulated_cuda
+from fsdpbench.devices.base import Placement
+
+
+def rehearse(config: Config, placement: Placement) -> None:
+    """Let "cuda" be the simulated device, if it is what the environment asks for (`script/rehearsal.py`)."""
+    if config.device == "cuda" and simulated_cuda() is not None:
+        from fsdpbench.script.rehearsal import rehearse_where_asked
+
+        rehearse_where_asked(placement, config.gpus_per_node)

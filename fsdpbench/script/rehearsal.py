@@ -1,0 +1,170 @@
+"""The cuda path of the bench on the simulated "cuda" of scripts: what a process of it does before all else.
+
+    FSDPBENCH_SIMULATED_CUDA=h100-80gb fsdpbench run --device cuda --gpus 1 --model gpt-tiny
+
+Everything above torch's C++ is what runs on a GPU: `devices/cuda.py`, the worker, NCCL's set-up, events,
+memory statistics, `--emulate`, `calibrate`. In place of a GPU: the simulated device with a rank a process,
+each of which takes the others to hold what it holds; its own trace where the profiler's would be. So what it
+cannot show is whether CUDA, NCCL, CUPTI, NVRTC and real numbers do what is asked of them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.cuda
+import torch.distributed as dist
+import torch.profiler
+from torch.profiler import ProfilerAction
+
+from fsdpbench.configuration.simulated_cuda import simulated_cuda
+from fsdpbench.devices.base import Placement
+from fsdpbench.script.cuda.amp import map_amp
+from fsdpbench.script.cuda.cuda_module import map_cuda_module
+from fsdpbench.script.cuda.device_names import map_device_names
+from fsdpbench.script.cuda.distributed import map_distributed
+from fsdpbench.script.cuda.profiling import ProfilerRequests, SimulatedProfile
+from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.sim import Simulation
+from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.allocator import AllocatorConf
+from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.timeline import Work
+from fsdpbench.sim.trace_records import KernelRecord
+from fsdpbench.torch_internals import replace
+
+_USERS = ("devices", "worker", "emulation", "measuring", "systems", "workloads", "calibrate")
+"""Parts of the bench that hold copies of torch's functions; the simulation itself needs torch's own."""
+
+
+def rehearse_where_asked(placement: Placement, gpus_per_node: int, *, host_clock: bool = False) -> bool:
+    """Let "cuda" be the simulated device in this process, if the environment asks for it.
+
+    `host_clock`: the host's clock is the simulated one too. Raises `UsageError`, `ProfileError`.
+    """
+    asked = simulated_cuda()
+    if asked is None:
+        return False
+    profile = load_profile(asked.profile)
+    simulation = Simulation.start(profile, placement.world_size, gpus_per_node, rank=placement.rank)
+    ACCELERATOR.follows_numbers = True  # the bench sends its own numbers through the device
+    replacements = Replacements()
+    map_device_names(replacements, placement.local_rank)
+    map_cuda_module(placement.local_rank)
+    map_amp(replacements)
+    map_distributed(replacements, simulation)
+    _Recording.simulation, _Recording.requests = simulation, ProfilerRequests()
+    replacements.add(torch.profiler.profile, _Recording)
+    _map_out_of_memory(simulation)
+    _map_kernels()
+    _map_registration()
+    _map_memory_limit(simulation)
+    replace(torch.cuda, device_count=lambda: asked.gpus)
+    replacements.apply(also=tuple(f"fsdpbench.{name}." for name in _USERS))
+    if host_clock:
+        replace(time, perf_counter_ns=simulation.cpu_ns)
+    return True
+
+
+class _Recording(SimulatedProfile):
+    """`torch.profiler.profile`: records the simulated device, by the schedule, one recording."""
+
+    simulation: Simulation
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._trace: Any = None
+        self._folder = tempfile.TemporaryDirectory(prefix="fsdpbench-trace-")
+        self._path = Path(self._folder.name) / "trace.json.gz"
+
+    def step(self) -> None:
+        """End a step of the schedule."""
+        recorded, ends = self._trace, self.current_action is ProfilerAction.RECORD_AND_SAVE
+        if recorded is not None:
+            recorded.step()
+        if recorded is not None and ends:
+            recorded.__exit__(None, None, None)
+            self._trace = None
+        super().step()
+        if self._trace is None and self.current_action in (
+            ProfilerAction.RECORD,
+            ProfilerAction.RECORD_AND_SAVE,
+        ):
+            self._trace = self.simulation.trace(self._path)
+            self._trace.__enter__()
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._trace is not None:
+            self._trace.__exit__(*exc_info)
+
+    def export_chrome_trace(self, path: str, *args: Any, **kwargs: Any) -> None:
+        """Write what was recorded, packed where the name says so."""
+        if path.endswith(".gz"):
+            shutil.copyfile(self._path, path)
+            return
+        with gzip.open(self._path, "rb") as packed, open(path, "wb") as plain:
+            shutil.copyfileobj(packed, plain)
+
+
+def _map_out_of_memory(simulation: Simulation) -> None:
+    """Builds of torch without CUDA have no observers of its allocator."""
+    import fsdpbench.devices.cuda as device
+
+    def attach(observe: Callable[[int, int, int, int], None]) -> None:
+        def report(message: str) -> None:
+            free, total = torch.cuda.mem_get_info()
+            observe(0, 0, total, free)
+
+        simulation.on_out_of_memory = report
+
+    replace(device, cuda_attach_out_of_memory_observer=attach)
+
+
+def _map_kernels() -> None:
+    """Kernels that are compiled while the bench runs: those of emulated collectives, which spin."""
+    import fsdpbench.emulation.holding as holding
+
+    def compile_kernel(source: str, name: str) -> Callable[..., None]:
+        def launch(grid: Any, block: Any, arguments: list[int]) -> None:
+            timeline = ACCELERATOR.timeline
+            start = timeline.cpu
+            timeline.cpu += ACCELERATOR.cpu_costs.launch_ns
+            record = None if ACCELERATOR.trace is None else KernelRecord(name, start, timeline.cpu)
+            timeline.launch(ACCELERATOR.stream, Work.COLLECTIVE, arguments[0], record)
+
+        return launch
+
+    replace(holding, compile_cuda_kernel=compile_kernel)
+
+
+def _map_registration() -> None:
+    """Backends for "cuda" are for the device that calls itself so."""
+    original = dist.Backend.register_backend
+
+    def register(name: str, func: Any, extended_api: bool = False, devices: Any = None) -> None:
+        named = [DEVICE_TYPE if device == "cuda" else device for device in devices or ()]
+        original(name, func, extended_api=extended_api, devices=named or None)
+
+    replace(dist.Backend, register_backend=staticmethod(register))
+
+
+def _map_memory_limit(simulation: Simulation) -> None:
+    """`set_per_process_memory_fraction`: the device begins anew with less memory."""
+
+    def limit(fraction: float, device: Any = None) -> None:
+        Simulation.start(
+            simulation.profile,
+            simulation.world_size,
+            simulation.gpus_per_node,
+            rank=simulation.rank,
+            allocator_conf=AllocatorConf(per_process_memory_fraction=fraction),
+        )
+
+    replace(torch.cuda, set_per_process_memory_fraction=limit)

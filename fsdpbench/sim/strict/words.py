@@ -1,0 +1,80 @@
+"""Calls and dtypes as torch's errors call them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Arguments = dict[str, Any]
+# c10's names of dtypes, and C++'s, which errors use as they please.
+_SCALAR_TYPES = {
+    torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16",
+    torch.int64: "Long", torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte",
+    torch.bool: "Bool", torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
+}  # fmt: skip
+_CPP_TYPES = {
+    torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16", torch.int64: "long int", torch.int32: "int", torch.int16: "short int",
+    torch.int8: "signed char", torch.uint8: "unsigned char", torch.bool: "bool",
+    torch.complex64: "c10::complex<float>", torch.complex128: "c10::complex<double>",
+}  # fmt: skip
+
+
+def bind(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+    """The arguments of a call by name, in the schema's order; those left out have their defaults."""
+    found: Arguments = {}
+    for place, argument in enumerate(operator._schema.arguments):
+        if place < len(args):
+            found[argument.name] = args[place]
+        else:
+            found[argument.name] = kwargs.get(argument.name, argument.default_value)
+    return found
+
+
+def packet_of(operator: Any) -> str:
+    """The operator's name without namespace, overload and the underscore of its form in place."""
+    namespace, _, name = str(operator._schema.name).partition("::")
+    if namespace != "aten":
+        return ""
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def scalar_type(tensor: torch.Tensor) -> str:
+    """`Float`, `BFloat16`, ..."""
+    return name_of(tensor.dtype)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`Float`, `BFloat16`, ..."""
+    return _SCALAR_TYPES.get(dtype, str(dtype))
+
+
+def cpp_type(tensor: torch.Tensor) -> str:
+    """`float`, `c10::BFloat16`, ..."""
+    return _CPP_TYPES.get(tensor.dtype, str(tensor.dtype))
+
+
+def legacy_type(tensor: torch.Tensor) -> str:
+    """`torch.cuda.FloatTensor`, or `torch.FloatTensor` of the host."""
+    device = tensor.device
+    place = "" if device.type == "cpu" else f"{device.type}."
+    return f"torch.{place}{scalar_type(tensor)}Tensor"
+
+
+def refuse_broadcast(first: Sequence[int], second: Sequence[int]) -> None:
+    """Raise what torch raises for shapes that cannot be broadcast together."""
+    count = max(len(first), len(second))
+    for back in range(1, min(len(first), len(second)) + 1):
+        a, b = first[-back], second[-back]
+        if a != b and a != 1 and b != 1:
+            raise RuntimeError(
+                f"The size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton "
+                f"dimension {count - back}"
+            )
+
+
+def sizes(tensor: torch.Tensor) -> str:
+    """`[2, 3]`."""
+    return str(list(tensor.shape))
