@@ -25,6 +25,7 @@ from fsdpbench.sim.allocator.blocks import merge, split_front
 from fsdpbench.sim.allocator.conf import UNLIMITED, AllocatorConf, AllocatorCosts
 from fsdpbench.sim.allocator.driver import DeviceMemory
 from fsdpbench.sim.allocator.expandable import ExpandableSegments
+from fsdpbench.sim.allocator.messages import out_of_memory
 from fsdpbench.sim.allocator.pool import BlockPool
 from fsdpbench.sim.allocator.reclaim import collect_garbage, oversize_to_release
 from fsdpbench.sim.allocator.sizes import MIN_BLOCK, SMALL_SIZE, block_size, segment_size
@@ -380,27 +381,14 @@ class CachingAllocator:
         )
 
     def _out_of_memory_message(self, nbytes: int) -> str:
-        allocated = self.stats.allocated_bytes
-        reserved = self.stats.reserved_bytes
-        outside = self.total_bytes - self.device.capacity_bytes
-        return (
-            f"CUDA out of memory. Tried to allocate {format_size(nbytes)}. GPU 0 has a total capacity of "
-            f"{format_size(self.total_bytes)} of which {format_size(self.device.free_bytes)} is free. "
-            f"Including non-PyTorch memory, this process has {format_size(outside + reserved)} "
-            f"memory in use. Of the allocated memory {format_size(allocated)} is allocated by PyTorch, and "
-            f"{format_size(reserved - allocated)} is reserved by PyTorch but unallocated. If reserved but "
-            "unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to "
-            "avoid fragmentation. See documentation for Memory Management "
-            "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+        return out_of_memory(
+            asked=nbytes,
+            total=self.total_bytes,
+            free=self.device.free_bytes,
+            outside=self.total_bytes - self.device.capacity_bytes,
+            allocated=self.stats.allocated_bytes,
+            reserved=self.stats.reserved_bytes,
         )
-
-
-def format_size(nbytes: int) -> str:
-    """Bytes as torch's messages write them: ``512 bytes``, ``2.00 KiB``, ``1.50 GiB``."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.2f} {name}"
-    return f"{nbytes} bytes"
 
 
 def _expandable_size(block: Block) -> int:

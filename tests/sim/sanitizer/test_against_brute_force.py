@@ -157,13 +157,13 @@ def compare(seeds: range, actions: int) -> Counter[str]:
 
 
 def test_drawn_programs() -> None:
-    seen = compare(range(150), 14)
-    assert min(seen["none"], seen["race"]) > 10, seen
+    seen = compare(range(100), 14)
+    assert min(seen["none"], seen["race"]) > 5, seen
     assert seen["use_after_free"] > 0, seen
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("actions", [8, 14, 25, 60])
-def test_many_drawn_programs(actions: int) -> None:
-    for start in range(0, 2000, 500):
-        compare(range(10_000 + start, 10_500 + start), actions)
+@pytest.mark.parametrize("start", range(10_000, 12_000, 250))
+def test_many_drawn_programs(actions: int, start: int) -> None:
+    compare(range(start, start + 250), actions)
