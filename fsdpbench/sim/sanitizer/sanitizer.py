@@ -211,8 +211,9 @@ class Sanitizer:
 
     def leave(self, scope: str) -> None:
         """A span of the profiler ends."""
-        if self._scopes and self._scopes[-1] == scope:
-            self._scopes = self._scopes[:-1]
+        if scope in self._scopes:  # with those inside it that were never left
+            last = len(self._scopes) - 1 - self._scopes[::-1].index(scope)
+            self._scopes = self._scopes[:last]
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
