@@ -23,7 +23,8 @@ def sanitize_option(function: F) -> F:
         "--sanitize",
         is_flag=True,
         default=None,
-        help="Simulated GPUs: find data races (unordered uses of memory); any gives status race, exit 4.",
+        help="Simulated GPUs: find data races, uses of memory that nothing orders. A finding gives status "
+        "race and exit code 4 (docs/races.md).",
     )(function)
 
 

@@ -10,6 +10,7 @@ make_console    rich's tables                          stdout, or stderr
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,11 @@ def show(text: object) -> None:
 def show_json(content: object, indent: int | None = None) -> None:
     """The answer for programs; JSON escapes control characters itself."""
     print(json.dumps(content, indent=indent))
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that `tell` writes to; None for a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
 def make_console(stderr: bool = False, width_of_pipe: int = _PIPE_WIDTH) -> Console:

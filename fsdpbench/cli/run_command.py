@@ -19,7 +19,7 @@ from fsdpbench.cli.options import (
     single_settings,
     target_options,
 )
-from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.output import show, show_json, tell, terminal_width
 from fsdpbench.cli.sanitizer_notes import sanitizer_notes
 from fsdpbench.cli.script_notes import script_notes
 from fsdpbench.cli.script_request import script_config, script_options
@@ -68,7 +68,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         _tell_notes(result)
     else:
         result = _run_model(assignments, options)
-    for line in sanitizer_notes(result):
+    for line in sanitizer_notes(result, terminal_width()):
         tell(one_line(line))
     if as_json:
         show_json(result, indent=1)

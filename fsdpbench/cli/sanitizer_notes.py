@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 _TOLD = 5
-_WORDS = {
-    "race": "race",
-    "use_after_free": "use after free",
-    "read_before_ready": "used before ready",
-}
 
 
-def sanitizer_notes(result: Mapping[str, Any]) -> list[str]:
-    """Lines for a reader of `result`; none where the sanitizer did not run."""
+def sanitizer_notes(result: Mapping[str, Any], width: int | None = None) -> list[str]:
+    """Lines for a reader of `result`, folded at `width`; none where the sanitizer did not run."""
     found = result.get("sanitizer")
     if found is None:
         return []
-    findings = found["findings"]
-    if not findings:
-        hints = len(found.get("hints", ()))
-        told = f"; {hints} {'hint' if hints == 1 else 'hints'} in result.json" if hints else ""
-        return [f"sanitizer: no race in {found['accesses']:,} uses of memory{told}"]
+    findings = sorted(found["findings"], key=lambda each: -each["count"])
     count = len(findings)
-    lines = [f"sanitizer: {count} {'finding' if count == 1 else 'findings'}"]
+    if count:
+        lines = [f"sanitizer: {count} {'finding' if count == 1 else 'findings'}, the most frequent first"]
+    else:
+        lines = [f"sanitizer: no race in {found['accesses']:,} uses of memory"]
     for finding in findings[:_TOLD]:
-        times = "once" if finding["count"] == 1 else f"{finding['count']} times"
-        lines.append(f"  {_WORDS[finding['kind']]}, {times}, {finding['bytes']:,} bytes ({finding['role']}):")
+        kind = finding["kind"].replace("_", " ")
+        times = "once" if finding["count"] == 1 else f"{finding['count']:,} times"
+        lines.append(f"  {kind}, {times}, {finding['bytes']:,} bytes ({finding['role']}):")
         lines += [f"    {_told(finding[side])}" for side in ("first", "second")]
         lines.append(f"    {finding['hint']}")
     if count > _TOLD:
-        lines.append(f"  {count - _TOLD} more in result.json")
-    return lines
+        lines.append(f"  {count - _TOLD} more in result.json and in the report")
+    for hint in found.get("hints", ())[:_TOLD]:
+        times = "once" if hint["count"] == 1 else f"{hint['count']:,} times"
+        where = hint["stack"][0].split(" ")[0] if hint["stack"] else "unknown"
+        lines.append(f"  hint, {times}, at {where}: {hint['hint']}")
+    return [part for line in lines for part in _folded(line, width)]
 
 
 def _told(access: Mapping[str, Any]) -> str:
@@ -41,5 +41,15 @@ def _told(access: Mapping[str, Any]) -> str:
     if access.get("forward_line"):
         where += f", backward of {access['forward_line']}"
     unit = f", {access['unit']}" if access.get("unit") else ""
-    what = f"{access['access']:5} {access['operation']} on {access['stream']}"
-    return f"{what} in {access['phase']}{unit} at {where}"
+    return (
+        f"{access['access']:5} {access['operation']} at {where}; {access['stream']}, {access['phase']}{unit}"
+    )
+
+
+def _folded(line: str, width: int | None) -> list[str]:
+    if width is None or len(line) <= width:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 6)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

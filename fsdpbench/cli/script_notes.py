@@ -13,13 +13,17 @@ _TOLD = 5
 def script_notes(result: Mapping[str, Any]) -> list[str]:
     """Lines for a reader of `result`."""
     return [
-        *_ranks(result.get("rank_check"), str((result.get("cause") or {}).get("message"))),
+        *_ranks(
+            result.get("rank_check"),
+            str((result.get("cause") or {}).get("message")),
+            int(result["config"]["gpus"]),
+        ),
         *_decisions(result.get("placeholder_decisions") or []),
         *_files(result),
     ]
 
 
-def _ranks(check: Mapping[str, Any] | None, cause: str) -> list[str]:
+def _ranks(check: Mapping[str, Any] | None, cause: str, gpus: int) -> list[str]:
     """What the comparison of ranks came to: both stacks of a difference, the script's own lines first."""
     if check is None:
         return []
@@ -29,11 +33,14 @@ def _ranks(check: Mapping[str, Any] | None, cause: str) -> list[str]:
         counts = sorted(set(calls.values()))
         number = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
         alike = ", and fail alike" if "ok" not in check["collectives"]["ended"].values() else ""
-        return [f"ranks {', '.join(calls)} call the same {number} collectives{alike}"]
+        told = f"ranks {', '.join(calls)} call the same {number} collectives{alike}"
+        rest = gpus - len(calls)
+        left = "" if rest <= 0 else f"; the other {rest} were not run (--check-ranks {gpus} runs all)"
+        return [told + left]
     lines = [] if difference["message"] in cause else [difference["message"]]  # the cause is shown as well
     for rank, stack in (("rank", "stack"), ("other_rank", "other_stack")):
         if difference[stack]:
-            lines.append(f"  rank {difference[rank]}, the innermost line first:")
+            lines.append(f"  rank {difference[rank]}, your lines first, innermost first:")
             lines += [
                 f"    {each['file']}:{each['line']} in {each['function']}" for each in difference[stack]
             ]

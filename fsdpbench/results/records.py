@@ -95,11 +95,11 @@ class RankRecord:
 def _first_finding(found: dict[str, Any]) -> str:
     findings = found["findings"]
     first, second = (
-        f"{side['operation']} ({side['access']}, {side['stream']}, {side['line']})"
+        f"{side['operation']} ({side['access']}, {side['stream'].partition(' (')[0]}, {side['line']})"
         for side in (findings[0]["first"], findings[0]["second"])
     )
     rest = "" if len(findings) == 1 else f" (and {len(findings) - 1} more)"
-    return f"{findings[0]['kind']}: {second} is not ordered after {first}{rest}"
+    return f"{second} is not ordered after {first}{rest}"
 
 
 def record_path(folder: Path, rank: int) -> Path:

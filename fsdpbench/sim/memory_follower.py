@@ -68,6 +68,12 @@ class MemoryFollower(Protocol):
     def host_waits_for_all(self) -> None:
         """The CPU waits for the device."""
 
+    def stream_made(self, stream: int, what: str = "") -> None:
+        """A stream was made: by the program, or for ``what``."""
+
+    def collective_passed(self, tensors: Sequence[torch.Tensor], marker: Any) -> None:
+        """The process group has seen that a collective is done, and lets its tensors go."""
+
     def enter(self, scope: str) -> None:
         """A span of the profiler begins."""
 

@@ -111,7 +111,10 @@ class SimProcessGroup(CollectiveCalls):
         """Hold a work's tensors until it is waited for, or found to be done when another one is queued."""
         shelves, timeline = self._shelves, ACCELERATOR.timeline
         while shelves and (not shelves[0][1] or _has_passed(timeline, shelves[0][0])):
-            shelves.popleft()[1].clear()
+            marker, tensors = shelves.popleft()
+            if tensors and ACCELERATOR.sanitizer is not None:
+                ACCELERATOR.sanitizer.collective_passed(tensors, marker)
+            tensors.clear()
         if work.marker is not None:
             shelves.append((work.marker, work.held))
 
@@ -120,6 +123,8 @@ class SimProcessGroup(CollectiveCalls):
         timeline = ACCELERATOR.timeline
         if self._own_stream is None:
             self._own_stream = timeline.add_stream()
+            if ACCELERATOR.sanitizer is not None:
+                ACCELERATOR.sanitizer.stream_made(self._own_stream, f"of collectives, group {self._name}")
         timeline.make_wait(self._own_stream, timeline.record(ACCELERATOR.stream))
         return self._own_stream
 

@@ -121,6 +121,8 @@ class Simulation:
         accelerator.process_groups = []
         accelerator.collectives_on_own_streams = False
         accelerator.timeline.add_stream()
+        if sanitizer is not None:
+            sanitizer.stream_made(DEFAULT_STREAM, "default")
         accelerator.stream = DEFAULT_STREAM
         accelerator.backward = BackwardStreams(accelerator, use_on_stream)
         accelerator.device_count = gpus_per_node

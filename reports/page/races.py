@@ -11,11 +11,6 @@ from fsdpbench.reports.run_files import Access, RaceFinding
 
 _MOST_FINDINGS = 50
 _MOST_FRAMES = 8
-_WORDS = {
-    "race": "Race",
-    "use_after_free": "Use after free",
-    "read_before_ready": "Used before ready",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +37,7 @@ def races(rows: Sequence[Configuration]) -> Races | None:
     if not reports:
         return None
     found = [(name, finding) for name, report in reports for finding in report.findings]
+    found.sort(key=lambda entry: -entry[1].count)
     hints = [
         (
             hint.kind.replace("_", " ")[:60],
@@ -57,7 +53,7 @@ def races(rows: Sequence[Configuration]) -> Races | None:
 
 
 def _view(name: str, finding: RaceFinding) -> FindingView:
-    kind = _WORDS.get(finding.kind, finding.kind[:40])
+    kind = finding.kind[:40].replace("_", " ").capitalize()
     times = "once" if finding.count == 1 else f"{finding.count:,} times"
     title = (
         f"{kind}, {times}: {finding.second.operation[:60]} at {finding.second.line[:80]} is not ordered "

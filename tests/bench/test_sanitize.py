@@ -53,7 +53,7 @@ def test_the_terminal_says_it_in_lines_of_words(raced: tuple[Path, Any]) -> None
     _, done = raced
     shown = PAGE.read_text().partition("--sanitize\nsanitizer: ")[2].partition("```")[0]
     for line in shown.splitlines():  # the documentation shows what the command says
-        assert line.removesuffix("...").rstrip() in done.stderr
+        assert line.removesuffix("...").rstrip() in done.stderr, line
 
 
 def test_the_page_lists_it(raced: tuple[Path, Any], fsdpbench: Any) -> None:

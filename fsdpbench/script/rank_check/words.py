@@ -39,7 +39,7 @@ def sentence(difference: Difference) -> str:
             f"rank {rank} {how}{error}{_at(difference.stood)} where rank {other} goes on: "
             "real ranks would wait for it"
         )
-    told = _EFFECTS[difference.kind]
+    told = f"{_EFFECTS[difference.kind]} (call {difference.number + 1} of the group)"
     expected = f"{called(difference.other_call)}{_at(difference.other_call.stack)}"
     if difference.call is None:
         return f"rank {rank} never joins {expected}, which rank {other} calls: {told}"

@@ -15,8 +15,8 @@ from typing import Any
 
 from fsdpbench.sim.sanitizer.clocks import HOST
 from fsdpbench.sim.sanitizer.operation import Operation, Stack
-from fsdpbench.sim.sanitizer.places import frames, own_line
-from fsdpbench.sim.trace_records import trace_stream
+from fsdpbench.sim.sanitizer.places import frames, is_in_module, own_line
+from fsdpbench.sim.sanitizer.stream_names import StreamNames, short_name
 
 
 class Kind(StrEnum):
@@ -29,18 +29,19 @@ class Kind(StrEnum):
 
 @dataclass
 class Access:
-    """One side of a finding."""
+    """One side of a finding; ``stream`` as a reader knows it."""
 
     operation: Operation
     writes: bool
     forward: Stack | None
+    stream: str
 
     def to_dict(self) -> dict[str, Any]:
         """As ``result.json`` holds it."""
         told: dict[str, Any] = {
             "operation": self.operation.name,
             "access": "write" if self.writes else "read",
-            "stream": stream_name(self.operation),
+            "stream": self.stream,
             "unit": _unit(self.operation),
             "phase": phase(self.operation),
             "step": self.operation.step,
@@ -55,7 +56,7 @@ class Access:
 
 @dataclass
 class Finding:
-    """Two accesses that nothing orders. ``bytes``: the most that they shared."""
+    """Two accesses that nothing orders. ``bytes``: the most that they shared, ``role`` is of those."""
 
     kind: Kind
     first: Access
@@ -85,7 +86,8 @@ class Finding:
 class Findings:
     """All findings, in the order in which they were met."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: StreamNames) -> None:
+        self._names = names
         self._found: dict[tuple[Any, ...], Finding] = {}
 
     def __len__(self) -> int:
@@ -113,10 +115,11 @@ class Findings:
         known = self._found.get(key)
         if known is not None:
             known.count += 1
-            known.bytes = max(known.bytes, shared)
-            known.role = known.role if role is None else _role(kind, known.first, known.second, role)
+            if shared > known.bytes or (role is not None and shared == known.bytes):
+                known.bytes, known.role = shared, _role(kind, known.first, known.second, role)
             return
-        first, second = Access(old, wrote, forward[0]), Access(new, writes, forward[1])
+        first = Access(old, wrote, forward[0], self._names.of(old))
+        second = Access(new, writes, forward[1], self._names.of(new))
         self._found[key] = Finding(kind, first, second, shared, _role(kind, first, second, role))
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,13 +138,8 @@ def _kind(old: Operation, new: Operation, freed: bool) -> Kind:
     return Kind.RACE
 
 
-def stream_name(operation: Operation) -> str:
-    """The CPU, or a stream's number as the trace shows it."""
-    return "CPU" if operation.agent == HOST else f"stream {trace_stream(operation.agent - 1)}"
-
-
 def phase(operation: Operation) -> str:
-    """Where in a training step an operation was."""
+    """Where in a training step an operation was: ``forward`` is inside of a module's call."""
     for scope in reversed(operation.scopes):
         if scope.startswith("Optimizer.step"):
             return "optimizer"
@@ -149,7 +147,7 @@ def phase(operation: Operation) -> str:
             return "zero_grad"
     if operation.in_backward:
         return "backward"
-    return "forward"
+    return "forward" if is_in_module(operation.stack) else "outside the model"
 
 
 def _unit(operation: Operation) -> str | None:
@@ -177,18 +175,20 @@ _COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_
 
 
 def _hint(kind: Kind, first: Access, second: Access) -> str:
-    old, new = first.operation, second.operation
+    old, new = short_name(first.stream), short_name(second.stream)
+    if first.operation.collective:
+        if kind is Kind.USE_AFTER_FREE:
+            return "call wait() on the collective's Work before the last reference to its tensors goes"
+        return "call wait() on the collective's Work before its tensors are used again"
     if kind is Kind.USE_AFTER_FREE:
         return (
-            f"the first tensor was freed while {stream_name(old)} still used it: call "
-            f"tensor.record_stream({stream_name(old)}) before its last reference goes, or keep the tensor "
-            "until an event after its last use is waited for"
+            f"the first tensor was freed while {old} may still use it: call tensor.record_stream() with "
+            f"{old} before its last reference goes, or keep the tensor until an event after its last use is "
+            "waited for"
         )
-    if old.collective:
-        return "call wait() on the collective's Work before its tensors are used again"
-    if HOST in (old.agent, new.agent):
+    if HOST in (first.operation.agent, second.operation.agent):
         return "synchronize with the copy (event.synchronize(), stream.synchronize()) before the CPU goes on"
     return (
-        f"let {stream_name(new)} wait for {stream_name(old)} before the second access: "
-        "stream.wait_stream(other), or record an event after the first and wait for it"
+        f"let {new} wait for {old} before the second access: wait_stream(), or an event that is recorded "
+        "after the first access"
     )

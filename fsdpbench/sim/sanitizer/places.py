@@ -17,6 +17,7 @@ _OURS = tuple(
 )
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _PACKAGE = str(_PACKAGE_FOLDER.parent) + os.sep
+_MODULE = _TORCH + os.path.join("nn", "modules", "module.py")
 _MACHINERY = tuple(
     _TORCH + name
     for name in (
@@ -36,6 +37,11 @@ def _line(code: object, instruction: int) -> int:
         if start <= instruction < end and line is not None:
             return int(line)
     return int(code.co_firstlineno)  # type: ignore[attr-defined]
+
+
+def is_in_module(stack: Stack) -> bool:
+    """Whether a module's call is on the stack."""
+    return any(code.co_filename == _MODULE for code, _ in stack)
 
 
 def frames(stack: Stack | None) -> list[str]:

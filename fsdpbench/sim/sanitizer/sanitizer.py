@@ -28,6 +28,7 @@ from fsdpbench.sim.sanitizer.host_memory import HostMemory
 from fsdpbench.sim.sanitizer.operation import Operation, Stacks
 from fsdpbench.sim.sanitizer.regions import region_of
 from fsdpbench.sim.sanitizer.roles import Roles
+from fsdpbench.sim.sanitizer.stream_names import StreamNames
 from fsdpbench.sim.sanitizer.synchronisations import Synchronisations
 from fsdpbench.sim.sanitizer.uses import uses_of
 from fsdpbench.sim.storage import Lent, record_of
@@ -42,7 +43,8 @@ class Sanitizer:
     def __init__(self) -> None:
         self.clocks = Clocks()
         self.device_memory = DeviceMemory(self.clocks)
-        self.findings = Findings()
+        self.stream_names = StreamNames()
+        self.findings = Findings(self.stream_names)
         self.host_memory = HostMemory(self)
         self.step = 0
         """Steps of optimizers so far."""
@@ -184,7 +186,20 @@ class Sanitizer:
         """Two accesses to a tensor of the host, one of them by the device, are not ordered."""
         self._report(old, wrote, new, writes, shared, False)
 
+    def stream_made(self, stream: int, what: str = "") -> None:
+        """A stream was made: by the program, or for ``what``."""
+        self.stream_names.made(stream, what or self._stacks.here(2))
+
     # ---------------------------------------------------------------------------------------- what orders it
+
+    def collective_passed(self, tensors: Sequence[torch.Tensor], marker: Marker) -> None:
+        """The process group has seen that a collective is done, and lets its tensors go: that orders their
+        bytes, as the events that the allocator sees."""
+        for tensor in tensors:
+            record: Any = record_of(tensor.untyped_storage())
+            block = None if record is None else record.block
+            if block is not None and not isinstance(block, Lent):
+                self.device_memory.shadow_of(block.address, block.size).forget_ordered(marker.clock)
 
     def stream_waits(self, stream: int, marker: Marker) -> None:
         """A stream waits for an event."""

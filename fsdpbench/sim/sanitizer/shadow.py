@@ -176,6 +176,15 @@ class BlockShadow:
             kept.remove(old)
         self.strided = [*kept, (region, new, writes)]
 
+    def forget_ordered(self, clock: Clock) -> None:
+        """What comes before ``clock`` is done for certain."""
+        for cell in self.cells:
+            cell.past = [each for each in cell.past if not is_ordered(each[0].agent, each[0].epoch, clock)]
+            cell.reads = {k: v for k, v in cell.reads.items() if not is_ordered(v.agent, v.epoch, clock)}
+            if cell.write is not None and is_ordered(cell.write.agent, cell.write.epoch, clock):
+                cell.write = None
+        self.strided = [each for each in self.strided if not is_ordered(each[1].agent, each[1].epoch, clock)]
+
     def leave(self, host: Clock) -> list[Cell]:
         """The owner gives the bytes back: what the next one has to be ordered after."""
         left = []

@@ -22,6 +22,11 @@ class _Watched(Timeline):
 
     sanitizer: Sanitizer
 
+    def add_stream(self) -> int:
+        number = super().add_stream()
+        self.sanitizer.stream_made(number)
+        return number
+
     def record(self, stream: int) -> Marker:
         marker = super().record(stream)
         marker.clock = self.sanitizer.clocks.record(stream)

@@ -38,7 +38,9 @@ def test_both_places_and_their_lines() -> None:
     assert finding["first"]["stack"][0].endswith("test_both_places_and_their_lines")
     assert (finding["first"]["operation"], finding["first"]["access"]) == ("aten::mul_", "write")
     assert (finding["second"]["operation"], finding["second"]["access"]) == ("aten::sum", "read")
-    assert finding["first"]["stream"] == "stream 7"  # the default stream, as traces show it
+    assert finding["first"]["stream"] == "stream 7 (default)"  # its number in traces
+    assert "(made at " in finding["second"]["stream"]
+    assert finding["first"]["phase"] == "outside the model"
     assert "wait_stream" in finding["hint"]
     json.dumps(finding)
 

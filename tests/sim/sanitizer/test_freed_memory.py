@@ -135,3 +135,22 @@ def test_dropped_works_keep_their_tensors() -> None:
     again = torch.zeros(SIZE, device="sim")
     assert again.data_ptr() != where
     assert kinds(sanitizer) == []
+
+
+def test_dropped_works_are_done_before_their_memory_is_handed_out() -> None:
+    """The process group lets go of tensors only when it has seen the collective done."""
+    import torch.distributed as dist
+    from sanitized import kinds, start
+
+    from fsdpbench.sim.accelerator import ACCELERATOR
+
+    sanitizer = start(with_group=True)
+    tensor = torch.zeros(SIZE, device="sim")
+    where = tensor.data_ptr()
+    dist.all_reduce(tensor, async_op=True)
+    del tensor
+    ACCELERATOR.timeline.cpu += 10**9
+    dist.all_reduce(torch.zeros(8, device="sim"), async_op=True).wait()
+    again = torch.zeros(SIZE, device="sim")
+    assert again.data_ptr() == where
+    assert kinds(sanitizer) == []
