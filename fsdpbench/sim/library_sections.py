@@ -133,10 +133,12 @@ class RankCurve:
 class LibraryTables:
     """What one library's operators take. Any part may be missing.
 
-    ``switch_from`` is the number of ranks from which collectives are reduced in the switch (0: never).
+    ``switch_from`` is the number of ranks from which collectives are reduced in the switch (0: never);
+    ``source`` says where the measurements come from.
     """
 
     version: str
+    source: str
     products: Mapping[str, ProductTable] = dataclasses.field(default_factory=dict)
     attention: AttentionTable | None = None
     collectives: Mapping[str, tuple[RankCurve, ...]] = dataclasses.field(default_factory=dict)
@@ -151,4 +153,5 @@ class LibraryTables:
             _require(kind in COLLECTIVES, "collectives", kind, f"known are {', '.join(COLLECTIVES)}")
             _require(len(curves) > 0, f"collectives.{kind}", curves, "needs at least one curve")
             _require_rising(f"collectives.{kind}.ranks", tuple(float(curve.ranks) for curve in curves))
+        _require(bool(self.source), "source", self.source, "must not be empty: say where the figures come from")
         _require(self.switch_from >= 0, "switch_from", self.switch_from, "must not be negative")

@@ -25,23 +25,24 @@ def curve_seconds(tables: LibraryTables, kind: str, nbytes: int, size: int) -> f
     ranks = [curve.ranks for curve in curves]
     above = bisect.bisect_left(ranks, size)
     if above < len(curves) and ranks[above] == size:
-        return _at(curves[above], nbytes)
+        return time_on(curves[above], nbytes)
     if above in (0, len(curves)):
         return _scaled(curves[min(above, len(curves) - 1)], nbytes, size)
     low, high = curves[above - 1], curves[above]
     if low.ranks < tables.switch_from <= high.ranks:
         return _scaled(high if size >= tables.switch_from else low, nbytes, size)
     share = math.log(size / low.ranks) / math.log(high.ranks / low.ranks)
-    return math.exp((1 - share) * math.log(_at(low, nbytes)) + share * math.log(_at(high, nbytes)))
+    return math.exp((1 - share) * math.log(time_on(low, nbytes)) + share * math.log(time_on(high, nbytes)))
 
 
 def _scaled(curve: RankCurve, nbytes: int, size: int) -> float:
     """A curve for another number of ranks: the time at which its ranks would send as many bytes."""
     sent = (size - 1) / size / ((curve.ranks - 1) / curve.ranks)
-    return _at(curve, nbytes * sent)
+    return time_on(curve, nbytes * sent)
 
 
-def _at(curve: RankCurve, nbytes: float) -> float:
+def time_on(curve: RankCurve, nbytes: float) -> float:
+    """Seconds of a full buffer of ``nbytes`` among the curve's own number of ranks."""
     points = curve.points
     index = bisect.bisect_left(points, (nbytes,))
     if index == 0:

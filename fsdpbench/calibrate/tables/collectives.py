@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.tables.chips import Chip
 from fsdpbench.calibrate.tables.grid_fit import Task
@@ -31,9 +30,9 @@ _PAIR = {"all_gather", "reduce_scatter"}
 class CurvePrior:
     """How alike residuals are: their variance, a measurement's, octaves, and correlation of relatives."""
 
-    variance: float = 0.05
-    noise: float = 0.0003
-    near_octaves: float = 1.0
+    variance: float = 0.1
+    noise: float = 0.0006
+    near_octaves: float = 0.8
     far_octaves: float = 4.0
     far_share: float = 0.5
     family: float = 0.9
@@ -80,10 +79,11 @@ def fit_collectives(
 
 
 def _line(rows: Sequence[Measured]) -> Array:
-    """Logarithms of the latency (us) and of the microseconds a byte."""
-    sizes, us = (np.array([float(value) for value in column]) for column in zip(*((r.number("bytes"), r.us) for r in rows), strict=True))
-    start = np.log([us.min(), us[sizes.argmax()] / sizes.max()])
-    return np.asarray(least_squares(lambda v: _on_line(v, sizes) - np.log(us), start, loss="soft_l1", f_scale=0.1).x)
+    """Logarithms of the latency (us) and of the microseconds a byte: those of the smallest and the largest,
+    so that a curve whose largest size is missing goes on with the bandwidth of the largest it has."""
+    latency = min(row.us for row in rows)
+    largest = max(rows, key=lambda row: row.number("bytes"))
+    return np.log([latency, max(largest.us - latency, 0.1 * largest.us) / largest.number("bytes")])
 
 
 def _on_line(line: Array, sizes: Array | float) -> Array:
