@@ -25,12 +25,30 @@ if TYPE_CHECKING:
     default=True,
     help="Also predict the rows of --runs with what was fitted to another chip's runs.",
 )
+@click.option(
+    "--operators",
+    type=PossiblePath(),
+    help="Folder of measured operators (nccl.csv, gemm.csv, attention_forward.csv) to price instead of runs.",
+)
 @click.option("-o", "--output", type=PossiblePath(), default=Path("runs/validate"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
-    runs: Path | None, system: str | None, only: str | None, held_out: bool, output: Path, as_json: bool
+    runs: Path | None,
+    system: str | None,
+    only: str | None,
+    held_out: bool,
+    operators: Path | None,
+    output: Path,
+    as_json: bool,
 ) -> None:
     """Simulate published runs and print predicted beside published; exit 1 if a bar is not met."""
+    if operators is not None:
+        given = {"--runs": runs, "--system": system, "--only": only}
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(f"--operators prices operators and simulates no run: leave out {name}")
+        _compare_operators(operators, as_json)
+        return
     fork_server.start("sim")
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.files.whole_files import write_whole
@@ -65,6 +83,18 @@ def command(
         show(text)
     tell(f"Page: {output / 'validation.html'}")
     if not all(bar.met for bar in bars):
+        raise click.exceptions.Exit(int(ExitCode.REGRESSION))
+
+
+def _compare_operators(folder: Path, as_json: bool) -> None:
+    from fsdpbench.validation.operators import as_dict, as_markdown, bars_of, compare
+
+    comparison = compare(folder)
+    if as_json:
+        show_json(as_dict(comparison))
+    else:
+        show(as_markdown(comparison))
+    if not all(bar.met for bar in bars_of(comparison)):
         raise click.exceptions.Exit(int(ExitCode.REGRESSION))
 
 

@@ -32,6 +32,7 @@ from fsdpbench.sim.hardware_sections import (
     NvlinkProfile,
     ProfileError,
 )
+from fsdpbench.sim.library_sections import LibraryTables
 from fsdpbench.sim.profile_tables import build
 
 __all__ = [
@@ -49,7 +50,10 @@ _PROFILE_FOLDER = Path(__file__).parent / "profiles"
 
 @dataclass(frozen=True)
 class HardwareProfile:
-    """One kind of machine. ``estimated`` lists the dotted keys whose figures nobody measured."""
+    """One kind of machine. ``estimated`` lists the dotted keys whose figures nobody measured.
+
+    ``libraries`` are tables of isolated operators, of which those in ``runs_use`` price training runs.
+    """
 
     name: str
     title: str
@@ -67,6 +71,8 @@ class HardwareProfile:
     host_link: HostLinkProfile
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     estimated: tuple[str, ...] = ()
+    libraries: Mapping[str, LibraryTables] = dataclasses.field(default_factory=dict)
+    runs_use: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -75,6 +81,10 @@ class HardwareProfile:
             raise ProfileError("source must not be empty: say where the figures come from")
         if self.gpus_per_node < 1:
             raise ProfileError(f"gpus_per_node = {self.gpus_per_node}: must be at least 1")
+        for name in self.runs_use:
+            if name not in self.libraries:
+                known = ", ".join(self.libraries) or "none"
+                raise ProfileError(f"runs_use names {name!r}, which is no library of this profile: {known}")
         for key in (*self.estimated, *self.sources):
             if not _has_key(self, key):
                 raise ProfileError(f"estimated or sources name {key!r}, which is no key of a profile")

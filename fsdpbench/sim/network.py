@@ -1,7 +1,8 @@
 """What a collective takes: NVLink inside a node, NICs between nodes.
 
 Inside a node the time is ``latency + bytes on the wire / bandwidth``, with the bandwidth read off a curve
-of a few points (log-log) that were fitted to measurements on 8 GPUs; fewer GPUs reach a little less.
+of a few points (log-log) that were fitted to measurements on 8 GPUs; fewer GPUs reach a little less. A
+profile may have curves for each number of ranks instead (`rank_curves.py`).
 
 Between nodes NCCL sends around a ring through all nodes:
 
@@ -23,6 +24,7 @@ import math
 from collections.abc import Sequence
 
 from fsdpbench.sim.hardware import HardwareProfile, LinkCurve, NicProtocol
+from fsdpbench.sim.rank_curves import curve_seconds
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "barrier")
 # Inputs of unequal sizes go as one broadcast a rank: 20.05 against 17.92 ms in Fig 2a of arXiv 2304.11277.
@@ -77,11 +79,16 @@ class Network:
         passes = 2 if kind in ("all_reduce", "barrier") else 1
         wire = nbytes * passes * (1.0 if kind == "broadcast" else (size - 1) / size)
         if nodes == 1:
-            return self._inside(kind, wire, size, passes)
+            return self._by_library(kind, nbytes, size) or self._inside(kind, wire, size, passes)
         ring = self._ring(kind, wire, size, nodes, passes)
         if kind in ("all_reduce", "barrier"):
             return min(ring, self._tree(nbytes, size, nodes))
         return ring
+
+    def _by_library(self, kind: str, nbytes: int, size: int) -> float | None:
+        """Within one node, by the measured curves of the libraries that price runs here."""
+        tables = (self.profile.libraries[name] for name in self.profile.runs_use)
+        return next(filter(None, (curve_seconds(table, kind, nbytes, size) for table in tables)), None)
 
     def _inside(self, kind: str, wire: float, size: int, passes: int) -> float:
         """Within one node."""

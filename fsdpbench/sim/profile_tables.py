@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fsdpbench.sim.hardware_sections import LinkCurve, ProfileError
+from fsdpbench.sim.library_sections import AttentionTable, FactorGrid, LibraryTables, ProductTable, RankCurve
 
+_UNPLACED = (LinkCurve, AttentionTable, FactorGrid, LibraryTables, ProductTable, RankCurve)
 _LARGEST = 1e18
 """No figure of a machine comes near it; beyond, products of figures overflow."""
 
@@ -33,8 +35,8 @@ def build(cls: type, table: Mapping[str, Any], prefix: str) -> object:
     try:
         return cls(**values)
     except ProfileError as error:
-        # Curves do not know which table they stand in; sections name themselves.
-        raise ProfileError(f"{prefix}{error}" if cls is LinkCurve else str(error)) from None
+        # Curves and library tables do not know where they stand; sections name themselves.
+        raise ProfileError(f"{prefix}{error}" if cls in _UNPLACED else str(error)) from None
 
 
 def _convert(hint: Any, value: Any, key: str) -> Any:
@@ -44,6 +46,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             raise ProfileError(f"{key} = {value!r}: must be a table")
         return build(typing.cast(type, hint), value, key + ".")
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:  # X | None: what is there is an X
+        return _convert(arguments[0], value, key)
     if origin is tuple:
         if not isinstance(value, list):
             raise ProfileError(f"{key} = {value!r}: must be a list")

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fsdpbench.sim.costs.attention import AttentionCost
 from fsdpbench.sim.costs.bandwidth import BandwidthCost
 from fsdpbench.sim.costs.gemm import GemmCost
+from fsdpbench.sim.costs.library import LibraryCosts
 from fsdpbench.sim.hardware import DTYPES, HardwareProfile
+
+# Products only; a profile without a table of them runs them as 16-bit ones.
+_NARROW = ("fp8", "nvfp4")
 
 
 class KernelCosts:
@@ -16,6 +22,8 @@ class KernelCosts:
         self._gemm = GemmCost(profile)
         self._attention = AttentionCost(profile)
         self._bandwidth = BandwidthCost(profile)
+        self._of_runs = LibraryCosts(profile, profile.runs_use)
+        self._of_any = LibraryCosts(profile, (*profile.runs_use, *profile.libraries))
         self._cache: dict[tuple[object, ...], int] = {}
 
     def gemm_ns(
@@ -29,11 +37,21 @@ class KernelCosts:
         key = ("gemm", m, n, k, batch, dtype, kind)
         found = self._cache.get(key)
         if found is None:
-            _check_dtype(dtype)
+            _check_dtype(dtype, (*DTYPES, *_NARROW))
             if kind not in ("forward", "weight_grad"):
                 raise ValueError(f"gemm kind {kind!r}: known are forward, weight_grad")
-            found = self._cache[key] = round(self._gemm.seconds(m, n, k, batch, dtype, kind) * 1e9)
+            found = self._cache[key] = round(self._gemm_seconds(m, n, k, batch, dtype, kind) * 1e9)
         return found
+
+    def _gemm_seconds(self, m: int, n: int, k: int, batch: int, dtype: str, kind: str) -> float:
+        """By a library's table where there is one; tables know no batches."""
+        gemm = self.profile.gemm
+        slowed = gemm.under_load * (gemm.weight_grad if kind == "weight_grad" else 1.0)
+        library = self._of_any if dtype in _NARROW else self._of_runs
+        seconds = library.product(m, n, k, dtype, slowed) if batch == 1 else None
+        if seconds is not None:
+            return seconds
+        return self._gemm.seconds(m, n, k, batch, "bf16" if dtype in _NARROW else dtype, kind)
 
     def attention_forward_ns(
         self,
@@ -78,10 +96,16 @@ class KernelCosts:
         key = (direction, batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads)
         found = self._cache.get(key)
         if found is None:
-            _check_dtype(dtype)
-            seconds = self._attention.seconds(
-                direction, batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads
-            )
+            _check_dtype(dtype, DTYPES)
+            seconds = None
+            if direction == "forward" and causal and q_len == kv_len and dtype in ("bf16", "fp16"):
+                seconds = self._of_runs.attention_forward(
+                    batch, heads, kv_heads or heads, q_len, head_dim, self.profile.attention.under_load
+                )
+            if seconds is None:
+                seconds = self._attention.seconds(
+                    direction, batch, heads, q_len, kv_len, head_dim, causal, dtype, kv_heads
+                )
             found = self._cache[key] = round(seconds * 1e9)
         return found
 
@@ -90,6 +114,6 @@ class KernelCosts:
         return self._bandwidth.nanoseconds(bytes_moved, kind)
 
 
-def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise ValueError(f"compute type {dtype!r}: known are {', '.join(DTYPES)}")
+def _check_dtype(dtype: str, known: Sequence[str]) -> None:
+    if dtype not in known:
+        raise ValueError(f"compute type {dtype!r}: known are {', '.join(known)}")

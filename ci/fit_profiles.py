@@ -1,0 +1,122 @@
+"""Fits the library tables of hardware profiles to measured operators, and says how well they predict.
+
+    python ci/fit_profiles.py FOLDER --write           the tables of all profiles, from all rows
+    python ci/fit_profiles.py FOLDER --held-out 3      errors on rows that a fit has not seen, in 3 splits
+
+FOLDER holds nccl.csv, gemm.csv and attention_forward.csv (`fsdpbench validate --operators`). Held out is a
+fifth of the rows, drawn with the split's number as the seed. Takes a minute a fit on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import fsdpbench.sim.hardware as hardware
+from fsdpbench.calibrate.tables.chips import CHIPS
+from fsdpbench.calibrate.tables.fitting import FittedChip, fit_chips
+from fsdpbench.calibrate.tables.writing import with_tables
+from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
+from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.isolated import IsolatedPrices
+
+PROFILES = Path(hardware.__file__).parent / "profiles"
+SHARE = 0.2
+LARGE = 1 << 20
+Key = tuple[str, str, str, str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--held-out", type=int, default=0, metavar="SPLITS")
+    options = parser.parse_args()
+    rows = read_folder(options.folder)
+    if options.write:
+        write(fit_chips(rows))
+    if options.held_out:
+        print(report(rows, options.held_out))
+
+
+def write(fitted: dict[str, FittedChip]) -> None:
+    for gpu, tables in fitted.items():
+        chip = CHIPS[gpu]
+        path = PROFILES / f"{chip.profile}.toml"
+        content = with_tables(path.read_text(), load_profile(chip.profile), chip, tables)
+        hardware.parse_profile(content, path.name)
+        path.write_text(content)
+
+
+def report(rows: Sequence[Measured], splits: int) -> str:
+    """In-sample errors of the profiles as they are, of runs' prices, and held-out errors of new fits."""
+    inside, runs, held = ({}, {}, {})
+    collect(inside, rows, {gpu: IsolatedPrices(load_profile(chip.profile)) for gpu, chip in CHIPS.items()})
+    collect(runs, rows, {gpu: IsolatedPrices(load_profile(chip.profile), False) for gpu, chip in CHIPS.items()})
+    for split in range(splits):
+        draw = random.Random(split)
+        out = [draw.random() < SHARE for _ in rows]
+        fitted = fit_chips([row for row, is_out in zip(rows, out, strict=True) if not is_out])
+        prices = {
+            gpu: IsolatedPrices(dataclasses.replace(load_profile(CHIPS[gpu].profile), libraries=tables.libraries))
+            for gpu, tables in fitted.items()
+        }
+        collect(held, [row for row, is_out in zip(rows, out, strict=True) if is_out], prices)
+    lines = [
+        "Mean error of isolated operators' prices, as a share of the measured time (ci/fit_profiles.py).",
+        f"held out: {splits} splits, each fitted to four fifths of the rows and tried on the rest; bias beside it.",
+        "in sample: the packaged profiles, fitted to all rows here. runs: without tables, as runs are priced where",
+        "a profile has no runs_use (of those that have one, collectives go by the tables there, too).",
+        "",
+        f"{'kind':<24}{'chip':<14}{'dtype':<10}{'library':<9}{'rows':>5}{'runs':>8}{'in sample':>11}"
+        f"{'held out':>10}{'bias':>8}{'tried':>7}  bar",
+    ]
+    for key in sorted(inside):
+        mean, tried = error(held.get(key)), held.get(key, [])
+        bar = bar_of(key)
+        verdict = "" if bar is None or mean is None else f"{bar:.0%} " + ("met" if mean <= bar else "NOT MET")
+        bias = f"{statistics.fmean(tried):+.1%}" if tried else ""
+        lines.append(
+            f"{key[0]:<24}{key[1]:<14}{key[2]:<10}{key[3]:<9}{len(inside[key]):>5}{percent(error(runs[key])):>8}"
+            f"{percent(error(inside[key])):>11}{percent(mean):>10}{bias:>8}{len(tried):>7}  {verdict}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def collect(errors: dict[Key, list[float]], rows: Sequence[Measured], prices: dict[str, IsolatedPrices]) -> None:
+    for row in rows:
+        if row.gpu in prices:
+            off = prices[row.gpu].microseconds(row) / row.us - 1
+            for gpu in (row.gpu, "all"):
+                errors.setdefault((kind_of(row), gpu, row.dtype, row.library), []).append(off)
+
+
+def kind_of(row: Measured) -> str:
+    if row.kind == COLLECTIVE:
+        return "nccl, 1 MiB and more" if row.number("bytes") >= LARGE else "nccl, less than 1 MiB"
+    return row.kind
+
+
+def bar_of(key: Key) -> float | None:
+    kind, _, dtype, library = key
+    if kind == "nccl, 1 MiB and more":
+        return 0.05
+    if kind == PRODUCT and dtype == "bfloat16":
+        return 0.06
+    return 0.08 if kind == ATTENTION and library == "trtllm" else None
+
+
+def error(errors: list[float] | None) -> float | None:
+    return statistics.fmean(map(abs, errors)) if errors else None
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Library tables of hardware profiles (`fsdpbench.sim.library_sections`) from measured operators."""
