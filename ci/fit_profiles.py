@@ -56,13 +56,17 @@ def report(rows: Sequence[Measured], splits: int) -> str:
     """In-sample errors of the profiles as they are, of runs' prices, and held-out errors of new fits."""
     inside, runs, held = ({}, {}, {})
     collect(inside, rows, {gpu: IsolatedPrices(load_profile(chip.profile)) for gpu, chip in CHIPS.items()})
-    collect(runs, rows, {gpu: IsolatedPrices(load_profile(chip.profile), False) for gpu, chip in CHIPS.items()})
+    collect(
+        runs, rows, {gpu: IsolatedPrices(load_profile(chip.profile), False) for gpu, chip in CHIPS.items()}
+    )
     for split in range(splits):
         draw = random.Random(split)
         out = [draw.random() < SHARE for _ in rows]
         fitted = fit_chips([row for row, is_out in zip(rows, out, strict=True) if not is_out])
         prices = {
-            gpu: IsolatedPrices(dataclasses.replace(load_profile(CHIPS[gpu].profile), libraries=tables.libraries))
+            gpu: IsolatedPrices(
+                dataclasses.replace(load_profile(CHIPS[gpu].profile), libraries=tables.libraries)
+            )
             for gpu, tables in fitted.items()
         }
         collect(held, [row for row, is_out in zip(rows, out, strict=True) if is_out], prices)
@@ -87,7 +91,9 @@ def report(rows: Sequence[Measured], splits: int) -> str:
     return "\n".join(lines)
 
 
-def collect(errors: dict[Key, list[float]], rows: Sequence[Measured], prices: dict[str, IsolatedPrices]) -> None:
+def collect(
+    errors: dict[Key, list[float]], rows: Sequence[Measured], prices: dict[str, IsolatedPrices]
+) -> None:
     for row in rows:
         if row.gpu in prices:
             off = prices[row.gpu].microseconds(row) / row.us - 1

@@ -126,6 +126,33 @@ class SanitizerReport(msgspec.Struct, frozen=True):
     hints: list[Hint] = []
 
 
+class RankFrame(msgspec.Struct, frozen=True):
+    """A line of a rank's stack."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+class RankDifference(msgspec.Struct, frozen=True):
+    """Where two ranks call different collectives, with both stacks."""
+
+    message: str
+    rank: int | None = None
+    other_rank: int | None = None
+    call: str | None = None
+    other_call: str | None = None
+    stack: list[RankFrame] = []
+    other_stack: list[RankFrame] = []
+
+
+class RankComparison(msgspec.Struct, frozen=True):
+    """The ranks that ran, and their first difference."""
+
+    ranks: list[int] = []
+    difference: RankDifference | None = None
+
+
 class ResultFile(msgspec.Struct, frozen=True):
     """`result.json`: what came of it. A figure that the device cannot know is None."""
 
@@ -154,6 +181,7 @@ class ResultFile(msgspec.Struct, frozen=True):
     repeats: Repeats | None = None
     placeholder_decisions: list[PlaceholderDecision] | None = None
     sanitizer: SanitizerReport | None = None
+    rank_check: RankComparison | None = None
 
 
 FileT = TypeVar("FileT", ConfigFile, ResultFile)

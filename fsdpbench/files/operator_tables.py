@@ -44,7 +44,9 @@ class Measured:
     @property
     def measured_with(self) -> str:
         """The library and its version; NCCL's for a collective."""
-        return f"nccl {self.columns['nccl']}" if self.kind == COLLECTIVE else str(self.columns["measured_with"])
+        return (
+            f"nccl {self.columns['nccl']}" if self.kind == COLLECTIVE else str(self.columns["measured_with"])
+        )
 
     @property
     def library(self) -> str:
@@ -72,7 +74,9 @@ def read_folder(folder: Path) -> list[Measured]:
     Raises `UsageError` that names file, line and column.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: is no folder; it should hold {', '.join(FILES.values())}, or some of them")
+        raise UsageError(
+            f"{folder}: is no folder; it should hold {', '.join(FILES.values())}, or some of them"
+        )
     present = {kind: folder / name for kind, name in FILES.items() if (folder / name).exists()}
     if not present:
         raise UsageError(f"{folder}: holds none of {', '.join(FILES.values())}")
@@ -87,7 +91,9 @@ def _read(kind: str, path: Path) -> list[Measured]:
     try:
         missing = [name for name in COLUMNS[kind] if name not in (reader.fieldnames or ())]
         if missing:
-            raise UsageError(f"{path}, line 1: lacks the column{'s'[: len(missing) > 1]} {', '.join(missing)}")
+            raise UsageError(
+                f"{path}, line 1: lacks the column{'s'[: len(missing) > 1]} {', '.join(missing)}"
+            )
         return [_row(kind, path, reader.line_num, given) for given in reader]
     except csv.Error as error:
         raise UsageError(f"{path}, line {reader.line_num}: is no CSV ({error})") from None

@@ -45,6 +45,8 @@ def _script_command(config: Config, script: ScriptSource) -> str:
         words += ["--steps-by", script.steps_by.value]
     if script.to_the_end:
         words.append("--to-the-end")
+    if script.check_ranks:
+        words += ["--check-ranks", str(len(script.check_ranks))]
     words += _of_simulation(config)
     if script.arguments:
         words += ["--", *script.arguments]

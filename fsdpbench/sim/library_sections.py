@@ -121,9 +121,7 @@ class RankCurve:
     def __post_init__(self) -> None:
         _require(self.ranks >= 2, "ranks", self.ranks, "must be at least 2")
         for point in self.points:
-            _require(
-                len(point) == 2 and min(point) > 0, "points", point, "each is [bytes, us], positive"
-            )
+            _require(len(point) == 2 and min(point) > 0, "points", point, "each is [bytes, us], positive")
         sizes, times = (tuple(point[index] for point in self.points) for index in (0, 1))
         _require_rising("points", sizes)
         _require(list(times) == sorted(times), "points", times, "more bytes must not take less")
@@ -146,12 +144,12 @@ class LibraryTables:
 
     def __post_init__(self) -> None:
         for kind in self.products:
-            _require(
-                kind in PRODUCT_TYPES, "products", kind, f"known types are {', '.join(PRODUCT_TYPES)}"
-            )
+            _require(kind in PRODUCT_TYPES, "products", kind, f"known types are {', '.join(PRODUCT_TYPES)}")
         for kind, curves in self.collectives.items():
             _require(kind in COLLECTIVES, "collectives", kind, f"known are {', '.join(COLLECTIVES)}")
             _require(len(curves) > 0, f"collectives.{kind}", curves, "needs at least one curve")
             _require_rising(f"collectives.{kind}.ranks", tuple(float(curve.ranks) for curve in curves))
-        _require(bool(self.source), "source", self.source, "must not be empty: say where the figures come from")
+        _require(
+            bool(self.source), "source", self.source, "must not be empty: say where the figures come from"
+        )
         _require(self.switch_from >= 0, "switch_from", self.switch_from, "must not be negative")

@@ -92,9 +92,7 @@ def bars_of(comparison: Comparison) -> list[Bar]:
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
     """The same for programs: every row with its price, and errors by kind, chip, type and library."""
-    groups = _grouped(
-        comparison.priced, lambda p: (p.row.kind, p.row.gpu, p.row.dtype, p.row.measured_with)
-    )
+    groups = _grouped(comparison.priced, lambda p: (p.row.kind, p.row.gpu, p.row.dtype, p.row.measured_with))
     return {
         "rows": [
             {**p.row.columns, "kind": p.row.kind, "predicted_us": p.predicted_us, "error": p.error}

@@ -22,6 +22,7 @@ from fsdpbench.reports.page.decisions_table import decisions_table
 from fsdpbench.reports.page.details import Detail, build_details
 from fsdpbench.reports.page.effects import effects
 from fsdpbench.reports.page.races import races
+from fsdpbench.reports.page.rank_differences import rank_differences
 from fsdpbench.reports.page.ranking import (
     Metric,
     Ranked,
@@ -124,6 +125,7 @@ def render(view: RunView, target: Path, *, title: str | None = None) -> str:
         ranking=_ranking(view, ranked, varying, details, target),
         decisions=decisions_table(rows),
         races=races(rows),
+        rank_differences=rank_differences(rows),
         charts=sections(ranked, varying, metric_of(view)),
         details=[_choice(detail) for detail in details],
         environment=_environment(rows),

@@ -178,8 +178,11 @@ def _status_cell(row: Configuration) -> Cell:
     return Cell(row.status.words, f"status {kind}", cause=row.problem or "")
 
 
+_WITH_FIGURES = (Status.OK, Status.OOM, Status.RACE, Status.RANK_MISMATCH)
+
+
 def _figure_cell(entry: Ranked, figure: Figure, *, share: bool) -> Cell:
-    value = figure.value(entry.row) if entry.row.status in (Status.OK, Status.OOM, Status.RACE) else None
+    value = figure.value(entry.row) if entry.row.status in _WITH_FIGURES else None
     classes = "number share" if share else "number"
     if figure.name in ("retries a step", "out of memory") and value:
         classes += " warned"

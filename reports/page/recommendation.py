@@ -34,10 +34,8 @@ def best_sentence(view: RunView) -> str:
     ranked = rank(view)
     if not ranked:
         return "No configuration has finished yet."
-    if not ranked[0].throughput and view.with_status(Status.RACE):
-        return (
-            f"No configuration ended without a data race or another failure: {endings(view.configurations)}."
-        )
+    if not ranked[0].throughput and view.with_status(Status.RACE, Status.RANK_MISMATCH):
+        return f"No configuration ended without a fault: {endings(view.configurations)}."
     if not ranked[0].throughput:
         return f"None of the {len(ranked)} configurations finished: {endings(view.configurations)}."
     metric = metric_of(view)
@@ -61,12 +59,13 @@ def findings(view: RunView) -> list[str]:
     ranked = rank(view)
     found = [difference.sentence for difference in differences(view)]
     found += [*_ties(ranked), *_exposure(ranked), *_retries(ranked), *_out_of_memory(view)]
-    broken = view.with_status(
-        Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RANK_MISMATCH, Status.UNREADABLE
-    )
+    broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
     if broken:
         found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")
     found += _noise(view)
+    differing = view.with_status(Status.RANK_MISMATCH)
+    if differing:
+        found.append(f"The ranks of {_rows(len(differing))} call different collectives (listed below).")
     racing = view.with_status(Status.RACE)
     if racing:
         has = "has" if len(racing) == 1 else "have"

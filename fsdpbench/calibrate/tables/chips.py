@@ -38,5 +38,7 @@ CHIPS: Mapping[str, Chip] = {
     "gb200": Chip("gb200", "blackwell", 152, 8e12, 126, _peaks(2500, 5000, 10000)),
     "gb300": Chip("gb300", "blackwell", 152, 8e12, 126, _peaks(2500, 5000, 15000)),
     "l40s": Chip("l40s", "ada", 142, 8.64e11, 96, _peaks(362, 733)),
-    "rtx-pro-6000": Chip("rtx-pro-6000", "blackwell-workstation", 188, 1.597e12, 128, _peaks(504, 1007, 2015)),
+    "rtx-pro-6000": Chip(
+        "rtx-pro-6000", "blackwell-workstation", 188, 1.597e12, 128, _peaks(504, 1007, 2015)
+    ),
 }

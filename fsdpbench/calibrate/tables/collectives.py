@@ -91,7 +91,11 @@ def _on_line(line: Array, sizes: Array | float) -> Array:
 
 
 def _covariance(
-    first: Sequence[_Curve], first_sizes: Array, second: Sequence[_Curve], second_sizes: Array, prior: CurvePrior
+    first: Sequence[_Curve],
+    first_sizes: Array,
+    second: Sequence[_Curve],
+    second_sizes: Array,
+    prior: CurvePrior,
 ) -> Array:
     apart = (np.log2(first_sizes)[:, None] - np.log2(second_sizes)[None]) ** 2
     near = np.exp(-0.5 * apart / prior.near_octaves**2)
@@ -103,7 +107,9 @@ def _covariance(
 def _alike(first: Sequence[_Curve], second: Sequence[_Curve], prior: CurvePrior) -> Array:
     rows, columns = list(dict.fromkeys(first)), list(dict.fromkeys(second))
     table = np.array([[_relation(a, b, prior) for b in columns] for a in rows])
-    left, right = ([distinct.index(curve) for curve in curves] for distinct, curves in ((rows, first), (columns, second)))
+    left, right = (
+        [distinct.index(curve) for curve in curves] for distinct, curves in ((rows, first), (columns, second))
+    )
     return np.asarray(table[np.ix_(left, right)])
 
 

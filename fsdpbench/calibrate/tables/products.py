@@ -117,7 +117,15 @@ def fit_model(rows: Sequence[Measured], chip: Chip) -> ProductTable:
 
 def _rounded(table: ProductTable) -> ProductTable:
     """Figures as a file shows them. While fitting they stay exact, for the fit goes by small steps."""
-    names = ("sustained", "memory_efficiency", "prologue_k", "wave_quantisation", "floor_us", "quantise", "cache_gain")
+    names = (
+        "sustained",
+        "memory_efficiency",
+        "prologue_k",
+        "wave_quantisation",
+        "floor_us",
+        "quantise",
+        "cache_gain",
+    )
     figures = {name: float(f"{getattr(table, name):.4g}") for name in names}
     tiles = tuple((rows, columns, float(f"{share:.4g}")) for rows, columns, share in table.tiles)
     return dataclasses.replace(table, tiles=tiles, **figures)

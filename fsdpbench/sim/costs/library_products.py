@@ -26,7 +26,13 @@ _MIB = 1 << 20
 
 
 def product_seconds(
-    table: ProductTable, sm_count: int, memory_bandwidth: float, m: Array, n: Array, k: Array, slowed: float = 1.0
+    table: ProductTable,
+    sm_count: int,
+    memory_bandwidth: float,
+    m: Array,
+    n: Array,
+    k: Array,
+    slowed: float = 1.0,
 ) -> Array:
     """Seconds of each product; ``slowed`` is the share of the tensor cores' rate that training leaves."""
     model = model_seconds(table, sm_count, memory_bandwidth, m, n, k, slowed)
@@ -34,7 +40,13 @@ def product_seconds(
 
 
 def model_seconds(
-    table: ProductTable, sm_count: int, memory_bandwidth: float, m: Array, n: Array, k: Array, slowed: float = 1.0
+    table: ProductTable,
+    sm_count: int,
+    memory_bandwidth: float,
+    m: Array,
+    n: Array,
+    k: Array,
+    slowed: float = 1.0,
 ) -> Array:
     """The same without the factors, which are fitted to what this leaves."""
     bandwidth = memory_bandwidth * table.memory_efficiency
