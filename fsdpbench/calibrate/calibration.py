@@ -105,6 +105,9 @@ def calibrate(
         gpus_per_node=machine.ranks_per_node if machine.world_size > 1 else base.gpus_per_node,
         sources=MappingProxyType({}),
         estimated=(),
+        # Of the base's software and chip; what was measured here is to price runs.
+        libraries=MappingProxyType({}),
+        runs_use=(),
     )
     assumed = tuple(key for key in _all_keys(base) if key not in run.measured)
     return Calibration(profile, base.name, tuple(run.measured), assumed, run.errors)

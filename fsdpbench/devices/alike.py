@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from fsdpbench.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.devices.detection import visible_gpus
 
@@ -11,10 +13,15 @@ def profile_like(device_name: str, memory_bytes: int) -> str | None:
     from fsdpbench.sim.hardware import profile_names
 
     words = device_name.lower().replace("-", " ").split()
-    alike = [name for name in profile_names() if name.split("-")[0] in words]
+    alike = [name for name in profile_names() if all(part in words for part in _chip_of(name))]
     gib = memory_bytes / 2**30
     sized = [name for name in alike if f"{round(gib / 40) * 40}gb" in name]
     return next(iter(sized or alike), None)
+
+
+def _chip_of(profile: str) -> list[str]:
+    """The parts of a profile's name before its memory: `a100` of `a100-80gb`, `rtx`, `pro`, `6000`."""
+    return list(itertools.takewhile(lambda part: not part.endswith("gb"), profile.split("-")))
 
 
 def profile_of_this_machine() -> str | None:

@@ -92,7 +92,7 @@ class SimDevice:
             self._simulation.on_out_of_memory = report
 
     def peak_flops(self, compute_type: str) -> float | None:
-        return self._profile.peak_flops[compute_type]
+        return (self._profile.narrow_peak_flops | self._profile.peak_flops).get(compute_type)
 
     def describe(self) -> dict[str, Any]:
         described = {

@@ -55,8 +55,10 @@ class Measured:
 
     @property
     def dtype(self) -> str:
-        """The type of the operands; collectives and attention were measured in 16 bits."""
-        return str(self.columns["dtype"]) if self.kind == PRODUCT else "bfloat16"
+        """The type of the operands; collectives are of half precision, attention of bfloat16."""
+        if self.kind == PRODUCT:
+            return str(self.columns["dtype"])
+        return "half" if self.kind == COLLECTIVE else "bfloat16"
 
     @property
     def us(self) -> float:

@@ -124,6 +124,12 @@ class HardwareProfile:
         """Dense peak in FLOP/s by compute type: bf16, fp16, tf32, fp32."""
         return {dtype: tflops * 1e12 for dtype, tflops in self.compute.peak_tflops.items()}
 
+    @property
+    def narrow_peak_flops(self) -> dict[str, float]:
+        """Dense peak in FLOP/s of the types below 16 bits, as far as libraries have tables of them."""
+        tables = [table for library in self.libraries.values() for table in library.products.items()]
+        return {dtype: table.peak_tflops * 1e12 for dtype, table in tables if dtype not in DTYPES}
+
 
 def profile_names() -> list[str]:
     """Names of the profiles that come with the package, sorted."""

@@ -17,6 +17,8 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
     n = b.shape[-1]
     batch = prod(a.shape[:-2])
     dtype = compute_type(a.dtype)
+    if a.dtype is torch.float4_e2m1fn_x2:  # two elements a byte
+        k *= 2
     kind = "weight_grad" if _is_weight_gradient(a, b) else "forward"
     if not (m and n and k and batch):
         return OperatorCost(f"gemm_{dtype}", costs.memory_bound_ns(0))

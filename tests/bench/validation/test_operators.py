@@ -1,0 +1,115 @@
+"""`fsdpbench validate --operators`: prices of isolated operators beside measured ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fsdpbench.cli.validate_command import command
+from fsdpbench.errors import UsageError
+
+SAMPLES = Path(__file__).parents[2] / "data" / "operators"
+GEMM = "gpu,measured_with,dtype,m,n,k,us\n"
+
+
+@pytest.fixture
+def validate() -> Callable[..., Result]:
+    return lambda *arguments: CliRunner().invoke(command, [*map(str, arguments)])
+
+
+def test_every_row_is_priced_and_every_group_has_its_errors(validate: Callable[..., Result]) -> None:
+    done = validate("--operators", SAMPLES, "--json")
+    assert done.exit_code == 0
+    told = json.loads(done.stdout)
+    assert len(told["rows"]) == sum(len(path.read_text().splitlines()) - 1 for path in SAMPLES.iterdir())
+    assert {row["gpu"] for row in told["rows"]} >= {"b300", "gb200", "gb300", "rtx-pro-6000", "l40s"}
+    assert told["skipped"] == []
+    for group in told["groups"]:
+        assert list(group) == [
+            "kind", "gpu", "dtype", "measured_with", "count", "mean_error", "median_error", "bias",
+        ]  # fmt: skip
+    row = next(row for row in told["rows"] if row["kind"] == "gemm")
+    assert row["error"] == pytest.approx(row["predicted_us"] / row["us"] - 1)
+    of_row = [
+        r["error"]
+        for r in told["rows"]
+        if all(
+            r.get(key) == row[key] for key in ("kind", "gpu", "dtype", "measured_with")
+        )
+    ]
+    group = next(
+        g for g in told["groups"] if all(g[key] == row[key] for key in ("kind", "gpu", "dtype", "measured_with"))
+    )
+    assert group["count"] == len(of_row)
+    assert group["bias"] == pytest.approx(sum(of_row) / len(of_row))
+
+
+def test_the_text_names_bars_collectives_and_sizes(validate: Callable[..., Result]) -> None:
+    shown = validate("--operators", SAMPLES).stdout
+    assert "collectives of 1 MiB and more, mean error | at most 5%" in shown
+    assert "nccl reduce_scatter" in shown
+    assert "less than 10 us" in shown
+
+
+def test_a_chip_without_a_profile_is_named(tmp_path: Path, validate: Callable[..., Result]) -> None:
+    (tmp_path / "gemm.csv").write_text(
+        GEMM + "mi300x,vllm 1,bfloat16,64,256,256,5\nb200,trtllm 1,fp8,64,256,256,5\n"
+    )
+    shown = validate("--operators", tmp_path)
+    assert "Skipped: mi300x, 1 row: no hardware profile has this name." in shown.stdout
+    told = json.loads(validate("--operators", tmp_path, "--json").stdout)
+    assert told["skipped"] == [{"gpu": "mi300x", "rows": 1}]
+    assert len(told["rows"]) == 1
+
+
+def test_a_bar_that_is_not_met_is_exit_code_1(tmp_path: Path, validate: Callable[..., Result]) -> None:
+    (tmp_path / "gemm.csv").write_text(GEMM + "b200,trtllm 1.3,bfloat16,4096,4096,4096,900\n")
+    done = validate("--operators", tmp_path)
+    assert done.exit_code == 1
+    assert "**not met**" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("b200,trtllm 1,bfloat16,x,256,256,5", "line 2: m is 'x', not a whole number of at least 1"),
+        ("b200,trtllm 1,bfloat16,0,256,256,5", "line 2: m is '0'"),
+        ("b200,trtllm 1,bfloat16,64,256,256,nan", "line 2: us is 'nan', not a positive number"),
+        ("b200,trtllm 1,bfloat16,64,256", "line 2: k is ''"),
+        ("b200,trtllm 1,int8,64,256,256,5", "line 2: dtype is 'int8', not one of bfloat16, fp8, nvfp4"),
+        (",trtllm 1,fp8,64,256,256,5", "line 2: gpu is '', not a name"),
+    ],
+)
+def test_a_bad_row_names_file_line_and_column(
+    tmp_path: Path, validate: Callable[..., Result], row: str, message: str
+) -> None:
+    (tmp_path / "gemm.csv").write_text(GEMM + row + "\n")
+    failed = validate("--operators", tmp_path).exception
+    assert isinstance(failed, UsageError)
+    assert f"{tmp_path / 'gemm.csv'}, {message}" in str(failed)
+    assert "\n" not in str(failed)
+
+
+def test_bad_folders_and_columns(tmp_path: Path, validate: Callable[..., Result]) -> None:
+    assert "holds none of nccl.csv" in str(validate("--operators", tmp_path).exception)
+    assert "is no folder" in str(validate("--operators", tmp_path / "none").exception)
+    (tmp_path / "nccl.csv").write_text("gpu,op\n")
+    assert "line 1: lacks the columns nccl, gpus, bytes, us" in str(
+        validate("--operators", tmp_path).exception
+    )
+
+
+def test_a_part_of_the_files_is_enough_and_runs_do_not_go_with_it(
+    tmp_path: Path, validate: Callable[..., Result]
+) -> None:
+    shutil.copy(SAMPLES / "nccl.csv", tmp_path)
+    told = json.loads(validate("--operators", tmp_path, "--json").stdout)
+    assert {group["kind"] for group in told["groups"]} == {"nccl"}
+    refused = validate("--operators", tmp_path, "--only", "x").exception
+    assert isinstance(refused, UsageError)
+    assert "leave out --only" in str(refused)
