@@ -35,12 +35,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--held-out", type=int, default=0, metavar="SPLITS")
+    parser.add_argument("--output", type=Path, default=Path("ci/measured/operators.txt"))
     options = parser.parse_args()
     rows = read_folder(options.folder)
     if options.write:
         write(fit_chips(rows))
     if options.held_out:
-        print(report(rows, options.held_out))
+        report(rows, options.held_out, options.output)
 
 
 def write(fitted: dict[str, FittedChip]) -> None:
@@ -52,9 +53,14 @@ def write(fitted: dict[str, FittedChip]) -> None:
         path.write_text(content)
 
 
-def report(rows: Sequence[Measured], splits: int) -> str:
-    """In-sample errors of the profiles as they are, of runs' prices, and held-out errors of new fits."""
-    inside, runs, held = ({}, {}, {})
+def report(rows: Sequence[Measured], splits: int, path: Path) -> None:
+    """In-sample errors of the profiles as they are, of runs' prices, and held-out errors of new fits.
+
+    The file is written anew after each split.
+    """
+    inside: dict[Key, list[float]] = {}
+    runs: dict[Key, list[float]] = {}
+    held: dict[Key, list[float]] = {}
     collect(inside, rows, {gpu: IsolatedPrices(load_profile(chip.profile)) for gpu, chip in CHIPS.items()})
     collect(
         runs, rows, {gpu: IsolatedPrices(load_profile(chip.profile), False) for gpu, chip in CHIPS.items()}
@@ -70,11 +76,16 @@ def report(rows: Sequence[Measured], splits: int) -> str:
             for gpu, tables in fitted.items()
         }
         collect(held, [row for row, is_out in zip(rows, out, strict=True) if is_out], prices)
+        path.write_text(as_text(inside, runs, held, split + 1) + "\n")
+
+
+def as_text(
+    inside: dict[Key, list[float]], runs: dict[Key, list[float]], held: dict[Key, list[float]], splits: int
+) -> str:
     lines = [
         "Mean error of isolated operators' prices, as a share of the measured time (ci/fit_profiles.py).",
-        f"held out: {splits} splits, each fitted to four fifths of the rows and tried on the rest; bias beside it.",
-        "in sample: the packaged profiles, fitted to all rows here. runs: without tables, as runs are priced where",
-        "a profile has no runs_use (of those that have one, collectives go by the tables there, too).",
+        f"held out: {splits} split{'s'[: splits > 1]}, fitted to four fifths of the rows and tried on the rest.",
+        "in sample: the packaged profiles, fitted to all rows here. runs: by what prices training runs.",
         "",
         f"{'kind':<24}{'chip':<14}{'dtype':<10}{'library':<9}{'rows':>5}{'runs':>8}{'in sample':>11}"
         f"{'held out':>10}{'bias':>8}{'tried':>7}  bar",
@@ -83,10 +94,11 @@ def report(rows: Sequence[Measured], splits: int) -> str:
         mean, tried = error(held.get(key)), held.get(key, [])
         bar = bar_of(key)
         verdict = "" if bar is None or mean is None else f"{bar:.0%} " + ("met" if mean <= bar else "NOT MET")
+        in_sample = percent(error(inside[key]))
         bias = f"{statistics.fmean(tried):+.1%}" if tried else ""
         lines.append(
             f"{key[0]:<24}{key[1]:<14}{key[2]:<10}{key[3]:<9}{len(inside[key]):>5}{percent(error(runs[key])):>8}"
-            f"{percent(error(inside[key])):>11}{percent(mean):>10}{bias:>8}{len(tried):>7}  {verdict}".rstrip()
+            f"{in_sample:>11}{percent(mean):>10}{bias:>8}{len(tried):>7}  {verdict}".rstrip()
         )
     return "\n".join(lines)
 

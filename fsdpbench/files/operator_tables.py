@@ -112,7 +112,8 @@ def _row(kind: str, path: Path, line: int, given: dict[str, str | None]) -> Meas
     row = Measured(kind, columns)
     if kind == ATTENTION and row.number("kv_heads") > row.number("heads"):
         raise UsageError(
-            f"{path}, line {line}: kv_heads is {row.number('kv_heads')}, more than heads ({row.number('heads')})"
+            f"{path}, line {line}: kv_heads is {row.number('kv_heads')}, "
+            f"more than heads ({row.number('heads')})"
         )
     return row
 

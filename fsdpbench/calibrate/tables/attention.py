@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -69,7 +70,8 @@ def _fit_model(rows: Sequence[Measured], chip: Chip) -> AttentionTable:
 
     found = least_squares(errors, start, bounds=(low, high), loss="soft_l1", f_scale=0.1, max_nfev=200)
     table = _table(found.x, chip)
-    return dataclasses.replace(table, **{name: float(f"{getattr(table, name):.4g}") for name in _FITTED})
+    figures: dict[str, Any] = {name: float(f"{getattr(table, name):.4g}") for name in _FITTED}
+    return dataclasses.replace(table, **figures)
 
 
 def _table(values: Array, chip: Chip) -> AttentionTable:

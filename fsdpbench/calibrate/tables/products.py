@@ -1,10 +1,11 @@
-"""Tables of matrix products: the tile model fitted a chip, type and library, then factors on what it leaves."""
+"""Tables of matrix products: the tile model of a chip, type and library, then factors on what it leaves."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -126,7 +127,7 @@ def _rounded(table: ProductTable) -> ProductTable:
         "quantise",
         "cache_gain",
     )
-    figures = {name: float(f"{getattr(table, name):.4g}") for name in names}
+    figures: dict[str, Any] = {name: float(f"{getattr(table, name):.4g}") for name in names}
     tiles = tuple((rows, columns, float(f"{share:.4g}")) for rows, columns, share in table.tiles)
     return dataclasses.replace(table, tiles=tiles, **figures)
 

@@ -13,7 +13,7 @@ Array = npt.NDArray[np.float64]
 
 
 def node_weights(axes: Sequence[Sequence[float]], *coordinates: Array) -> Array:
-    """Weight of every node, one row a point; rows add up to 1. Nodes are in order of C: the last axis first."""
+    """Weight of every node, one row a point; rows add up to 1. The last axis runs fastest."""
     weights = np.ones((len(coordinates[0]), 1))
     for axis, values in zip(axes, coordinates, strict=True):
         along = _along(np.log2(np.asarray(axis, dtype=float)), np.log2(values))

@@ -35,8 +35,8 @@ class LibraryCosts:
         table, profile = self.product_table(dtype), self._profile
         if table is None:
             return None
-        shape = map(_array, (m, n, k))
-        return float(product_seconds(table, profile.sm_count, profile.memory_bandwidth, *shape, slowed)[0])
+        a, b, c = map(_array, (m, n, k))
+        return float(product_seconds(table, profile.sm_count, profile.memory_bandwidth, a, b, c, slowed)[0])
 
     def attention_forward(
         self, batch: int, heads: int, kv_heads: int, length: int, head_dim: int, slowed: float = 1.0
@@ -45,8 +45,18 @@ class LibraryCosts:
         table, profile = self.attention_table, self._profile
         if table is None:
             return None
-        shape = map(_array, (batch, heads, kv_heads, length, head_dim))
-        return float(attention_seconds(table, profile.sm_count, profile.memory_bandwidth, *shape, slowed)[0])
+        seconds = attention_seconds(
+            table,
+            profile.sm_count,
+            profile.memory_bandwidth,
+            _array(batch),
+            _array(heads),
+            _array(kv_heads),
+            _array(length),
+            _array(head_dim),
+            slowed,
+        )
+        return float(seconds[0])
 
 
 def _array(value: int) -> Array:

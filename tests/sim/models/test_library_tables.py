@@ -121,7 +121,11 @@ B200_FILE = Path(hardware.__file__).parent / "profiles" / "b200.toml"
         ("axes = [[64, 256,", "axes = [[256, 64,", "must be positive and rise strictly"),
         ("axes = [[64, 256,", "axes = [[256,", "must be 100 values"),
         ("cache_gain = 1", "cache_gain = 0.1", "libraries.trtllm.products.bf16.cache_gain = 0.1"),
-        ("operand_bytes = 2", "operand_bites = 2", "did you mean libraries.trtllm.products.bf16.operand_bytes"),
+        (
+            "operand_bytes = 2",
+            "operand_bites = 2",
+            "did you mean libraries.trtllm.products.bf16.operand_bytes",
+        ),
     ],
 )
 def test_mistakes_name_the_key(old: str, new: str, message: str) -> None:
