@@ -84,7 +84,7 @@ def as_text(
 ) -> str:
     lines = [
         "Mean error of isolated operators' prices, as a share of the measured time (ci/fit_profiles.py).",
-        f"held out: {splits} split{'s'[: splits > 1]}, fitted to four fifths of the rows and tried on the rest.",
+        f"held out: {splits} split{'s'[: splits > 1]}, fitted to four fifths, tried on the rest.",
         "in sample: the packaged profiles, fitted to all rows here. runs: by what prices training runs.",
         "",
         f"{'kind':<24}{'chip':<14}{'dtype':<10}{'library':<9}{'rows':>5}{'runs':>8}{'in sample':>11}"
