@@ -7,24 +7,51 @@ from typing import Any
 
 import pytest
 
-FIGURES = ("step_time_s", "peak_memory_bytes", "time_s", "hardware_tflops_per_gpu")
+from fsdpbench.sim.software import CURRENT, software_names
+from fsdpbench.systems import offers
 
 
-def run(fsdpbench: Any, tmp_path: Any, *words: str, **changed: str) -> dict[str, Any]:
-    named = {"--model": "gpt-tiny", "--device": "sim", "--gpus": "8"} | {
-        f"--{k}": v for k, v in changed.items()
-    }
-    done = fsdpbench("run", *sum(named.items(), ()), *words, "-o", str(tmp_path / "run"), "--json")
+def run(fsdpbench: Any, tmp_path: Any, *words: str) -> dict[str, Any]:
+    done = fsdpbench(
+        "run", "--device", "sim", "--gpus", "8", *words, "-o", str(tmp_path / "run"), "--json"
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
+def test_every_system_names_software_that_comes_along() -> None:
+    named = {each.name: each.system.software for each in offers() if each.system is not None}
+    published = {name: software for name, software in named.items() if software != CURRENT}
+    assert set(named.values()) <= set(software_names())
+    assert published == {
+        "torch-fsdp1-1.13": "fsdp1-2022",
+        "llm-foundry-0.1": "composer-2023-spring",
+        "llm-foundry-0.4": "composer-2023-autumn",
+    }
+
+
+def test_a_system_of_published_runs_is_torchs_fsdp1_under_its_software(fsdpbench: Any, tmp_path: Any) -> None:
+    common = ("--model", "gpt-tiny", "--activation-checkpointing", "full")
+    system = run(fsdpbench, tmp_path, *common, "--system", "llm-foundry-0.1")
+    named = run(fsdpbench, tmp_path, *common, "--system", "torch-fsdp1", "--software", "composer-2023-spring")
+    plain = run(fsdpbench, tmp_path, *common, "--system", "torch-fsdp1")
+    for figure in ("step_time_s", "peak_memory_bytes", "time_s", "hfu"):
+        assert named[figure] == system[figure]
+        assert named[figure] != plain[figure]
+    assert system["software"] == named["software"] == "composer-2023-spring"
+    assert "software" not in plain
+    assert "software" not in plain["config"]
+
+
 def test_what_the_trainer_does_costs_time_and_memory(fsdpbench: Any, tmp_path: Any) -> None:
     plain, early, late = (
-        run(fsdpbench, tmp_path, system)
+        run(
+            fsdpbench, tmp_path, "--model", "gpt-350m", "--hardware", "h100-80gb", "--shape", "fp32_loss=false",
+            "--system", system, "--batch", "16", "--reduce-dtype", "bf16",
+        )
         for system in ("torch-fsdp1-1.13", "llm-foundry-0.1", "llm-foundry-0.4")
-    )
+    )  # fmt: skip
     rows = 16 * 2048
     logits = rows * 50304
     # Twice log-probabilities and their copy in fp32: 20 bytes a logit, at 3.35 TB/s at most.
@@ -40,5 +67,22 @@ def test_other_models_are_refused(fsdpbench: Any) -> None:
     done = fsdpbench(
         "run", "--model", "llama2-7b", "--device", "sim", "--gpus", "8", "--system", "llm-foundry-0.1"
     )
-    assert "not_applicable: llm-foundry-0.1" in done.stdout
-    assert "runs are of GPTs, not of llama2-7b" in done.stdout
+    assert "not_applicable: llm-foundry-0.1 does not have it: model: " in done.stdout
+    assert "trainer.metrics) is of GPTs, not of llama2-7b" in done.stdout
+
+
+@pytest.mark.parametrize("system", ["torch-fsdp1-1.13", "llm-foundry-0.1"])
+def test_checkpointing_by_operator_is_refused(system: str, fsdpbench: Any) -> None:
+    done = fsdpbench(
+        "run",
+        "--model",
+        "gpt-tiny",
+        "--device",
+        "sim",
+        "--system",
+        system,
+        "--activation-checkpointing",
+        "op",
+    )
+    assert f"{system} does not have it: activation_checkpointing: " in done.stdout
+    assert "checkpointing by operator came with torch 2.4" in done.stdout

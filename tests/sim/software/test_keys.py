@@ -11,8 +11,8 @@ from fsdpbench.sim.software.profile import SoftwareProfile
 
 VALUES: dict[str, Any] = {
     "collectives.own_streams": "true",
-    "attention.forward_rate": "0.1",
-    "attention.backward_rate": "0.1",
+    "attention.forward_rate": "0.001",
+    "attention.backward_rate": "0.001",
     "attention.unpads": "true",
     "checkpointing.reentrant": "true",
     "checkpointing.by_operator": "false",
