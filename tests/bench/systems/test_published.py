@@ -47,8 +47,8 @@ def test_a_system_of_published_runs_is_torchs_fsdp1_under_its_software(fsdpbench
 def test_what_the_trainer_does_costs_time_and_memory(fsdpbench: Any, tmp_path: Any) -> None:
     plain, early, late = (
         run(
-            fsdpbench, tmp_path, "--model", "gpt-350m", "--hardware", "h100-80gb", "--shape", "fp32_loss=false",
-            "--system", system, "--batch", "16", "--reduce-dtype", "bf16",
+            fsdpbench, tmp_path, "--model", "gpt-350m", "--hardware", "h100-80gb",
+            "--shape", "fp32_loss=false", "--system", system, "--batch", "16", "--reduce-dtype", "bf16",
         )
         for system in ("torch-fsdp1-1.13", "llm-foundry-0.1", "llm-foundry-0.4")
     )  # fmt: skip
@@ -74,15 +74,8 @@ def test_other_models_are_refused(fsdpbench: Any) -> None:
 @pytest.mark.parametrize("system", ["torch-fsdp1-1.13", "llm-foundry-0.1"])
 def test_checkpointing_by_operator_is_refused(system: str, fsdpbench: Any) -> None:
     done = fsdpbench(
-        "run",
-        "--model",
-        "gpt-tiny",
-        "--device",
-        "sim",
-        "--system",
-        system,
-        "--activation-checkpointing",
-        "op",
-    )
+        "run", "--model", "gpt-tiny", "--device", "sim", "--system", system,
+        "--activation-checkpointing", "op",
+    )  # fmt: skip
     assert f"{system} does not have it: activation_checkpointing: " in done.stdout
     assert "checkpointing by operator came with torch 2.4" in done.stdout
