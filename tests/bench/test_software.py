@@ -15,6 +15,7 @@ from fsdpbench.errors import UsageError
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.reproduce import run_command
 from fsdpbench.sweep.space_file import read_space
+from fsdpbench.tune.run import one_point_space
 
 SLOW = 'base = "fsdp1-2022"\nname = "slow"\n[attention]\nbackward_rate = 0.5\n'
 SCRIPT = """import torch
@@ -77,7 +78,12 @@ def test_a_space_says_it_and_reads_it_again() -> None:
     request = make_request(given, {}, whole_space=True)
     target, lists = read_space(request.to_space(), "here")
     again = make_request(target, lists, whole_space=True)
-    assert [point.software for point in again.plan().points] == ["fsdp1-2022"]
+    (point,) = again.plan().points
+    assert point.software == "fsdp1-2022"
+    found = {name: value for name, value in one_point_space(point).items() if value is not None}
+    target, lists = read_space(found, "best.toml")
+    (best,) = make_request(target, lists, whole_space=True).plan().points
+    assert best == point
 
 
 def test_a_real_device_refuses_it(fsdpbench: Any) -> None:
