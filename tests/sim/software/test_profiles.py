@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpbench.sim.hardware import ProfileError, load_profile
@@ -19,6 +19,7 @@ source = "measured here"
 "attention" = "measured"
 "trainer" = "measured"
 """
+H100 = load_profile("h100-80gb")
 OWN = HEAD + "[attention]\nbackward_rate = 0.5\n"
 
 
@@ -88,6 +89,7 @@ def test_an_unknown_name_offers_the_nearest() -> None:
         load_software("fsdp1-2023")
 
 
+@settings(deadline=None)
 @given(forward=st.floats(), backward=st.floats(), host=st.floats(), metrics=st.integers(-5, 1005))
 def test_values_are_read_as_they_are_or_refused_by_their_key(
     forward: float, backward: float, host: float, metrics: int
@@ -112,13 +114,13 @@ def test_values_are_read_as_they_are_or_refused_by_their_key(
     assert (profile.trainer.host_us, profile.trainer.metrics) == (host, metrics)
 
 
+@settings(deadline=None)
 @given(rate=st.floats(1e-3, 10))
 def test_rates_are_shares_of_the_hardwares(rate: float) -> None:
-    hardware = load_profile("h100-80gb")
     software = parse_software(f"{HEAD}[attention]\nbackward_rate = {rate!r}\n", "mine.toml")
-    slower = software.applied_to(hardware)
-    assert slower.attention.backward_tflops == pytest.approx(hardware.attention.backward_tflops * rate)
-    assert dataclasses.replace(slower, attention=hardware.attention) == hardware
+    slower = software.applied_to(H100)
+    assert slower.attention.backward_tflops == pytest.approx(H100.attention.backward_tflops * rate)
+    assert dataclasses.replace(slower, attention=H100.attention) == H100
 
 
 def test_profiles_cannot_be_changed() -> None:
