@@ -6,14 +6,15 @@ heavy module of torch is imported where it always was::
     from fsdpbench.torch_internals import current_graph_task_id        # torch._C._current_graph_task_id
 
 In a torch that does not have it, that import raises `TorchInternalError`; `missing` looks for all of them.
-What torch is changed by goes through here too: `patch` for a private name, `replace` for others. Neither
-patches what is not there, since nobody would notice.
+What torch is changed by goes through here too: `patch` for a private name, `replace` for others (for a while:
+`patched`, `replaced`). None patches what is not there, since nobody would notice.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fsdpbench.errors import BenchError
@@ -43,7 +44,7 @@ _AUTOCAST = "autocast on the simulated device"
 _OPTIMIZERS = "optimizers over DTensors on the simulated device, without seconds of propagation"
 _SPANS = "spans of record_function in simulated time"
 _TORCHSCRIPT = "scripted functions where torch's own are replaced"
-_OF_2022 = "the system torch-fsdp1-1.13"
+_OF_2022 = "the software fsdp1-2022"
 _CUDA = 'scripts on simulated GPUs, where "cuda" means the simulated device'
 _SNAPSHOTS = "memory snapshots of scripts on simulated GPUs"
 IN_ITS_PLACE = "what the bench puts in its place"
@@ -194,6 +195,34 @@ def replace(owner: Any, **attributes: Any) -> None:
         expect(owner, name)
     for name, value in attributes.items():
         setattr(owner, name, value)
+
+
+@contextmanager
+def patched(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """`patch` for a while: what was there before is there again afterwards."""
+    owner, attribute, original = _look_up(INTERNALS[name])
+    patch(name, make)
+    try:
+        yield
+    finally:
+        if original is not None:
+            setattr(owner, attribute, original)
+
+
+@contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """`replace` for a while: what was there before is there again afterwards."""
+    own = vars(owner)
+    before = {name: own[name] for name in attributes if name in own}
+    replace(owner, **attributes)
+    try:
+        yield
+    finally:
+        for name in attributes:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)  # it was inherited
 
 
 def expect(owner: Any, name: str) -> Any:

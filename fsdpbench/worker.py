@@ -24,12 +24,12 @@ import torch
 from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices import make_device
-from fsdpbench.devices.base import Device, Placement
+from fsdpbench.devices.base import Device, HasTrainer, Placement
 from fsdpbench.files.reading import read_json_object
 from fsdpbench.measuring.training import Batch, TrainingLoop
 from fsdpbench.measuring.warmup import warm_up
 from fsdpbench.results.records import RankRecord, Status, trace_path
-from fsdpbench.systems import BuildContext, get_system
+from fsdpbench.systems import BuildContext, get_system, software_of
 from fsdpbench.systems.base import TORCH_DTYPES
 from fsdpbench.workloads import Workload, get_workload
 
@@ -102,7 +102,7 @@ def _trace(steps: int, device: Device, loop: TrainingLoop, record: RankRecord, p
 def _fill_constants(config: Config, workload: Workload, device: Device, record: RankRecord) -> None:
     settings = config.settings
     seq = workload.resolve_seq(settings.seq)
-    in_full = get_system(config.system).recomputes_in_full
+    in_full = software_of(config).checkpointing.reentrant
     flops = workload.flops_per_step(settings.batch, seq, settings.activation_checkpointing, in_full)
     record.flops_per_step = {
         # As floats: a large batch has more than 2^63 of them, and no reader takes such an integer.
@@ -139,7 +139,10 @@ def _training_loop(
         world_size=placement.world_size,
     )
     optimizer = system.make_optimizer(model, config)
-    return TrainingLoop(config, system, model, optimizer, batches, device.torch_device, losses.append)
+    loop = TrainingLoop(config, system, model, optimizer, batches, device.torch_device, losses.append)
+    if isinstance(device, HasTrainer):
+        loop.around_microbatch = device.trainer(model)
+    return loop
 
 
 def _deferred(config: Config, workload: Workload, device: Device) -> bool:

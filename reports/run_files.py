@@ -34,6 +34,7 @@ class ConfigFile(msgspec.Struct, frozen=True):
     hardware: dict[str, Any] | str | None = None
     gpus: int | None = None
     gpus_per_node: int | None = None
+    software: str | None = None
     command: str | list[str] | None = None
 
 
@@ -182,6 +183,7 @@ class ResultFile(msgspec.Struct, frozen=True):
     placeholder_decisions: list[PlaceholderDecision] | None = None
     sanitizer: SanitizerReport | None = None
     rank_check: RankComparison | None = None
+    software: str | None = None
 
 
 FileT = TypeVar("FileT", ConfigFile, ResultFile)

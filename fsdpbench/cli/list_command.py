@@ -14,10 +14,10 @@ Row = dict[str, Any]
 
 
 @click.command("list")
-@click.argument("what", type=click.Choice(["models", "systems", "hardware", "settings"]))
+@click.argument("what", type=click.Choice(["models", "systems", "hardware", "software", "settings"]))
 @click.option("--json", "as_json", is_flag=True, help="A JSON list on stdout.")
 def command(what: str, as_json: bool) -> None:
-    """List models, systems, hardware profiles or settings."""
+    """List models, systems, hardware profiles, software profiles or settings."""
     rows = _LISTS[what]()
     if as_json:
         show_json(rows)
@@ -93,6 +93,19 @@ def hardware() -> list[Row]:
     return rows
 
 
+def software() -> list[Row]:
+    """A row for every software profile of the package, with what it changes."""
+    from fsdpbench.sim.software import load_software, software_names
+
+    rows = []
+    for name in software_names():
+        profile = load_software(name)
+        rows.append(
+            {"name": name, "title": profile.title, "changes": profile.changes, "source": profile.source}
+        )
+    return rows
+
+
 def settings() -> list[Row]:
     """A row for every setting, with the reason of its default."""
     return [
@@ -111,6 +124,7 @@ _LISTS: dict[str, Callable[[], list[Row]]] = {
     "models": models,
     "systems": systems,
     "hardware": hardware,
+    "software": software,
     "settings": settings,
 }
 

@@ -42,6 +42,10 @@ def target_options(function: F) -> F:
             default=None,
             help="One real device as rank 0 of --gpus, on the network of --hardware.",
         ),
+        click.option(
+            "--software",
+            help="Simulated GPUs: profile of the software of a time (fsdp1-2022, FILE.toml, ...).",
+        ),
         click.option("--gpus", default=None, help="Ranks in all (default 8); `sweep` takes a list."),
         click.option("--gpus-per-node", type=whole(), default=None, help="Ranks on one node."),
         click.option(

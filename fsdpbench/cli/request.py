@@ -58,6 +58,7 @@ class SweepRequest:
             "hardware": target.hardware,
             "emulate": target.emulate or None,
             "sanitize": target.sanitize or None,
+            "software": target.software,
             "gpus": self.gpus if several else target.gpus,
             "gpus_per_node": max(t.gpus_per_node for t in space.targets),
             "data": target.data,
@@ -161,6 +162,7 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
         measurement=measurement,
         emulate=emulate,
         sanitize=bool(given.get("sanitize")),
+        software=given.get("software"),
     )
     return target, choice
 

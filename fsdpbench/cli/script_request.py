@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fsdpbench.cli.output import tell
 from fsdpbench.cli.values import PossiblePath
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module, spread_ranks
 from fsdpbench.configuration.settings import SETTINGS, Settings
@@ -114,7 +115,28 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
         settings=Settings.of(),
         measurement=measurement,
         script=source,
+        software=_software(options.get("software")),
     )
+
+
+def _software(given: str | None) -> str | None:
+    """The software profile of a script, which has a model and a trainer of its own. Raises `UsageError`."""
+    from fsdpbench.sim.software import CURRENT, load_software
+    from fsdpbench.sweep.planning import check_software
+
+    name = CURRENT if given is None else check_software(given, "sim")
+    if name == CURRENT:
+        return None
+    profile = load_software(name)
+    if profile.of_the_bench:
+        raise UsageError(
+            f"--software {given} changes {', '.join(profile.of_the_bench)}, which belong to the bench's own "
+            "models and training loop; leave them out of a profile for --script"
+        )
+    if profile.left_to_scripts:
+        kept = ", ".join(profile.left_to_scripts)
+        tell(f"note: {kept} of software {profile.name}: as the script has them")
+    return name
 
 
 def _world(options: Mapping[str, Any]) -> int:

@@ -81,6 +81,8 @@ class Config:
     jitter: JitterSettings | None = None
     sanitize: bool = False
     """Follow every use of memory on the simulated GPU, and report data races."""
+    software: str | None = None
+    """The software profile of simulated GPUs, by name or path; `None`: the installed software, as it is."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -91,6 +93,10 @@ class Config:
             raise UsageError(
                 f"--sanitize follows simulated GPUs; on {self.device} it sees nothing "
                 "(leave it out, or use --device sim)"
+            )
+        if self.software is not None and self.device != "sim":
+            raise UsageError(
+                f"--software {self.software} is for simulated GPUs; leave it out with --device {self.device}"
             )
         check_world(self.gpus, self.gpus_per_node)
 
@@ -105,6 +111,7 @@ class Config:
         that is too long ends in a hash of what was cut off."""
         jitter = [] if self.jitter is None else [f"jitter-{self.jitter.seed}"]
         jitter += ["sanitized"] if self.sanitize else []
+        jitter += [] if self.software is None else [_of_software(self.software)]
         if self.script is not None:
             stem = self.script.name.removesuffix(".py")
             words = [stem, f"{self.gpus}x", Path(str(self.hardware)).stem, *jitter]
@@ -135,7 +142,7 @@ class Config:
         record["shape_given"] = dict(self.shape_given)
         record["settings"] = self.settings.to_dict()
         record["measurement"] = dataclasses.asdict(self.measurement)
-        for absent in ("script", "jitter", "sanitize"):
+        for absent in ("script", "jitter", "sanitize", "software"):
             if not record[absent]:
                 del record[absent]
         if self.jitter is not None:
@@ -164,6 +171,10 @@ _LONGEST_NAME = 120
 """A folder's name may have 255 characters, of which key, run and `.work-` take some."""
 _HASH_LENGTH = 8
 _NAMED_ALWAYS = {"wrap", "backward_prefetch", "limit_all_gathers", "param_dtype", "seq"}
+
+
+def _of_software(software: str) -> str:
+    return f"software-{re.sub(r'[^A-Za-z0-9.-]', '-', Path(software).stem)}"
 
 
 def _cut(name: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +63,14 @@ class Tracer(Protocol):
     """Marks the end of each traced step, as `torch.profiler.profile.step` does."""
 
     def step(self) -> object: ...
+
+
+@runtime_checkable
+class HasTrainer(Protocol):
+    """A device that does what a trainer adds to the training loop; real ones have the loop alone."""
+
+    def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
+        """What is entered around each microbatch of `model`, which is wrapped."""
 
 
 class Device(Protocol):

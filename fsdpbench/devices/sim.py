@@ -16,6 +16,8 @@ from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tra
 from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.software import CURRENT, load_software
+from fsdpbench.sim.software.trainer import Trainer
 
 
 class SimDevice:
@@ -29,6 +31,7 @@ class SimDevice:
         self._config = config
         self._placement = placement
         self._profile = load_profile(config.hardware)
+        self._software = load_software(config.software or CURRENT)
         self._simulation: Simulation | None = None
         self._report_out_of_memory: Callable[[str], None] | None = None
         self._readings = AllocatorReadings()
@@ -46,6 +49,7 @@ class SimDevice:
             rank=self._placement.rank,
             jitter=self._config.jitter,
             sanitize=self._config.sanitize,
+            software=self._software,
         )
         self._simulation.on_out_of_memory = self._report_out_of_memory
         return self._simulation
@@ -53,6 +57,12 @@ class SimDevice:
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+        if self._simulation is not None:
+            self._simulation.end()
+
+    def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
+        """What is entered around each microbatch of `model`: the trainer of the software profile."""
+        return Trainer(self._software.trainer, model).microbatch
 
     def settle(self) -> None:
         # Wrapping leaves reference cycles that hold memory; later the collector must not run on its own.
@@ -105,6 +115,8 @@ class SimDevice:
         if self._config.jitter is not None:
             told = self._config.jitter.to_text()
             described |= {"jitter": told, "title": f"{self._profile.title} with jitter ({told})"}
+        if self._config.software is not None:
+            described |= {"software": self._software.name, "software_source": self._software.source}
         return described
 
     @property

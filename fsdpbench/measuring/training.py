@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -28,13 +29,15 @@ class TrainingLoop:
     batches: Iterator[Batch]
     device: torch.device
     on_loss: Callable[[torch.Tensor], None]
+    around_microbatch: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered inside what the system enters: what a simulated trainer does."""
 
     def step(self) -> None:
         settings = self.config.settings
         for index in range(settings.grad_accum):
             is_last = index == settings.grad_accum - 1
             sync = is_last or settings.grad_sync == "every"
-            with self.system.microbatch(self.model, sync=sync):
+            with self.system.microbatch(self.model, sync=sync), self.around_microbatch():
                 self._forward_backward(settings.grad_accum, is_last)
         with record_function("optimizer"):
             self.optimizer.step()

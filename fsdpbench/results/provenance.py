@@ -1,6 +1,7 @@
 """What a result depends on besides its configuration, and the key made of both.
 
-    key = sha256( config + hardware profile's content + data file's content + versions + sources [+ machine] )
+    key = sha256( config + content of hardware and software profile + content of the data file + versions
+                  + sources [+ machine] )
 
 A resumed sweep runs a configuration again exactly when its key changed. The page and the command line are
 left out of the sources: they change how results are shown, not what they are.
@@ -95,6 +96,8 @@ def content_key(config: Config) -> str:
     depends: dict[str, Any] = {"config": config.to_dict(), "versions": versions()}
     if config.hardware is not None:
         depends["hardware"] = _hardware_content(config.hardware)
+    if config.software is not None:
+        depends["software"] = _software_content(config.software)
     if config.data is not None:
         depends["data"] = _data_content(Path(config.data))
     if (foreign := foreign_identity(config.system)) is not None:
@@ -114,6 +117,13 @@ def _hardware_content(hardware: str) -> str:
     from fsdpbench.sim.hardware import load_profile
 
     return repr(load_profile(hardware))
+
+
+@functools.cache
+def _software_content(software: str) -> str:
+    from fsdpbench.sim.software import load_software
+
+    return repr(load_software(software))
 
 
 def _data_content(path: Path) -> str:

@@ -30,6 +30,8 @@ def run_command(config: Config) -> str:
 
 def _of_simulation(config: Config) -> list[str]:
     words = [] if config.jitter is None else ["--jitter", config.jitter.to_text()]
+    if config.software is not None:
+        words += ["--software", config.software]
     return [*words, "--sanitize"] if config.sanitize else words
 
 

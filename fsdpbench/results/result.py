@@ -102,6 +102,7 @@ def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, An
         "config": config.to_dict(),
         "device": config.device,
         "hardware": first.get("hardware") or {"name": config.hardware, "simulated": config.device == "sim"},
+        **_software(config),
         "environment": environment(config),
         "status": outcome.status.value,
         "cause": cause,
@@ -129,6 +130,7 @@ def not_applicable_result(config: Config, reasons: dict[str, str]) -> dict[str, 
         "config": config.to_dict(),
         "device": config.device,
         "hardware": {"name": config.hardware, "simulated": config.device == "sim"},
+        **_software(config),
         "environment": environment(config),
         "status": Status.NOT_APPLICABLE.value,
         "cause": {"message": f"{config.system} does not have it: {told}", "log": None},
@@ -136,6 +138,13 @@ def not_applicable_result(config: Config, reasons: dict[str, str]) -> dict[str, 
         "unknown_operators": {},
         "traces": [],
     }
+
+
+def _software(config: Config) -> dict[str, str]:
+    """The software profile's own name, where it is not the default."""
+    from fsdpbench.sim.software import load_software
+
+    return {} if config.software is None else {"software": load_software(config.software).name}
 
 
 def _no_figures() -> dict[str, Any]:

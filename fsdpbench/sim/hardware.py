@@ -7,13 +7,11 @@ in the simulator's units (bytes, FLOP/s) are properties of `HardwareProfile`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.files.reading import UnreadableFileError, is_there, parse_toml, read_toml
 from fsdpbench.sim.hardware_sections import (
     DTYPES,
     GIB,
@@ -33,7 +31,7 @@ from fsdpbench.sim.hardware_sections import (
     ProfileError,
 )
 from fsdpbench.sim.library_sections import LibraryTables
-from fsdpbench.sim.profile_tables import build
+from fsdpbench.sim.profile_files import ProfileFolder
 
 __all__ = [
     "DTYPES",
@@ -45,7 +43,6 @@ __all__ = [
     "parse_profile",
     "profile_names",
 ]
-_PROFILE_FOLDER = Path(__file__).parent / "profiles"
 
 
 @dataclass(frozen=True)
@@ -131,9 +128,12 @@ class HardwareProfile:
         return {dtype: table.peak_tflops * 1e12 for dtype, table in tables if dtype not in DTYPES}
 
 
+_PROFILES = ProfileFolder("hardware", Path(__file__).parent / "profiles", HardwareProfile)
+
+
 def profile_names() -> list[str]:
     """Names of the profiles that come with the package, sorted."""
-    return sorted(path.stem for path in _PROFILE_FOLDER.glob("*.toml"))
+    return _PROFILES.names()
 
 
 def load_profile(name_or_path: str | Path) -> HardwareProfile:
@@ -142,56 +142,12 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
     Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be read,
     is no TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
     """
-    text = str(name_or_path)
-    if text.lower() in profile_names():
-        return parse_profile((_PROFILE_FOLDER / f"{text.lower()}.toml").read_bytes(), text)
-    path = Path(name_or_path)
-    if path.suffix == ".toml" or is_there(path):
-        try:
-            return _profile(read_toml(path), text)
-        except UnreadableFileError as error:
-            raise ProfileError(f"hardware profile {error}") from None
-    near = difflib.get_close_matches(text.lower(), profile_names(), n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(profile_names())}"
-    raise ProfileError(f"unknown hardware {text!r}: {hint} A path to a .toml file is taken too.")
+    return _PROFILES.load(name_or_path)
 
 
 def parse_profile(content: str | bytes, origin: str) -> HardwareProfile:
     """Make a profile from TOML text; ``origin`` (a file name) begins every error message."""
-    try:
-        table = parse_toml(content, origin)
-    except UnreadableFileError as error:
-        raise ProfileError(f"hardware profile {error}") from None
-    return _profile(table, origin)
-
-
-def _profile(table: dict[str, Any], origin: str) -> HardwareProfile:
-    try:
-        profile = build(HardwareProfile, _on_its_base(table), "")
-    except ProfileError as error:
-        raise ProfileError(f"hardware profile {origin}: {error}") from None
-    assert isinstance(profile, HardwareProfile)
-    return profile
-
-
-def _on_its_base(table: dict[str, Any]) -> dict[str, Any]:
-    """`base = "NAME"` takes everything that the file does not say from the packaged profile of that name."""
-    base = table.pop("base", None)
-    if base is None:
-        return table
-    if base not in profile_names():
-        raise ProfileError(f"base = {base!r} is no packaged profile; known are {', '.join(profile_names())}")
-    below = _on_its_base(read_toml(_PROFILE_FOLDER / f"{base}.toml"))
-    return _merged(below, table)
-
-
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` over `below`, table by table."""
-    merged = dict(below)
-    for key, value in above.items():
-        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], value) if nested else value
-    return merged
+    return _PROFILES.parse(content, origin)
 
 
 def _has_key(profile: HardwareProfile, key: str) -> bool:

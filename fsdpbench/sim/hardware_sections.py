@@ -19,7 +19,8 @@ DTYPES = ("bf16", "fp16", "tf32", "fp32")
 
 
 class ProfileError(UsageError):
-    """A hardware profile that is unknown, unreadable or inconsistent; the message names file and key."""
+    """A hardware or software profile that is unknown, unreadable or inconsistent; the message names file and
+    key."""
 
 
 def _require(condition: bool, key: str, value: object, rule: str) -> None:

@@ -9,7 +9,7 @@ What NCCL's process group does, with its stream semantics since torch 2.8:
 * Kernels of one communicator run one after another, whatever streams they are on.
 
 Before 2.8 all ran on the group's own stream, and kept their tensors by `record_stream`. For published runs of
-that time `ACCELERATOR.collectives_on_own_streams` says so.
+that time `ACCELERATOR.collectives_on_own_streams` says so (`collectives.own_streams` of a software profile).
 
 Only the own rank is simulated; the others are taken to arrive at the same time.
 """

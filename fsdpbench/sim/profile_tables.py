@@ -65,5 +65,5 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         return float(value)
     if type(value) is hint:
         return value
-    names = {float: "a number", int: "a whole number", str: "text"}
+    names = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
     raise ProfileError(f"{key} = {value!r}: must be {names.get(hint, hint)}")

@@ -35,6 +35,8 @@ from fsdpbench.sim.process_group import BACKEND, register_backend
 from fsdpbench.sim.sanitizer import Sanitizer
 from fsdpbench.sim.sanitizer.watched import WatchedAllocator, WatchedJitteredTimeline, WatchedTimeline
 from fsdpbench.sim.shape_rules import register_shape_rules
+from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software
+from fsdpbench.sim.software.mechanisms import install
 from fsdpbench.sim.storage import use_on_stream
 from fsdpbench.sim.streams import Stream
 from fsdpbench.sim.timeline import DEFAULT_STREAM, Contention, Timeline
@@ -89,12 +91,14 @@ class Simulation:
         allocator_conf: AllocatorConf | None = None,
         jitter: JitterSettings | None = None,
         sanitize: bool = False,
+        software: SoftwareProfile | None = None,
     ) -> Simulation:
         """Start (or start anew) the simulated device of this process.
 
         Autograd runs on the calling thread from now on. ``allocator_conf`` defaults to what
         ``PYTORCH_CUDA_ALLOC_CONF`` says; without ``jitter`` kernels are exact and ranks punctual. With
-        ``sanitize`` every use of memory is followed (`sanitizer`). Raises ValueError for an impossible world.
+        ``sanitize`` every use of memory is followed (`sanitizer`). ``software`` (default: the installed one)
+        is put in place until the next start or `end`. Raises ValueError for an impossible world.
         """
         if world_size < 1 or gpus_per_node < 1:
             raise ValueError(
@@ -104,6 +108,8 @@ class Simulation:
             raise ValueError(f"rank {rank} is not in a world of {world_size}")
         preload()
         apply_patches()
+        software = software or load_software(CURRENT)
+        ACCELERATOR.undo_software()
         if allocator_conf is None:
             text = next((os.environ[name] for name in _ALLOC_CONF_VARIABLES if os.environ.get(name)), "")
             allocator_conf = AllocatorConf.parse(text)
@@ -119,14 +125,14 @@ class Simulation:
         accelerator.timeline = _make_timeline(contention, sanitizer)
         accelerator.streams = {}
         accelerator.process_groups = []
-        accelerator.collectives_on_own_streams = False
+        accelerator.collectives_on_own_streams = software.collectives.own_streams
         accelerator.timeline.add_stream()
         if sanitizer is not None:
             sanitizer.stream_made(DEFAULT_STREAM, "default")
         accelerator.stream = DEFAULT_STREAM
         accelerator.backward = BackwardStreams(accelerator, use_on_stream)
         accelerator.device_count = gpus_per_node
-        accelerator.kernel_costs = KernelCosts(profile)
+        accelerator.kernel_costs = KernelCosts(software.applied_to(profile))
         accelerator.cpu_costs = CpuCosts(profile)
         accelerator.network = Network(profile, world_size, gpus_per_node)
         accelerator.allocator = _make_allocator(profile, accelerator.timeline, allocator_conf, sanitizer)
@@ -141,6 +147,7 @@ class Simulation:
         accelerator.operators_launched = 0
         accelerator.unknown_operators = {}
         forget_plans()
+        accelerator.undo_software = install(software).close
         accelerator.started = True
         if sanitizer is not None:
             sanitizer.begin()
@@ -153,6 +160,11 @@ class Simulation:
         store = dist.HashStore()
         store.set_timeout(datetime.timedelta(seconds=5))
         dist.init_process_group(BACKEND, store=store, rank=self.rank, world_size=self.world_size)
+
+    def end(self) -> None:
+        """Undo what the software profile has put in place; safe to call twice."""
+        ACCELERATOR.undo_software()
+        ACCELERATOR.collectives_on_own_streams = False
 
     def cpu_ns(self) -> int:
         """The CPU's simulated time in nanoseconds."""

@@ -11,7 +11,7 @@ from fsdpbench.configuration.settings import SETTINGS, Settings, Value
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
 from fsdpbench.files.reading import is_there
-from fsdpbench.systems import get_system
+from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.wrapping import check_classes
 from fsdpbench.workloads import Workload, WorkloadError, get_workload
 
@@ -32,6 +32,8 @@ class Target:
     measurement: Measurement
     emulate: bool = False
     sanitize: bool = False
+    software: str | None = None
+    """The software profile of all its systems; `None`: each system's own."""
 
     def workload(self) -> Workload:
         try:
@@ -52,6 +54,7 @@ def make_target(
     measurement: Measurement | None = None,
     emulate: bool = False,
     sanitize: bool = False,
+    software: str | None = None,
 ) -> Target:
     """Check and complete a target. `device` is resolved already. Raises `UsageError`.
 
@@ -78,6 +81,7 @@ def make_target(
         hardware=hardware if modelled else None,
         emulate=emulate,
         sanitize=sanitize,
+        software=None if software is None else check_software(software, device),
         gpus=gpus,
         gpus_per_node=per_node,
         data=str(Path(data).resolve()) if data else None,
@@ -109,6 +113,7 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
         data=target.data,
         emulate=target.emulate,
         sanitize=target.sanitize,
+        software=chosen_software(target.software, get_system(system).software, target.device),
     )
 
 
@@ -162,6 +167,20 @@ def check_systems(names: Sequence[str]) -> list[str]:
     for name in names:
         get_system(name).require()
     return list(names)
+
+
+def check_software(name: str, device: str) -> str:
+    """The name or path of a software profile that can be read. Raises `UsageError`, on real devices too."""
+    from fsdpbench.sim.hardware import ProfileError
+    from fsdpbench.sim.software import load_software, software_names
+
+    if device != "sim":
+        raise UsageError(f"--software {name} is for simulated GPUs; leave it out with --device {device}")
+    try:
+        load_software(name)
+    except ProfileError as error:
+        raise UsageError(f"{error} (`fsdpbench list software` lists them all)") from None
+    return name.lower() if name.lower() in software_names() else name
 
 
 def check_device(name: str) -> str:

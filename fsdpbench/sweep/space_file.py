@@ -29,6 +29,7 @@ class SpaceFile(msgspec.Struct, omit_defaults=True):
     hardware: str | None = None
     emulate: bool | None = None
     sanitize: bool | None = None
+    software: str | None = None
     gpus: _Gpus | str | list[_Gpus | str] | None = None
     gpus_per_node: _Gpus | None = None
     data: str | None = None

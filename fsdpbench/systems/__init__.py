@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from fsdpbench.systems.base import BuildContext, System
 from fsdpbench.systems.registry import Offer, get_system, offers
+from fsdpbench.systems.software import chosen_software, software_of
 from fsdpbench.systems.unsharded import NO_SHARDING
 
-__all__ = ["NO_SHARDING", "BuildContext", "Offer", "System", "get_system", "offers"]
+__all__ = [
+    "NO_SHARDING",
+    "BuildContext",
+    "Offer",
+    "System",
+    "chosen_software",
+    "get_system",
+    "offers",
+    "software_of",
+]

@@ -18,7 +18,9 @@ from torch import nn
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import UsageError
+from fsdpbench.sim.software import CURRENT
 from fsdpbench.systems.optimizers import make_optimizer
+from fsdpbench.systems.software import refused_by_software
 from fsdpbench.workloads import Workload, get_workload
 
 _STATE_BYTES = 16
@@ -61,8 +63,8 @@ class System(ABC):
     summary: ClassVar[str]
     devices: ClassVar[frozenset[str]] = frozenset({"cuda", "cpu", "sim"})
     shards: ClassVar[bool] = True
-    recomputes_in_full: ClassVar[bool] = False
-    """Activation checkpointing computes again also what backward does not need (torch before 2.1)."""
+    software: ClassVar[str] = CURRENT
+    """The software profile that it is simulated with where none is asked for."""
     absent: ClassVar[Mapping[str, str]] = {}
     package: ClassVar[str | None] = None
     """The module that must be installed for it, where that is none of the bench's own dependencies."""
@@ -83,11 +85,11 @@ class System(ABC):
             )
 
     def not_applicable(self, config: Config) -> dict[str, str]:
-        """Why it cannot run `config`: its device, and what `refuses` says. Empty: it can."""
+        """Why it cannot run `config`: its device, its software, and what `refuses` says. Empty: it can."""
         if config.device not in self.devices:
             known = ", ".join(sorted(self.devices))
             return {"device": f"it runs on {known}, not on {config.device}"}
-        return self.refuses(config)
+        return {**refused_by_software(config), **self.refuses(config)}
 
     def absent_settings(self, config: Config) -> Mapping[str, str]:
         """Settings that this system does not have in this configuration: name -> reason."""

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.systems.base import TORCH_DTYPES, BuildContext, System, init_module, refuse_common
+from fsdpbench.systems.software import software_of
 from fsdpbench.systems.wrapping import select_units
 
 
@@ -120,6 +121,7 @@ class TorchFsdp1(_FlatParameterSystem):
         return {
             "limit_all_gathers": settings.limit_all_gathers != "off",
             "forward_prefetch": bool(settings.forward_prefetch),
+            "use_orig_params": software_of(config).fsdp1.use_orig_params,
         }
 
 

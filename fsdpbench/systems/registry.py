@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from fsdpbench.errors import UsageError, unknown
 from fsdpbench.plugins import offered_by, plugins
 from fsdpbench.systems.base import System
-from fsdpbench.systems.composer import LlmFoundry01, LlmFoundry04
 from fsdpbench.systems.deepspeed_zero3 import DeepSpeedZero3
 from fsdpbench.systems.fsdp1 import ImplFsdp1, TorchFsdp1
-from fsdpbench.systems.fsdp1_of_2022 import TorchFsdp1Of2022
 from fsdpbench.systems.fsdp2 import ImplFsdp2, TorchFsdp2
 from fsdpbench.systems.megatron_fsdp import MegatronFsdp
+from fsdpbench.systems.published import LlmFoundry01, LlmFoundry04, TorchFsdp1Of2022
 from fsdpbench.systems.unsharded import Single, TorchDdp
 
 _OWN: dict[str, System] = {

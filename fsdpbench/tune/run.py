@@ -227,6 +227,7 @@ def one_point_space(config: Config) -> dict[str, Any]:
         "system": [config.system],
         "device": config.device,
         "hardware": config.hardware,
+        "software": config.software,
         "gpus": config.gpus,
         "gpus_per_node": config.gpus_per_node,
         "data": config.data,

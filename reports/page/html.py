@@ -152,6 +152,9 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
         name = str(row.hardware.get("name") or "")
         if name:
             profiles.setdefault(name, str(row.hardware.get("source") or "not stated"))
+        if row.result.software:
+            source = str(row.hardware.get("software_source") or "not stated")
+            profiles.setdefault(f"software {row.result.software}", source)
     told = "; ".join(f"{name} (source: {source})" for name, source in profiles.items())
     scope = (
         "Every figure on this page"

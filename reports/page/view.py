@@ -250,6 +250,8 @@ def _settings(config: ConfigFile) -> dict[str, Any]:
     around: dict[str, Any] = {"model": config.model or None, "system": config.system or None}
     around["device"] = config.device or None
     around |= {"hardware": hardware, "gpus": config.gpus, "gpus_per_node": config.gpus_per_node}
+    if config.software is not None:
+        around["software"] = config.software
     around |= config.settings
     return around
 

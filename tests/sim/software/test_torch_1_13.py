@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from fsdpbench.systems import fsdp1_of_2022 as of_2022
+from fsdpbench.sim.software import torch_1_13
 
 
 class Queue:
@@ -41,7 +40,7 @@ def test_the_limiter_is_asked_for_a_prefetched_unit_before_its_backward(
     queue, calls = Queue(), []
     state = SimpleNamespace(limit_all_gathers=limited, _free_event_queue=queue)
     handle = SimpleNamespace(_training_state=SimpleNamespace(name=training_state), _prefetched=prefetched)
-    of_2022._limit_then_prefetch(lambda *args: calls.append((args, queue.asked)), state, handle, "mode")
+    torch_1_13.limit_then_prefetch(lambda *args: calls.append((args, queue.asked)), state, handle, "mode")
     assert (queue.asked, queue.waited) == (asked, asked)
     assert calls == [((state, handle, "mode"), asked)]  # torch's own comes after
 
@@ -49,7 +48,7 @@ def test_the_limiter_is_asked_for_a_prefetched_unit_before_its_backward(
 @pytest.mark.parametrize("elements", [8, 6])
 def test_a_gradient_is_always_copied(elements: int) -> None:
     gradient = torch.arange(float(elements))
-    padded, shard = of_2022._padded_copy(SimpleNamespace(world_size=4), gradient)
+    padded, shard = torch_1_13.padded_copy(SimpleNamespace(world_size=4), gradient)
     assert padded.untyped_storage().data_ptr() != gradient.untyped_storage().data_ptr()
     assert padded.tolist() == gradient.tolist() + [0.0] * (8 - elements)
     assert shard.tolist() == [0.0, 0.0]
@@ -57,7 +56,7 @@ def test_a_gradient_is_always_copied(elements: int) -> None:
 
 def test_checkpointing_is_reentrant() -> None:
     x = torch.ones(2, requires_grad=True)
-    y = of_2022._reentrant(torch.exp, x, use_reentrant=False, preserve_rng_state=False, early_stop=False)
+    y = torch_1_13.reentrant(torch.exp, x, use_reentrant=False, preserve_rng_state=False, early_stop=False)
     assert type(y.grad_fn).__name__ == "CheckpointFunctionBackward"
 
 
@@ -65,11 +64,4 @@ def test_checkpointing_is_reentrant() -> None:
 def test_rms_norm_is_composed_to_the_same(dtype: torch.dtype) -> None:
     norm = torch.nn.RMSNorm(16, eps=1e-6).to(dtype)
     x = torch.randn(4, 16, dtype=dtype)
-    torch.testing.assert_close(of_2022._composed_norm(norm, x), norm(x))
-
-
-@pytest.mark.parametrize("system", ["torch-fsdp1-1.13", "llm-foundry-0.1"])
-def test_checkpointing_by_operator_is_refused(system: str, fsdpbench: Any) -> None:
-    done = fsdpbench("run", "--model", "gpt-tiny", "--system", system, "--activation-checkpointing", "op")
-    assert f"{system} does not have it: activation_checkpointing: " in done.stdout
-    assert "checkpointing by operator came with torch 2.4" in done.stdout
+    torch.testing.assert_close(torch_1_13.composed_norm(norm, x), norm(x))

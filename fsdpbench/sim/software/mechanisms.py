@@ -1,0 +1,38 @@
+"""Mechanisms: behaviour of other software that has to be put in place of the installed one's.
+
+Each belongs to one key of a software profile and is a context manager: `install` enters those that a profile
+switches on, and closing what it returns puts everything back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+
+from fsdpbench.sim.software import gpt_parts, torch_1_13
+from fsdpbench.sim.software.profile import SoftwareProfile
+
+Mechanism = Callable[[], AbstractContextManager[None]]
+
+MECHANISMS: dict[str, Mechanism] = {
+    "fsdp1.copies_gradients": torch_1_13.copied_gradients,
+    "fsdp1.limits_prefetched_units": torch_1_13.limited_prefetched_units,
+    "checkpointing.reentrant": torch_1_13.reentrant_checkpoints,
+    "operators.composed_rms_norm": torch_1_13.composed_rms_norm,
+    "attention.unpads": gpt_parts.unpadded_attention,
+    "trainer.fused_loss": gpt_parts.fused_loss,
+}
+"""By key of a profile; the other keys are read where they count."""
+
+
+def install(software: SoftwareProfile) -> ExitStack:
+    """Put in place what `software` switches on. Closing the stack undoes all of it.
+
+    Raises `TorchInternalError` where the installed torch lacks what has to be replaced; nothing is left in
+    place then.
+    """
+    with ExitStack() as entered:
+        for key in software.changes:
+            if key in MECHANISMS:
+                entered.enter_context(MECHANISMS[key]())
+        return entered.pop_all()

@@ -1,0 +1,184 @@
+"""`SoftwareProfile` and its sections: frozen dataclasses that check their own values.
+
+The default of every key is what the installed torch and the bench's own training loop do, so that a file says
+only what was otherwise. Fields carry the TOML file's names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.hardware_sections import ProfileError
+
+CURRENT = "current"
+"""The profile that changes nothing."""
+_FASTEST = 10.0
+_MOST_HOST_US = 1e9
+
+
+def _require(condition: bool, key: str, value: object, rule: str) -> None:
+    if not condition:
+        raise ProfileError(f"{key} = {value!r}: {rule}")
+
+
+@dataclass(frozen=True)
+class CollectivesSoftware:
+    """``own_streams``: collectives run on the communicator's stream and keep their tensors by
+    `record_stream`, as before torch 2.8."""
+
+    own_streams: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionSoftware:
+    """Fused attention. Rates are shares of those that the hardware's profile gives for today's kernels.
+
+    ``unpads``: queries, keys and values are packed by the padding mask before the kernel and its output is
+    unpacked, as flash-attn's `bert_padding` does.
+    """
+
+    forward_rate: float = 1.0
+    backward_rate: float = 1.0
+    unpads: bool = False
+
+    def __post_init__(self) -> None:
+        for key in ("forward_rate", "backward_rate"):
+            rate = getattr(self, key)
+            _require(0 < rate <= _FASTEST, f"attention.{key}", rate, f"is a factor in (0, {_FASTEST:g}]")
+
+
+@dataclass(frozen=True)
+class CheckpointingSoftware:
+    """Activation checkpointing. ``reentrant``: in that form, a block is recomputed to its end, as was torch's
+    default before 2.1. ``by_operator``: a block can keep outputs of operators (torch 2.4)."""
+
+    reentrant: bool = False
+    by_operator: bool = True
+
+
+@dataclass(frozen=True)
+class OperatorsSoftware:
+    """``composed_rms_norm``: RMSNorm is composed of operators, as before torch 2.4 had one."""
+
+    composed_rms_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Fsdp1Software:
+    """PyTorch's FSDP1. ``use_orig_params``: modules have their own parameters (torch 2.0).
+
+    ``copies_gradients``: each unit's gradient is padded also where there is nothing to pad, and the shard is
+    zeroed. ``limits_prefetched_units``: the rate limiter is asked also for a unit that was prefetched.
+    """
+
+    use_orig_params: bool = True
+    copies_gradients: bool = False
+    limits_prefetched_units: bool = False
+
+
+@dataclass(frozen=True)
+class TrainerSoftware:
+    """What a trainer adds to each microbatch of the bench's training loop.
+
+    ``fused_loss``: the loss is one pass over the logits forward and one backward. ``keeps_outputs``: logits
+    live until the next microbatch's. ``metrics``: cross entropies of the kept logits after each backward.
+    ``host_us``: time of the CPU after each backward.
+    """
+
+    fused_loss: bool = False
+    keeps_outputs: bool = False
+    metrics: int = 0
+    host_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.metrics <= 1000, "trainer.metrics", self.metrics, "is a count from 0 to 1000")
+        _require(
+            not self.metrics or self.keeps_outputs,
+            "trainer.metrics",
+            self.metrics,
+            "they are taken of kept outputs: say trainer.keeps_outputs = true",
+        )
+        _require(
+            0 <= self.host_us <= _MOST_HOST_US,
+            "trainer.host_us",
+            self.host_us,
+            f"is a time from 0 to {_MOST_HOST_US:g} us",
+        )
+
+
+@dataclass(frozen=True)
+class SoftwareProfile:
+    """The software of one time. What differs from the installed one is named in ``sources``, by key or
+    section."""
+
+    name: str
+    title: str
+    source: str
+    collectives: CollectivesSoftware = CollectivesSoftware()
+    attention: AttentionSoftware = AttentionSoftware()
+    checkpointing: CheckpointingSoftware = CheckpointingSoftware()
+    operators: OperatorsSoftware = OperatorsSoftware()
+    fsdp1: Fsdp1Software = Fsdp1Software()
+    trainer: TrainerSoftware = TrainerSoftware()
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key in ("name", "title", "source"):
+            if not getattr(self, key):
+                raise ProfileError(f"{key} must not be empty")
+        known = {*_SECTIONS, *(key for key, _, _ in self._values())}
+        for key, source in self.sources.items():
+            if key not in known:
+                raise ProfileError(f"sources names {key!r}, which is no key of a software profile")
+            if not source:
+                raise ProfileError(f"sources.{key!r} must not be empty")
+        if self.name == CURRENT and self.changes:
+            raise ProfileError(f"name = {CURRENT!r} is of the profile that changes nothing; choose another")
+        for key, value in self.changes.items():
+            if key not in self.sources and key.split(".")[0] not in self.sources:
+                raise ProfileError(f"{key} = {value!r}: name where it comes from under [sources]")
+
+    @property
+    def changes(self) -> dict[str, bool | int | float]:
+        """What differs from the installed software: dotted key -> value."""
+        return {key: value for key, value, default in self._values() if value != default}
+
+    @property
+    def of_gpts(self) -> list[str]:
+        """Keys among `changes` that act on the bench's own GPTs alone."""
+        return [key for key in _OF_GPTS if key in self.changes]
+
+    @property
+    def of_the_bench(self) -> list[str]:
+        """Keys among `changes` that act on the bench's own models and training loop, which scripts lack."""
+        return [key for key in self.changes if key in _OF_GPTS or key == "trainer.host_us"]
+
+    @property
+    def left_to_scripts(self) -> list[str]:
+        """Keys among `changes` that say how the bench calls torch; a script says it itself."""
+        return [key for key in _CALLS if key in self.changes]
+
+    def applied_to(self, hardware: HardwareProfile) -> HardwareProfile:
+        """`hardware` with the rates that this software reaches on it."""
+        attention = dataclasses.replace(
+            hardware.attention,
+            forward_tflops=hardware.attention.forward_tflops * self.attention.forward_rate,
+            backward_tflops=hardware.attention.backward_tflops * self.attention.backward_rate,
+        )
+        return dataclasses.replace(hardware, attention=attention)
+
+    def _values(self) -> Iterator[tuple[str, Any, Any]]:
+        """Every key with its value here and its default."""
+        for name in _SECTIONS:
+            section = getattr(self, name)
+            for spec in dataclasses.fields(section):
+                yield f"{name}.{spec.name}", getattr(section, spec.name), spec.default
+
+
+_SECTIONS = ("collectives", "attention", "checkpointing", "operators", "fsdp1", "trainer")
+_OF_GPTS = ("attention.unpads", "trainer.fused_loss", "trainer.keeps_outputs", "trainer.metrics")
+_CALLS = ("checkpointing.reentrant", "checkpointing.by_operator", "fsdp1.use_orig_params")

@@ -1,0 +1,84 @@
+"""What torch 1.13 did otherwise, laid over the installed one; read from the source of torch 1.13.1
+(`distributed/fsdp/fully_sharded_data_parallel.py` where no other file is named).
+
+* `_post_backward_hook` padded each unit's gradient also where there was nothing to pad, so that the
+  reduce-scatter read a copy of the gradient, made on the post-backward stream, and its output was zeroed.
+
+      gradient ──copy──> input of the reduce-scatter ──(communicator's stream)──> shard
+      held until the reduction is done                 held until the reduction is done
+
+* `_pre_backward_hook` called `_unshard` also for a unit that was prefetched, and `_unshard` asked the rate
+  limiter first. The last unit of backward, which prefetches none, waited there too. Today it does not: the
+  CPU runs a unit further ahead, whose gradient, copy and parameters are taken on top.
+* Activation checkpointing was reentrant by default (`utils/checkpoint.py`; `CheckpointImpl.REENTRANT` in
+  `distributed/algorithms/_checkpoint/checkpoint_wrapper.py`), and recomputed a block to its end.
+* There was no RMSNorm in torch: models composed it (here as Hugging Face's `T5LayerNorm`, `modeling_t5.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fsdpbench.torch_internals import patched, replaced
+
+
+def copied_gradients() -> AbstractContextManager[None]:
+    """FSDP1's reduce-scatter reads a copy of the gradient."""
+    return patched("reduce_scatter_tensors", lambda original: padded_copy)
+
+
+def limited_prefetched_units() -> AbstractContextManager[None]:
+    """FSDP1's rate limiter is asked for prefetched units too."""
+    return patched("prefetch_handle", lambda original: partial(limit_then_prefetch, original))
+
+
+def reentrant_checkpoints() -> AbstractContextManager[None]:
+    """Blocks of the bench's models are checkpointed in the reentrant form."""
+    from fsdpbench.workloads import checkpointing
+
+    return replaced(checkpointing, checkpoint=reentrant)
+
+
+def composed_rms_norm() -> AbstractContextManager[None]:
+    """`nn.RMSNorm` runs operators."""
+    return replaced(nn.RMSNorm, forward=composed_norm)
+
+
+def padded_copy(state: object, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Input and output of a unit's reduce-scatter: always a padded copy, and a zeroed shard."""
+    ranks: int = state.world_size  # type: ignore[attr-defined]
+    shard = -(-gradient.numel() // ranks)
+    missing = ranks * shard - gradient.numel()
+    padded = torch.nn.functional.pad(gradient, [0, missing]) if missing else gradient.clone()
+    return padded, gradient.new_zeros(shard)
+
+
+def limit_then_prefetch(prefetch: Callable[..., None], state: Any, handle: Any, mode: Any) -> None:
+    """Before a unit's backward, ask the limiter for the unit itself too, although it was prefetched."""
+    before_backward = handle is not None and handle._training_state.name == "BACKWARD_PRE"
+    if before_backward and handle._prefetched and state.limit_all_gathers:
+        freed = state._free_event_queue.dequeue_if_needed()
+        if freed is not None:
+            freed.synchronize()
+    prefetch(state, handle, mode)
+
+
+def reentrant(function: Any, *args: Any, **options: Any) -> Any:
+    """torch's `checkpoint` in the form that was its default."""
+    return checkpoint(
+        function, *args, use_reentrant=True, preserve_rng_state=options.get("preserve_rng_state", True)
+    )
+
+
+def composed_norm(norm: nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    """RMSNorm in operators: the mean square in fp32, the rest as type promotion has it."""
+    mean_square = x.float().pow(2).mean(-1, keepdim=True)
+    normed = (x * torch.rsqrt(mean_square + (norm.eps or torch.finfo(x.dtype).eps))).to(norm.weight.dtype)
+    return norm.weight * normed

@@ -1,0 +1,54 @@
+"""Each key of a profile, by itself, changes what is simulated: none is read and forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpbench.sim.software.profile import SoftwareProfile
+
+VALUES: dict[str, Any] = {
+    "collectives.own_streams": "true",
+    "attention.forward_rate": "0.001",
+    "attention.backward_rate": "0.001",
+    "attention.unpads": "true",
+    "checkpointing.reentrant": "true",
+    "checkpointing.by_operator": "false",
+    "operators.composed_rms_norm": "true",
+    "fsdp1.use_orig_params": "false",
+    "fsdp1.copies_gradients": "true",
+    "fsdp1.limits_prefetched_units": "true",
+    "trainer.fused_loss": "true",
+    "trainer.keeps_outputs": "true",
+    "trainer.metrics": "3",
+    "trainer.host_us": "500",
+}
+REFUSES = {"checkpointing.by_operator"}
+
+
+def test_these_are_all_keys() -> None:
+    profile = SoftwareProfile("n", "t", "s")
+    assert [key for key, _, _ in profile._values()] == list(VALUES)
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("key", sorted(VALUES.keys() - REFUSES))
+def test_a_key_alone_changes_the_figures(key: str, tmp_path: Path) -> None:
+    from simulated_runs import run, run_in_fork
+
+    path = tmp_path / "mine.toml"
+    section, _, name = key.partition(".")
+    kept = "keeps_outputs = true\n" if key == "trainer.metrics" else ""
+    path.write_text(
+        f'name = "mine"\ntitle = "t"\nsource = "s"\n[sources]\n{section} = "s"\n'
+        f"[{section}]\n{kept}{name} = {VALUES[key]}\n"
+    )
+    # The limiter has something to wait for where the device is behind the CPU.
+    models = {"operators.composed_rms_norm": "llama-tiny", "fsdp1.limits_prefetched_units": "gpt-125m"}
+    model = models.get(key, "gpt-tiny")
+    settings = {"model": model, "activation_checkpointing": "full", "batch": 4}
+    plain, changed = run_in_fork("torch-fsdp1", **settings), run("torch-fsdp1", str(path), **settings)
+    figures = ("step_times_s", "memory_per_step", "flops_per_step")
+    assert [changed[name] for name in figures] != [plain[name] for name in figures]
