@@ -68,3 +68,16 @@ def test_all_bugs_and_clean_programs() -> None:
     told = judge()
     print("\n".join(told))
     assert told[-4].endswith(", 0 judged wrongly")
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3000)
+def test_drawn_configurations_are_clean() -> None:
+    command = [sys.executable, "-W", "ignore", str(HERE / "clean_configurations.py"), "300", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2900)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    *_, statuses, counted, findings = done.stdout.splitlines()
+    assert counted.startswith("300 configurations")
+    assert findings.endswith("; 0 configurations with findings")
+    assert statuses.split()[-1] in ("ok", "error", "crash")
