@@ -7,7 +7,11 @@ from typing import Any
 import torch
 from seeded import bug
 from torch import nn
+from torch.distributed.fsdp import CPUOffload, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel as TorchFullyShardedDataParallel
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.utils.checkpoint import checkpoint
 
 from fsdpbench.impl import FullyShardedDataParallel, fully_shard
 
@@ -103,3 +107,34 @@ def wrapped_model_stepped_on_a_side_stream(fixed: bool) -> None:
         if fixed:
             main.wait_stream(side)
     main.wait_stream(side)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = [nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)) for _ in range(3)]
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+@bug("use_after_free", "record_stream")
+def offload_without_sharding_in_torch(fixed: bool) -> None:
+    """A race of torch's own: `FlatParamHandle._use_sharded_flat_param` drops the device's copy of the
+    parameters, which was made on the pre-unshard stream and is still computed with, and records no stream. The
+    next unit's copy takes its memory. Nobody else holds it where activations are recomputed."""
+    strategy = ShardingStrategy.FULL_SHARD if fixed else ShardingStrategy.NO_SHARD
+    model = TorchFullyShardedDataParallel(
+        Checkpointed(),
+        auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+        sharding_strategy=strategy,
+        cpu_offload=CPUOffload(offload_params=True),
+        device_id=0,
+        use_orig_params=True,
+    )
+    for _ in range(2):
+        loss = model(torch.randn(8, 512, device="cuda"))  # first
+        loss.sum().backward()  # second
