@@ -120,7 +120,7 @@ class Accelerator:
         ``device`` and ``host`` are the tensors, as far as there are any; the sanitizer follows them.
         """
         if self.sanitizer is not None:
-            self.sanitizer.host_copy(self.stream, kind, device, None if blocking else host)
+            self.sanitizer.host_copy(self.stream, kind, device, host, blocking=blocking)
         timeline = self.timeline
         start = timeline.cpu
         timeline.cpu += self.cpu_costs.launch_ns

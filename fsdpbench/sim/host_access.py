@@ -57,12 +57,21 @@ def _patch_reads() -> None:
     def save(obj: Any, *args: Any, **kwargs: Any) -> None:
         if ACCELERATOR.sanitizer is not None:
             for value in tree_leaves(obj):
-                if isinstance(value, torch.Tensor):
-                    _read(value, "torch.save")
+                _read_saved(value)
         original_save(obj, *args, **kwargs)
 
     replace(tensor_type, tolist=tolist, numpy=numpy)
     replace(torch, save=save)
+
+
+def _read_saved(value: Any) -> None:
+    """A tensor, or the storage of one: `pickle` saves those."""
+    if isinstance(value, torch.storage.TypedStorage):
+        value = value.untyped()
+    if isinstance(value, torch.UntypedStorage) and value.device.type == "cpu":
+        value = torch.empty(0, dtype=torch.uint8).set_(value)
+    if isinstance(value, torch.Tensor):
+        _read(value, "torch.save")
 
 
 def _read(tensor: torch.Tensor, name: str) -> None:

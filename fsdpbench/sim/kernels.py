@@ -90,7 +90,7 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if accelerator.backward.is_active:
-            accelerator.backward.arrive()
+            accelerator.backward.arrive(args)
         key: list[Any] = []
         tensors: list[_Tensor] = []
         _describe(args, key, tensors, by_type)

@@ -58,9 +58,16 @@ class MemoryFollower(Protocol):
         """A collective is about to be queued; ``awaited``: its caller has to wait for its work."""
 
     def host_copy(
-        self, stream: int, kind: str, device: torch.Tensor | None, host: torch.Tensor | None
+        self,
+        stream: int,
+        kind: str,
+        device: torch.Tensor | None,
+        host: torch.Tensor | None,
+        *,
+        blocking: bool,
     ) -> None:
-        """A copy over the host link is about to be queued; tensors that do not exist as such are None."""
+        """A copy over the host link is about to be queued; tensors that do not exist as such are None.
+        ``blocking``: the CPU waits for it."""
 
     def host_reads(self, tensor: torch.Tensor, name: str) -> None:
         """Python reads a tensor of the host past torch's operators (`numpy`, `tolist`, saving)."""

@@ -23,7 +23,7 @@ are.
 `autograd._engine_run_backward`                  nodes run on the streams of forward (`backward_streams.py`)
 `torch.autocast.__exit__`                       ends the life of the casts that autocast keeps
 DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that are not there
-DDP's constructor                               refuses by name what its C++ cannot do here
+DDP's constructor                               refuses by name what its C++ cannot do here; notes the stream
 DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
                                                 one-dimensional meshes, where it is skipped
 DTensor's `propagate_op_sharding`               see `sharding_shortcut.py`
@@ -277,7 +277,8 @@ def _with_ranks_that_are_there(original: Callable[..., Any]) -> Callable[..., An
 
 
 def _refusing(init: Callable[..., None]) -> Callable[..., None]:
-    """DDP's constructor without what it cannot do here: its C++ asks for pinned memory of the device."""
+    """DDP's constructor without what it cannot do here: its C++ asks for pinned memory of the device. It
+    keeps the nodes that accumulate gradients."""
 
     @functools.wraps(init)
     def construct(self: Any, module: Any, *args: Any, **options: Any) -> None:
@@ -288,6 +289,7 @@ def _refusing(init: Callable[..., None]) -> Callable[..., None]:
                     "get no gradient: set requires_grad=False, or let the loss use them)"
                 )
         init(self, module, *args, **options)
+        ACCELERATOR.backward.keep_accumulators(filter(is_on_device, module.parameters()))
 
     return construct
 

@@ -52,6 +52,8 @@ def _equal(operator: Any, by_shape: Kernel) -> Kernel:
     def kernel(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
         if (first.device, first.dtype, first.shape) != (second.device, second.dtype, second.shape):
             refuse_what_cuda_refuses(operator, (first, second), {})
+        if ACCELERATOR.sanitizer is not None:
+            ACCELERATOR.sanitizer.host_copy(ACCELERATOR.stream, "DtoH", second, None, blocking=True)
         ACCELERATOR.copy_over_host_link("DtoH", 1, blocking=True, device=first)
         same = first.shape == second.shape
         if ACCELERATOR.on_value is not None:
@@ -69,8 +71,10 @@ def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
         if not is_on_device(tensor):
             dtype = kwargs.get("dtype")
             result = torch.empty_like(tensor, device=device, dtype=dtype)
-            source = tensor if dtype is None else tensor.to(dtype)  # torch converts on the side of the source
-            return result.copy_(source, non_blocking=bool(kwargs.get("non_blocking")))
+            non_blocking = bool(kwargs.get("non_blocking"))
+            # torch converts on the side of the source, unless the copy is to run beside the CPU.
+            source = tensor if dtype is None or non_blocking else tensor.to(dtype)
+            return result.copy_(source, non_blocking=non_blocking)
         if device is None or is_simulated(torch.device(device)):
             return by_shape(tensor, **kwargs)
         dtype = kwargs.get("dtype") or tensor.dtype
@@ -105,19 +109,43 @@ def _copy(operator: Any, by_shape: Kernel) -> Kernel:
             nbytes = target.numel() * source.element_size()
             is_number = source.dim() == 0 and source.device.type == "cpu" and target.dim() == 0
             # A number travels with the launch; what is not pinned is gone when the call returns.
-            beside = is_number or (non_blocking and is_pinned(source))
-            host = source if beside and not is_number else None
+            beside = is_number or (non_blocking and _is_copied_as_it_is(source, target))
+            host = None if is_number else source
             ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not beside, device=target, host=host)
             learn_from_host(target, source)
         else:
             # The host tensor keeps its values: DDP copies its bucket order to the device, broadcasts it and
             # copies it back, and has to find it again.
             nbytes = source.numel() * source.element_size()
-            beside = non_blocking and is_pinned(target)
+            beside = non_blocking and _is_copied_as_it_is(target, source)
             ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not beside, device=source, host=target)
         return target
 
     return kernel
+
+
+def _foreach_copy(operator: Any, by_shape: Kernel) -> Kernel:
+    """`_foreach_copy_`: one kernel on the device, and a copy for each tensor across the host link."""
+
+    def kernel(
+        targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], non_blocking: bool = False
+    ) -> None:
+        if all(map(is_on_device, (*targets, *sources))):
+            by_shape(targets, sources, non_blocking)
+            return
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source, non_blocking)
+
+    return kernel
+
+
+def _is_copied_as_it_is(host: torch.Tensor, device: torch.Tensor) -> bool:
+    """Whether the driver copies from or to this memory of the host itself. What is not pinned is staged; what
+    has holes goes through a contiguous tensor of the host, which is not pinned."""
+    if not is_pinned(host) or host.shape != device.shape:
+        return False
+    last = sum((size - 1) * stride for size, stride in zip(host.shape, host.stride(), strict=True))
+    return host.is_contiguous() or (host.stride() == device.stride() and last + 1 == host.numel())
 
 
 def _set(operator: Any, by_shape: Kernel) -> Kernel:
@@ -278,6 +306,7 @@ SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
     "_to_copy": _to_copy,
     "copy_": _copy,
     "_copy_from": _copy,
+    "_foreach_copy_": _foreach_copy,
     "set_": _set,
     "resize_": _resize,
     "record_stream": _record_stream,

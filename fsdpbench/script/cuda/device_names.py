@@ -57,6 +57,7 @@ def map_device_names(replacements: Replacements, local_rank: int) -> None:
     replacements.add(parse_to, _taking_device_first(parse_to))
     replacements.add(torch.Generator, _Generator)
     replacements.wrap(torch, "from_dlpack", _through_dlpack)
+    replacements.wrap(torch, "to_dlpack", _to_dlpack)
     _change_tensor_methods()
 
 
@@ -186,6 +187,16 @@ def _through_dlpack(function: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(ext_tensor, torch.Tensor) and is_on_device(ext_tensor):
             return same_memory(ext_tensor)
         return function(ext_tensor, *args, **kwargs)
+
+    return call
+
+
+def _to_dlpack(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`to_dlpack`: instead of a capsule with an address a tensor of that memory; `from_dlpack` takes it."""
+
+    @functools.wraps(function)
+    def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return tensor.detach() if is_on_device(tensor) else function(tensor, *args, **kwargs)
 
     return call
 

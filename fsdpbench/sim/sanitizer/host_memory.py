@@ -19,7 +19,7 @@ from fsdpbench.sim.sanitizer.operation import Operation
 from fsdpbench.sim.sanitizer.regions import region_of
 from fsdpbench.sim.sanitizer.shadow import BlockShadow
 from fsdpbench.sim.sanitizer.uses import host_uses
-from fsdpbench.torch_internals import TorchDispatchMode, tree_map_only
+from fsdpbench.torch_internals import TorchDispatchMode, tree_leaves, tree_map_only
 
 
 class _Follower(Protocol):
@@ -48,11 +48,14 @@ class HostMemory:
         """Whether no copy has touched memory of the host so far."""
         return not self._shadows
 
-    def touched_by_device(self, operation: Operation, tensor: torch.Tensor, *, writes: bool) -> None:
-        """A copy reads or writes a host tensor."""
+    def touched_by_device(
+        self, operation: Operation, tensor: torch.Tensor, *, writes: bool, blocking: bool
+    ) -> None:
+        """A copy reads or writes a host tensor. One that the CPU waits for (``blocking``) endangers nothing
+        that comes after it, but may not be ordered after copies before it."""
         storage = tensor.untyped_storage()
         base = storage.data_ptr()
-        if not base:
+        if not base or (blocking and base not in self._shadows):
             return
         if base not in self._shadows:
             self._shadows[base] = BlockShadow(base, base + storage.nbytes())
@@ -112,8 +115,10 @@ class _HostAccesses(TorchDispatchMode):
 
 
 def _crosses_the_link(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Copies between host and device are told by the copy itself."""
-    if any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in args):
+    """Copies between host and device are told by the copy itself. One that waits and converts, converts on
+    the host: that is a read of the CPU's."""
+    if any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in tree_leaves(args)):
         return True
     device = kwargs.get("device")
-    return device is not None and torch.device(device).type != "cpu"
+    converts = kwargs.get("dtype") is not None and not kwargs.get("non_blocking")
+    return device is not None and torch.device(device).type != "cpu" and not converts

@@ -136,14 +136,15 @@ class Sanitizer:
         for tensor in outputs:
             self.use(operation, tensor, True)
 
-    def host_copy(self, stream: int, kind: str, device: Any, host: Any) -> None:
-        """A copy over the host link is about to be queued; tensors that do not exist as such are None."""
+    def host_copy(self, stream: int, kind: str, device: Any, host: Any, *, blocking: bool) -> None:
+        """A copy over the host link is about to be queued; tensors that do not exist as such are None.
+        ``blocking``: the CPU waits for it."""
         operation = self.operation(stream, f"copy {kind}", skip=3)
         to_host = kind == "DtoH"
         if device is not None:
             self.use(operation, device, not to_host)
         if host is not None:
-            self.host_memory.touched_by_device(operation, host, writes=to_host)
+            self.host_memory.touched_by_device(operation, host, writes=to_host, blocking=blocking)
 
     def use(self, operation: Operation, tensor: torch.Tensor, writes: bool) -> None:
         """An operation reads or writes a tensor of the device."""

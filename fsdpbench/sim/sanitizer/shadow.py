@@ -27,7 +27,8 @@ Conflict = Callable[[Operation, bool, Operation, bool, int, bool], None]
 """Told of an old operation, whether it wrote, the new one, whether it writes, bytes shared, whether the bytes
 had another owner then."""
 
-_MOST_STRIDED = 64
+_MOST_STRIDED = 1024
+"""Of more accesses to regions with holes (a loop over columns) the oldest are forgotten."""
 
 
 Past = tuple[Operation, bool, Region | None]
@@ -171,9 +172,8 @@ class BlockShadow:
                 and is_ordered(entry[1].agent, entry[1].epoch, clock)
             )
         ]
-        if len(kept) >= _MOST_STRIDED:  # the oldest that are ordered before this one go first
-            old = next((e for e in kept if is_ordered(e[1].agent, e[1].epoch, clock)), kept[0])
-            kept.remove(old)
+        if len(kept) >= _MOST_STRIDED:
+            del kept[: _MOST_STRIDED // 8]
         self.strided = [*kept, (region, new, writes)]
 
     def forget_ordered(self, clock: Clock) -> None:

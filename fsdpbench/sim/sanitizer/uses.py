@@ -62,10 +62,13 @@ def _with_modes(
     named = {info.name: info for info in arguments}
     ignored = schema.name in _ONLY_SHAPES
     undeclared = _undeclared(schema.name, args, arguments)
+    only_read = _only_read(schema.name, kwargs)
     for info, value in [*zip(arguments, args, strict=False), *((named[n], v) for n, v in kwargs.items())]:
         writes: bool | None = info.alias_info is not None and info.alias_info.is_write
         if info.name in undeclared:
             writes = True
+        if info.name == only_read:
+            writes = False
         if ignored and not writes:
             writes = None
         for tensor in value if isinstance(value, (list, tuple)) else (value,):
@@ -79,3 +82,8 @@ def _undeclared(name: str, args: Sequence[Any], arguments: Sequence[Any]) -> tup
         training = [value for info, value in zip(arguments, args, strict=False) if info.name == "training"]
         return names if training and training[0] else ()
     return names
+
+
+def _only_read(name: str, kwargs: dict[str, Any]) -> str:
+    """Fused optimizers declare that they write gradients: they do where they unscale them."""
+    return "grads" if name.startswith("aten::_fused_") and kwargs.get("grad_scale") is None else ""
