@@ -153,6 +153,10 @@ INTERNALS = {
         "a time of propagation that is not quadratic",
         only_in="2.13, 2.14 and some before",
     ),
+    "use_unsharded_views": Internal(
+        "torch.distributed.fsdp._flat_param:FlatParamHandle._use_unsharded_views",
+        "FSDP1 of software before torch 2.0",
+    ),
     "reduce_scatter_tensors": Internal(
         "torch.distributed.fsdp._runtime_utils:_get_reduce_scatter_tensors", _OF_2022
     ),

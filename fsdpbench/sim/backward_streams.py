@@ -28,7 +28,8 @@ are added up on the stream of the node that makes the last of them, not on that 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -92,6 +93,15 @@ class BackwardStreams:
         if not self._streams or self._streams[-1] != stream:
             self._numbers.append(number)
             self._streams.append(stream)
+
+    @contextmanager
+    def made_on(self, stream: int) -> Iterator[None]:
+        """Nodes that are made inside belong to a stream, whichever is current."""
+        self.note_switch(stream)
+        try:
+            yield
+        finally:
+            self.note_switch(self._accelerator.stream)
 
     def stream_of(self, number: int) -> int:
         """The stream on which forward made a node."""

@@ -17,6 +17,7 @@ Mechanism = Callable[[], AbstractContextManager[None]]
 MECHANISMS: dict[str, Mechanism] = {
     "fsdp1.copies_gradients": torch_1_13.copied_gradients,
     "fsdp1.limits_prefetched_units": torch_1_13.limited_prefetched_units,
+    "fsdp1.views_on_compute_stream": torch_1_13.views_on_compute_stream,
     "checkpointing.reentrant": torch_1_13.reentrant_checkpoints,
     "operators.composed_rms_norm": torch_1_13.composed_rms_norm,
     "attention.unpads": gpt_parts.unpadded_attention,

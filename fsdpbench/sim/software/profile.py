@@ -73,11 +73,14 @@ class Fsdp1Software:
 
     ``copies_gradients``: each unit's gradient is padded also where there is nothing to pad, and the shard is
     zeroed. ``limits_prefetched_units``: the rate limiter is asked also for a unit that was prefetched.
+    ``views_on_compute_stream``: parameters become views of the flat one on the stream of computation, and so
+    does their backward; since torch 2.0 on the stream of gathers.
     """
 
     use_orig_params: bool = True
     copies_gradients: bool = False
     limits_prefetched_units: bool = False
+    views_on_compute_stream: bool = False
 
 
 @dataclass(frozen=True)

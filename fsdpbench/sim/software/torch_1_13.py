@@ -10,6 +10,10 @@
 * `_pre_backward_hook` called `_unshard` also for a unit that was prefetched, and `_unshard` asked the rate
   limiter first. The last unit of backward, which prefetches none, waited there too. Today it does not: the
   CPU runs a unit further ahead, whose gradient, copy and parameters are taken on top.
+* `FlattenParamsWrapper.forward` made the views of the flat parameter on the stream of computation
+  (`distributed/fsdp/flatten_params_wrapper.py`). Autograd runs a node on the stream of its forward: today's
+  views are made on the stream of gathers, where their backward then copies gradients together, behind
+  prefetched gathers.
 * Activation checkpointing was reentrant by default (`utils/checkpoint.py`; `CheckpointImpl.REENTRANT` in
   `distributed/algorithms/_checkpoint/checkpoint_wrapper.py`), and recomputed a block to its end.
 * There was no RMSNorm in torch: models composed it (here as Hugging Face's `T5LayerNorm`, `modeling_t5.py`).
@@ -19,13 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.timeline import DEFAULT_STREAM
 from fsdpbench.torch_internals import patched, replaced
 
 
@@ -37,6 +43,22 @@ def copied_gradients() -> AbstractContextManager[None]:
 def limited_prefetched_units() -> AbstractContextManager[None]:
     """FSDP1's rate limiter is asked for prefetched units too."""
     return patched("prefetch_handle", lambda original: partial(limit_then_prefetch, original))
+
+
+def views_on_compute_stream() -> AbstractContextManager[None]:
+    """FSDP1's views of the flat parameter are made on the stream of computation."""
+    return patched("use_unsharded_views", lambda original: on_compute_stream(original))
+
+
+def on_compute_stream(make_views: Callable[..., None]) -> Callable[..., None]:
+    """``make_views`` with the default stream current, which takes the CPU no time: there was no switch."""
+
+    @wraps(make_views)
+    def make(*args: Any, **kwargs: Any) -> None:
+        with ACCELERATOR.backward.made_on(DEFAULT_STREAM):
+            make_views(*args, **kwargs)
+
+    return make
 
 
 def reentrant_checkpoints() -> AbstractContextManager[None]:
