@@ -112,7 +112,7 @@ def wrapped_model_stepped_on_a_side_stream(fixed: bool) -> None:
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        blocks = [nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)) for _ in range(3)]
+        blocks = [nn.Sequential(*[nn.Linear(512, 512) for _ in range(2)]) for _ in range(3)]
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ class Checkpointed(nn.Module):
 @bug("use_after_free", "record_stream")
 def offload_without_sharding_in_torch(fixed: bool) -> None:
     """A race of torch's own: `FlatParamHandle._use_sharded_flat_param` drops the device's copy of the
-    parameters, which was made on the pre-unshard stream and is still computed with, and records no stream. The
+    parameters, which was made on the pre-unshard stream and is still computed with, without a word. The
     next unit's copy takes its memory. Nobody else holds it where activations are recomputed."""
     strategy = ShardingStrategy.FULL_SHARD if fixed else ShardingStrategy.NO_SHARD
     model = TorchFullyShardedDataParallel(

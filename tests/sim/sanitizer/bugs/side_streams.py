@@ -51,7 +51,7 @@ def the_wrong_stream_waits(fixed: bool) -> None:
     (left * right).sum()
 
 
-@bug("race", "record an event")
+@bug("race", "an event that is recorded after the first access")
 def event_recorded_too_early(fixed: bool) -> None:
     side, ready = torch.cuda.Stream(), torch.cuda.Event()
     table = torch.zeros(1000, 16, device="cuda")
@@ -65,7 +65,7 @@ def event_recorded_too_early(fixed: bool) -> None:
         table.mean(0)  # second
 
 
-@bug("race", "record an event")
+@bug("race", "an event that is recorded after the first access")
 def event_recorded_on_the_wrong_stream(fixed: bool) -> None:
     main, side, done = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.Event()
     weights = torch.randn(128, 128, device="cuda")
