@@ -125,7 +125,7 @@ class Checkpointed(nn.Module):
 def offload_without_sharding_in_torch(fixed: bool) -> None:
     """A race of torch's own: `FlatParamHandle._use_sharded_flat_param` drops the device's copy of the
     parameters, which was made on the pre-unshard stream and is still computed with, without a word. The
-    next unit's copy takes its memory. Nobody else holds it where activations are recomputed."""
+    The next unit's copy takes its memory. Nobody else holds it where activations are recomputed."""
     strategy = ShardingStrategy.FULL_SHARD if fixed else ShardingStrategy.NO_SHARD
     model = TorchFullyShardedDataParallel(
         Checkpointed(),
