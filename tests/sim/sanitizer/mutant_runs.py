@@ -1,0 +1,148 @@
+"""Runs mutants, each in a fork of a process that has everything loaded, and says what the sanitizer reported.
+
+First each program runs once with all sites watched: a mutant then runs only programs that come to its site, and
+no further than the first that is reported.
+
+    this process ── fork ──> all programs, watched        ──> which program comes to which site
+                 ── fork ──> one mutant, those programs   ──> the first finding, or none
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mutants
+import training_programs
+from mutation_sites import Site
+from training_programs import Case
+
+_LONGEST_S = 400
+
+
+@dataclass
+class Outcome:
+    """What became of one mutant. ``programs``: how many came to its site; ``case``: the one that was reported,
+    or that raised ``error``."""
+
+    module: str
+    site: Site
+    programs: int
+    kinds: dict[str, int] = field(default_factory=dict)
+    case: str = ""
+    first: str = ""
+    error: str = ""
+    reached: int = 0
+
+    @property
+    def is_reported(self) -> bool:
+        """By the sanitizer."""
+        return bool(self.kinds)
+
+
+def programs_by_site(sites: Sequence[tuple[str, Site]], cases: Sequence[Case]) -> dict[int, list[int]]:
+    """By number of a site: the numbers of the programs that come to it. Raises if one of them is reported."""
+
+    def watched() -> Any:
+        mutants.watch(sites)
+        found: dict[int, list[int]] = {index: [] for index in range(len(sites))}
+        for number, case in enumerate(cases):
+            mutants.seen.clear()
+            told = training_programs.run(case)
+            if told["findings"]:
+                raise AssertionError(f"{case.name} is reported without a mutation: {told['findings'][0]}")
+            for index in mutants.seen:
+                found[index].append(number)
+        return list(found.items())
+
+    return dict(in_fork(watched))
+
+
+def run_mutant(module: str, site: Site, cases: Sequence[Case]) -> Outcome:
+    """Take a site out and run programs until one is reported or fails."""
+
+    def mutant() -> Any:
+        mutants.put_in_place(module, site)
+        told: dict[str, Any] = {}
+        for case in cases:
+            try:
+                result = training_programs.run(case)
+            except Exception as error:
+                return {"case": case.name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            if result["findings"]:
+                kinds = {kind: count for kind, count in result["counts"].items() if count}
+                told = {"case": case.name, "kinds": kinds, "first": _line(result["findings"][0])}
+                break
+        return {**told, "reached": mutants.reached()}
+
+    return Outcome(module, site, len(cases), **in_fork(mutant))
+
+
+def run_all(owner: str, cases: Sequence[Case], progress: Callable[[str], None]) -> list[Outcome]:
+    """All mutants of one owner's code."""
+    sites = mutants.all_sites(owner)
+    by_site = programs_by_site(sites, cases)
+    outcomes = []
+    for index, (module, site) in enumerate(sites):
+        start = time.monotonic()
+        outcomes.append(run_mutant(module, site, [cases[number] for number in by_site[index]]))
+        progress(f"{time.monotonic() - start:5.1f} s  {line_of(outcomes[-1])}")
+    return outcomes
+
+
+def line_of(outcome: Outcome) -> str:
+    """One line of a table: the place, what was taken out, and what was said."""
+    site = outcome.site
+    place = f"{site.file}:{site.line} {site.function}: {site.mutation} `{site.text}`"
+    if outcome.error:
+        return f"{place}: {outcome.error} ({outcome.case})"
+    if not outcome.is_reported:
+        return f"{place}: not reported, {outcome.programs} programs come here"
+    kinds = ", ".join(f"{kind} x {count}" for kind, count in outcome.kinds.items())
+    return f"{place}: {kinds}; {outcome.first} ({outcome.case})"
+
+
+def _line(finding: dict[str, Any]) -> str:
+    first, second = finding["first"], finding["second"]
+    return (
+        f"{first['operation']} {first['access']} on {first['stream']}, "
+        f"{second['operation']} {second['access']} on {second['stream']}"
+    )
+
+
+def in_fork(work: Callable[[], Any]) -> Any:
+    """What a function returns in a child of this process. Raises RuntimeError if it raises, dies or hangs."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        try:
+            answer = {"told": work()}
+        except BaseException:
+            answer = {"failed": traceback.format_exc()}
+        with os.fdopen(writer, "w") as pipe:
+            json.dump(answer, pipe)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        if not select.select([pipe], [], [], _LONGEST_S)[0]:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise RuntimeError(f"not over after {_LONGEST_S} s")
+        content = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if not content:
+        raise RuntimeError(f"the process ended with status {status} and said nothing")
+    answer = json.loads(content)
+    if "failed" in answer:
+        raise RuntimeError(answer["failed"])
+    return answer["told"]
