@@ -14,18 +14,18 @@ import os
 import select
 import signal
 import sys
-import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import mutants
+import torch
 import training_programs
 from mutation_sites import Site
 from training_programs import Case
 
-_LONGEST_S = 400
+_LONGEST_S = 600.0
 
 
 @dataclass
@@ -86,28 +86,36 @@ def run_mutant(module: str, site: Site, cases: Sequence[Case]) -> Outcome:
     return Outcome(module, site, len(cases), **in_fork(mutant))
 
 
-def run_all(owner: str, cases: Sequence[Case], progress: Callable[[str], None]) -> list[Outcome]:
-    """All mutants of one owner's code."""
-    sites = mutants.all_sites(owner)
+def run_all(owner: str, cases: Sequence[Case], only: str = "") -> Iterator[Outcome]:
+    """All mutants of one owner's code (of those whose key has ``only`` in it), one after another."""
+    sites = [each for each in mutants.all_sites(owner) if only in each[1].key]
     by_site = programs_by_site(sites, cases)
-    outcomes = []
     for index, (module, site) in enumerate(sites):
-        start = time.monotonic()
-        outcomes.append(run_mutant(module, site, [cases[number] for number in by_site[index]]))
-        progress(f"{time.monotonic() - start:5.1f} s  {line_of(outcomes[-1])}")
-    return outcomes
+        yield run_mutant(module, site, [cases[number] for number in by_site[index]])
 
 
-def line_of(outcome: Outcome) -> str:
-    """One line of a table: the place, what was taken out, and what was said."""
+def prepare() -> None:
+    """Load in this process what its forks need. Ours looks up methods when it is imported: the device first."""
+    torch.set_num_threads(1)
+    with training_programs.simulated():
+        for modules in mutants.MODULES.values():
+            for name in modules:
+                mutants.load(name)
+
+
+def told(outcome: Outcome, reasons: Mapping[str, str]) -> str:
+    """A line of the table: the place, what was taken out, and what was said or why nothing had to be."""
     site = outcome.site
-    place = f"{site.file}:{site.line} {site.function}: {site.mutation} `{site.text}`"
+    place = f"{site.file}:{site.line} {site.function}: {site.mutation.value} {site.text}"
     if outcome.error:
-        return f"{place}: {outcome.error} ({outcome.case})"
-    if not outcome.is_reported:
-        return f"{place}: not reported, {outcome.programs} programs come here"
-    kinds = ", ".join(f"{kind} x {count}" for kind, count in outcome.kinds.items())
-    return f"{place}: {kinds}; {outcome.first} ({outcome.case})"
+        what = f"error: {outcome.error} ({outcome.case})"
+    elif outcome.is_reported:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in outcome.kinds.items())
+        what = f"{kinds}: {outcome.first} ({outcome.case})"
+    else:
+        reason = reasons.get(site.key, "MISSED")
+        what = f"not reported by {outcome.programs} programs: {reason}"
+    return f"{place}\n    {what}"
 
 
 def _line(finding: dict[str, Any]) -> str:
@@ -118,8 +126,9 @@ def _line(finding: dict[str, Any]) -> str:
     )
 
 
-def in_fork(work: Callable[[], Any]) -> Any:
-    """What a function returns in a child of this process. Raises RuntimeError if it raises, dies or hangs."""
+def in_fork(work: Callable[[], Any], limit_s: float = _LONGEST_S) -> Any:
+    """What a function returns (JSON) in a child of this process. Raises RuntimeError if it raises, dies or is
+    not over after ``limit_s`` seconds."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -134,10 +143,10 @@ def in_fork(work: Callable[[], Any]) -> Any:
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
-        if not select.select([pipe], [], [], _LONGEST_S)[0]:
+        if not select.select([pipe], [], [], limit_s)[0]:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            raise RuntimeError(f"not over after {_LONGEST_S} s")
+            raise RuntimeError(f"not over after {limit_s} s")
         content = pipe.read()
     _, status = os.waitpid(child, 0)
     if not content:

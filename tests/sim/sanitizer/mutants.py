@@ -54,30 +54,30 @@ MODULES = {
 _reached: dict[str, int] = {}
 
 
-def _load(name: str) -> Any:
+def load(name: str) -> Any:
+    """A module by its name in `MODULES`."""
     return importlib.import_module(f"fsdpbench.{name}" if name.startswith("impl.") else name)
 
 
-def source(module: Any) -> Path:
-    """A module's file, links resolved."""
-    return Path(module.__file__)
+def source_of(name: str) -> Path:
+    """A module's file."""
+    return Path(load(name).__file__)
 
 
 def all_sites(owner: str) -> list[tuple[str, Site]]:
     """``(module, site)`` of all that is mutated of an owner's code."""
     found = []
     for name in MODULES[owner]:
-        path = source(_load(name))
         shown = name.replace(".", "/") + ".py"
-        found += [(name, site) for site in sites_of(path, shown)]
+        found += [(name, site) for site in sites_of(source_of(name), shown)]
     return found
 
 
 def put_in_place(module: str, site: Site) -> None:
     """Exchange the function's code in this process."""
     setattr(builtins, REMOVED, _removed)
-    loaded = _load(module)
-    _exchange(compile(mutated(source(loaded), site), loaded.__file__, "exec", dont_inherit=True), site)
+    loaded = load(module)
+    _exchange(compile(mutated(source_of(module), site), loaded.__file__, "exec", dont_inherit=True), site)
 
 
 def watch(sites: Sequence[tuple[str, Site]]) -> None:
@@ -87,8 +87,8 @@ def watch(sites: Sequence[tuple[str, Site]]) -> None:
     for index, (module, site) in enumerate(sites):
         by_module.setdefault(module, []).append((index, site))
     for module, numbered in by_module.items():
-        loaded = _load(module)
-        tree = watched(source(loaded), numbered)
+        loaded = load(module)
+        tree = watched(source_of(module), numbered)
         code = compile(tree, loaded.__file__, "exec", dont_inherit=True)
         for _, site in numbered:
             _exchange(code, site)

@@ -74,9 +74,9 @@ class Site:
     number: int
 
     @property
-    def key(self) -> tuple[str, str, str, int]:
+    def key(self) -> str:
         """What stays when lines are added above."""
-        return (self.file, self.function, self.text, self.number)
+        return f"{self.file} {self.function}: {self.text}" + (f" #{self.number}" if self.number > 1 else "")
 
 
 def sites_of(path: Path, name: str) -> list[Site]:

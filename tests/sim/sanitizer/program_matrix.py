@@ -39,6 +39,8 @@ _FSDP2: list[tuple[Any, dict[str, Any]]] = [
     (programs.train, {}),
     (programs.train, {"policy": LOW}),
     (programs.train, {"reshard_after_forward": False}),
+    (programs.train, {"headless": True}),
+    (programs.evaluate_after, {"headless": True}),
     (programs.train, {"reshard_after_forward": 2}),
     (programs.accumulate, {"reshard_after_forward": 4, "policy": ALL_LOW}),
     (programs.train, {"mesh": (2, 4)}),
@@ -84,7 +86,20 @@ _WRITES_BEFORE_BACKWARD: list[tuple[Any, dict[str, Any]]] = [
 _DROPS_BEHIND_A_HOOK: list[tuple[Any, dict[str, Any]]] = [
     (programs.accumulate, {"settle": _hook_stream, "policy": LOW}),
 ]
+_WRITES_ON_HOST: list[tuple[Any, dict[str, Any]]] = [
+    (programs.write_after_evaluation, {"offload": True}),
+    (programs.write_after_evaluation, {"offload": True, "policy": LOW}),
+    (programs.evaluate_between, {"offload": True}),
+]
+_PREFETCHES_AFTER_EVALUATION: list[tuple[Any, dict[str, Any]]] = [
+    (programs.evaluate_after, {"offload": True, "headless": True}),
+]
 _IMPL_FSDP2 = [
+    *_PREFETCHES_AFTER_EVALUATION,
+    *_WRITES_ON_HOST,
+    (programs.write_between, {"offload": True}),
+    (programs.write_while_accumulating, {"offload": True}),
+    (programs.fail_and_write, {"offload": True}),
     *_WRITES_BEFORE_BACKWARD,
     *_DROPS_BEHIND_A_HOOK,
     (programs.train, {"memory_handover": "record_stream"}),
@@ -139,6 +154,10 @@ _TORCH_FSDP1: list[tuple[Any, dict[str, Any]]] = [
     (programs.save_optimizer_between, {"limit_all_gathers": False}),
 ]
 _IMPL_FSDP1 = [
+    *_WRITES_ON_HOST,
+    (programs.write_while_accumulating, {"offload": True}),
+    (programs.assign_between, {"use_orig_params": True}),
+    (programs.assign_between, {"use_orig_params": True, "offload": True}),
     (programs.fail_in_forward, {"limit_all_gathers": False}),
     (programs.train, {"memory_handover": "events"}),
     (programs.accumulate, {"memory_handover": "events", "policy": LOW, "limit_all_gathers": False}),
@@ -175,10 +194,14 @@ MATRIX: dict[str, list[Case]] = {
     "torch-ddp": [Case("torch-ddp", *each) for each in _DDP],
 }
 KNOWN = {
+    "writes_on_host": [
+        Case(system, *each) for system in ("torch-fsdp2", "torch-fsdp1") for each in _WRITES_ON_HOST
+    ],
+    "prefetches_after_evaluation": [Case("torch-fsdp2", *each) for each in _PREFETCHES_AFTER_EVALUATION],
     "writes_before_backward": [Case("torch-fsdp2", *each) for each in _WRITES_BEFORE_BACKWARD],
     "drops_behind_a_hook": [Case("torch-fsdp2", *each) for each in _DROPS_BEHIND_A_HOOK],
 }
-"""Programs that race with torch's FSDP2 as it is (docs/sanitizer_findings.md says why)."""
+"""Programs that race with torch's FSDP2 as it is (docs/races-in-torch.md says why)."""
 OWNERS = {
     "impl": MATRIX["impl-fsdp2"] + MATRIX["impl-fsdp1"],
     "torch-fsdp2": MATRIX["torch-fsdp2"],

@@ -47,13 +47,28 @@ class Product(nn.Module):
 
 
 class Network(nn.Module):
-    """Blocks one after another, recomputed in backward if asked, and a head that the root owns. ``skip``:
-    blocks that forward leaves out."""
+    """Blocks one after another, recomputed in backward if asked, and a head that the root owns.
 
-    def __init__(self, *, recompute: bool = False, freeze: bool = False, skip: tuple[int, ...] = (), products: bool = False) -> None:
+    Args:
+        skip: blocks that forward leaves out.
+        products: blocks of one parameter each.
+        headless: the root owns nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        recompute: bool = False,
+        freeze: bool = False,
+        skip: tuple[int, ...] = (),
+        products: bool = False,
+        headless: bool = False,
+    ) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Product() if products else Block() for _ in range(BLOCKS))
-        self.head = Product() if products else nn.Linear(WIDTH, WIDTH)
+        self.head: nn.Module = Product() if products else nn.Linear(WIDTH, WIDTH)
+        if headless:
+            self.head = nn.Identity()
         self.recompute = recompute
         self.skip = skip
         if freeze:
@@ -277,6 +292,40 @@ def write_between(training: Training) -> None:
     training.step()
 
 
+def write_after_evaluation(training: Training) -> None:
+    train(training)
+    with torch.no_grad():
+        training.loss()
+        for parameter in training.model.parameters():
+            parameter.mul_(0.5)
+
+
+def write_while_accumulating(training: Training) -> None:
+    for last in (False, True):
+        with _sync(training.model, last):
+            training.loss().backward()
+        with torch.no_grad():
+            for parameter in training.model.parameters():
+                parameter.mul_(0.5)
+    training.step()
+
+
+def assign_between(training: Training) -> None:
+    """Other values for parameters, after a step and between forward and backward."""
+    train(training)
+    _assign(training.model)
+    value = training.loss()
+    _assign(training.model)
+    value.backward()
+    training.step()
+
+
+def _assign(model: Any) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data = parameter.data * 0.5
+
+
 def summon(training: Training) -> None:
     training.loss().backward()
     with type(training.model).summon_full_params(training.model, writeback=True):
@@ -319,6 +368,12 @@ def evaluate_between(training: Training) -> None:
         training.loss()
 
 
+def evaluate_after(training: Training) -> None:
+    train(training)
+    with torch.no_grad():
+        training.loss()
+
+
 def optimizer_in_backward(training: Training) -> None:
     for parameter in training.model.parameters():
         if parameter.requires_grad and not parameter._post_accumulate_grad_hooks:
@@ -351,6 +406,19 @@ def fail_in_forward(training: Training) -> None:
         training.loss()
     handle.remove()
     _recover(training)
+
+
+def fail_and_write(training: Training) -> None:
+    """A forward that fails, and parameters that are written by hand."""
+    train(training)
+    handle = training.model.blocks[2].register_forward_pre_hook(_fail)
+    with contextlib.suppress(ValueError):
+        training.loss()
+    handle.remove()
+    training.model.reset_iter_state()
+    with torch.no_grad():
+        for parameter in training.model.parameters():
+            parameter.mul_(0.5)
 
 
 def give_up_a_backward(training: Training) -> None:
@@ -388,7 +456,7 @@ def _taken(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def _sharded(library: Any, arguments: dict[str, Any]) -> Any:
     """`fully_shard`, ours or torch's."""
-    model = Network(**_taken(arguments, "recompute", "freeze", "skip"))
+    model = Network(**_taken(arguments, "recompute", "freeze", "skip", "headless"))
     prefetch, settle = arguments.pop("prefetch", 0), arguments.pop("settle", None)
     arguments["mesh"] = _mesh(arguments.pop("mesh", (8,)))
     if (policy := arguments.pop("policy", None)) is not None:

@@ -1,0 +1,120 @@
+"""A mutant is the function without one call; five of ours are reported. All of them: the campaign."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from mutation_sites import Mutation, mutated, sites_of
+
+SOURCE = '''
+class Group:
+    def reduce(self, stream, tensor):
+        stream.wait_stream(self.compute)
+        event = stream.record_event()
+        tensor.record_stream(stream)
+        self.all_gather_state = AllGatherState(tensor, event)
+        self._keep.append((tensor, event))
+        self.all_gather_state = None
+        return event, self.store.wait(1)
+'''
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "group.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_sites_are_waits_records_and_holds(source: Path) -> None:
+    found = [(site.mutation, site.text) for site in sites_of(source, "group.py")]
+    assert found == [
+        (Mutation.WAIT, "stream.wait_stream(self.compute)"),
+        (Mutation.RECORD, "stream.record_event()"),
+        (Mutation.RECORD_STREAM, "tensor.record_stream(stream)"),
+        (Mutation.HOLD, "self.all_gather_state = AllGatherState(tensor, event)"),
+        (Mutation.HOLD, "AllGatherState(tensor, event)"),
+        (Mutation.WAIT, "self.store.wait(1)"),
+    ]
+
+
+def test_a_key_has_no_line(source: Path) -> None:
+    before = [site.key for site in sites_of(source, "group.py")]
+    source.write_text("# a comment\n" + SOURCE)
+    assert [site.key for site in sites_of(source, "group.py")] == before
+    assert before[0] == "group.py Group.reduce: stream.wait_stream(self.compute)"
+
+
+def test_a_mutant_lacks_one_call_and_does_the_rest(source: Path) -> None:
+    calls: list[str] = []
+
+    def called(name: str) -> object:
+        return lambda *_: calls.append(name) or name
+
+    def removed(kind: str, *values: object) -> object:
+        calls.append(f"without {kind}")
+        return values[-1] if kind == "receiver" else None
+
+    def run(tree: ast.Module) -> list[str]:
+        scope = {"_removed": removed, "AllGatherState": lambda *held: calls.append("held" if held[0] else "-")}
+        exec(compile(tree, "group.py", "exec"), scope)
+        group = scope["Group"]()
+        group.compute, group._keep, group.store = 0, [], SimpleNamespace(wait=called("store"))
+        stream = SimpleNamespace(wait_stream=called("wait"), record_event=called("record"))
+        calls.clear()
+        group.reduce(stream, SimpleNamespace(record_stream=called("record_stream")))
+        return list(calls)
+
+    runs = [run(mutated(source, site)) for site in sites_of(source, "group.py")]
+    whole = ["wait", "record", "record_stream", "held", "store"]
+    assert runs == [
+        ["without wait", *whole[1:]],
+        ["wait", "without event", *whole[2:]],
+        ["wait", "record", "without record_stream", "held", "store"],
+        [*whole[:4], "without None", "store"],
+        ["wait", "record", "record_stream", "without None", "-", "store"],
+        [*whole[:4], "without receiver"],
+    ]
+
+
+REPORTED = [
+    ("runtime.context", "Context.let_gathers_wait: streams.all_gather.wait(event)", "race", {}),
+    ("runtime.unit", "Unit._finish_gather: self.context.streams.compute.wait(self._event)", "race", {}),
+    (
+        "runtime.buffer",
+        "Handover.release: reader.keep(buffer.tensor)",
+        "use_after_free",
+        {"memory_handover": "record_stream"},
+    ),
+    (
+        "runtime.buffer",
+        "Handover.release: self._held.append((buffer, reader, reader.record()))",
+        "use_after_free",
+        {},
+    ),
+    (
+        "runtime.gradients.returns",
+        "GradientReturns.finish: arriving.event.synchronize()",
+        "read_before_ready",
+        {"offload": True},
+    ),
+]
+
+
+@pytest.mark.simulated
+@pytest.mark.parametrize("number", range(len(REPORTED)), ids=[each[1] for each in REPORTED])
+def test_ours_are_reported(number: int) -> None:
+    import mutants
+    import training_programs as programs
+
+    module, text, kind, arguments = REPORTED[number]
+    file = f"impl/{module.replace('.', '/')}.py"
+    sites = sites_of(mutants.source_of(f"impl.{module}"), file)
+    site = next(site for site in sites if site.key == f"{file} {text}")
+    mutants.put_in_place(f"impl.{module}", site)
+    told = programs.run(programs.Case("impl-fsdp2", programs.train, arguments))
+    assert mutants.reached()
+    assert told["counts"][kind] > 0
