@@ -95,12 +95,22 @@ def run_all(owner: str, cases: Sequence[Case], only: str = "") -> Iterator[Outco
 
 
 def prepare() -> None:
-    """Load in this process what its forks need. Ours looks up methods when it is imported: the device first."""
+    """Load in this process what its forks need, the device first: ours looks up methods when it is imported.
+
+    What torch imports at a first forward and a first step is imported here. No backward: autograd would not fork.
+    """
     torch.set_num_threads(1)
     with training_programs.simulated():
         for modules in mutants.MODULES.values():
             for name in modules:
                 mutants.load(name)
+        model = training_programs.build("impl-fsdp2", {})
+        parameters = list(model.parameters())
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        training_programs.optimizer_of(model).step()
+        with torch.no_grad():
+            model(torch.zeros(1, training_programs.WIDTH, device="sim"))
 
 
 def told(outcome: Outcome, reasons: Mapping[str, str]) -> str:

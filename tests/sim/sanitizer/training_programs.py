@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -280,6 +280,16 @@ def unshard_after_the_optimizer(training: Training) -> None:
     training.model.blocks[3].unshard(async_op=True)  # not waited for by hand
 
 
+def unshard_before_the_optimizer(training: Training) -> None:
+    """Gathered, and written to: the handle is waited for between."""
+    training.loss().backward()
+    training.model.blocks[0].unshard()
+    training.model.blocks[1].unshard(async_op=True).wait()
+    training.step()
+    for block in training.model.blocks[:2]:
+        block.reshard()
+
+
 def write_between(training: Training) -> None:
     """After forward, before backward gathers again."""
     value = training.loss()
@@ -408,6 +418,25 @@ def fail_in_forward(training: Training) -> None:
     _recover(training)
 
 
+class _Fail(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        _fail()
+
+
+def fail_in_backward(training: Training) -> None:
+    """A backward that fails, and the next iteration."""
+    handle = training.model.blocks[1].down.register_forward_hook(lambda _, __, output: _Fail.apply(output))
+    with contextlib.suppress(ValueError):
+        training.loss().backward()
+    handle.remove()
+    _recover(training)
+
+
 def fail_and_write(training: Training) -> None:
     """A forward that fails, and parameters that are written by hand."""
     train(training)
@@ -532,8 +561,11 @@ def _replicated(arguments: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def simulated() -> Iterator[Simulation]:
-    """Eight A100s under the sanitizer."""
-    simulation = Simulation.start(load_profile("a100-80gb"), 8, 8, sanitize=True)
+    """Eight A100s under the sanitizer. Copies to the host are slow, so that asking whether one is done (which
+    orders, where the answer is yes) does not stand in for a wait."""
+    profile = load_profile("a100-80gb")
+    profile = replace(profile, host_link=replace(profile.host_link, gb_s=0.01))
+    simulation = Simulation.start(profile, 8, 8, sanitize=True)
     simulation.init_process_group()
     try:
         yield simulation
@@ -541,13 +573,17 @@ def simulated() -> Iterator[Simulation]:
         dist.destroy_process_group()
 
 
+def optimizer_of(model: Any) -> torch.optim.Optimizer:
+    """Of the parameters that are trained."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=1e-3, foreach=True)
+
+
 def run(case: Case, steps: int = 2) -> dict[str, Any]:
     """What the sanitizer says of a case. The first step makes buffers and states, later ones take them anew."""
     with simulated() as simulation:
         model = build(case.system, case.arguments)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=1e-3, foreach=True)
-        training = Training(model, optimizer, torch.device("sim", 0))
+        training = Training(model, optimizer_of(model), torch.device("sim", 0))
         for _ in range(steps):
             case.program(training)
         assert simulation.sanitizer is not None
