@@ -35,7 +35,7 @@ _WAITS = frozenset(
     {
         "wait", "wait_event", "wait_stream", "synchronize", "follow", "let_gathers_wait", "await_host_read",
         "shards_may_change", "_wait_all_gather_streams_on_event", "_wait_for_post_backward",
-        "_wait_for_computation_stream", "_wait_unshard_streams_on_current_stream", "_drop_gradients",
+        "_wait_for_computation_stream", "_wait_unshard_streams_on_current_stream",
     }
 )  # fmt: skip
 _RECORDS = frozenset({"record", "record_event"})
@@ -57,8 +57,8 @@ _ASSIGNED = {
     "_all_reduce_state": "None",
     "_last_post_reduce_events": "event",
 }
-# Calls of these names that neither wait nor tell the allocator: a handle's answer, a copy that is kept.
-_OTHERS = frozenset({"store.wait", "self.smaller.keep"})
+# What only sounds alike (ranks' store, a copy that is kept), and a call whose one wait is a site itself.
+_OTHERS = frozenset({"store.wait", "self.smaller.keep", "self._limiter.wait"})
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from extended_parameters import extend
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -486,6 +487,8 @@ def _taken(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
 def _sharded(library: Any, arguments: dict[str, Any]) -> Any:
     """`fully_shard`, ours or torch's."""
     model = Network(**_taken(arguments, "recompute", "freeze", "skip", "headless"))
+    if arguments.pop("extended", False):
+        extend(model)
     prefetch, settle = arguments.pop("prefetch", 0), arguments.pop("settle", None)
     arguments["mesh"] = _mesh(arguments.pop("mesh", (8,)))
     if (policy := arguments.pop("policy", None)) is not None:
