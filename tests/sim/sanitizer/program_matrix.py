@@ -98,13 +98,16 @@ _WRITES_ON_HOST: list[tuple[Any, dict[str, Any]]] = [
 _PREFETCHES_AFTER_EVALUATION: list[tuple[Any, dict[str, Any]]] = [
     (programs.evaluate_after, {"offload": True, "headless": True}),
 ]
+_EXTENDED: list[tuple[Any, dict[str, Any]]] = [
+    (programs.train, {"extended": True}),
+]
 _IMPL_FSDP2 = [
     *_PREFETCHES_AFTER_EVALUATION,
     *_WRITES_ON_HOST,
     (programs.write_between, {"offload": True}),
     (programs.write_while_accumulating, {"offload": True}),
     (programs.fail_and_write, {"offload": True}),
-    (programs.train, {"extended": True}),
+    *_EXTENDED,
     (programs.train, {"extended": True, "policy": LOW, "memory_handover": "record_stream"}),
     (programs.write_after_evaluation, {"extended": True, "offload": True}),
     (programs.unshard_before_the_optimizer, {}),
@@ -209,6 +212,7 @@ KNOWN = {
     "prefetches_after_evaluation": [Case("torch-fsdp2", *each) for each in _PREFETCHES_AFTER_EVALUATION],
     "writes_before_backward": [Case("torch-fsdp2", *each) for each in _WRITES_BEFORE_BACKWARD],
     "drops_behind_a_hook": [Case("torch-fsdp2", *each) for each in _DROPS_BEHIND_A_HOOK],
+    "drops_metadata": [Case("torch-fsdp2", *each) for each in _EXTENDED],
 }
 """Programs that race with torch's FSDP2 as it is (docs/races-in-torch.md says why)."""
 OWNERS = {

@@ -14,6 +14,7 @@ KINDS = {
     "writes_on_host": "read_before_ready",
     "prefetches_after_evaluation": "read_before_ready",
     "drops_behind_a_hook": "use_after_free",
+    "drops_metadata": "use_after_free",
 }
 
 
