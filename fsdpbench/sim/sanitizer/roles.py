@@ -36,7 +36,9 @@ def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, s
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             named = [("parameter", parameter), ("gradient", parameter.grad)]
-            named += [(f"optimizer state {name}", each) for name, each in optimizer.state.get(parameter, {}).items()]
+            named += [
+                (f"optimizer state {name}", each) for name, each in optimizer.state.get(parameter, {}).items()
+            ]
             for name, value in named:
                 if isinstance(value, torch.Tensor):
                     for part in with_memory(value):

@@ -1,7 +1,7 @@
-"""Runs mutants, each in a fork of a process that has everything loaded, and says what the sanitizer reported.
+"""Runs mutants, each in a fork of a process that has everything loaded; says what the sanitizer reported.
 
-First each program runs once with all sites watched: a mutant then runs only programs that come to its site, and
-no further than the first that is reported.
+First each program runs once with all sites watched: a mutant then runs only programs that come to its site,
+and no further than the first that is reported.
 
     this process ── fork ──> all programs, watched        ──> which program comes to which site
                  ── fork ──> one mutant, those programs   ──> the first finding, or none
@@ -21,17 +21,17 @@ from typing import Any
 
 import mutants
 import torch
-import training_programs
+import trained_models
 from mutation_sites import Site
-from training_programs import Case
+from trained_models import Case
 
 _LONGEST_S = 600.0
 
 
 @dataclass
 class Outcome:
-    """What became of one mutant. ``programs``: how many came to its site; ``case``: the one that was reported,
-    or that raised ``error``."""
+    """What became of one mutant. ``programs``: how many come to its site; ``case``: the one that was
+    reported, or that raised ``error``."""
 
     module: str
     site: Site
@@ -56,7 +56,7 @@ def programs_by_site(sites: Sequence[tuple[str, Site]], cases: Sequence[Case]) -
         found: dict[int, list[int]] = {index: [] for index in range(len(sites))}
         for number, case in enumerate(cases):
             mutants.seen.clear()
-            told = training_programs.run(case)
+            told = trained_models.run(case)
             if told["findings"]:
                 raise AssertionError(f"{case.name} is reported without a mutation: {told['findings'][0]}")
             for index in mutants.seen:
@@ -74,7 +74,7 @@ def run_mutant(module: str, site: Site, cases: Sequence[Case]) -> Outcome:
         told: dict[str, Any] = {}
         for case in cases:
             try:
-                result = training_programs.run(case)
+                result = trained_models.run(case)
             except Exception as error:
                 return {"case": case.name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
             if result["findings"]:
@@ -97,20 +97,21 @@ def run_all(owner: str, cases: Sequence[Case], only: str = "") -> Iterator[Outco
 def prepare() -> None:
     """Load in this process what its forks need, the device first: ours looks up methods when it is imported.
 
-    What torch imports at a first forward and a first step is imported here. No backward: autograd would not fork.
+    What torch imports at a first forward and a first step is imported here. No backward: autograd would not
+    fork after it.
     """
     torch.set_num_threads(1)
-    with training_programs.simulated():
+    with trained_models.simulated():
         for modules in mutants.MODULES.values():
             for name in modules:
                 mutants.load(name)
-        model = training_programs.build("impl-fsdp2", {})
+        model = trained_models.build("impl-fsdp2", {})
         parameters = list(model.parameters())
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        training_programs.optimizer_of(model).step()
+        trained_models.optimizer_of(model).step()
         with torch.no_grad():
-            model(torch.zeros(1, training_programs.WIDTH, device="sim"))
+            model(torch.zeros(1, trained_models.WIDTH, device="sim"))
 
 
 def told(outcome: Outcome, reasons: Mapping[str, str]) -> str:

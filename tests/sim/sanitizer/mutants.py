@@ -36,8 +36,8 @@ MODULES = {
     "torch-fsdp2": tuple(
         f"{_FSDP2}.{name}"
         for name in (
-            "_fsdp_collectives", "_fsdp_common", "_fsdp_init", "_fsdp_param", "_fsdp_param_group", "_fsdp_state",
-            "_fully_shard",
+            "_fsdp_collectives", "_fsdp_common", "_fsdp_init", "_fsdp_param", "_fsdp_param_group",
+            "_fsdp_state", "_fully_shard",
         )
     ),
     "torch-fsdp1": tuple(

@@ -1,9 +1,9 @@
 """The places of a source that order work or keep memory alive, and each of them taken out.
 
-    stream.wait_event(event)              ->  _removed("wait", stream, event)
-    event = stream.record_event()         ->  event = _removed("event", stream)      an event that was never recorded
-    tensor.record_stream(stream)          ->  _removed("record_stream", tensor, stream)
-    Held(tensor, event)                   ->  Held(_removed("hold", tensor), event)
+    stream.wait_event(event)        ->  _removed("wait", stream, event)
+    event = stream.record_event()   ->  event = _removed("event", stream)    an event that was never recorded
+    tensor.record_stream(stream)    ->  _removed("record_stream", tensor, stream)
+    Held(tensor, event)             ->  Held(_removed("None", tensor), event)
 
 Receivers and arguments are evaluated as before, so that nothing else changes and each function keeps its free
 variables. `_removed` counts how often it is called.
@@ -144,12 +144,13 @@ class _Finder(ast.NodeVisitor):
         self._seen: Counter[tuple[str, str]] = Counter()
         self.found: list[Site] = []
 
-    def _scope(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self._scopes.append(node.name)
-        self.generic_visit(node)
-        self._scopes.pop()
-
-    visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _scope
+    def generic_visit(self, node: ast.AST) -> None:
+        is_scope = isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        if is_scope:
+            self._scopes.append(node.name)
+        super().generic_visit(node)
+        if is_scope:
+            self._scopes.pop()
 
     def visit_Call(self, node: ast.Call) -> None:
         mutation = _mutation_of(node)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import training_programs as programs
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from training_programs import ALL_LOW, LOW, Case
+from trained_models import ALL_LOW, LOW, Case
 
 
 def _hook_stream(model: Any) -> None:

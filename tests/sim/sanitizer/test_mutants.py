@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mutation_sites import Mutation, mutated, sites_of
 
-SOURCE = '''
+SOURCE = """
 class Group:
     def reduce(self, stream, tensor):
         stream.wait_stream(self.compute)
@@ -20,7 +20,7 @@ class Group:
         self._keep.append((tensor, event))
         self.all_gather_state = None
         return event, self.store.wait(1)
-'''
+"""
 
 
 @pytest.fixture
@@ -60,7 +60,10 @@ def test_a_mutant_lacks_one_call_and_does_the_rest(source: Path) -> None:
         return values[-1] if kind == "receiver" else None
 
     def run(tree: ast.Module) -> list[str]:
-        scope = {"_removed": removed, "AllGatherState": lambda *held: calls.append("held" if held[0] else "-")}
+        scope = {
+            "_removed": removed,
+            "AllGatherState": lambda *held: calls.append("held" if held[0] else "-"),
+        }
         exec(compile(tree, "group.py", "exec"), scope)
         group = scope["Group"]()
         group.compute, group._keep, group.store = 0, [], SimpleNamespace(wait=called("store"))
@@ -106,13 +109,14 @@ REPORTED: list[tuple[str, str, dict[str, Any]]] = [
 def test_five_of_ours_are_reported() -> None:
     import mutant_runs
     import mutants
+    import trained_models
     import training_programs as programs
 
     mutant_runs.prepare()
     sites = {site.key: (module, site) for module, site in mutants.all_sites("impl")}
     for key, kind, arguments in REPORTED:
         module, site = sites[f"impl/{key}"]
-        case = programs.Case("impl-fsdp2", programs.train, arguments)
+        case = trained_models.Case("impl-fsdp2", programs.train, arguments)
         outcome = mutant_runs.run_mutant(module, site, [case])
         assert outcome.reached, key
         assert outcome.kinds.get(kind), (key, outcome)

@@ -1,8 +1,8 @@
 """Every wait, event, `record_stream` and hold of three FSDPs, taken out one at a time.
 
 `pytest -n 0 -s -m campaign tests/sim/sanitizer/test_mutation_campaign.py` writes `ci/measured/mutants_*.txt`.
-Each mutant is reported, or its harmlessness is argued in `harmless/`: a new place that does neither fails, and
-so does an argument for a place that is reported or gone.
+Each mutant is reported, or its harmlessness is argued in `harmless/`: a new place that does neither fails,
+and so does an argument for a place that is reported or gone.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import pytest
 import torch
 from harmless_reasons import read_reasons
 from program_matrix import MATRIX, OWNERS
-from training_programs import run
+from trained_models import run
 
 MEASURED = Path(__file__).parents[3] / "ci" / "measured"
+CAMPAIGN = Path(__file__).relative_to(MEASURED.parents[1])
 
 
 def all_mutants(owner: str, reasons: dict[str, str]) -> list[dict[str, Any]]:
@@ -50,7 +51,7 @@ def test_every_mutant_is_reported_or_harmless(owner: str) -> None:
     )
     print(summary)
     head = [
-        f"pytest -n 0 -s -m campaign {Path(__file__).relative_to(MEASURED.parents[1])} -k '{owner} and mutant'",
+        f"pytest -n 0 -s -m campaign {CAMPAIGN} -k '{owner} and mutant'",
         summary,
         f"Python {platform.python_version()}, torch {torch.__version__}; {time.monotonic() - start:.0f} s",
         "Each place: what was taken out, and what the first program that was reported met (kind and count).",

@@ -21,27 +21,27 @@ KINDS = {
 @pytest.mark.simulated
 def test_what_is_known_of_torch_is_found_there_alone() -> None:
     import program_matrix
-    import training_programs
+    import trained_models
 
     assert KINDS.keys() == program_matrix.KNOWN.keys()
     for name, kind in KINDS.items():
         case = program_matrix.KNOWN[name][0]
-        counts = training_programs.run(case)["counts"]
+        counts = trained_models.run(case)["counts"]
         assert counts.pop(kind) > 0, name
         assert not any(counts.values()), name
-        ours = training_programs.Case("impl-fsdp2", case.program, case.arguments)
-        assert not any(training_programs.run(ours)["counts"].values()), name
+        ours = trained_models.Case("impl-fsdp2", case.program, case.arguments)
+        assert not any(trained_models.run(ours)["counts"].values()), name
 
 
 @pytest.mark.campaign
 @pytest.mark.simulated
 def test_every_program_that_is_known_is_found() -> None:
     import program_matrix
-    import training_programs
+    import trained_models
 
     for cases in program_matrix.KNOWN.values():
         for case in cases:
-            assert training_programs.run(case)["findings"], case.name
+            assert trained_models.run(case)["findings"], case.name
 
 
 MENDS = {
@@ -68,7 +68,11 @@ def test_examples_race_until_they_are_mended(name: str, tmp_path: Path) -> None:
         script.write_text(text, encoding="utf-8")
         command = f"run --script {script} --gpus 8 --sanitize -o {tmp_path / str(index)}".split()
         ended = subprocess.run(
-            [sys.executable, "-m", "fsdpbench", *command], capture_output=True, text=True, timeout=240, check=False
+            [sys.executable, "-m", "fsdpbench", *command],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
         )
         assert ended.returncode == (4, 0)[index], ended.stderr
         assert ("no race in" in ended.stderr) == bool(index)
