@@ -52,7 +52,7 @@ _HOLDS = {
 }
 _ASSIGNED = {
     # References and events that wait for their time: by attribute, what stands for them.
-    "host_read": "None",
+    "host_reads": "event",
     "all_gather_state": "None",
     "_all_reduce_state": "None",
     "_last_post_reduce_events": "event",

@@ -168,6 +168,10 @@ _TORCH_FSDP1: list[tuple[Any, dict[str, Any]]] = [
 _IMPL_FSDP1 = [
     *_WRITES_ON_HOST,
     (programs.write_while_accumulating, {"offload": True}),
+    (
+        programs.train,
+        {"offload": True, "sharding_strategy": "NO_SHARD", "policy": ALL_LOW, "memory_handover": "events"},
+    ),
     (programs.assign_between, {"use_orig_params": True}),
     (programs.assign_between, {"use_orig_params": True, "offload": True}),
     (programs.fail_in_forward, {"limit_all_gathers": False}),

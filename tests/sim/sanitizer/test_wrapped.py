@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -47,3 +49,25 @@ def test_a_wrapped_parameter_has_its_role() -> None:
         inner.sum()
     (found,) = sanitizer.findings
     assert found.role == "parameter (256 x 256)"
+
+
+def test_pinning_a_wrapper_pins_what_is_inside() -> None:
+    from extended_parameters import Quantised
+    from sanitized import start
+
+    start()
+    wrapper = Quantised(torch.ones(8))
+    assert not wrapper.is_pinned()
+    pinned: Any = wrapper.pin_memory()
+    assert pinned.is_pinned()
+    assert pinned.inner.is_pinned()
+
+
+def test_gathers_of_both_kinds_are_waited_for_before_offloaded_parameters_are_written() -> None:
+    """Extended and plain parameters are copied on two streams: each has its own last copy."""
+    import trained_models
+    import training_programs as programs
+
+    arguments = {"extended": True, "offload": True}
+    told = trained_models.run(trained_models.Case("impl-fsdp2", programs.write_after_evaluation, arguments))
+    assert not told["findings"]

@@ -167,8 +167,8 @@ def unshard_after_the_optimizer(training: Training) -> None:
 def unshard_before_the_optimizer(training: Training) -> None:
     """Gathered, and written to: the handle is waited for between."""
     training.loss().backward()
-    training.model.blocks[0].unshard()
     training.model.blocks[1].unshard(async_op=True).wait()
+    training.model.blocks[0].unshard()
     training.step()
     for block in training.model.blocks[:2]:
         block.reshard()
