@@ -49,7 +49,7 @@ _FSDP2: list[tuple[Any, dict[str, Any]]] = [
     (programs.train, {"mesh": (8, 1)}),
     (programs.accumulate_without_sync, {"policy": LOW}),
     (programs.last_backward_by_hand, {}),
-    (programs.last_backward_by_hand, {"mesh": (2, 4), "policy": LOW}),
+    (programs.last_backward_by_hand, {"mesh": (2, 4), "policy": ALL_LOW}),
     (programs.train, {"prefetch": 2}),
     (programs.accumulate, {"prefetch": 1, "policy": LOW, "recompute": True}),
     (programs.train, {"grouped": True}),
@@ -150,7 +150,6 @@ _FSDP1: list[tuple[Any, dict[str, Any]]] = [
     (programs.train, {"sharding_strategy": "NO_SHARD", "policy": ALL_LOW}),
     (programs.load_after_evaluation, {"offload": True}),
     (programs.scale, {}),
-    (programs.scale, {"offload": True}),
     (programs.save_between, {}),
     (programs.save_between, {"use_orig_params": True, "policy": LOW}),
     (programs.summon, {"policy": LOW}),
@@ -165,8 +164,12 @@ _TORCH_FSDP1: list[tuple[Any, dict[str, Any]]] = [
     (programs.save_optimizer_between, {"products": True, "use_orig_params": True}),
     (programs.save_optimizer_between, {"limit_all_gathers": False}),
 ]
+_SCALES_ON_HOST: list[tuple[Any, dict[str, Any]]] = [
+    (programs.scale, {"offload": True}),
+]
 _IMPL_FSDP1 = [
     *_WRITES_ON_HOST,
+    *_SCALES_ON_HOST,
     (programs.write_while_accumulating, {"offload": True}),
     (
         programs.train,
@@ -216,9 +219,10 @@ KNOWN = {
     "prefetches_after_evaluation": [Case("torch-fsdp2", *each) for each in _PREFETCHES_AFTER_EVALUATION],
     "writes_before_backward": [Case("torch-fsdp2", *each) for each in _WRITES_BEFORE_BACKWARD],
     "drops_behind_a_hook": [Case("torch-fsdp2", *each) for each in _DROPS_BEHIND_A_HOOK],
+    "scales_on_host": [Case("torch-fsdp1", *each) for each in _SCALES_ON_HOST],
     "drops_metadata": [Case("torch-fsdp2", *each) for each in _EXTENDED],
 }
-"""Programs that race with torch's FSDP2 as it is (docs/races-in-torch.md says why)."""
+"""Programs that race with torch's FSDP as it is (docs/races-in-torch.md says why)."""
 OWNERS = {
     "impl": MATRIX["impl-fsdp2"] + MATRIX["impl-fsdp1"],
     "torch-fsdp2": MATRIX["torch-fsdp2"],

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from trained_models import WIDTH, Training
 
@@ -43,7 +44,7 @@ def accumulate_without_all_reduce(training: Training) -> None:
 
 
 def last_backward_by_hand(training: Training) -> None:
-    for last in (False, True):
+    for last in (False, False, True):
         training.model.set_is_last_backward(last)
         training.loss().backward()
     training.step()
@@ -127,11 +128,11 @@ def load_after_evaluation(training: Training) -> None:
 def scale(training: Training) -> None:
     """With a gradient scaler that looks for overflows on all ranks."""
     if training.scaler is None:
-        training.scaler = _scaler_of(training.model)()
+        training.scaler = _scaler_of(training.model)("sim", process_group=dist.group.WORLD)
     training.scaler.scale(training.loss()).backward()
     training.scaler.unscale_(training.optimizer)
     training.step()
-    training.scaler = None
+    training.scaler.update()
 
 
 def _scaler_of(model: Any) -> Any:
