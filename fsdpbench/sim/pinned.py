@@ -9,19 +9,24 @@ from typing import Any
 
 import torch
 
+from fsdpbench.sim.wrapped import with_memory
+
 _MARK = "_sim_pinned"
 
 
 def pin(tensor: torch.Tensor) -> torch.Tensor:
     """Mark a host tensor's memory as pinned; returns the tensor."""
-    storage: Any = tensor.untyped_storage()
-    storage._sim_pinned = True
+    for part in with_memory(tensor):
+        storage: Any = part.untyped_storage()
+        storage._sim_pinned = True
     return tensor
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Whether a host tensor lies in pinned memory."""
-    return tensor.device.type == "cpu" and hasattr(tensor.untyped_storage(), _MARK)
+    return tensor.device.type == "cpu" and all(
+        hasattr(part.untyped_storage(), _MARK) for part in with_memory(tensor)
+    )
 
 
 def pinned_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -71,7 +71,10 @@ class ShardedGradScaler(torch.amp.GradScaler):
 
         The base class comes here from ``unscale_`` and from steps of optimizers that unscale by themselves.
         """
-        found = super()._unscale_grads_(optimizer, inv_scale, found_inf, True)
+        values = (inv_scale, found_inf)
+        if _are_offloaded(optimizer):  # the base class would copy them to the host and read them too early
+            values = (inv_scale.cpu(), found_inf.cpu())
+        found = super()._unscale_grads_(optimizer, *values, True)
         if not found:
             found = {found_inf.device: found_inf}  # a rank may hold no gradients, and must still take part
         agreed = torch.stack([each.to(found_inf.device) for each in found.values()]).amax()
@@ -79,3 +82,9 @@ class ShardedGradScaler(torch.amp.GradScaler):
         for each in found.values():
             each.copy_(agreed)
         return found
+
+
+def _are_offloaded(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's gradients are on the host."""
+    grads = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
+    return all(grad.device.type == "cpu" for grad in grads if grad is not None)

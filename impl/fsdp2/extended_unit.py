@@ -141,7 +141,7 @@ class ExtendedUnit(Unit):
             self._work = comm.all_gather(gathered, own, group, not streams.has_streams, self.custom_gather)
             self._event = streams.all_gather.record()
             if self.offload is not None:
-                self.context.host_read = self._event
+                self.context.host_reads[streams.all_gather] = self._event
 
     def _inputs(self) -> list[list[torch.Tensor]]:
         return [

@@ -6,7 +6,7 @@ from ..collectives.rank_check import RankCheck
 from ..shared.settings import ScheduleSettings
 from .buffer import Handover
 from .rate_limiter import RateLimiter
-from .streams import Event, Streams
+from .streams import Event, Stream, Streams
 
 
 class Context:
@@ -26,8 +26,8 @@ class Context:
         self.rank_check: RankCheck | None = None
         if settings.check_ranks:
             self.rank_check = RankCheck(None if settings.check_ranks is True else settings.check_ranks)
-        self.host_read: Event | None = None
-        """With CPU offload: when the last copy out of a shard on the host is done."""
+        self.host_reads: dict[Stream, Event | None] = {}
+        """With CPU offload: by stream, when its last copy out of a shard on the host is done."""
         self.gathers_wait = True
         """Whether shards may have been written since gathers last waited for computation."""
 
@@ -49,6 +49,7 @@ class Context:
 
     def await_host_read(self) -> None:
         """The user may write to shards on the host now: copies out of them have to be done."""
-        if self.host_read is not None:
-            self.host_read.synchronize()
-            self.host_read = None
+        for event in self.host_reads.values():
+            if event is not None:
+                event.synchronize()
+        self.host_reads.clear()

@@ -317,7 +317,7 @@ class Unit:
             copy.write(self._own_part, self.shard, cast)
             event = cast.record()
         if self.offload is not None:
-            self.context.host_read = event
+            self.context.host_reads[cast] = event
         return event
 
     def _take_gathered(self, owner: Stream) -> FlatBuffer:

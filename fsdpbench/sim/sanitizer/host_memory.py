@@ -19,6 +19,7 @@ from fsdpbench.sim.sanitizer.operation import Operation
 from fsdpbench.sim.sanitizer.regions import region_of
 from fsdpbench.sim.sanitizer.shadow import BlockShadow
 from fsdpbench.sim.sanitizer.uses import host_uses
+from fsdpbench.sim.wrapped import with_memory
 from fsdpbench.torch_internals import TorchDispatchMode, tree_leaves, tree_map_only
 
 
@@ -64,12 +65,12 @@ class HostMemory:
 
     def touched_by_host(self, tensor: torch.Tensor, name: str, *, writes: bool) -> None:
         """The CPU reads or writes a tensor, if copies have touched its memory."""
-        tensor = getattr(tensor, "_local_tensor", tensor)
-        if tensor.device.type != "cpu":
-            return
-        base = tensor.untyped_storage().data_ptr()
-        if base in self._shadows:
-            self._access(self._sanitizer.host_operation(name, skip=3), tensor, base, writes)
+        for part in with_memory(tensor):
+            if part.device.type != "cpu":
+                continue
+            base = part.untyped_storage().data_ptr()
+            if base in self._shadows:
+                self._access(self._sanitizer.host_operation(name, skip=3), part, base, writes)
 
     def _access(self, operation: Operation, tensor: torch.Tensor, base: int, writes: bool) -> None:
         region = region_of(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.element_size())

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
+from fsdpbench.sim.wrapped import with_memory
+
 
 class Roles:
     """Knows the optimizers that have made a step."""
@@ -33,15 +35,11 @@ class Roles:
 def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, str, torch.Tensor]]:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            yield parameter, "parameter", _local(parameter)
-            if parameter.grad is not None:
-                yield parameter, "gradient", _local(parameter.grad)
-            for name, value in optimizer.state.get(parameter, {}).items():
+            named = [("parameter", parameter), ("gradient", parameter.grad)]
+            named += [
+                (f"optimizer state {name}", each) for name, each in optimizer.state.get(parameter, {}).items()
+            ]
+            for name, value in named:
                 if isinstance(value, torch.Tensor):
-                    yield parameter, f"optimizer state {name}", _local(value)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor's own part; other tensors as they are."""
-    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
-    return part
+                    for part in with_memory(value):
+                        yield parameter, name, part
