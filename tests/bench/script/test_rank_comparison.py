@@ -55,7 +55,7 @@ def test_each_part_of_a_call_counts(changed: dict[str, Any], words: str) -> None
         "at train.py:31 where rank 0 calls all_reduce(4 float32, sum, group default) at train.py:29"
         in message
     )
-    assert message.endswith(words)
+    assert message.endswith(f"{words} (call 1 of the group)")
 
 
 def test_the_odd_one_out_is_named_also_where_it_is_rank_0() -> None:
