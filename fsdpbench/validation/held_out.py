@@ -9,7 +9,7 @@ in:
     keys from  h100-80gb                                             a100-80gb
 
 Shares of a peak are taken as they are; the rate of attention's backward, which is of the software of the
-runs (`attention_backward` of its system), as its ratio to the forward's. The efficiency of memory-bound
+runs (`attention.backward_rate` of its profile), as its ratio to the forward's. The efficiency of memory-bound
 kernels was fitted to all runs together, and is held out from none.
 """
 
@@ -24,6 +24,7 @@ from typing import Any
 
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.sim.hardware import HardwareProfile, load_profile
+from fsdpbench.sim.software import load_software
 from fsdpbench.systems import get_system
 from fsdpbench.validation import llm_foundry
 from fsdpbench.validation.case import Case
@@ -100,8 +101,8 @@ def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, 
 
 def _software_share(profile: HardwareProfile) -> float:
     """Attention's rate backward under the runs' software over that of the profile."""
-    share: float = get_system(llm_foundry.system_of(profile.name)).attention_backward  # type: ignore[attr-defined]
-    return share
+    software = load_software(get_system(llm_foundry.system_of(profile.name)).software)
+    return software.attention.backward_rate
 
 
 def _write(folder: Path, hardware: str, keys_from: str) -> Path:
