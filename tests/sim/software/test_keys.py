@@ -20,6 +20,7 @@ VALUES: dict[str, Any] = {
     "fsdp1.use_orig_params": "false",
     "fsdp1.copies_gradients": "true",
     "fsdp1.limits_prefetched_units": "true",
+    "fsdp1.views_on_compute_stream": "true",
     "trainer.fused_loss": "true",
     "trainer.keeps_outputs": "true",
     "trainer.metrics": "3",
@@ -46,7 +47,11 @@ def test_a_key_alone_changes_the_figures(key: str, tmp_path: Path) -> None:
         f"[{section}]\n{kept}{name} = {VALUES[key]}\n"
     )
     # The limiter has something to wait for where the device is behind the CPU.
-    models = {"operators.composed_rms_norm": "llama-tiny", "fsdp1.limits_prefetched_units": "gpt-125m"}
+    models = {
+        "operators.composed_rms_norm": "llama-tiny",
+        "fsdp1.limits_prefetched_units": "gpt-125m",
+        "fsdp1.views_on_compute_stream": "gpt-125m",
+    }
     model = models.get(key, "gpt-tiny")
     settings = {"model": model, "activation_checkpointing": "full", "batch": 4}
     plain, changed = run_in_fork("torch-fsdp1", **settings), run("torch-fsdp1", str(path), **settings)

@@ -40,6 +40,7 @@ def places() -> dict[str, Any]:
         "norm": nn.RMSNorm.forward,
         "reduce_scatter": find("reduce_scatter_tensors"),
         "prefetch": find("prefetch_handle"),
+        "views": find("use_unsharded_views"),
     }
 
 
