@@ -142,6 +142,16 @@ def size_policy(min_num_params: int) -> PolicyFunction:
 # -- the walk ------------------------------------------------------------------------------------------------
 
 
+def places_of(selection: Selection, root: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
+    """Where each selected module stands below ``root``: its parents, and its name in each."""
+    places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
+    for parent in root.modules():
+        for name, child in parent._modules.items():
+            if child is not None and child in selection:
+                places.setdefault(child, []).append((parent, name))
+    return places
+
+
 def select_modules(
     root: nn.Module, policy: ModulePolicy | PolicyFunction, ignored: set[nn.Module] | None = None
 ) -> Selection:

@@ -15,7 +15,7 @@ from ..collectives.comm_hooks import CommHook, HookFunction
 from ..collectives.shard_groups import HYBRID, check_broadcast, group_of, groups_inside, groups_of_strategy
 from ..deferred_init.materialise import materialise
 from ..frontends.ownership import Ignored, Owned
-from ..frontends.wrap import ModulePolicy, PolicyFunction, Selection, select_modules
+from ..frontends.wrap import ModulePolicy, PolicyFunction, Selection, places_of, select_modules
 from ..runtime.hooks import HookedStage
 from ..runtime.offload import HostOffload
 from ..runtime.unit import Unit
@@ -393,11 +393,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
 
 def _wrap_inside(module: nn.Module, selection: Selection, arguments: dict[str, Any]) -> None:
-    places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
-    for parent in module.modules():
-        for name, child in parent._modules.items():
-            if child is not None and child in selection:
-                places.setdefault(child, []).append((parent, name))
+    places = places_of(selection, module)
     for chosen, own in selection.items():
         wrapper = FullyShardedDataParallel(chosen, **{**arguments, **own})
         for parent, name in places[chosen]:

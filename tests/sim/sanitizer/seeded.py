@@ -82,7 +82,8 @@ def load() -> dict[str, Bug]:
     sys.path.insert(0, str(HERE))
     for path in sorted((HERE / "bugs").glob("*.py")):
         importlib.import_module(f"bugs.{path.stem}")
-    importlib.import_module("clean_programs")
+    for name in ("clean_backward", "clean_programs"):
+        importlib.import_module(name)
     return BUGS
 
 
