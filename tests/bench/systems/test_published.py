@@ -44,6 +44,7 @@ def test_a_system_of_published_runs_is_torchs_fsdp1_under_its_software(fsdpbench
     assert "software" not in plain["config"]
 
 
+@pytest.mark.campaign
 def test_what_the_trainer_does_costs_time_and_memory(fsdpbench: Any, tmp_path: Any) -> None:
     plain, early, late = (
         run(

@@ -20,6 +20,7 @@ KINDS = {
 
 
 @pytest.mark.simulated
+@pytest.mark.campaign
 def test_what_is_known_of_torch_is_found_there_alone() -> None:
     import program_matrix
     import trained_models
