@@ -1,4 +1,4 @@
-"""What all tests share: a skip for want of a Debian package is a failure where CI says so."""
+"""What all tests share: which cases are the campaign's, and no skip for want of a Debian package in CI."""
 
 from __future__ import annotations
 
@@ -6,6 +6,30 @@ import os
 from collections.abc import Generator
 
 import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to the campaign what `plain_cases` does not name, and benchmarks that nobody times.
+
+    `@pytest.mark.plain_cases("bf16")` keeps the cases whose id contains one of the texts in the plain suite.
+    """
+    timing = config.getoption("benchmark_enable", default=False)
+    unmatched: dict[tuple[str, str], bool] = {}
+    for item in items:
+        if "benchmarks" in item.path.parts and not timing:
+            item.add_marker(pytest.mark.campaign)
+        for mark in item.iter_markers("plain_cases"):
+            case = item.name.partition("[")[2]
+            if not any(text in case for text in mark.args):
+                item.add_marker(pytest.mark.campaign)
+            for text in mark.args:
+                key = (item.nodeid.partition("[")[0], text)
+                unmatched[key] = unmatched.get(key, True) and text not in case
+    named = any("[" in argument for argument in config.args)
+    wrong = [f"{name}: no case has '{text}' in its id" for (name, text), none in unmatched.items() if none]
+    if wrong and not named:
+        raise pytest.UsageError("plain_cases: " + "; ".join(wrong))
 
 
 @pytest.hookimpl(wrapper=True)

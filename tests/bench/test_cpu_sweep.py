@@ -180,6 +180,7 @@ def test_killed_in_the_middle_it_resumes(tmp_path: Path) -> None:
     assert {name: when for name, when in sweep.written().items() if name in kept} == kept
 
 
+@pytest.mark.campaign
 def test_interrupted_it_says_so_and_leaves_no_process(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "run")
     with sweep.start(*SPACE) as process:

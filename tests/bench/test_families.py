@@ -46,6 +46,7 @@ SIX_STEPS = Measurement(warmup_steps=2, timed_steps=3, traced_steps=1, timeout_s
 """As many losses as are compared; the steps' times are of no interest."""
 
 
+@pytest.mark.plain_cases("regnet")
 @pytest.mark.parametrize(
     "family",
     ["dhen", *(pytest.param(name, marks=LONG) for name in ("t5", "llama", "regnet", "deepvit"))],

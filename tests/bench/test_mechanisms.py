@@ -147,6 +147,7 @@ def test_events_need_no_limiter(run: Run) -> None:
     assert by_events["peak_memory_bytes"]["reserved"] < by_streams["peak_memory_bytes"]["reserved"] - 2**30
 
 
+@pytest.mark.plain_cases("impl-fsdp2")
 @pytest.mark.parametrize("system", ["impl-fsdp1", "impl-fsdp2"])
 def test_wrapping_the_root_only_overlaps_nothing_in_forward(run: Run, system: str) -> None:
     result, folder = run(SHALLOW, system, wrap="root", batch=2)

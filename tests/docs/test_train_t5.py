@@ -49,6 +49,7 @@ def train(package: str, folder: Path) -> list[tuple[float, float]]:
     return [(float(loss), float(validation)) for _, loss, validation in found]
 
 
+@pytest.mark.campaign
 def test_the_script_learns(tmp_path: Path) -> None:
     (first, first_validation), (last, last_validation) = train("fsdpbench.impl", tmp_path)
     assert last < first - 0.3

@@ -13,6 +13,7 @@ def case_work(
         return {side: count_work(f"{side}-{front}", parameters, low_precision) for side in sides}
 
 
+@pytest.mark.plain_cases("fsdp2-0.4-fp32", "flat-0.5-bf16", "original-0.5-bf16")
 @pytest.mark.parametrize("low_precision", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("front", "share"), [("fsdp2", 0.4), ("flat", 0.5), ("original", 0.5)])
 def test_python_calls(lone_process, front: str, share: float, low_precision: bool) -> None:

@@ -43,10 +43,12 @@ def check(workload, batch, value):
     torch.testing.assert_close(compiled_gradients, gradients, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.plain_cases("gpt", "dhen")
 def test_checkpointed_blocks_compile_to_the_same(tiny, one_batch):
     check(one_block(tiny), one_batch(tiny), "full")
 
 
+@pytest.mark.plain_cases("op")
 @pytest.mark.parametrize("value", ["none", "op"])
 def test_so_do_other_ways_of_checkpointing(value, one_batch):
     workload = one_block(get_workload("llama-tiny"))

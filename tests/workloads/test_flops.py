@@ -38,6 +38,7 @@ def counted_flops(workload, batch, seq, activation_checkpointing, backward=True)
     return counter.get_total_flops()
 
 
+@pytest.mark.plain_cases("shape0", "shape3", "shape5", "shape8")
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_formula_equals_the_counter(name, shape):
     workload = get_workload(name, shape=shape)
@@ -51,6 +52,7 @@ def test_formula_equals_the_counter(name, shape):
         assert flops.model == pytest.approx(counted["none"], rel=0.01)
 
 
+@pytest.mark.plain_cases("dhen")
 @pytest.mark.parametrize(
     ("name", "seq"),
     [
@@ -68,6 +70,7 @@ def test_full_size_agrees_too(name, seq):
     )
 
 
+@pytest.mark.plain_cases("regnet-y")
 @pytest.mark.parametrize("name", ["regnet-y-32gf", "regnet-9b"])
 def test_grouped_convolutions_agree_in_forward(name):
     workload = get_workload(name)
@@ -96,6 +99,7 @@ def test_recomputation_is_hardware_work_only():
     assert op.hardware - op.model == layers * 2 * tokens * width**2  # the second, attention's projection
 
 
+@pytest.mark.plain_cases("shape0", "shape3")
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_in_full_equals_the_counter_without_early_stop(name, shape):
     workload = get_workload(name, shape=shape)

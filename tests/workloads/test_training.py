@@ -1,8 +1,11 @@
 """The smallest model of every family learns real data."""
 
+import pytest
+
 from fsdpbench.workloads import get_workload
 
 
+@pytest.mark.plain_cases("gpt", "regnet", "dhen")
 def test_loss_falls_on_real_data(tiny, real_data, train):
     seq = None if tiny.default_seq is None else 32
     losses = train(tiny, 40, batch=8, seq=seq, data=real_data(tiny))

@@ -63,6 +63,7 @@ def test_killed_rank(cpu_config, launch):
     assert launched.outcome.cause.startswith("rank 1: killed by SIGKILL")
 
 
+@pytest.mark.campaign
 def test_segmentation_fault(cpu_config, launch):
     launched = launch(cpu_config(), faulty(faulthandler._sigsegv))
     assert launched.outcome.status is Status.CRASH
@@ -70,6 +71,7 @@ def test_segmentation_fault(cpu_config, launch):
     assert "strike" in (launched.folder / launched.outcome.log).read_text()
 
 
+@pytest.mark.campaign
 def test_rank_that_leaves_without_a_word(cpu_config, launch):
     launched = launch(cpu_config(), faulty(lambda: os._exit(5)))
     assert launched.outcome.status is Status.CRASH
@@ -103,6 +105,7 @@ def test_out_of_memory(cpu_config, launch):
     assert "DefaultCPUAllocator" in launched.outcome.cause
 
 
+@pytest.mark.campaign
 def test_exception_in_a_backward_hook(cpu_config, launch):
     """It may end the process from C++; its text is told all the same."""
 

@@ -11,6 +11,7 @@ import pytest
 TWO = ("--system", "torch-ddp", "--batch", "8,2", "--seq", "64")
 
 
+@pytest.mark.campaign
 def test_a_killed_rank_is_a_crash_the_sweep_goes_on_and_a_retry_runs_it_alone(
     fsdpbench: Any, sweep: Any, tiny: tuple[str, ...]
 ) -> None:

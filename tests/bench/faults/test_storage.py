@@ -38,6 +38,7 @@ time.time = _jumping
 """
 
 
+@pytest.mark.campaign
 def test_a_trace_that_does_not_fit_on_the_disk_is_a_result(sweep: Any) -> None:
     """A limit on the size of files stops the trace (40 kB and more) as a full disk does; the rest goes on."""
 

@@ -28,6 +28,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.campaign
 def test_a_sweep_over_two_nodes(fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--launcher", "torchrun", "--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     words = [*SWEEP, *SPACE, *words, "-o", str(tmp_path / "run")]

@@ -78,6 +78,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.campaign
 def test_a_users_own_modules_of_these_names_are_his(folder: Path) -> None:
     words = ("run", "--device", "sim", "--gpus", "2", "-o", str(folder / "runs"))
     of_script = python("-m", "fsdpbench", *words, "--script", "train.py", cwd=folder, path=".")

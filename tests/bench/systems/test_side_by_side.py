@@ -58,6 +58,7 @@ def swept(site: Path, fsdpbench: Any, forgotten: None, monkeypatch: pytest.Monke
     return sweep
 
 
+@pytest.mark.campaign
 def test_on_real_ranks_ratios_have_a_spread_and_a_wrong_system_is_flagged(
     swept: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def winners() -> list[Config]:
     ]
 
 
+@pytest.mark.campaign
 def test_every_snippet_trains(tmp_path: Path) -> None:
     paths = []
     for index, winner in enumerate(winners()):

@@ -41,6 +41,7 @@ def test_assumptions_stand_below_the_table() -> None:
     assert text.count("| FSDP paper, Fig 6c | 80 GB GPUs") == 1
 
 
+@pytest.mark.campaign
 def test_torchtitan_s_memory_is_reached(fsdpbench: Any, tmp_path: Path) -> None:
     """Which needs its selection of what is kept, our Llama's shapes, and the allocator to agree."""
     done = fsdpbench("validate", "--only", "TorchTitan", "--json", "-o", str(tmp_path / "runs"))

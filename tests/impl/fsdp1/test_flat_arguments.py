@@ -150,6 +150,7 @@ def case_compiled(rank: int) -> None:
     assert found[0] == pytest.approx(found[2], rel=1e-6)
 
 
+@pytest.mark.campaign
 def test_compiled(two_ranks) -> None:
     two_ranks.run(case_compiled, timeout=120)  # the compiler's import takes most of it
 

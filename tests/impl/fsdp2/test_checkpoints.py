@@ -77,6 +77,7 @@ def case_load(rank: int, *, kind: str, path: str, columns: bool) -> list[float]:
     return [one_step(model, optimizer, step) for step in (5, 6)]
 
 
+@pytest.mark.plain_cases("impl-impl")
 @pytest.mark.parametrize(("first", "second"), [*BOTH_WAYS, ("impl", "impl")])
 def test_four_ranks_to_two(four_ranks, two_ranks, tmp_path: Path, first: str, second: str) -> None:
     """Also from columns to rows; the steps after it are those that the saved model went on with."""

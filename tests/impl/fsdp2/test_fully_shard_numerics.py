@@ -58,6 +58,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.plain_cases("replicate", "bf16")
 @pytest.mark.parametrize("name", TRAINED)
 @STEPS
 def test_training_equals_torch(two_ranks, name: str, steps: int) -> None:
@@ -78,11 +79,13 @@ OURS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.plain_cases("no_prefetch", "prefetch_two_ahead")
 @pytest.mark.parametrize("name", OURS)
 def test_schedule_changes_no_number(two_ranks, name: str) -> None:
     two_ranks.run(case_like_torch, model={}, mesh=(2,), steps=3, ours=OURS[name], reshard_after_forward=True)
 
 
+@pytest.mark.plain_cases("mesh0", "mesh2")
 @pytest.mark.parametrize(
     ("mesh", "policy"),
     [((4,), None), ((2, 2), None), ((2, 2), (torch.bfloat16, torch.float32)), ((4, 1), None)],
@@ -92,6 +95,7 @@ def test_four_ranks_equal_torch(four_ranks, mesh: tuple[int, ...], policy: tuple
     four_ranks.run(case_like_torch, model={}, mesh=mesh, ours={}, policy=policy)
 
 
+@pytest.mark.plain_cases("bf16")
 @pytest.mark.parametrize("policy", [None, (torch.bfloat16, torch.float32)], ids=["fp32", "bf16"])
 def test_gathering_among_fewer_ranks_in_backward_equals_torch(four_ranks, policy: Any) -> None:
     four_ranks.run(case_like_torch, model={}, mesh=(4,), ours={}, reshard_after_forward=2, policy=policy)

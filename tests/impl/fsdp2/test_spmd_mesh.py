@@ -115,6 +115,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.plain_cases("beside tensor parallelism", "replicas of shards", "two dims as one")
 @pytest.mark.parametrize("name", CASES)
 def test_equals_torch(four_ranks, name: str) -> None:
     four_ranks.run(case_like_torch, **CASES[name])

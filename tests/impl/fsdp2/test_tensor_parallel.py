@@ -69,6 +69,7 @@ def case_like_torch(rank: int, *, steps: int, **arguments: Any) -> None:
     assert_same_outcome(*outcomes)
 
 
+@pytest.mark.plain_cases("bf16")
 @pytest.mark.parametrize("policy", [None, (torch.bfloat16, torch.float32)], ids=["fp32", "bf16"])
 @STEPS
 def test_training_equals_torch(four_ranks, policy: Any, steps: int) -> None:
@@ -189,6 +190,7 @@ CASES = [
 ]
 
 
+@pytest.mark.plain_cases("clip_and_state_dicts", "accumulation")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.removeprefix("case_"))
 def test_tensor_parallel(four_ranks, case: Any) -> None:
     four_ranks.run(case)

@@ -67,12 +67,14 @@ def test_training_equals_torch(two_ranks, name: str, steps: int) -> None:
     two_ranks.run(case_like_torch, mesh=(2,), steps=steps, **TWO_RANKS[name])
 
 
+@pytest.mark.plain_cases("last_reduces-bf16", "every_reduces-fp32")
 @pytest.mark.parametrize("policy", [None, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("way", ["last_reduces", "every_reduces"])
 def test_accumulation_equals_torch(two_ranks, way: str, policy: Any) -> None:
     two_ranks.run(case_like_torch, mesh=(2,), way=way, policy=policy, steps=2)
 
 
+@pytest.mark.plain_cases("hybrid_accumulated")
 @pytest.mark.parametrize(
     "case",
     [

@@ -51,6 +51,7 @@ def case_order(rank: int, *, front: str, settings: dict[str, Any], expected: lis
 FRONTS = pytest.mark.parametrize("front", ["fully_shard", "flat"])
 
 
+@pytest.mark.plain_cases("pre-", "two ahead")
 @FRONTS
 @pytest.mark.parametrize(
     ("name", "settings"),
@@ -66,6 +67,7 @@ def test_backward(two_ranks, front: str, name: str, settings: dict[str, Any]) ->
     two_ranks.run(case_order, front=front, settings=settings, expected=FORWARD + BACKWARD[name])
 
 
+@pytest.mark.plain_cases("2-")
 @FRONTS
 @pytest.mark.parametrize("depth", [1, 2, 9])
 def test_forward_prefetch_gathers_each_unit_once_and_in_order(two_ranks, front: str, depth: int) -> None:

@@ -163,6 +163,7 @@ def case_no_more_than_torch(
     assert ours["ns"] <= theirs["ns"], (ours, theirs)
 
 
+@pytest.mark.plain_cases("bf16")
 @pytest.mark.parametrize(
     "settings",
     [pytest.param({}, marks=pytest.mark.campaign), {"bf16": True}, {"reshard_after_forward": False}],
@@ -172,6 +173,7 @@ def test_fully_shard_takes_no_more_than_torch(lone_process, settings: dict[str, 
     lone_process.run(case_no_more_than_torch, generation="fsdp2", settings=settings, timeout=120)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "settings", [pytest.param({}, marks=pytest.mark.campaign), {"bf16": True}], ids=["fp32", "bf16"]
 )
@@ -180,6 +182,7 @@ def test_fully_shard_on_large_and_on_many_units(lone_process, model: str, settin
     lone_process.run(case_no_more_than_torch, generation="fsdp2", settings=settings, model=model, timeout=120)
 
 
+@pytest.mark.plain_cases("bf16")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -204,6 +207,7 @@ def case_prefetch(rank: int, *, generation: str) -> None:
     assert ahead["ns"] < without["ns"]
 
 
+@pytest.mark.plain_cases("fsdp2")
 @pytest.mark.parametrize("generation", ["fsdp1", "fsdp2"])
 def test_backward_prefetch_is_faster(lone_process, generation: str) -> None:
     lone_process.run(case_prefetch, generation=generation, timeout=120)

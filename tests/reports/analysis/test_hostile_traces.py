@@ -18,7 +18,7 @@ from fsdpbench.reports.timeline import stream_rows
 from fsdpbench.reports.trace import TraceError, read_trace
 
 relaxed = settings(
-    max_examples=150,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,

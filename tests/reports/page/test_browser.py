@@ -166,6 +166,7 @@ def test_the_page_does_not_scroll_sideways_at_any_width(page: Any) -> None:
         wait_until(lambda limit=width: page.evaluate("document.documentElement.scrollWidth") <= limit)
 
 
+@pytest.mark.campaign
 def test_charts_fit_a_narrow_window(open_page: OpenPage, report: Path) -> None:
     page = open_page(report, width=420)
     widths = page.eval_on_selector_all(

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.simulated
 SYSTEMS = ["fsdp2", "fsdp1", "ddp"]
 
 
+@pytest.mark.plain_cases("fsdp2")
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_steps_repeat_exactly(system: str) -> None:
     """Time, launches and memory of a step are the same from the second (DDP: third) step on."""
@@ -67,6 +68,7 @@ def test_two_processes_agree_to_the_byte(system: str, tmp_path: Path) -> None:
     assert first == second
 
 
+@pytest.mark.plain_cases("fsdp1")
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_tracing_changes_no_time(system: str, tmp_path: Path) -> None:
     """A traced step takes as long as an untraced one."""
@@ -143,6 +145,7 @@ def test_hybrid_sharding_on_a_two_dimensional_mesh() -> None:
     assert local * 8 == total
 
 
+@pytest.mark.plain_cases("True")
 @pytest.mark.parametrize("fused", [True, False])
 def test_gradients_are_clipped_and_scaled(fused: bool) -> None:
     """clip_grad_norm_ over DTensors, gradient accumulation and GradScaler run."""
@@ -221,6 +224,7 @@ def test_cpu_offload_of_fsdp2_runs() -> None:
     assert torch.sim.memory_allocated() == 0, "everything is on the host between steps"
 
 
+@pytest.mark.plain_cases("True")
 @pytest.mark.parametrize("use_orig_params", [False, True])
 def test_cpu_offload_of_fsdp1_keeps_hooks_and_gradients_on_both_sides(use_orig_params: bool) -> None:
     """Parameters go up for computing and down again; every step reduces every unit's gradient."""
@@ -264,6 +268,7 @@ def test_what_ddp_cannot_do_is_refused_by_name(option: str) -> None:
         torch.nn.parallel.DistributedDataParallel(TinyGPT().to("sim"), **{option: True})
 
 
+@pytest.mark.plain_cases("4")
 @pytest.mark.parametrize("options", [{"reshard_after_forward": False}, {"reshard_after_forward": 4}], ids=str)
 def test_fsdp2_s_settings_run(options: dict[str, object]) -> None:
     from device_training import build, start
@@ -276,6 +281,7 @@ def test_fsdp2_s_settings_run(options: dict[str, object]) -> None:
     assert sim.unknown_operators == {}
 
 
+@pytest.mark.plain_cases("_HYBRID_SHARD_ZERO2", "NO_SHARD")
 @pytest.mark.parametrize("strategy", ["SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"])
 def test_fsdp1_s_strategies_run(strategy: str) -> None:
     from device_training import build, start

@@ -61,6 +61,7 @@ def case_load(rank: int, path: str, expected: dict[str, Any], older: bool, **arg
     assert train(model, optimizer, 0, range(2, 4)) == pytest.approx(expected["losses"], rel=1e-5)
 
 
+@pytest.mark.plain_cases("group")
 @pytest.mark.parametrize("mesh", [False, True], ids=["group", "mesh"])
 def test_other_numbers_of_ranks(one_rank, two_ranks, four_ranks, tmp_path, mesh: bool) -> None:
     pools = {1: one_rank, 2: two_ranks, 4: four_ranks}
@@ -72,6 +73,7 @@ def test_other_numbers_of_ranks(one_rank, two_ranks, four_ranks, tmp_path, mesh:
         pools[loading].run(case_load, path=path, expected=expected, older=not mesh and loading > 1, **theirs)
 
 
+@pytest.mark.plain_cases("mesh")
 @pytest.mark.parametrize("mesh", [(), (2,)], ids=["group", "mesh"])
 def test_from_torch(two_ranks, tmp_path, mesh: tuple[int, ...]) -> None:
     path = str(tmp_path)

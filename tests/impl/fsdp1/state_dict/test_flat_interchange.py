@@ -52,17 +52,20 @@ SOURCES = pytest.mark.parametrize("source", ["torch", "impl"])
 MODES = pytest.mark.parametrize("originals", [False, True], ids=["flat", "original"])
 
 
+@pytest.mark.plain_cases("original-impl", "flat-torch")
 @SOURCES
 @MODES
 def test_between(two_ranks, source: str, originals: bool) -> None:
     two_ranks.run(case_between, source=source, use_orig_params=originals)
 
 
+@pytest.mark.plain_cases("impl")
 @SOURCES
 def test_between_with_mesh(two_ranks, source: str) -> None:
     two_ranks.run(case_between, source=source, mesh=(2,), use_orig_params=True)
 
 
+@pytest.mark.plain_cases("torch")
 @SOURCES
 def test_between_hybrid(four_ranks, source: str) -> None:
     arguments = {"sharding_strategy": "HYBRID_SHARD", "mesh": (2, 2)}

@@ -67,6 +67,7 @@ def case_equal_to_torch(rank: int, name: str, groups: bool = False, **arguments:
             assert_same_state(state, api_of("torch").FullyShardedDataParallel.optim_state_dict(*theirs))
 
 
+@pytest.mark.plain_cases("group")
 @MODES
 @pytest.mark.parametrize("mesh", [(), (2,)], ids=["group", "mesh"])
 def test_equal_to_torch(two_ranks, originals: bool, mesh: tuple[int, ...]) -> None:
@@ -78,6 +79,7 @@ def test_momentum_equal_to_torch(two_ranks, originals: bool) -> None:
     two_ranks.run(case_equal_to_torch, name="SGD", use_orig_params=originals)
 
 
+@pytest.mark.plain_cases("flat")
 @MODES
 def test_hybrid_equal_to_torch(four_ranks, originals: bool) -> None:
     arguments = {"sharding_strategy": "HYBRID_SHARD", "mesh": (2, 2), "use_orig_params": originals}
@@ -128,6 +130,7 @@ def case_goes_on(rank: int, name: str, kind: str, **arguments: Any) -> None:
     assert train(fresh, fresh_optimizer, rank, range(2, 5)) == expected
 
 
+@pytest.mark.plain_cases("original")
 @MODES
 @pytest.mark.parametrize("kind", [FULL, SHARDED])
 def test_goes_on(two_ranks, originals: bool, kind: str) -> None:
@@ -142,6 +145,7 @@ def test_not_sharded_goes_on(two_ranks) -> None:
     two_ranks.run(case_goes_on, name="AdamW", kind=SHARDED, sharding_strategy="NO_SHARD")
 
 
+@pytest.mark.plain_cases("original")
 @MODES
 def test_offloaded_goes_on(two_ranks, originals: bool) -> None:
     arguments = {"use_orig_params": originals, "cpu_offload": impl.CPUOffload(True)}
@@ -231,6 +235,7 @@ def tensors_of(state: dict[str, Any]) -> dict[str, Any]:
     return {f"{key} {name}": v for key, own in state["state"].items() for name, v in own.items()}
 
 
+@pytest.mark.plain_cases("original")
 @MODES
 def test_older_calls(two_ranks, originals: bool) -> None:
     with warnings.catch_warnings():

@@ -42,12 +42,14 @@ def case_fully_shard(rank: int, *, way: str, mesh: tuple[int, ...], policy: Any)
 BF16 = (torch.bfloat16, torch.float32)
 
 
+@pytest.mark.plain_cases("every_reduces-bf16", "last_reduces_and_frees-fp32", "last_reduces-fp32")
 @pytest.mark.parametrize("policy", [None, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("way", ["last_reduces", "last_reduces_and_frees", "every_reduces"])
 def test_fully_shard(two_ranks, way: str, policy: Any) -> None:
     two_ranks.run(case_fully_shard, way=way, mesh=(2,), policy=policy)
 
 
+@pytest.mark.plain_cases("bf16")
 @pytest.mark.parametrize("policy", [None, BF16], ids=["fp32", "bf16"])
 def test_fully_shard_sums_replicas_once(four_ranks, policy: Any) -> None:
     four_ranks.run(case_fully_shard, way="last_sums_replicas", mesh=(2, 2), policy=policy)
