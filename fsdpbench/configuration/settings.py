@@ -238,6 +238,14 @@ _TABLE: tuple[Setting, ...] = (
         _or({"auto": None, "none": None}, _one_of("record_stream", "events")),
     ),
     Setting(
+        "layout",
+        None,
+        "auto, grouped, packed",
+        "How parameters lie in the collectives of `impl-fsdp2`.",
+        "`auto`: large ones have collectives of their own and are not copied; packed on the CPU.",
+        _or({"auto": None, "none": None}, _one_of("grouped", "packed")),
+    ),
+    Setting(
         "param_dtype",
         "bf16",
         "bf16, fp16, fp32",
@@ -331,6 +339,7 @@ class Settings:
     forward_prefetch: int | None
     limit_all_gathers: int | str | None
     memory_handover: str | None
+    layout: str | None
     param_dtype: str
     reduce_dtype: str | None
     buffer_dtype: str | None

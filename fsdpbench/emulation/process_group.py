@@ -18,6 +18,7 @@ from torch.distributed import Work
 from fsdpbench.emulation.filling import fill_outputs
 from fsdpbench.emulation.holding import CpuHolder, GpuHolder, Holder
 from fsdpbench.sim.collective_calls import CollectiveCalls, collective_ranks, total_bytes
+from fsdpbench.sim.grouping import MEMBER_NS
 from fsdpbench.sim.network import Network
 
 BACKEND = "emulated"
@@ -40,12 +41,13 @@ class EmulatedProcessGroup(CollectiveCalls):
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
         opts: Any,
+        members: int = 1,
     ) -> Work:
         """Fill the outputs, and take the modelled time."""
         tensors = [*outputs, *inputs]
         device = tensors[0].device.type if tensors else _default_device()
         fill = partial(fill_outputs, kind, inputs, outputs, self.rank(), self.size(), _operation(kind, opts))
-        duration = self._network.collective_ns(kind, nbytes, self.ranks)
+        duration = self._network.collective_ns(kind, nbytes, self.ranks) + (members - 1) * MEMBER_NS
         asynchronous = opts is None or bool(getattr(opts, "asyncOp", True))
         return self._holder(device).run(kind, fill, duration, tensors, asynchronous)
 

@@ -47,9 +47,15 @@ class CollectiveCalls(_ProcessGroup):
         return self._coalesced is not None
 
     def run(
-        self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any
+        self,
+        kind: str,
+        nbytes: int,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        opts: Any,
+        members: int = 1,
     ) -> Work:
-        """Run one collective; ``nbytes`` as `Network.collective_ns` counts them.
+        """Run one collective, or ``members`` as one group; ``nbytes`` as `Network.collective_ns` counts them.
 
         Abstract, as is ``run_list``; pybind's metaclass leaves no room for ABCMeta beside it.
         """
@@ -215,7 +221,7 @@ class CollectiveCalls(_ProcessGroup):
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         """Reduce tensors in place, in one group of kernels."""
-        return self.call("all_reduce", total_bytes(*tensors), tensors, tensors, opts)
+        return self.call("all_reduce", total_bytes(*tensors), tensors, tensors, opts, len(tensors))
 
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
@@ -223,7 +229,7 @@ class CollectiveCalls(_ProcessGroup):
         """Several all-gathers in one group of kernels."""
         for output, input in zip(outputs, inputs, strict=True):
             strict.refuse_gather(output, input, self._group_size)
-        return self.call("all_gather", total_bytes(*outputs), inputs, outputs, opts)
+        return self.call("all_gather", total_bytes(*outputs), inputs, outputs, opts, len(outputs))
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
@@ -231,7 +237,7 @@ class CollectiveCalls(_ProcessGroup):
         """Several reduce-scatters in one group of kernels."""
         for output, input in zip(outputs, inputs, strict=True):
             strict.refuse_reduce_scatter(output, input, self._group_size)
-        return self.call("reduce_scatter", total_bytes(*inputs), inputs, outputs, opts)
+        return self.call("reduce_scatter", total_bytes(*inputs), inputs, outputs, opts, len(inputs))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -253,21 +259,27 @@ class CollectiveCalls(_ProcessGroup):
             return None
         ins = [tensor for call in calls for tensor in call[2]]
         outs = [tensor for call in calls for tensor in call[3]]
-        return self.call(calls[0][0], sum(call[1] for call in calls), ins, outs, None)
+        return self.call(calls[0][0], sum(call[1] for call in calls), ins, outs, None, len(calls))
 
     def refuse(self, tensors: Sequence[torch.Tensor]) -> None:
         """Raise what NCCL raises for tensors that it does not take."""
         strict.refuse_strided(tensors)
 
     def call(
-        self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any
+        self,
+        kind: str,
+        nbytes: int,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        opts: Any,
+        members: int = 1,
     ) -> Work:
         """Run one collective, or remember it while several are being coalesced."""
         self.refuse(inputs if inputs is outputs else (*inputs, *outputs))
         if self._coalesced is not None:
             self._coalesced.append((kind, nbytes, inputs, outputs))
             return _Queued()
-        return self.run(kind, nbytes, inputs, outputs, opts)
+        return self.run(kind, nbytes, inputs, outputs, opts, members)
 
 
 class _Queued(Work):

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Work
 
+from fsdpbench.sim import grouping
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.collective_calls import CollectiveCalls, collective_ranks, total_bytes
 from fsdpbench.sim.collective_work import CollectiveRecord, CollectiveWork
@@ -76,7 +77,13 @@ class SimProcessGroup(CollectiveCalls):
             super().refuse(tensors)
 
     def run(
-        self, kind: str, nbytes: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any
+        self,
+        kind: str,
+        nbytes: int,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        opts: Any,
+        members: int = 1,
     ) -> CollectiveWork:
         """Queue one collective (a barrier holds the CPU too)."""
         timeline = ACCELERATOR.timeline
@@ -85,7 +92,7 @@ class SimProcessGroup(CollectiveCalls):
         if threading.get_ident() != _MAIN_THREAD and not any(map(is_on_device, outputs)):
             return CollectiveWork(None, outputs)  # a checkpoint's thread, beside the training
         start = timeline.cpu
-        timeline.cpu += ACCELERATOR.cpu_costs.collective_ns
+        timeline.cpu += ACCELERATOR.cpu_costs.collective_ns + (members - 1) * grouping.MEMBER_CPU_NS
         if any(not is_on_device(tensor) for tensor in outputs):
             return CollectiveWork(None, outputs)  # of the host's memory, as through gloo: no device time
         own, asynchronous = ACCELERATOR.collectives_on_own_streams, _is_asynchronous(opts)
@@ -93,7 +100,7 @@ class SimProcessGroup(CollectiveCalls):
         if ACCELERATOR.sanitizer is not None:
             awaited = own or asynchronous
             ACCELERATOR.sanitizer.collective(stream, kind, inputs, outputs, awaited=awaited, group=self._name)
-        self._queue(stream, kind, nbytes, inputs, outputs, opts, start)
+        self._queue(stream, kind, nbytes, inputs, outputs, (members - 1) * grouping.MEMBER_NS, start)
         if ACCELERATOR.known_values:
             reduction = getattr(opts, "reduceOp", None)
             follow_collective(kind, self._group_size, reduction, inputs, outputs)
@@ -135,7 +142,7 @@ class SimProcessGroup(CollectiveCalls):
         nbytes: int,
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
-        opts: Any,
+        extra_ns: int,
         start: int,
     ) -> None:
         accelerator = ACCELERATOR
@@ -143,7 +150,7 @@ class SimProcessGroup(CollectiveCalls):
         if self._last is not None:
             _take_turns(timeline, stream, self._last)
         uneven = _is_uneven(inputs, outputs)
-        duration = accelerator.network.collective_ns(kind, nbytes, self._ranks, uneven=uneven)
+        duration = accelerator.network.collective_ns(kind, nbytes, self._ranks, uneven=uneven) + extra_ns
         if accelerator.jitter is not None:
             duration += accelerator.jitter.lateness_ns(self._group_size)
         payload = None

@@ -38,6 +38,7 @@ class DeepSpeedZero3(System):
         "forward_prefetch": _BY_BYTES,
         "limit_all_gathers": "ZeRO-3 bounds what is gathered by elements (stage3_max_live_parameters)",
         "memory_handover": "ZeRO-3 passes memory in its own way",
+        "layout": "ZeRO-3 lays parameters out in its own way",
         "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
         "zero_grad": "DeepSpeed clears gradients in its own step",
     }

@@ -23,6 +23,7 @@ class _FlatParameterSystem(System):
     """What both have in common: torch's constructor. `_extras` adds what only one of them has."""
 
     _absent_always: ClassVar[dict[str, str]] = {
+        "layout": "a flat parameter is gathered in one piece, without copies",
         "reshard_after_forward": "FSDP1 says it by its strategy",
     }
 

@@ -97,6 +97,8 @@ class ImplFsdp2(_FullyShardSystem):
             arguments["offload_policy"] = CPUOffloadPolicy()
         if settings.memory_handover is not None:
             arguments["memory_handover"] = settings.memory_handover
+        if settings.layout is not None:
+            arguments["layout"] = settings.layout
         if settings.limit_all_gathers is not None:
             limit = settings.limit_all_gathers
             arguments["limit_all_gathers"] = False if limit == "off" else limit
@@ -112,6 +114,7 @@ class TorchFsdp2(_FullyShardSystem):
         "buffer_dtype": "fully_shard leaves buffers alone",
         "limit_all_gathers": "PyTorch's fully_shard has no rate limiter",
         "memory_handover": "PyTorch's fully_shard passes memory by events only",
+        "layout": "PyTorch's fully_shard packs all parameters",
         "backward_prefetch_depth": "PyTorch's fully_shard prefetches one unit in backward",
         "forward_prefetch": "PyTorch's fully_shard prefetches in forward only as explicit code says",
     }

@@ -37,6 +37,7 @@ class MegatronFsdp(System):
         "forward_prefetch": _BY_SIZE,
         "limit_all_gathers": _BY_SIZE,
         "memory_handover": "Megatron-FSDP passes memory in its own way",
+        "layout": "Megatron-FSDP lays parameters out in its own way",
         "buffer_dtype": "Megatron-FSDP leaves buffers in the dtype of the model",
         "cpu_offload": "Megatron-FSDP keeps its shards on the GPU",
     }

@@ -22,6 +22,7 @@ NO_SHARDING = {
     "forward_prefetch": _NO_UNITS,
     "limit_all_gathers": _NO_UNITS,
     "memory_handover": _NO_UNITS,
+    "layout": _NO_UNITS,
     "reduce_dtype": "gradients are fp32 under autocast",
     "buffer_dtype": "buffers are left alone",
     "cpu_offload": "there are no shards to offload",

@@ -60,6 +60,8 @@ def _impl_fsdp2(config: Config) -> str:
     ]
     if settings.memory_handover is not None:
         arguments.append(f"memory_handover={settings.memory_handover!r}")
+    if settings.layout is not None:
+        arguments.append(f"layout={settings.layout!r}")
     if settings.limit_all_gathers is not None:
         arguments.append(f"limit_all_gathers={_limit(config)!r}")
     return _fully_shard(config, "fsdpbench.impl", arguments, "CPUOffloadPolicy()")

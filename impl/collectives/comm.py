@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, ReduceOp
+from torch.distributed.distributed_c10d import AllgatherOptions, ReduceScatterOptions
 
 from .custom_comm import AllGather, Comm, ReduceScatter
 
@@ -213,6 +214,36 @@ def reduce_scatter(
     if custom is not None:
         return custom(output_tensor=output, input_tensor=source, group=group, op=operation)
     return _reduce_scatter_single(output, source, op=operation, group=group, async_op=async_op)
+
+
+def all_gather_grouped(
+    outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: ProcessGroup, async_op: bool
+) -> dist.Work | None:
+    """Gather each input into its output, ordered by rank, as one group of collectives."""
+    options = AllgatherOptions()
+    options.asyncOp = async_op
+    return _finished(group.allgather_into_tensor_coalesced(outputs, inputs, options), async_op)
+
+
+def reduce_scatter_grouped(
+    outputs: list[torch.Tensor],
+    inputs: list[torch.Tensor],
+    group: ProcessGroup,
+    operation: Any,
+    async_op: bool,
+) -> dist.Work | None:
+    """Sum or average each input and leave this rank's part in its output, as one group of collectives."""
+    options = ReduceScatterOptions()
+    options.reduceOp = operation
+    options.asyncOp = async_op
+    return _finished(group.reduce_scatter_tensor_coalesced(outputs, inputs, options), async_op)
+
+
+def _finished(work: dist.Work, async_op: bool) -> dist.Work | None:
+    if async_op:
+        return work
+    work.wait()  # of streams: makes the current one wait, if the work is on another
+    return None
 
 
 def all_reduce(tensor: torch.Tensor, group: ProcessGroup, operation: Any, async_op: bool) -> dist.Work | None:

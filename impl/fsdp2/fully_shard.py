@@ -20,6 +20,7 @@ from ..runtime.offload import HostOffload
 from ..runtime.stage import stage_of
 from ..runtime.unit import UnitState
 from ..shared.settings import (
+    CommunicationLayout,
     CPUOffloadPolicy,
     MemoryHandover,
     MixedPrecisionPolicy,
@@ -52,6 +53,7 @@ def fully_shard(
     limit_all_gathers: bool | int | str = ...,
     memory_handover: str | MemoryHandover = ...,
     check_ranks: bool | int = ...,
+    layout: str | CommunicationLayout = ...,
 ) -> FSDPModule: ...
 
 
@@ -72,6 +74,7 @@ def fully_shard(
     limit_all_gathers: bool | int | str = ...,
     memory_handover: str | MemoryHandover = ...,
     check_ranks: bool | int = ...,
+    layout: str | CommunicationLayout = ...,
 ) -> list[FSDPModule]: ...
 
 
@@ -91,6 +94,7 @@ def fully_shard(
     limit_all_gathers: bool | int | str = False,
     memory_handover: str | MemoryHandover = MemoryHandover.EVENTS,
     check_ranks: bool | int = False,
+    layout: str | CommunicationLayout = CommunicationLayout.AUTO,
 ) -> Any:
     """Shard the parameters of ``module`` that no earlier call took, as one unit; call it from the inside out.
 
@@ -119,6 +123,9 @@ def fully_shard(
         memory_handover: ``"events"`` or ``"record_stream"``.
         check_ranks: for so many iterations (``True``: always) compare what ranks are about to do before each
             collective, and raise an error that names them where they differ, in place of a hang.
+        layout: in collectives. ``"packed"``: all parameters are copied out of one all-gather and into
+            one reduce-scatter. ``"grouped"``: each has its own, of one group, and is not copied. ``"auto"``:
+            large ones have, where there are streams.
 
     Returns:
         ``module``, changed in place: its class now has ``FSDPModule`` first.
@@ -145,6 +152,7 @@ def fully_shard(
             raise ValueError(
                 f"this {type(each).__name__} was wrapped by FullyShardedDataParallel already: use one"
             )
+    communication = CommunicationLayout.decide(layout)
     mesh = mesh if mesh is not None else _default_mesh()
     if dp_mesh_dims is None:
         _check_mesh(mesh)
@@ -156,7 +164,9 @@ def fully_shard(
     owned.find_parameters()
     offload = _offload(offload_policy, device)
     owned.move(device, parameters=offload is None)
-    units = make_units(owned, mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd)
+    units = make_units(
+        owned, mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd, communication
+    )
     stage = HookedStage(
         modules,
         units,

@@ -6,6 +6,7 @@ that say themselves what is gathered (``extensions.py``) have a unit of their ow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..collectives import comm
+from ..collectives.grouped import order_for_groups, smallest_with_own
 from ..frontends.ownership import Owned
 from ..runtime.offload import HostOffload
 from ..runtime.post_forward import SmallerGroup, smaller_mesh
@@ -29,7 +31,7 @@ from ..shared.placement import (
     plan_parameter,
     shard_mesh,
 )
-from ..shared.settings import MixedPrecisionPolicy, UnitPrecision
+from ..shared.settings import CommunicationLayout, MixedPrecisionPolicy, UnitPrecision
 from .dtensor_params import DTensorPresentation
 from .extended_unit import ExtendedPresentation, ExtendedUnit, padded_shape
 from .extensions import Extension, is_extended
@@ -54,6 +56,7 @@ def make_units(
     shard_placement_fn: PlacementFunction | None,
     offload: HostOffload | None,
     spmd: SpmdMesh | None,
+    communication: CommunicationLayout = CommunicationLayout.AUTO,
 ) -> list[Unit]:
     """Shard what ``owned`` found and take it.
 
@@ -62,6 +65,7 @@ def make_units(
         offload: how shards are kept on the host, ``None`` if they are not.
         spmd: the mesh of parameters that are ``DTensor`` objects on all of its dimensions; ``mesh`` is then
             its data parallel part.
+        communication: whether large parameters have collectives of their own.
 
     Raises:
         ValueError: a mesh, number or parameter that cannot be served.
@@ -80,7 +84,7 @@ def make_units(
         by_kind.setdefault(kind, []).append(_Planned(parameter, plan, extended))
     owned.take()
     return [
-        _make_unit(owned, members, device, reshard_after_forward, policy, offload)
+        _make_unit(owned, members, device, reshard_after_forward, policy, offload, communication)
         for members in by_kind.values()
     ]
 
@@ -92,20 +96,24 @@ def _make_unit(
     reshard_after_forward: bool | int | None,
     policy: MixedPrecisionPolicy,
     offload: HostOffload | None,
+    communication: CommunicationLayout,
 ) -> Unit:
-    members = sorted(members, key=lambda member: member.plan.dim > 0)
+    groups = groups_of_mesh(members[0].plan.mesh, members[0].plan.shards)
+    reshard, smaller_size = _check_reshard(reshard_after_forward, groups.shard_size)
+    dtype = members[0].parameter.dtype
+    precision = UnitPrecision.decide(dtype, policy.param_dtype, policy.reduce_dtype)
+    packs = members[0].extended or smaller_size is not None
+    smallest = math.inf if packs else smallest_with_own(communication, device)
+    members, grouped = _in_order(members, precision, smallest)
     originals = [member.parameter for member in members]
     plans = [member.plan for member in members]
-    groups = groups_of_mesh(plans[0].mesh, plans[0].shards)
-    reshard, smaller_size = _check_reshard(reshard_after_forward, groups.shard_size)
-    dtype = originals[0].dtype
-    precision = UnitPrecision.decide(dtype, policy.param_dtype, policy.reduce_dtype)
     layout = chunked_layout(
         [local_tensor(parameter).shape for parameter in originals],
         groups.shard_size,
         groups.shard_rank,
         min(precision.compute.itemsize, dtype.itemsize),
         [plan.dim for plan in plans],
+        grouped,
     )
     described = [owned.describe(parameter) for parameter in originals]
     for one, plan in zip(described, plans, strict=True):
@@ -137,6 +145,15 @@ def _make_unit(
         reshard_after_forward=reshard,
         **common,
     )
+
+
+def _in_order(
+    members: Sequence[_Planned], precision: UnitPrecision, smallest: float
+) -> tuple[list[_Planned], int]:
+    """The parameters in the order of their layout, and how many of them have their own collectives."""
+    sizes = [local_tensor(member.parameter).numel() * precision.compute.itemsize for member in members]
+    order, grouped = order_for_groups(sizes, [member.plan.dim for member in members], smallest)
+    return [members[index] for index in order], grouped
 
 
 def _make_extended(

@@ -12,12 +12,7 @@ The persistent parts are the flat local ``shard`` (the sharded parameters are vi
 no copy-in) and the unsharded parameters: leaf ``nn.Parameter`` objects over a buffer whose memory comes and
 goes. Both sets exist once; showing one or the other in the modules is a few dictionary assignments.
 
-Three ways to get from the shard to the parameters, by layout (``layout.py``):
-
-* one rank, no cast: the parameters are views of the shard; nothing ever happens;
-* one rank and a cast or CPU offload, or a flat layout: the parameters are views of what is cast, copied or
-  gathered;
-* a chunked layout: the gather buffer is temporary and one fused copy fills the parameters.
+How the one comes from the other: ``gathering.py``.
 
 Why views stay valid for autograd: everything that writes parameter memory goes through the buffer's own
 tensor, while each parameter was made from ``.data`` and so has a version counter of its own. Autograd's check
@@ -28,25 +23,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..collectives import comm
 from ..collectives.custom_comm import AllGather
-from ..collectives.peer_gather import PeerGather
 from ..shared.annotations import UnitLabels, span
-from ..shared.copy_out import CopyOut
 from ..shared.layout import UnitLayout
-from ..shared.settings import MemoryHandover, UnitPrecision
-from .buffer import FlatBuffer, make_buffer
+from ..shared.settings import UnitPrecision
 from .context import Context
+from .gathering import Gathering
 from .gradient_state import GradientState
-from .offload import HostOffload, ShardCopy
+from .offload import HostOffload
 from .post_forward import SmallerGroup
 from .presentation import Presentation, UnitParameter
-from .streams import Event, Stream
 
 
 class UnitState(Enum):
@@ -57,16 +48,13 @@ class UnitState(Enum):
     UNSHARDED = auto()
 
 
-class Unit:
+class Unit(Gathering):
     """See the head of this file.
 
     Args:
-        layout: where everything lies.
-        shard: 1-D local shard of ``layout.shard_numel`` elements in the original dtype.
-        device: what is computed on; the shard is there too unless it is offloaded.
         reshard_after_forward: whether forward frees the parameters; ``None`` means yes, unless it is the
             root.
-        offload: how the shard is kept on the host, ``None`` if it is not.
+        layout, shard, device, offload: as in ``Gathering``.
     """
 
     def __init__(
@@ -87,17 +75,7 @@ class Unit:
         self.parameters = list(parameters)
         self.plain = all(parameter.whole is None for parameter in parameters)
         """Whether all parameters are plain tensors while they are gathered."""
-        self.layout = layout
-        self.shard = shard
-        self.groups = groups
-        self.device = device
-        self.offload = offload
-        self.gathers = groups.shard is not None
-        """Whether unsharding needs a collective."""
-        self.fetches = self.gathers or offload is not None
-        """Whether unsharding is work of other streams that computation waits for."""
-        self._custom_gather: AllGather | None = None
-        self._use_precision(precision)
+        super().__init__(name, layout, shard, groups, precision, device, offload)
         self.reshard_after_forward = reshard_after_forward
         self.reshard_after_backward = True
         self.unshard_in_backward = True
@@ -111,53 +89,10 @@ class Unit:
         self.gradients = GradientState()
         self.state = UnitState.SHARDED
         self.unsharded: list[nn.Parameter] = []
-        self.name = name
         self.labels = UnitLabels(name)
-        self._context: Context | None = None
-        self._gathered: FlatBuffer | None = None
-        self._full: FlatBuffer | None = None
-        self._work: Any = None
-        self._event: Event | None = None
-        self._copy_out: CopyOut | None = None
-        self._own_part: torch.Tensor | None = None
         self._from_smaller = False
 
-    def _use_precision(self, precision: UnitPrecision) -> None:
-        self.precision = precision
-        self.casts = precision.compute != precision.original
-        """Whether the parameters are computed with in another dtype than they are stored in."""
-        self.owns_memory = self.fetches or self.casts
-        """Whether the unsharded parameters have memory besides the shard's."""
-        self._choose_copy()
-
-    def _choose_copy(self) -> None:
-        """Whether the shard is copied before it is gathered, and by what."""
-        precision = self.precision
-        self._shard_copy: ShardCopy | None = None
-        custom = self._custom_gather is not None
-        if self.fetches and (self.casts or custom or self.offload is not None):
-            dtypes = (precision.original, precision.compute)
-            from_host = self.offload is not None
-            self._shard_copy = ShardCopy(self.layout.shard_numel, dtypes, self.device, from_host)
-        self._by_peers = None if custom else self._peer_gather()
-
-    def _peer_gather(self) -> PeerGather | None:
-        """What gathers in place of the backend, where that copies too much."""
-        group, layout = self.groups.shard, self.layout
-        if group is None or not layout.rank_major or layout.interleaved:
-            return None
-        return PeerGather(layout, group) if comm.gathers_by_copying(group, self.device) else None
-
     # -- set up ----------------------------------------------------------------------------------------------
-
-    @property
-    def context(self) -> Context:
-        """What this unit shares with the other units of its tree."""
-        if self._context is None:
-            raise RuntimeError(
-                f"unit '{self.name}' has not run yet: call the root module's forward (or unshard()) first"
-            )
-        return self._context
 
     def join(self, context: Context, name: str) -> None:
         """Become part of a tree of units; ``name`` is the unit's module in its root."""
@@ -274,61 +209,6 @@ class Unit:
         if self._context is not None:
             self._context.await_host_read()
 
-    def _issue_all_gather(self) -> None:
-        streams, group = self.context.streams, self.groups.shard
-        assert group is not None
-        # With events this rank's part is written to where the all-gather wants it, and needs no memory of its
-        # own: the copy-in stream owns the gather buffer then. With record_stream a buffer that two streams
-        # use comes back later than one that only computation uses: there the part has a small buffer instead.
-        copy = self._shard_copy
-        custom = self._custom_gather
-        events = self.context.handover.mode is MemoryHandover.EVENTS
-        in_place = copy is not None and (events or custom is not None) and self._by_peers is None
-        if copy is not None:
-            streams.all_gather.wait(self._copy_shard(in_place))
-        if self._by_peers is not None:
-            source = self.shard if self._own_part is None else self._own_part
-            self._work = self._by_peers.start(self._take_full().tensor, source)
-            return
-        with streams.all_gather:
-            if not in_place:
-                self._take_gathered(streams.all_gather)
-            assert self._gathered is not None
-            source = self.shard if self._own_part is None else self._own_part
-            self._work = comm.all_gather(
-                self._gathered.tensor, source, group, not streams.has_streams, custom
-            )
-            self._event = streams.all_gather.record()
-        if copy is not None and not in_place and streams.has_streams:
-            streams.all_gather.keep(source)
-            copy.free()
-
-    def _copy_shard(self, in_place: bool) -> Event | None:
-        """Write the shard into the gather buffer or a buffer of its own, on the cast stream; returns its
-        event.
-        """
-        copy, cast = self._shard_copy, self.context.streams.copy_in
-        assert copy is not None
-        with cast:
-            buffer = self._take_gathered(cast) if in_place else copy.take(cast)
-            if self._own_part is None or self._custom_gather is not None:
-                start = self.layout.rank * self.layout.shard_numel if in_place else 0
-                self._own_part = buffer.tensor[start : start + self.layout.shard_numel]
-            copy.write(self._own_part, self.shard, cast)
-            event = cast.record()
-        if self.offload is not None:
-            self.context.host_reads[cast] = event
-        return event
-
-    def _take_gathered(self, owner: Stream) -> FlatBuffer:
-        if self._gathered is None:
-            numel, dtype = self.layout.gathered_numel, self.precision.compute
-            self._gathered = make_buffer(numel, dtype, self.device, owner, self._custom_gather)
-        else:
-            self.context.handover.reclaim(self._gathered)
-            self._gathered.take()
-        return self._gathered
-
     def wait_all_gather(self, hold: int = 0) -> None:
         """Make computation wait for the parameters and show them; a no-op unless gathering.
 
@@ -347,6 +227,8 @@ class Unit:
             if self._from_smaller:
                 self._take_full()
                 self._release_smaller(copied=True)
+            elif self._grouped is not None:
+                self._grouped.copy_out()
             elif self._by_peers is not None:
                 self._by_peers.copy_out(self._take_full().tensor)
             elif self.layout.rank_major:
@@ -357,35 +239,6 @@ class Unit:
                 self._make_parameters()
             self.presentation.show_unsharded()
         self._move(UnitState.UNSHARDED)
-
-    def _finish_gather(self) -> None:
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-            if self._shard_copy is not None:
-                self._shard_copy.free()
-        self.context.streams.compute.wait(self._event)
-        self._event = None
-
-    def _take_full(self) -> FlatBuffer:
-        if self._full is None:
-            self._full = FlatBuffer(
-                self.layout.full_numel, self.precision.compute, self.device, self.context.streams.compute
-            )
-        else:
-            self._full.take()
-        return self._full
-
-    def _copy_out_parameters(self, hold: int) -> None:
-        context, gathered = self.context, self._gathered
-        assert gathered is not None
-        if hold:
-            context.handover.trim()
-        full = self._take_full()
-        if self._copy_out is None:
-            self._copy_out = CopyOut(self.layout, full.tensor)
-        self._copy_out(gathered.tensor)
-        context.handover.release(gathered, context.streams.compute, hold)
 
     def _release_smaller(self, *, copied: bool) -> None:
         assert self.smaller is not None
@@ -406,13 +259,6 @@ class Unit:
                 view = parameter.whole.unsharded(view)
             self.unsharded.append(nn.Parameter(view, requires_grad=parameter.requires_grad))
         self.presentation.adopt_unsharded(self.unsharded)
-
-    def _parameter_memory(self) -> torch.Tensor:
-        if not self.owns_memory:
-            return self.shard
-        buffer = self._full if self._full is not None else self._gathered
-        assert buffer is not None
-        return buffer.tensor
 
     # -- reshard ---------------------------------------------------------------------------------------------
 
@@ -479,15 +325,3 @@ class Unit:
                 return
             assert self._gathered is not None
             self.context.handover.release(self._gathered, self.context.streams.compute)
-
-    def _free_parameters(self, hold: int) -> None:
-        if not self.owns_memory:
-            return
-        context = self.context
-        if self._full is not None:
-            self._full.free()
-        else:
-            assert self._gathered is not None
-            context.handover.release(self._gathered, context.streams.compute, hold)
-        if self.fetches:
-            context.limiter.freed(context.streams.compute)

@@ -75,6 +75,8 @@ class UnitLayout:
     full_numel: int
     rank_major: bool
     whole: bool
+    grouped: int = 0
+    """How many parameters, the first ones, may have collectives of their own (``grouped.py``)."""
 
     @property
     def gathered_numel(self) -> int:
@@ -131,6 +133,7 @@ def chunked_layout(
     rank: int,
     element_size: int = 4,
     dims: Sequence[int] | None = None,
+    grouped: int = 0,
 ) -> UnitLayout:
     """The fully_shard layout: every parameter chunked on one dim, each chunk padded to the largest.
 
@@ -138,6 +141,7 @@ def chunked_layout(
         shapes: shape of each parameter, at least one dimension each.
         element_size: bytes of the widest dtype the full buffer is held in, for alignment.
         dims: the dim on which each is cut, by default 0; parameters with another dim come last.
+        grouped: how many, the first ones, may have collectives of their own.
 
     Raises:
         ValueError: a shape without dimensions, a dim that does not divide, or an order that cannot be served.
@@ -163,6 +167,7 @@ def chunked_layout(
         full_offset,
         rank_major=world_size > 1,
         whole=False,
+        grouped=grouped,
     )
 
 

@@ -57,6 +57,28 @@ class MemoryHandover(Enum):
     EVENTS = "events"
 
 
+class CommunicationLayout(Enum):
+    """How the parameters of a unit of ``fully_shard`` lie in its collectives (``collectives/grouped.py``)."""
+
+    AUTO = "auto"
+    """On devices with streams large parameters have collectives of their own; on the CPU all are packed,
+    which gloo serves faster.
+    """
+    GROUPED = "grouped"
+    """All parameters have collectives of their own, straight from and to where they are."""
+    PACKED = "packed"
+    """All are copied out of one all-gather and into one reduce-scatter, as torch does."""
+
+    @classmethod
+    def decide(cls, value: str | CommunicationLayout) -> CommunicationLayout:
+        """Read the front end's argument, which may be a name."""
+        try:
+            return cls(value)
+        except ValueError:
+            names = ", ".join(repr(layout.value) for layout in cls)
+            raise ValueError(f"layout must be one of {names}, not {value!r}") from None
+
+
 def _floating(owner: str, field: str, dtype: torch.dtype | None) -> None:
     if dtype is not None and (not isinstance(dtype, torch.dtype) or not dtype.is_floating_point):
         raise ValueError(f"{owner}.{field} must be a floating point torch.dtype or None, not {dtype!r}")

@@ -38,6 +38,7 @@ OTHER = {
     "batch": 3, "grad_accum": 2, "grad_sync": "last", "strategy": "NO_SHARD", "shard_size": 4, "wrap": "root",
     "reshard_after_forward": False, "backward_prefetch": "none", "backward_prefetch_depth": 2,
     "forward_prefetch": 1, "limit_all_gathers": 3, "memory_handover": "events", "param_dtype": "fp32",
+    "layout": "packed",
     "reduce_dtype": "bf16", "buffer_dtype": "bf16", "activation_checkpointing": "full", "cpu_offload": True,
     "optimizer": "sgd", "zero_grad": "fill", "compile": True, "seed": 1, "seq": 128,
 }  # fmt: skip

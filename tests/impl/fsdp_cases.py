@@ -322,7 +322,9 @@ def recorded(kind: str) -> Iterator[list[tuple[str, int]]]:
         names = {
             "all_gather": "all_gather",
             "gather_by_broadcasts": "all_gather",
+            "all_gather_grouped": "all_gather",
             "exchange_shards": "reduce_scatter",
+            "reduce_scatter_grouped": "reduce_scatter",
             "reduce_scatter": "reduce_scatter",
             "all_reduce": "all_reduce",
         }

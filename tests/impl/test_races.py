@@ -33,6 +33,10 @@ CASES: list[Case] = [
     (unshard_after_the_optimizer, sharded, {}),
     (unshard_after_the_optimizer, sharded, {"policy": LOW}),
     (unshard_after_the_optimizer, sharded, {"offload": True}),
+    (unshard_after_the_optimizer, sharded, {"layout": "grouped"}),
+    (accumulate_without_communication, sharded, {"layout": "grouped", "mesh": (2, 4), "policy": LOW}),
+    (write_between, sharded, {"layout": "grouped", "memory_handover": "record_stream"}),
+    (optimizer_in_backward, sharded, {"layout": "grouped", "policy": (torch.bfloat16, torch.bfloat16)}),
     (backward_twice, sharded, {"policy": LOW}),
     (write_between, sharded, {}),
     (write_between, sharded, {"offload": True}),
@@ -117,6 +121,24 @@ def further_combinations() -> Iterator[Case]:
         if arguments.get("offload") and parts[0] is accumulate_without_communication:
             continue  # refused: gradients of a shard on the host are not accumulated without communication
         yield parts[0], wrapped, arguments
+
+
+def case_grouped_combinations(rank: int, *, offset: int) -> tuple[int, list[str]]:
+    tried, failed = 0, []
+    for program, build, arguments in [*sharded_combinations()][offset::3]:
+        races, _ = follow(program, build, {**arguments, "layout": "grouped"})
+        tried += 1
+        if races:
+            failed.append(f"{program.__name__} {arguments}: {races[0]}")
+    return tried, failed
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_every_combination_with_grouped_collectives(lone_process, offset: int) -> None:
+    tried, failed = lone_process.run(case_grouped_combinations, timeout=3000, offset=offset)
+    assert not failed, f"{len(failed)} of {tried}\n" + "\n".join(failed[:20])
+    assert tried == 240
 
 
 def case_combinations(rank: int, *, further: bool) -> tuple[int, int, list[str]]:

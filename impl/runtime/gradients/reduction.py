@@ -33,7 +33,9 @@ from ...shared.torch_internals import chunk_cat
 from ..gradient_state import PartialSum
 from ..streams import Event, Stream, Streams
 from ..unit import Unit
+from .grouped import GroupedReduce, groups_gradients
 from .laying_out import fill_missing, rank_major
+from .lent import LentMemory
 from .returns import GradientReturns
 
 _MOST_IN_FLIGHT = 2
@@ -43,7 +45,7 @@ _MOST_IN_FLIGHT = 2
 class _Reduction:
     """One unit's reduction: what is in flight and what is left to do."""
 
-    __slots__ = ("average", "exchange", "offsets", "output", "source", "unit", "which", "work")
+    __slots__ = ("average", "exchange", "grouped", "offsets", "output", "source", "unit", "which", "work")
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class _Reduction:
         self.output = source
         self.average = average
         self.exchange: Exchange | None = None
+        self.grouped: GroupedReduce | None = None
         self.work: Any = None
 
 
@@ -68,12 +71,9 @@ class Reducer:
 
     def __init__(self, streams: Streams, mode: MemoryHandover) -> None:
         self._streams = streams
-        self._mode = mode
         self._in_flight: deque[_Reduction] = deque()
         self._returns = GradientReturns(streams, mode)
-        # EVENTS: memory of one stream that another one still reads, with that one's event.
-        self._gradients: deque[tuple[list[torch.Tensor], Event | None]] = deque()
-        self._outputs: deque[tuple[torch.Tensor, Stream, Event | None]] = deque()
+        self._lent = LentMemory(streams, mode)
         self._last: dict[Stream, Event | None] = {}
         self._plans: dict[tuple[Unit, tuple[int, ...]], tuple[list[int], int, int]] = {}
 
@@ -91,12 +91,17 @@ class Reducer:
             return
         stream = self._streams.reduce_scatter if unit.gathers else self._streams.all_reduce
         with span(unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce):
-            self._drop_gradients(state.held - 1)
+            self._lent.take_back(state.held - 1)
+            average = self._averaging(unit)
+            source = self._input(unit, which, average)
             stream.follow(self._streams.compute)
             with stream:
-                reduction = self._copy_in(unit, which, gradients)
-                self._keep_gradients(gradients, stream)
+                reduction = self._copy_in(unit, which, gradients, average, source)
+                if reduction.grouped is None:
+                    self._lent.lend_gradients(gradients, stream)
                 self._start(reduction)
+                self._lent.lend_gradients(gradients, stream)  # whatever the collectives themselves read
+                self._lent.lend_input(source, stream)
         if self._streams.has_streams or (unit.gathers and unit.groups.replicate is not None):
             # With replicas a second collective follows: all ranks must issue the two in one order.
             self._complete(reduction)
@@ -120,8 +125,7 @@ class Reducer:
             self._streams.compute.wait(event)
         self._last.clear()
         self._returns.finish()
-        self._drop_gradients()
-        self._outputs.clear()
+        self._lent.finish()
 
     def discard(self) -> None:
         """Wait for what is in flight and deliver nothing: the iteration failed."""
@@ -134,7 +138,30 @@ class Reducer:
 
     # -- the steps of one reduction --------------------------------------------------------------------------
 
-    def _copy_in(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> _Reduction:
+    def _input(self, unit: Unit, which: tuple[int, ...], average: comm.Averaging) -> torch.Tensor | None:
+        """Memory of computation for what a collective reads: activations that backward freed, mostly.
+
+        ``None`` where the collective's own stream allocates it, or where it reads the gradients themselves.
+        """
+        state = unit.gradients
+        custom = state.reduce_scatter is not None or state.comm_hook is not None
+        if custom or not self._lent.lends_inputs or not unit.gathers or groups_gradients(unit, average):
+            return None  # without shards it becomes the gradient
+        return torch.empty(self._plan(unit, which)[1], dtype=unit.precision.reduce, device=unit.device)
+
+    def _copy_in(
+        self,
+        unit: Unit,
+        which: tuple[int, ...],
+        gradients: list[torch.Tensor],
+        average: comm.Averaging,
+        source: torch.Tensor | None,
+    ) -> _Reduction:
+        if groups_gradients(unit, average):
+            grouped = GroupedReduce(unit, which, gradients)
+            reduction = _Reduction(unit, which, grouped.offsets, grouped.output, average)
+            reduction.grouped = grouped
+            return reduction
         offsets, numel, used = self._plan(unit, which)
         layout = unit.layout
         if layout.whole and len(which) < len(layout.segments):
@@ -143,7 +170,6 @@ class Reducer:
             gradients = rank_major(unit, which, gradients)
         if layout.has_scalars:
             gradients = [gradient.view(-1) for gradient in gradients]
-        average = self._averaging(unit)
         if self._exchanges(unit):
             shard_numel = numel // layout.world_size
             dtype = unit.precision.reduce
@@ -153,7 +179,8 @@ class Reducer:
             return reduction
         hook = unit.gradients.comm_hook
         dtype = unit.precision.compute if hook is not None and hook.compresses else unit.precision.reduce
-        source = comm.allocate(numel, dtype, unit.device, unit.gradients.reduce_scatter)
+        if source is None:
+            source = comm.allocate(numel, dtype, unit.device, unit.gradients.reduce_scatter)
         if used < numel:
             source[used:].zero_()
         rows = layout.world_size if layout.rank_major else 1
@@ -220,6 +247,10 @@ class Reducer:
         if reduction.exchange is not None:
             reduction.work = reduction.exchange.start(group)
             return
+        if reduction.grouped is not None:
+            synchronous = self._streams.has_streams
+            reduction.work = reduction.grouped.start(group, reduction.average.operation, not synchronous)
+            return
         numel = source.numel() // unit.groups.shard_size
         custom = unit.gradients.reduce_scatter
         operation = reduction.average.operation
@@ -239,6 +270,7 @@ class Reducer:
         if reduction.exchange is not None:
             reduction.output = reduction.exchange.finish()
             reduction.exchange = None
+        reduction.grouped = None
         if unit.groups.shard is not None and unit.groups.replicate is not None:
             with stream:
                 if not self._add_partial(reduction):
@@ -252,7 +284,7 @@ class Reducer:
             self._deliver(reduction, stream)
             event = self._last[stream] = stream.record()
         if drops:
-            self._keep_output(reduction.output, owner, stream, event)
+            self._lent.lend_output(reduction.output, owner, stream, event)
 
     def _add_partial(self, reduction: _Reduction) -> bool:
         """Hybrid sharding: add what earlier passes left; false if this pass is kept for a later one as
@@ -269,7 +301,7 @@ class Reducer:
 
     def _add(self, reduction: _Reduction, earlier: PartialSum) -> None:
         """Add what an earlier pass left, perhaps of other parameters than this one's."""
-        if tuple(earlier.which) == tuple(reduction.which):
+        if (tuple(earlier.which), *earlier.offsets) == (tuple(reduction.which), *reduction.offsets):
             reduction.output.add_(earlier.parts)
             return
         unit, layout = reduction.unit, reduction.unit.layout
@@ -317,38 +349,6 @@ class Reducer:
             unit.presentation.deliver(gradient, reduction.which, reduction.offsets)
         else:
             self._returns.start(unit, gradient, reduction.which, reduction.offsets, stream)
-
-    # -- memory ----------------------------------------------------------------------------------------------
-
-    def _keep_gradients(self, gradients: list[torch.Tensor], stream: Stream) -> None:
-        """``stream`` still reads the gradients, which computation allocated: see ``buffer.py`` for the two
-        ways.
-        """
-        if self._streams.has_streams:
-            if self._mode is MemoryHandover.RECORD_STREAM:
-                for gradient in gradients:
-                    stream.keep(gradient)
-            else:
-                self._gradients.append((list(gradients), stream.record()))
-        gradients.clear()
-
-    def _keep_output(self, output: torch.Tensor, owner: Stream, stream: Stream, event: Event | None) -> None:
-        """``stream`` read ``output`` up to ``event``; it is memory of ``owner`` that nothing else holds."""
-        if self._mode is MemoryHandover.RECORD_STREAM:
-            stream.keep(output)
-            return
-        while len(self._outputs) > 1:
-            _, other, done = self._outputs.popleft()
-            other.wait(done)
-        self._outputs.append((output, owner, event))
-
-    def _drop_gradients(self, held: int = 0) -> None:
-        """Let computation have the memory of gradients that were copied, but for those of the last ``held``
-        units.
-        """
-        while len(self._gradients) > held:
-            _, event = self._gradients.popleft()
-            self._streams.compute.wait(event)
 
 
 def _drops_output(unit: Unit) -> bool:

@@ -78,6 +78,7 @@ def another_all_gather(config: Config, work: Path, base: Path) -> Config:
         return gather
 
     replaced(comm, "all_gather", twice)
+    replaced(comm, "all_gather_grouped", twice)
     return config
 
 
@@ -85,7 +86,13 @@ def another_copy(config: Config, work: Path, base: Path) -> Config:
     def copying(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
         return lambda output, source, *rest, **more: reduce_scatter(output, source.clone(), *rest, **more)
 
+    def copying_one(reduce_scatter: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda outputs, inputs, *rest: reduce_scatter(
+            outputs, [*inputs[:-1], inputs[-1].clone()], *rest
+        )
+
     replaced(comm, "reduce_scatter", copying)
+    replaced(comm, "reduce_scatter_grouped", copying_one)
     return config
 
 

@@ -23,7 +23,13 @@ def outcome_of(
 
 
 def case_like_torch(
-    rank: int, *, ours: dict[str, Any], model: dict[str, Any], steps: int = 2, **both: Any
+    rank: int,
+    *,
+    ours: dict[str, Any],
+    model: dict[str, Any],
+    steps: int = 2,
+    same_order: bool = False,
+    **both: Any,
 ) -> None:
     expected, theirs = outcome_of("torch", rank, model, steps=steps, **both)
     actual, mine = outcome_of("impl", rank, model, steps=steps, **both, **ours)
@@ -32,7 +38,7 @@ def case_like_torch(
         # The same collectives; without the padding that the gather among all ranks needed, ours are smaller.
         assert [kind for kind, _ in mine] == [kind for kind, _ in theirs]
         assert all(a <= b for (_, a), (_, b) in zip(mine, theirs, strict=True))
-    elif not ours:
+    elif same_order or not ours:
         assert mine == theirs
 
 
@@ -77,12 +83,32 @@ OURS: dict[str, dict[str, Any]] = {
     "prefetch_two_ahead": {"backward_prefetch_depth": 2, "forward_prefetch_depth": 2},
     "record_stream_with_limit": {"memory_handover": "record_stream", "limit_all_gathers": 1},
 }
+GROUPED = {"layout": "grouped"}
 
 
 @pytest.mark.plain_cases("no_prefetch", "prefetch_two_ahead")
 @pytest.mark.parametrize("name", OURS)
 def test_schedule_changes_no_number(two_ranks, name: str) -> None:
     two_ranks.run(case_like_torch, model={}, mesh=(2,), steps=3, ours=OURS[name], reshard_after_forward=True)
+
+
+@pytest.mark.plain_cases("bf16_reduced_in_fp32", "checkpointed", "tied")
+@pytest.mark.parametrize("name", [*TRAINED, *CASES])
+def test_grouped_collectives_equal_torch(two_ranks, name: str) -> None:
+    """In the same order and of the same sizes; a group counts as one."""
+    case: dict[str, Any] = {"model": {}, "steps": 3, **TRAINED.get(name, CASES.get(name, {}))}
+    two_ranks.run(case_like_torch, ours=GROUPED, same_order=name != "replicate", **case)
+
+
+@pytest.mark.plain_cases("mesh2")
+@pytest.mark.parametrize(
+    ("mesh", "policy"), [((4,), None), ((4,), (torch.bfloat16,)), ((2, 2), (torch.bfloat16, torch.float32))]
+)
+def test_grouped_collectives_of_four_ranks_equal_torch(
+    four_ranks, mesh: tuple[int, ...], policy: tuple[Any, ...] | None
+) -> None:
+    """More ranks than rows: padded, and so packed in their reduction."""
+    four_ranks.run(case_like_torch, model={}, mesh=mesh, ours=GROUPED, policy=policy, same_order=True)
 
 
 @pytest.mark.plain_cases("mesh0", "mesh2")

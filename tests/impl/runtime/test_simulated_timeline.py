@@ -40,32 +40,36 @@ def share_hidden(found: dict[str, Any], collective: list[Interval], under: list[
     return sum(overlap(collective, found[name]) for name in under) / length
 
 
-def case_units_overlap(rank: int, *, forward_prefetch_depth: int) -> None:
-    found = run(16 * WIDTH, "m2 and m3", forward_prefetch_depth=forward_prefetch_depth)
+def case_units_overlap(rank: int, *, forward_prefetch_depth: int, layout: str) -> None:
+    found = run(16 * WIDTH, "m2 and m3", forward_prefetch_depth=forward_prefetch_depth, layout=layout)
+    packed = layout == "packed"
     gathers_b, gathers_c = found["AG m2"], found["AG m3"]
     assert len(gathers_b) == len(gathers_c) == 2  # once in forward, once in backward
     assert len(found["AG root"]) == 1  # kept from forward to backward
-    # b's begins while the root's parameters are being copied, and is done long before m1 is.
+    # b's begins while the root's parameters are being copied, if they are, and is done long before m1 is.
     assert overlap(gathers_b[:1], found["forward m1"]) > 0
     assert gathers_b[0][1] < found["forward m1"][-1][1]
     # c's gather is issued when c's forward starts, but on the CPU, which runs ahead: the device is at m1
-    # still. # With prefetch it is issued when b's forward starts, and waits for b's copy: the device is at
-    # m2.
-    under = "forward m2" if forward_prefetch_depth else "forward m1"
+    # still. With prefetch it is issued when b's forward starts, and waits for b's copy: the device is at m2.
+    under = "forward m2" if forward_prefetch_depth and packed else "forward m1"
     assert share_hidden(found, gathers_c[:1], [under]) > 0.9
     # In backward the CPU is ahead again: c's gather waits only for the memory of its forward's copy.
     assert share_hidden(found, gathers_c[1:], [name for name in found if "ward" in name]) > 0.9
     assert gathers_c[1][1] < found["backward m3"][0][0]
-    assert share_hidden(found, gathers_b[1:], ["backward m4", "backward m3"]) > 0.9
+    # b's waits for c's copy, or else only for memory too.
+    under_b = ["backward m4", "backward m3"] if packed else [name for name in found if "ward" in name]
+    assert share_hidden(found, gathers_b[1:], under_b) > 0.9
+    assert gathers_b[1][1] < found["backward m2"][0][0]
     assert share_hidden(found, found["RS m3"], ["backward m2"]) > 0.9
     assert share_hidden(found, found["RS m2"], ["backward m1"]) > 0.9
     # The root's reduction has nothing left to hide under.
     assert share_hidden(found, found["RS root"], [name for name in found if "backward" in name]) == 0
 
 
+@pytest.mark.parametrize("layout", ["packed", "auto"])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_units_overlap_as_documented(lone_process, depth: int) -> None:
-    lone_process.run(case_units_overlap, forward_prefetch_depth=depth)
+def test_units_overlap_as_documented(lone_process, depth: int, layout: str) -> None:
+    lone_process.run(case_units_overlap, forward_prefetch_depth=depth, layout=layout)
 
 
 def case_root_only(rank: int) -> None:

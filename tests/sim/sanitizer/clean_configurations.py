@@ -44,6 +44,7 @@ VALUES = {
     "forward_prefetch": ("0", "1", "2"),
     "limit_all_gathers": ("off", "1", "2", "auto"),
     "memory_handover": ("auto", "record_stream", "events"),
+    "layout": ("auto", "auto", "grouped", "packed"),
     "param_dtype": ("bf16", "fp16", "fp32"),
     "reduce_dtype": ("bf16", "fp32"),
     "buffer_dtype": ("auto", "bf16", "fp32"),

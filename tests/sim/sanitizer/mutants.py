@@ -24,7 +24,8 @@ MODULES = {
     "impl": (
         "impl.runtime.buffer", "impl.runtime.context", "impl.runtime.hooks", "impl.runtime.offload",
         "impl.runtime.post_forward", "impl.runtime.rate_limiter", "impl.runtime.schedule",
-        "impl.runtime.streams", "impl.runtime.tree", "impl.runtime.unit", "impl.runtime.gradients.reduction",
+        "impl.runtime.streams", "impl.runtime.tree", "impl.runtime.unit", "impl.runtime.gathering",
+        "impl.runtime.gradients.reduction", "impl.runtime.gradients.lent", "impl.runtime.gradients.grouped",
         "impl.runtime.gradients.returns", "impl.runtime.gradients.unreduced",
         "impl.runtime.gradients.unsharded", "impl.collectives.built_in_comm", "impl.collectives.comm",
         "impl.collectives.comm_hooks", "impl.collectives.exchange", "impl.collectives.peer_gather",

@@ -119,6 +119,9 @@ _IMPL_FSDP2 = [
     (programs.train, {"memory_handover": "record_stream", "policy": LOW, "offload": True}),
     (programs.train, {"forward_prefetch_depth": 2, "backward_prefetch_depth": 2, "policy": LOW}),
     (programs.train, {"backward_prefetch": "post", "limit_all_gathers": 1}),
+    (programs.train, {"layout": "grouped", "policy": LOW}),
+    (programs.accumulate, {"layout": "grouped", "mesh": (2, 4)}),
+    (programs.train, {"layout": "grouped", "memory_handover": "record_stream"}),
 ]
 _TORCH_FSDP2 = [
     (programs.train, {"settle": _several_inputs}),

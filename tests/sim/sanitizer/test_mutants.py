@@ -86,7 +86,11 @@ def test_a_mutant_lacks_one_call_and_does_the_rest(source: Path) -> None:
 
 REPORTED: list[tuple[str, str, dict[str, Any]]] = [
     ("runtime/context.py Context.let_gathers_wait: streams.all_gather.wait(event)", "race", {}),
-    ("runtime/unit.py Unit._finish_gather: self.context.streams.compute.wait(self._event)", "race", {}),
+    (
+        "runtime/gathering.py Gathering._finish_gather: self.context.streams.compute.wait(self._event)",
+        "race",
+        {},
+    ),
     (
         "runtime/buffer.py Handover.release: reader.keep(buffer.tensor)",
         "use_after_free",
