@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,7 +40,7 @@ def command(
     """
     if not no_predict:
         fork_server.start("sim")
-    from fsdpbench.sweep.prediction import forecast
+    from fsdpbench.sweep.prediction import best_first, forecast
     from fsdpbench.sweep.runner import jobs_for
 
     request = request_from(space, assignments, options)
@@ -46,22 +48,42 @@ def command(
     if not plan.points:
         raise UsageError("nothing is left to run: " + "; ".join(plan.notes))
     tell(request.announcement(len(plan.points)))
+    if added := request.added_by_preset():
+        tell(added)
     foreseen = None
     if not no_predict:
         jobs = options.get("jobs") or jobs_for("sim")
-        foreseen = forecast(plan.points, jobs, _counter(len(plan.points)))
+        foreseen = forecast(plan.points, jobs, _counter(len(plan.points), jobs))
+        foreseen = best_first(foreseen)
+        plan.points = [prediction.config for prediction in foreseen.predictions]
     if as_json:
         show_json(_as_json(plan.points, plan.notes, foreseen))
     else:
         _print(plan.points, plan.notes, foreseen)
 
 
-def _counter(total: int) -> Any:
+_LINES_OF_PROGRESS = 10
+"""At most so many where the progress goes to a file."""
+
+
+def _counter(total: int, jobs: int) -> Callable[[int], None]:
+    """Hears how many points are done, those that need no simulation first; tells how long the rest takes."""
     live = sys.stderr.isatty()
+    began, spared, told_at = time.monotonic(), 0, 0
 
     def count(done: int) -> None:
-        if live:
-            tell(f"simulated {done} of {total}", end="\n" if done == total else "", over=True)
+        nonlocal spared, told_at
+        if not told_at:
+            told_at, spared = 1, done
+            left = total - done
+            told = f"{left} points to simulate, {min(jobs, left)} side by side"
+            tell(told + (f" ({done} need none: the same as others, or too large by arithmetic)" if done else ""))
+            return
+        if live or done == total or done - told_at >= total / _LINES_OF_PROGRESS or done == spared + 1:
+            told_at = done
+            rest = (time.monotonic() - began) / max(done - spared, 1) * (total - done)
+            line = f"simulated {done} of {total}" + (f", about {_duration(rest)} to go" if done < total else "")
+            tell(f"{line:<48}" if live else line, end="\n" if done == total or not live else "", over=live)
 
     return count
 

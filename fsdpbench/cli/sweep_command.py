@@ -93,6 +93,8 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
 
     plan = request.plan()
     tell(request.announcement(len(plan.points)))
+    if added := request.added_by_preset():
+        tell(added)
     for note in plan.notes:
         tell(f"  {note}")
     if not plan.points:

@@ -1,8 +1,8 @@
 """Why a configuration runs out of memory, and what to change: everything in here was simulated.
 
-    as it is ─────────> does it run out? who held what?
-    with more room ───> what it would need, how fast it would be ── price of a change
-    each change ──────> fits? how fast? ── none fits ──> pairs of those that take most, then all of them
+as it is ─────────> does it run out? who held what?
+with more room ───> what it would need, how fast it would be ── price of a change
+each change ──────> fits? how fast? ── none fits ──> pairs of those that take most, then all of them
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from fsdpbench.results.records import Status
 _STRONGEST = 5
 """Changes of which pairs are tried."""
 _MOST_PAIRS = 8
+_DEAR = 0.3
+"""Above this price of every single change, combinations are looked at too."""
+_SAME_PRICE = 0.005
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def advise(config: Config, jobs: int, tell: Callable[[str], None], *, search: bo
     changes = changes_for(config)
     trials = _tried(config, changes, jobs, tell)
     simulated = 2 + len(changes)
-    if not any(trial.fits and not change.last_resort for change, trial in zip(changes, trials, strict=True)):
+    if not any(_is_good(change, trial, roomy) for change, trial in zip(changes, trials, strict=True)):
         singles = [change for change in changes if not change.last_resort]
         more = combinations(config, singles, roomy, jobs, tell)
         simulated += len(singles) + len(more)
@@ -62,8 +65,10 @@ def advise(config: Config, jobs: int, tell: Callable[[str], None], *, search: bo
         for change, trial in zip(changes, trials, strict=True)
         if trial.fits
     ]
-    misses = tuple(change for change, trial in zip(changes, trials, strict=True) if trial.status is Status.OOM)
-    return Advice(as_it_is, roomy, tuple(sorted(proposals, key=_order)), misses, simulated)
+    misses = tuple(
+        change for change, trial in zip(changes, trials, strict=True) if trial.status is Status.OOM
+    )
+    return Advice(as_it_is, roomy, tuple(sorted(_without_needless(proposals), key=_order)), misses, simulated)
 
 
 def combinations(
@@ -105,6 +110,24 @@ def _tried(
     configs = [with_room(changed) for changed in configs] if room else configs
     what = "changes, with more room" if room else "changes"
     return simulate(configs, jobs, lambda done: tell(f"simulated {done} of {len(configs)} {what}"))
+
+
+def _is_good(change: Change, trial: Trial, roomy: Trial) -> bool:
+    """Whether a single change is answer enough: it fits without retries and is not dear."""
+    price = _price(change, trial, roomy)
+    return trial.fits and not change.last_resort and not trial.retries and (price or 0.0) < _DEAR
+
+
+def _without_needless(proposals: list[Proposal]) -> list[Proposal]:
+    """Without those that do more than another one that is as fast."""
+    return [
+        each
+        for each in proposals
+        if not any(
+            each.change.holds(other.change) and (other.price or 0.0) <= (each.price or 0.0) + _SAME_PRICE
+            for other in proposals
+        )
+    ]
 
 
 def _price(change: Change, trial: Trial, roomy: Trial) -> float | None:

@@ -12,6 +12,7 @@ from fsdpbench.configuration.script_source import ScriptSource
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.errors import UsageError
+from fsdpbench.sweep.planning import without_absent
 from fsdpbench.systems import get_system
 
 EXPANDABLE = "expandable_segments:True"
@@ -35,7 +36,8 @@ class Change:
     def applied_to(self, config: Config) -> Config:
         """Raises `UsageError` where the changed configuration cannot be."""
         changed = config.settings.changed(**dict(self.settings)) if self.settings else config.settings
-        return replace(config, settings=changed, **dict(self.fields))
+        made = replace(config, settings=changed, **dict(self.fields))
+        return made if made.script is not None or made.system == config.system else without_absent(made)
 
     def with_(self, other: Change) -> Change:
         """Both; what the other one sets counts."""
@@ -48,6 +50,11 @@ class Change:
             self.work * other.work,
         )
 
+    def holds(self, other: Change) -> bool:
+        """Whether it does all that the other one does, and more."""
+        mine, others = ({*change.settings, *change.fields} for change in (self, other))
+        return mine > others
+
     def clashes_with(self, other: Change) -> bool:
         """Whether both change the same."""
         names = {name for name, _ in (*self.settings, *self.fields)}
@@ -59,7 +66,8 @@ def changes_for(config: Config) -> list[Change]:
     if config.script is not None:
         candidates = [*_of_script(config, config.script), *_of_machines(config)]
     else:
-        candidates = [*_of_settings(config.settings), *_of_batch(config.settings), *_of_machines(config)]
+        of_settings = [*_of_system(config), *_of_settings(config.settings), *_of_batch(config.settings)]
+        candidates = [*of_settings, *_of_machines(config)]
     return [change for change in candidates if is_possible(change, config)]
 
 
@@ -78,10 +86,19 @@ def is_possible(change: Change, config: Config) -> bool:
     return not any(name in absent for name, _ in change.settings) and not system.not_applicable(changed)
 
 
+def _of_system(config: Config) -> Iterator[Change]:
+    """A system that shards, for one that does not."""
+    if not get_system(config.system).shards and config.gpus > 1:
+        sharded = (("system", "torch-fsdp2"),)
+        yield Change("--system torch-fsdp2", "shards parameters, gradients and optimizer", fields=sharded)
+
+
 def _of_settings(settings: Settings) -> Iterator[Change]:
     """One setting each, that changes no result of the training, or only the dtype of the reduction."""
     yield Change(
-        f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}", "less fragmentation", fields=(("what_if", WhatIf(allocator=EXPANDABLE)),)
+        f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}",
+        "less fragmentation",
+        fields=(("what_if", WhatIf(allocator=EXPANDABLE)),),
     )
     if settings.strategy in ("SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"):
         sharded = (("strategy", "FULL_SHARD"), ("shard_size", None))
@@ -182,7 +199,10 @@ _VARIATIONS = {
         "before each block is wrapped: recomputes it in backward",
     ),
     "reshard": ("reshard_after_forward=True (FSDP1: FULL_SHARD)", "frees parameters after forward"),
-    "half-batch": ("DataLoader(..., batch_size=half of it)", "accumulate gradients to keep the samples a step"),
+    "half-batch": (
+        "DataLoader(..., batch_size=half of it)",
+        "accumulate gradients to keep the samples a step",
+    ),
 }
 
 

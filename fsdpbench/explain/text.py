@@ -12,6 +12,7 @@ _CLOSE = 0.03
 """With less than this share of the memory to spare a change is said to be tight."""
 _MOST_HOLDERS = 6
 _MOST_FITS = 8
+_WRITTEN = 46
 
 
 def describe_advice(advice: Advice) -> str:
@@ -89,7 +90,10 @@ def growth_lines(account: dict[str, Any]) -> Iterator[str]:
             yield f"Nothing grows from step to step ({len(ends)} steps, {told(ends[-1])} at their ends)."
         return
     yield ""
-    yield f"Memory grows by {told(growth['per_step_bytes'])} a step. What each step leaves behind was allocated in:"
+    yield (
+        f"Memory grows by {told(growth['per_step_bytes'])} a step. Something keeps it (a list, a sum of losses with its graph). It was "
+        "allocated in:"
+    )
     for each in growth["where"]:
         yield f"  {told(each['bytes']):>12}  {each['module']}" + (f", {each['line']}" if each["line"] else "")
     left = account["free_bytes"] + account["unused_bytes"]
@@ -121,13 +125,17 @@ def proposal_line(proposal: Proposal, advice: Advice) -> str:
     elif 0 <= room < _CLOSE * account.get("total_bytes", 0):
         note = ", tight"
     last = " (last resort)" if proposal.change.last_resort else ""
-    return f"{proposal.change.write:<46}{price:<14}{told(trial.reserved):>11}{note}  {proposal.change.meaning}{last}"
+    write = proposal.change.write
+    written = f"{write:<{_WRITTEN}}" if len(write) < _WRITTEN else f"{write}\n  {'':<{_WRITTEN}}"
+    return f"{written}{price:<14}{told(trial.reserved):>11}{note}  {proposal.change.meaning}{last}"
 
 
 def price_words(price: float) -> str:
     """`5.4 % slower`."""
     if abs(price) < 0.0005:
         return "as fast"
+    if price < -1.0:
+        return f"{1.0 - price:.1f} x as fast"
     return f"{abs(price):.1%}".replace("%", " %") + (" slower" if price > 0 else " faster")
 
 

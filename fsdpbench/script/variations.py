@@ -1,8 +1,8 @@
 """Variations of a script that take memory, made without a change of its text: what one line of it would do.
 
-    checkpoint   every unit that is wrapped (`fully_shard`, FSDP1's wrapper) recomputes its forward in backward
-    reshard      units free their parameters after forward, whatever the script says
-    half-batch   `DataLoader` makes batches of half the size
+checkpoint   every unit that is wrapped (`fully_shard`, FSDP1's wrapper) recomputes its forward in backward
+reshard      units free their parameters after forward, whatever the script says
+half-batch   `DataLoader` makes batches of half the size
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ _UNITS = {
     "GB": 1 << 30,
 }
 _SIZE = r"([\d.]+ (?:bytes|[KMGTPE]i?B))"
-_START = re.compile(r"\b(CUDA|HIP|XPU) out of memory\. Tried to allocate (?:more than 1EB memory|" + _SIZE + ")")
+_START = re.compile(
+    r"\b(CUDA|HIP|XPU) out of memory\. Tried to allocate (?:more than 1EB memory|" + _SIZE + ")"
+)
 _OLD = re.compile(rf"\(GPU (\d+); {_SIZE} total capacity; {_SIZE} already allocated; {_SIZE} free; ")
 _OLD_RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch\)")
 _CAPACITY = re.compile(rf"GPU (\d+) has a total capac(?:i)?ty of {_SIZE}(?: of which {_SIZE} is free)?")

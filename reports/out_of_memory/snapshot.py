@@ -76,7 +76,9 @@ def read_oom_snapshot(path: Path, limits: TraceLimits | None = None) -> list[Sna
         try:
             found.append(_at_oom(each, history))
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise TraceError(path, f"is a damaged memory snapshot ({type(error).__name__}: {error})") from None
+            raise TraceError(
+                path, f"is a damaged memory snapshot ({type(error).__name__}: {error})"
+            ) from None
     return found
 
 
@@ -134,7 +136,11 @@ def _category(frames: Sequence[Mapping[str, Any]]) -> str:
     for category, words in _FUNCTIONS:
         if any(word in name for _, name in names for word in words):
             return category
-    for category, part in ((OPTIMIZER, _FILES[OPTIMIZER]), (BACKWARD, _FILES[BACKWARD]), (FORWARD, _FILES[FORWARD])):
+    for category, part in (
+        (OPTIMIZER, _FILES[OPTIMIZER]),
+        (BACKWARD, _FILES[BACKWARD]),
+        (FORWARD, _FILES[FORWARD]),
+    ):
         if any(part in file for file, _ in names):
             return category
     return FORWARD if any(name == "forward" for _, name in names) else OTHER
@@ -144,16 +150,31 @@ def describe_snapshot(found: SnapshotOom) -> str:
     """Several lines, for people."""
     from fsdpbench.reports.out_of_memory.text import told
 
-    head = f"GPU {found.device}: {told(found.asked)} asked for" if found.asked is not None else (
-        f"GPU {found.device}: the history holds no out-of-memory error; what is said is of its peak"
+    head = (
+        f"GPU {found.device}: {told(found.asked)} asked for"
+        if found.asked is not None
+        else (f"GPU {found.device}: the history holds no out-of-memory error; what is said is of its peak")
     )
-    lines = [head, "", f"  {'phase':<12}{found.phase or 'unknown'}", f"  {'line':<12}{found.line or 'unknown'}", ""]
+    lines = [
+        head,
+        "",
+        f"  {'phase':<12}{found.phase or 'unknown'}",
+        f"  {'line':<12}{found.line or 'unknown'}",
+        "",
+    ]
     lines += ["held by"]
     lines += [f"  {what:<58}{told(size):>12}" for what, size in found.held.items()]
     lines += [f"  {'free pieces of segments in use (fragmentation)':<58}{told(found.split):>12}"]
     lines += [f"  {'outside the allocator':<58}{'unknown':>12}"]
     if found.lines:
-        lines += ["", "by line", *(f"  {told(size):>12}  {count:>6} x  {line}" for line, size, count in found.lines)]
+        lines += [
+            "",
+            "by line",
+            *(f"  {told(size):>12}  {count:>6} x  {line}" for line, size, count in found.lines),
+        ]
     if found.growth and min(found.growth[2:]) > 0.05 * max(sum(found.growth), 1):
-        lines += ["", "Memory of every part of the history is still alive: something grows from step to step."]
+        lines += [
+            "",
+            "Memory of every part of the history is still alive: something grows from step to step.",
+        ]
     return "\n".join(lines)

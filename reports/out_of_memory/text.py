@@ -28,7 +28,9 @@ def describe_report(report: OomReport) -> str:
         ("other processes", message.others),
     ]
     optional = {"allowed to this process", "  of it in private pools (CUDA graphs)", "other processes"}
-    lines += [f"  {what:<42}{told(size):>12}" for what, size in rows if size is not None or what not in optional]
+    lines += [
+        f"  {what:<42}{told(size):>12}" for what, size in rows if size is not None or what not in optional
+    ]
     lines += ["", *(f"- {finding}" for finding in findings(message)), ""]
     ranks = ", ".join(map(str, report.ranks))
     lines += [

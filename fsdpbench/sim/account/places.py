@@ -18,7 +18,9 @@ from fsdpbench.sim.accelerator import ACCELERATOR
 Lines = Callable[[], str | None]
 """Answers with the line of the user's own program that runs ("train.py:12"), if any."""
 
-_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod|module)\.?")
+_WRAPPERS = re.compile(
+    r"(?:^|(?<=\.))(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod|module)\.?"
+)
 OUTSIDE = "outside of modules"
 
 
