@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class, shell_complete
+from click.shell_completion import CompletionItem, get_completion_class
 
 from fsdpbench.configuration.settings import SETTINGS
 
@@ -21,12 +21,14 @@ _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
 Proposals = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def answer(group: click.Group) -> int | None:
-    """Answer the shell, if it is the shell that asks; the exit code, or None if a person does."""
-    instruction = os.environ.get(COMPLETE_VARIABLE)
-    if not instruction:
-        return None
-    return shell_complete(group, {}, PROGRAM, COMPLETE_VARIABLE, instruction)
+def answer(group: click.Group) -> int:
+    """Answer the shell, which asks by `COMPLETE_VARIABLE`; the exit code."""
+    shell, _, instruction = os.environ.get(COMPLETE_VARIABLE, "").partition("_")
+    kind = get_completion_class(shell)
+    if kind is None or instruction != "complete":
+        return 1
+    print(kind(group, {}, PROGRAM, COMPLETE_VARIABLE).complete())
+    return 0
 
 
 def script_for(shell: str, group: click.Group) -> str:

@@ -94,7 +94,7 @@ def _invoke() -> int:
     """The exit code of the command. Raises what nobody foresaw."""
     code: int = ExitCode.OK
     if COMPLETE_VARIABLE in os.environ:
-        return answer(_group) or ExitCode.OK
+        return answer(_group)
     try:
         check_place()
         try:

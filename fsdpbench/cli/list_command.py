@@ -132,9 +132,9 @@ _LISTS: dict[str, Callable[[], list[Row]]] = {
 
 
 _OF_MODELS = {"parameters": "parameters", "training_state_bytes": "state"}
-_SHAPE_WIDTH = 31
+_SHAPE_WIDTH = 29
 """Columns for a shape's first fields, so that the table has 80; `--json` has them all."""
-_NOTES = {"models": "state: parameters, gradients and AdamW's moments of all ranks. Whole shapes: --json"}
+_NOTES = {"models": "state: parameters, gradients, AdamW's moments; all ranks. --json: whole shapes"}
 
 
 def _flat(row: Row) -> dict[str, str]:

@@ -39,11 +39,21 @@ def sanitize_option(function: F) -> F:
 def target_options(function: F) -> F:
     """`--model`, `--gpus`, `--device`, ... : what is run, and on what."""
     options = (
-        click.option("--model", shell_complete=proposals(model_names), help="Named size (gpt-2.8b) or a family (gpt) with --shape."),
+        click.option(
+            "--model",
+            shell_complete=proposals(model_names),
+            help="Named size (gpt-2.8b) or a family (gpt) with --shape.",
+        ),
         click.option("--shape", help="Fields of the shape: layers=32,d_model=4096,..."),
-        click.option("--system", shell_complete=proposals(system_names), help="System(s) under test, comma-separated."),
+        click.option(
+            "--system", shell_complete=proposals(system_names), help="System(s) under test, comma-separated."
+        ),
         click.option("--device", default=None, help="auto (default), cuda, cpu or sim."),
-        click.option("--hardware", shell_complete=proposals(hardware_names), help="Profile to simulate (a100-80gb, FILE.toml, ...)."),
+        click.option(
+            "--hardware",
+            shell_complete=proposals(hardware_names),
+            help="Profile to simulate (a100-80gb, FILE.toml, ...).",
+        ),
         click.option(
             "--emulate",
             is_flag=True,

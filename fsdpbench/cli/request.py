@@ -81,7 +81,9 @@ class SweepRequest:
         if not self.of_preset and len(self.space.systems) < 2:
             return None
         lists = self.space.lists
-        told = [f"{name} ({', '.join(map(show_value, lists[name]))})" for name in self.of_preset if name in lists]
+        told = [
+            f"{name} ({', '.join(map(show_value, lists[name]))})" for name in self.of_preset if name in lists
+        ]
         told += [f"{name} (by condition)" for name in self.of_preset if name not in lists]
         if not told:
             return None

@@ -10,7 +10,8 @@ from fsdpbench.errors import UsageError
 
 @dataclass(frozen=True)
 class WhatIf:
-    """account: keep account of who holds memory. room: times the memory that the GPU has. allocator: settings as
+    """account: keep account of who holds memory. room: times the memory that the GPU has. allocator:
+    settings as
     `PYTORCH_CUDA_ALLOC_CONF` writes them, in place of what the environment says.
 
     variation: what is done to a script's own calls (`script/variations.py`).

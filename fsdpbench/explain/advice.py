@@ -26,7 +26,8 @@ _SAME_PRICE = 0.005
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change that was simulated. price: share of the speed that it costs (below 0: it is faster); None where the
+    """A change that was simulated. price: share of the speed that it costs (below 0: it is faster); None
+    where the
     speed without it is not known."""
 
     change: Change
@@ -36,7 +37,8 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Advice:
-    """as_it_is: with the account. roomy: on GPUs of more memory. fits: proposals that fit, the cheapest first,
+    """as_it_is: with the account. roomy: on GPUs of more memory. fits: proposals that fit, the cheapest
+    first,
     last resorts after the others. misses: those that do not."""
 
     as_it_is: Trial
@@ -74,7 +76,8 @@ def advise(config: Config, jobs: int, tell: Callable[[str], None], *, search: bo
 def combinations(
     config: Config, singles: Sequence[Change], roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> list[Change]:
-    """Pairs of the changes that take most memory, those that take most first, and all of them at once; what they
+    """Pairs of the changes that take most memory, those that take most first, and all of them at once;
+    what they
     take is seen on GPUs with more room."""
     needs = _tried(config, singles, jobs, tell, room=True)
     base = roomy.allocated or 0

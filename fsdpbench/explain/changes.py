@@ -22,7 +22,8 @@ EXPANDABLE = "expandable_segments:True"
 class Change:
     """`settings` and `fields` of the configuration that differ.
 
-    write: what to type. last_resort: other machines. work: samples a step, of those without the change (scripts; the
+    write: what to type. last_resort: other machines. work: samples a step, of those without the change
+    (scripts; the
     bench counts its own).
     """
 
@@ -103,24 +104,9 @@ def _of_settings(settings: Settings) -> Iterator[Change]:
     if settings.strategy in ("SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"):
         sharded = (("strategy", "FULL_SHARD"), ("shard_size", None))
         yield Change("--strategy FULL_SHARD", "shards parameters too, over all ranks", sharded)
-    if settings.reshard_after_forward is False:
-        yield _setting("reshard_after_forward", True, "frees a unit's parameters after its forward")
-    if settings.wrap == "root" or settings.wrap.startswith(("every-", "size:")):
-        yield _setting("wrap", "block", "smaller units: less is gathered at a time")
-    if settings.limit_all_gathers in ("off", "auto"):
-        yield _setting("limit_all_gathers", 2, "two units' buffers at a time")
-    if settings.backward_prefetch in ("pre", "post"):
-        yield _setting("backward_prefetch", "none", "one unit less is gathered in backward")
-    if settings.forward_prefetch:
-        yield _setting("forward_prefetch", 0, "one unit less is gathered in forward")
-    if settings.zero_grad == "fill":
-        yield _setting("zero_grad", "release", "frees gradients between steps")
-    if settings.optimizer in ("adamw-foreach", "adamw-loop"):
-        yield _setting("optimizer", "adamw", "fused: no temporaries in the optimizer's step")
-    if settings.reduce_dtype == "fp32":
-        yield _setting("reduce_dtype", "bf16", "halves reduction buffers; changes the sums' rounding")
-    if settings.param_dtype == "fp32":
-        yield _setting("param_dtype", "bf16", "halves activations; computes in bf16")
+    for applies, name, value, meaning in _switches(settings):
+        if applies:
+            yield _setting(name, value, meaning)
     for value in {"none": ("every-2", "op", "full"), "op": ("full",)}.get(
         settings.activation_checkpointing,
         () if settings.activation_checkpointing == "full" else ("full",),
@@ -128,6 +114,25 @@ def _of_settings(settings: Settings) -> Iterator[Change]:
         yield _setting("activation_checkpointing", value, _CHECKPOINTING[value])
     if not settings.cpu_offload:
         yield _setting("cpu_offload", True, "shards, gradients and optimizer live on the host")
+
+
+def _switches(settings: Settings) -> Iterator[tuple[bool, str, Any, str]]:
+    """(whether it is not so yet, setting, value, what that does)."""
+    coarse = settings.wrap == "root" or settings.wrap.startswith(("every-", "size:"))
+    looped = settings.optimizer in ("adamw-foreach", "adamw-loop")
+    ahead = settings.backward_prefetch in ("pre", "post")
+    many = settings.limit_all_gathers in ("off", "auto")
+    kept = settings.reshard_after_forward is False
+    yield kept, "reshard_after_forward", True, "frees a unit's parameters after its forward"
+    yield coarse, "wrap", "block", "smaller units: less is gathered at a time"
+    yield many, "limit_all_gathers", 2, "two units' buffers at a time"
+    yield ahead, "backward_prefetch", "none", "one unit less is gathered in backward"
+    yield bool(settings.forward_prefetch), "forward_prefetch", 0, "one unit less is gathered in forward"
+    yield settings.zero_grad == "fill", "zero_grad", "release", "frees gradients between steps"
+    yield looped, "optimizer", "adamw", "fused: no temporaries in the optimizer's step"
+    in_full = settings.reduce_dtype == "fp32"
+    yield in_full, "reduce_dtype", "bf16", "halves reduction buffers; changes the sums' rounding"
+    yield settings.param_dtype == "fp32", "param_dtype", "bf16", "halves activations; computes in bf16"
 
 
 _CHECKPOINTING = {

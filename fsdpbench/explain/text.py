@@ -51,7 +51,8 @@ def _without_oom(advice: Advice) -> Iterator[str]:
         f"({trial.retries:g} allocator retries a step)."
     )
     yield (
-        "If it did on GPUs: compare the settings, look for other processes on the GPU, or for what the simulation does "
+        "If it did on GPUs: compare the settings, look for other processes on the GPU, or for what "
+        "the simulation does "
         "not know (libraries, data of other sizes)."
     )
     yield from growth_lines(trial.account or {})
@@ -91,14 +92,16 @@ def growth_lines(account: dict[str, Any]) -> Iterator[str]:
         return
     yield ""
     yield (
-        f"Memory grows by {told(growth['per_step_bytes'])} a step. Something keeps it (a list, a sum of losses with its graph). It was "
+        f"Memory grows by {told(growth['per_step_bytes'])} a step. Something keeps it (a list, a "
+        f"sum of losses with its graph). It was "
         "allocated in:"
     )
     for each in growth["where"]:
         yield f"  {told(each['bytes']):>12}  {each['module']}" + (f", {each['line']}" if each["line"] else "")
     left = account["free_bytes"] + account["unused_bytes"]
     if left > 0:
-        yield f"At this rate memory runs out after about {len(ends) + left // growth['per_step_bytes']} steps."
+        steps = len(ends) + left // growth["per_step_bytes"]
+        yield f"At this rate memory runs out after about {steps:,} steps."
 
 
 def _changes(advice: Advice) -> Iterator[str]:

@@ -60,7 +60,7 @@ class Varied:
             return original(module, **kwargs)
 
         fully_shard.state = original.state  # type: ignore[attr-defined]
-        fsdp.fully_shard = fully_shard  # type: ignore[assignment]
+        fsdp.fully_shard = fully_shard
 
     @staticmethod
     def _around_init(kind: Any, before: Callable[[Any, dict[str, Any]], None]) -> None:

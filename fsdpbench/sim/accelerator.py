@@ -12,12 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fsdpbench.sim.backward_streams import BackwardStreams
-from fsdpbench.sim.memory_follower import MemoryFollower
+from fsdpbench.sim.memory_follower import HolderFollower, MemoryFollower
 from fsdpbench.sim.timeline import DEFAULT_STREAM, Timeline, Work
 from fsdpbench.sim.trace_records import MemcpyRecord, trace_stream
 
 if TYPE_CHECKING:
-    from fsdpbench.sim.account import MemoryAccount
     from fsdpbench.sim.allocator import CachingAllocator
     from fsdpbench.sim.allocator.types import AllocatorEvent, AllocatorListener
     from fsdpbench.sim.costs import CpuCosts, KernelCosts
@@ -80,7 +79,7 @@ class Accelerator:
         self.copied_to_host = False
         self.on_value: Callable[[str, Any, bool], None] | None = None
         self.sanitizer: MemoryFollower | None = None
-        self.account: MemoryAccount | None = None
+        self.account: HolderFollower | None = None
         self.backward = BackwardStreams(self)
         self._listeners: list[AllocatorListener] = []
 

@@ -1,7 +1,9 @@
 """What cannot fit by arithmetic alone, so that nobody simulates it.
 
-A rank holds its share of parameters, gradients and AdamW's states, 16 bytes a parameter in fp32, all at once in the
-optimizer's step. Where these alone are more than the allocator may take, no other setting helps. The bound is never
+A rank holds its share of parameters, gradients and AdamW's states, 16 bytes a parameter in fp32, all at
+once in the
+optimizer's step. Where these alone are more than the allocator may take, no other setting helps. The
+bound is never
 above the truth: where something unknown might hold less, there is none.
 """
 
@@ -27,7 +29,8 @@ _UNDERSTOOD = {
 
 
 def cannot_fit(config: Config) -> str | None:
-    """Why `config`, on simulated GPUs, has no room for its training state; None where it may have, or nobody knows."""
+    """Why `config`, on simulated GPUs, has no room for its training state; None where it may have, or
+    nobody knows."""
     needed = state_bytes(config)
     if needed is None or config.hardware is None:
         return None
@@ -38,7 +41,8 @@ def cannot_fit(config: Config) -> str | None:
     if needed <= profile.usable_memory_bytes:
         return None
     return (
-        f"by arithmetic: parameters, gradients and optimizer alone take {needed / 2**30:,.1f} GiB a GPU, and torch "
+        f"by arithmetic: parameters, gradients and optimizer alone take {needed / 2**30:,.1f} GiB a "
+        f"GPU, and torch "
         f"has {profile.usable_memory_bytes / 2**30:,.1f} GiB (not simulated)"
     )
 

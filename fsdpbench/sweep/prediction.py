@@ -25,8 +25,8 @@ from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.results.records import Status
-from fsdpbench.sweep.planning import DEFAULT_HARDWARE
 from fsdpbench.sweep.arithmetic import cannot_fit
+from fsdpbench.sweep.planning import DEFAULT_HARDWARE
 from fsdpbench.systems import get_system
 
 PROBE = Measurement(2, 1, 0, timeout_s=120.0, most_warmup_steps=12, most_timed_steps=8)
@@ -93,9 +93,7 @@ def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -
         ]
         results = _run_once(simulated, hopeless, Path(temporary), jobs, tell)
         predictions = tuple(
-            Prediction(config, Status.OOM, reason)
-            if reason is not None
-            else _prediction(config, result)
+            Prediction(config, Status.OOM, reason) if reason is not None else _prediction(config, result)
             for config, result, reason in zip(points, results, hopeless, strict=True)
         )
         extra_s, trace_bytes = _cost_of_a_trace(points, predictions, Path(temporary))

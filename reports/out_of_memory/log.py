@@ -1,4 +1,5 @@
-"""A log with an out-of-memory error in it: the message, the rank, and by the traceback the phase and the script's line."""
+"""A log with an out-of-memory error in it: the message, the rank, and by the traceback the phase and
+the script's line."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def _says(line: str, lines: list[str], index: int) -> bool:
 
 def _frames_before(lines: list[str], place: int) -> list[Frame]:
     """The frames of the traceback that ends at a line, outermost first; of one rank where ranks are mixed."""
-    rank = _RANK.match(lines[place])["rank"] if place < len(lines) and _RANK.match(lines[place]) else None
+    marked = _RANK.match(lines[place]) if place < len(lines) else None
+    rank = marked["rank"] if marked else None
     frames: list[Frame] = []
     for line in reversed(lines[:place]):
         found = _RANK.match(line)

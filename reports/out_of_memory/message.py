@@ -1,14 +1,19 @@
 """The messages of torch's allocators when memory runs out, of torch 2.0 to 2.14.
 
-    until 2.0   Tried to allocate A (GPU 0; T total capacity; U already allocated; F free; R reserved in total by PyTorch)
-    since 2.1   Tried to allocate A. GPU 0 has a total capacity of T of which F is free. Including non-PyTorch memory,
-                this process has P memory in use. Of the allocated memory U is allocated by PyTorch, and C is reserved
+    until 2.0   Tried to allocate A (GPU 0; T total capacity; U already allocated; F free; R reserved in
+    total by PyTorch)
+    since 2.1   Tried to allocate A. GPU 0 has a total capacity of T of which F is free. Including
+    non-PyTorch memory,
+                this process has P memory in use. Of the allocated memory U is allocated by PyTorch, and C
+                is reserved
                 by PyTorch but unallocated.
 
-Variants: `capacty` (2.1), a limit (`L allowed`), other processes (`Process 7 has X memory in use`), private pools of CUDA
+Variants: `capacty` (2.1), a limit (`L allowed`), other processes (`Process 7 has X memory in use`),
+private pools of CUDA
 graphs, HIP and XPU in place of CUDA. Other forms tell less: MPS, the CPU's allocator, and the driver's own
 "CUDA error: out of memory", which NCCL and libraries meet too.
-Source: c10/cuda/CUDACachingAllocator.cpp, c10/core/impl/alloc_cpu.cpp, aten/src/ATen/mps/MPSAllocator.mm of these releases.
+Source: c10/cuda/CUDACachingAllocator.cpp, c10/core/impl/alloc_cpu.cpp, aten/src/ATen/mps/MPSAllocator.mm
+of these releases.
 """
 
 from __future__ import annotations
@@ -43,11 +48,13 @@ _UNALLOCATED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
 _POOLS = re.compile(rf"with {_SIZE} allocated in private pools")
 _ALLOWED = re.compile(rf"{_SIZE} allowed;")
 _MPS = re.compile(
-    rf"MPS backend out of memory \(MPS allocated: {_SIZE}, other allocations: {_SIZE}, max allowed: {_SIZE}\)\."
+    rf"MPS backend out of memory \(MPS allocated: {_SIZE}, other allocations: {_SIZE}, "
+    rf"max allowed: {_SIZE}\)\."
     rf" Tried to allocate {_SIZE}"
 )
 _CPU = re.compile(
-    r"DefaultCPUAllocator: (?:can't allocate memory: you tried to allocate|not enough memory: you tried to allocate)"
+    r"DefaultCPUAllocator: (?:can't allocate memory: you tried to allocate|not enough memory: you "
+    r"tried to allocate)"
     r" (\d+) bytes"
 )
 _DRIVER = re.compile(
@@ -61,9 +68,12 @@ _LONGEST = 2000
 class OomMessage:
     """One message. Bytes; None is what it does not tell.
 
-    source: `CUDA`, `HIP`, `XPU`, `MPS`, `CPU`, or `driver` where not torch's allocator ran out. process: what this
-    process holds in all, others: what each other process holds (in number of `others_seen`, summed). allowed: the
-    limit of `set_per_process_memory_fraction`. private_pools: of CUDA graphs, part of allocated. position: where it
+    source: `CUDA`, `HIP`, `XPU`, `MPS`, `CPU`, or `driver` where not torch's allocator ran out. process:
+    what this
+    process holds in all, others: what each other process holds (in number of `others_seen`, summed).
+    allowed: the
+    limit of `set_per_process_memory_fraction`. private_pools: of CUDA graphs, part of allocated.
+    position: where it
     begins in the text.
     """
 
@@ -90,7 +100,8 @@ class OomMessage:
 
     @property
     def outside(self) -> int | None:
-        """What is in use and not the allocator's: context, NCCL, libraries, in old messages other processes too."""
+        """What is in use and not the allocator's: context, NCCL, libraries, in old messages other
+        processes too."""
         if self.reserved is None:
             return None
         used = self.process
@@ -112,7 +123,8 @@ class OomMessage:
 
 
 def find_messages(text: str) -> list[OomMessage]:
-    """Every message in a text, in its order; the same words in each of several ranks' logs count each time."""
+    """Every message in a text, in its order; the same words in each of several ranks' logs count each
+    time."""
     joined = re.sub(r"\s+", " ", text)
     starts = list(_START.finditer(joined))
     found = []

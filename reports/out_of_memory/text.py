@@ -8,6 +8,7 @@ from fsdpbench.reports.out_of_memory.message import OomMessage
 _GIB = 1 << 30
 _FRAGMENTED = 0.1
 """Above this share of the reserved memory, what is reserved and unallocated is worth a word."""
+_MUCH_OUTSIDE = 0.1
 UNKNOWN = "unknown"
 
 
@@ -45,51 +46,70 @@ def describe_report(report: OomReport) -> str:
 
 def _headline(message: OomMessage) -> str:
     if message.source == "driver":
-        return "The driver had no memory for somebody who does not ask torch's allocator (NCCL, cuBLAS, a library)"
+        return "The driver had no memory for somebody beside torch's allocator (NCCL, cuBLAS, a library)"
     if message.source == "CPU":
         return f"The host ran out of memory: {told(message.asked)} were asked for"
     where = f"GPU {message.gpu}" if message.gpu is not None else "the device"
-    return f"{message.source} out of memory on {where}: {told(message.asked)} asked for, {told(message.free)} free"
+    asked, free = told(message.asked), told(message.free)
+    return f"{message.source} out of memory on {where}: {asked} asked for, {free} free"
 
 
 def findings(message: OomMessage) -> list[str]:
     """What follows from the figures alone, the most telling first."""
-    found = []
-    asked, free, unallocated, reserved = message.asked, message.free, message.unallocated, message.reserved
     if message.source == "driver":
         return [
             "torch's allocator holds what it once took: leave it less (a smaller batch), or set "
             "`torch.cuda.set_per_process_memory_fraction(0.9)`, so that others find memory"
         ]
-    if message.others:
-        what = "another process holds" if message.others_seen == 1 else f"{message.others_seen} others hold"
-        found.append(f"{what} {told(message.others)} of this GPU: end it, or use another GPU (`nvidia-smi`)")
-    if message.allowed is not None and free is not None and asked is not None and free >= asked:
-        found.append("the GPU has room; `set_per_process_memory_fraction` is the limit")
-    if None not in (unallocated, asked, reserved) and reserved:
-        assert unallocated is not None and asked is not None
-        share = unallocated / reserved
-        if unallocated >= asked and share >= _FRAGMENTED:
-            found.append(
-                f"fragmentation: {told(unallocated)} are reserved and unallocated, more than was asked for, but not "
-                "in one piece: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-            )
-        elif free is not None and unallocated + free < asked:
-            found.append(
-                f"not fragmentation: free and unallocated memory together ({told(unallocated + free)}) are less than "
-                f"what was asked for ({told(asked)}); the program itself must hold less"
-            )
-        elif free is not None:
-            found.append(
-                f"{told(unallocated)} are reserved and unallocated; with expandable segments the request may fit, "
-                "with little to spare"
-            )
-    if message.outside is not None and message.total and message.outside > 0.1 * message.total:
-        found.append(
-            f"{told(message.outside)} of this GPU are in use outside torch's allocator: CUDA context, NCCL, libraries, "
-            "or another process"
-        )
+    found = [finding for part in (_others, _limit, _fragments, _outside) if (finding := part(message))]
     return found or ["the message tells too little for more"]
+
+
+def _others(message: OomMessage) -> str | None:
+    if not message.others:
+        return None
+    what = "another process holds" if message.others_seen == 1 else f"{message.others_seen} others hold"
+    return f"{what} {told(message.others)} of this GPU: end it, or use another GPU (`nvidia-smi`)"
+
+
+def _limit(message: OomMessage) -> str | None:
+    if message.allowed is None or message.free is None or message.asked is None:
+        return None
+    if message.free < message.asked:
+        return None
+    return "the GPU has room; `set_per_process_memory_fraction` is the limit"
+
+
+def _fragments(message: OomMessage) -> str | None:
+    unallocated, asked, free = message.unallocated, message.asked, message.free
+    if unallocated is None or asked is None or not message.reserved:
+        return None
+    if unallocated >= asked and unallocated >= _FRAGMENTED * message.reserved:
+        return (
+            f"fragmentation: {told(unallocated)} are reserved and unallocated, more than was asked for, "
+            "but not in one piece: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        )
+    if free is None:
+        return None
+    if unallocated + free < asked:
+        return (
+            f"not fragmentation: free and unallocated memory together ({told(unallocated + free)}) are "
+            f"less than what was asked for ({told(asked)}); the program itself must hold less"
+        )
+    return (
+        f"{told(unallocated)} are reserved and unallocated; with expandable segments the request may fit, "
+        "with little to spare"
+    )
+
+
+def _outside(message: OomMessage) -> str | None:
+    outside, total = message.outside, message.total
+    if outside is None or not total or outside <= _MUCH_OUTSIDE * total:
+        return None
+    return (
+        f"{told(outside)} of this GPU are in use outside torch's allocator: CUDA context, NCCL, libraries, "
+        "or another process"
+    )
 
 
 def told(size: int | None) -> str:

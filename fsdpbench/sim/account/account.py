@@ -4,7 +4,8 @@
     modules, optimizers ── whose storage lies where ──────────────────────┼──> report(): bytes by category
     collectives ── which blocks they read and write ──────────────────────┘
 
-A block that a parameter, a gradient or an optimizer's state lies in is that; else a collective's buffer is one; else
+A block that a parameter, a gradient or an optimizer's state lies in is that; else a collective's buffer
+is one; else
 the place that took it decides: in forward it is an activation of the module that ran.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 from fsdpbench.sim.account.category import layers_as_one
@@ -37,7 +38,7 @@ class Growth:
         """`per_step_bytes` is 0 unless every step since the second added memory."""
         steps = len(self._at_ends) - _SETTLED_STEP
         settled = self._at_ends[_SETTLED_STEP - 1 :]
-        grows = steps > 0 and all(late > early for early, late in zip(settled, settled[1:], strict=False))
+        grows = steps > 0 and all(late > early for early, late in pairwise(settled))
         added = {where: size - self._settled.get(where, 0) for where, size in self._last.items()}
         ordered = sorted((item for item in added.items() if item[1] > 0), key=lambda item: -item[1])
         return {

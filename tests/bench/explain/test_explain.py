@@ -17,7 +17,8 @@ BIG_BATCH = "--model gpt-tiny --gpus 8 --device sim --batch 40000"
 OUT_OF_MEMORY = {
     "activations": BIG_BATCH,
     "optimizer states": "--model gpt-6.7b --gpus 8 --device sim --system torch-ddp --batch 1",
-    "gathered parameters": "--model gpt-6.7b --gpus 8 --device sim --system torch-fsdp1 --wrap root --batch 10",
+    "gathered parameters": "--model gpt-6.7b --gpus 8 --device sim --system torch-fsdp1 --wrap "
+    "root --batch 10",
     "at the limit": "--model gpt-2.8b --gpus 8 --device sim --system torch-fsdp2 --batch 14",
     "one GPU": "--model gpt-1.3b --gpus 1 --device sim --system single --batch 24",
 }

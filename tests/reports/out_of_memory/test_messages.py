@@ -14,31 +14,43 @@ from fsdpbench.reports.trace import TraceError
 GIB, MIB = 1 << 30, 1 << 20
 
 TORCH_2_0 = (
-    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.75 GiB total capacity; "
-    "14.25 GiB already allocated; 19.75 MiB free; 14.50 GiB reserved in total by PyTorch) If reserved memory is >> "
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.75 "
+    "GiB total capacity; "
+    "14.25 GiB already allocated; 19.75 MiB free; 14.50 GiB reserved in total by PyTorch) If "
+    "reserved memory is >> "
     "allocated memory try setting max_split_size_mb to avoid fragmentation."
 )
 TORCH_2_0_LIMITED = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 1; 15.75 GiB total capacity; 1.25 GiB already allocated; "
+    "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 1; 15.75 GiB total capacity; 1.25 GiB "
+    "already allocated; "
     "12.00 GiB free; 3.15 GiB allowed; 1.50 GiB reserved in total by PyTorch)"
 )
 TORCH_2_1 = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacty of 79.25 GiB of which 1.25 GiB is free. "
-    "Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated memory 66.25 GiB is "
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacty of 79.25 GiB of "
+    "which 1.25 GiB is free. "
+    "Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the allocated "
+    "memory 66.25 GiB is "
     "allocated by PyTorch, and 9.25 GiB is reserved by PyTorch but unallocated."
 )
 OTHERS = (
-    "CUDA out of memory. Tried to allocate 1024 bytes. GPU 3 has a total capacity of 23.50 GiB of which 5.00 MiB is free. "
-    "Process 411 has 12.25 GiB memory in use. Process 77 has 1.25 GiB memory in use. Including non-PyTorch memory, this "
-    "process has 10.00 GiB memory in use. 4.70 GiB allowed; Of the allocated memory 8.25 GiB is allocated by PyTorch, with "
-    "1.50 GiB allocated in private pools (e.g., CUDA Graphs), and 512.00 KiB is reserved by PyTorch but unallocated."
+    "CUDA out of memory. Tried to allocate 1024 bytes. GPU 3 has a total capacity of 23.50 GiB of "
+    "which 5.00 MiB is free. "
+    "Process 411 has 12.25 GiB memory in use. Process 77 has 1.25 GiB memory in use. Including "
+    "non-PyTorch memory, this "
+    "process has 10.00 GiB memory in use. 4.70 GiB allowed; Of the allocated memory 8.25 GiB is "
+    "allocated by PyTorch, with "
+    "1.50 GiB allocated in private pools (e.g., CUDA Graphs), and 512.00 KiB is reserved by "
+    "PyTorch but unallocated."
 )
 XPU = (
-    "XPU out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 15.50 GiB. Of the allocated memory "
-    "12.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated. Please use `empty_cache`"
+    "XPU out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 15.50 GiB. Of "
+    "the allocated memory "
+    "12.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but unallocated. "
+    "Please use `empty_cache`"
 )
 MPS = (
-    "RuntimeError: MPS backend out of memory (MPS allocated: 8.50 GB, other allocations: 384.00 KB, max allowed: 9.00 GB). "
+    "RuntimeError: MPS backend out of memory (MPS allocated: 8.50 GB, other allocations: 384.00 "
+    "KB, max allowed: 9.00 GB). "
     "Tried to allocate 2.00 GB on private pool."
 )
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -86,7 +98,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "XPU": (XPU, {"source": "XPU", "asked": 4 * GIB, "free": None, "allocated": 12 * GIB, "outside": None}),
     "MPS": (MPS, {"source": "MPS", "asked": 2 * GIB, "allocated": int(8.5 * GIB), "allowed": 9 * GIB}),
     "CPU": (
-        "RuntimeError: [enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to "
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate "
+        "memory: you tried to "
         "allocate 4000000000 bytes. Error code 12 (Cannot allocate memory)",
         {"source": "CPU", "asked": 4_000_000_000, "free": None},
     ),
@@ -129,7 +142,7 @@ def test_the_simulated_allocators_own_message_is_read() -> None:
     )
 
 
-LOG = """
+LOG = f"""
 [rank0]: Traceback (most recent call last):
 [rank3]: Traceback (most recent call last):
 [rank3]:   File "/home/u/train.py", line 88, in <module>
@@ -137,8 +150,8 @@ LOG = """
 [rank3]:     loss.backward()
 [rank3]:   File "/v/lib/python3.11/site-packages/torch/_tensor.py", line 521, in backward
 [rank3]:   File "/v/lib/python3.11/site-packages/torch/autograd/__init__.py", line 289, in backward
-[rank3]: torch.OutOfMemoryError: {}
-""".format(TORCH_2_1)
+[rank3]: torch.OutOfMemoryError: {TORCH_2_1}
+"""
 
 
 def test_a_log_tells_rank_phase_and_line() -> None:
