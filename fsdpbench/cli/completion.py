@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from fsdpbench.cli.output import show
 from fsdpbench.configuration.settings import SETTINGS
 
 COMPLETE_VARIABLE = "_FSDPBENCH_COMPLETE"
@@ -27,7 +28,7 @@ def answer(group: click.Group) -> int:
     kind = get_completion_class(shell)
     if kind is None or instruction != "complete":
         return 1
-    print(kind(group, {}, PROGRAM, COMPLETE_VARIABLE).complete())
+    show(kind(group, {}, PROGRAM, COMPLETE_VARIABLE).complete())
     return 0
 
 

@@ -11,7 +11,7 @@ import click
 from fsdpbench.cli.options import given_settings, setting_options, single_settings, target_options
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.script_request import script_config, script_options
-from fsdpbench.cli.values import MOST_JOBS, whole
+from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
 
@@ -27,6 +27,7 @@ _STDIN = "-"
 @click.option("--from", "source", metavar="FILE", help="The same as FILE, for use with --script.")
 @target_options
 @script_options
+@click.option("-o", "--output", type=PlaceForFile(), help="Write the explanation as an offline page (.html).")
 @click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
 @click.option("--no-changes", is_flag=True, help="Say what held memory; do not look for changes that fit.")
 @setting_options(many=False)
@@ -49,6 +50,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     if source is not None:
         config = _read(source, content, texts)
     config = _asked_for(options, assignments) or config
+    advice = None
     if config is not None:
         fork_server.start("sim")
         advice = _advice(config, options)
@@ -57,6 +59,11 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         raise UsageError(
             "explain what? A message, a log, a run folder or a snapshot (FILE), or --model or --script"
         )
+    if options["output"] is not None:
+        from fsdpbench.explain.page import write_page
+
+        write_page(options["output"], texts, advice)
+        tell(f"wrote {options['output']}")
     if as_json:
         show_json(content)
     else:

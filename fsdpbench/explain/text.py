@@ -58,8 +58,8 @@ def _without_oom(advice: Advice) -> Iterator[str]:
     yield from growth_lines(trial.account or {})
 
 
-def _held(account: dict[str, Any]) -> Iterator[str]:
-    total = account["total_bytes"]
+def held_rows(account: dict[str, Any]) -> list[tuple[str, int]]:
+    """What the whole memory of the GPU is, largest first; bytes."""
     rows = list(account["held_bytes"].items())
     rows += [
         ("freed, in use by other streams", account["waiting_bytes"]),
@@ -67,10 +67,14 @@ def _held(account: dict[str, Any]) -> Iterator[str]:
         ("outside the allocator (context, NCCL)", account["outside_bytes"]),
         ("free", account["free_bytes"]),
     ]
+    return sorted(((what, size) for what, size in rows if size), key=lambda row: -row[1])
+
+
+def _held(account: dict[str, Any]) -> Iterator[str]:
+    total = account["total_bytes"]
     yield f"What held the {told(total)}:"
-    for what, size in sorted(rows, key=lambda row: -row[1]):
-        if size:
-            yield f"  {what:<44}{told(size):>12}{size / total:>7.0%}"
+    for what, size in held_rows(account):
+        yield f"  {what:<44}{told(size):>12}{size / total:>7.0%}"
 
 
 def _holders(account: dict[str, Any]) -> Iterator[str]:

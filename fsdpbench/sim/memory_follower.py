@@ -1,4 +1,4 @@
-"""What the simulated device tells somebody who follows all uses of its memory (the sanitizer), or who holds it."""
+"""What the simulated device tells those who follow its memory: all uses (the sanitizer), or who holds it."""
 
 from __future__ import annotations
 

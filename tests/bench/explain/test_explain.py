@@ -157,3 +157,15 @@ def test_what_a_script_keeps_of_every_step_is_found(fsdpbench: CommandLine, tmp_
     assert growth[()]["per_step_bytes"] == 0
     assert growth[("keep",)]["per_step_bytes"] == 4 * 1024 * 1024
     assert growth[("keep",)]["where"][0]["line"] == "train.py:12"
+
+
+def test_the_page_stands_alone_and_escapes_what_it_quotes(fsdpbench: CommandLine, tmp_path: Path) -> None:
+    log, page = tmp_path / "oom.txt", tmp_path / "oom.html"
+    log.write_text(
+        '  File "<script>alert(1)</script>.py", line 3, in f\nCUDA out of memory. Tried to allocate 2.00 GiB.'
+    )
+    assert fsdpbench("explain", str(log), "-o", str(page)).returncode == 0
+    text = page.read_text()
+    assert "2.00 GiB" in text
+    assert "<script" not in text
+    assert "http" not in text, "nothing is loaded"
