@@ -48,7 +48,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     source = _source(options)
     config = None
     if source is not None:
-        config = _read(source, content, texts)
+        config = _read(source, options, content, texts)
     config = _asked_for(options, assignments) or config
     advice = None
     if config is not None:
@@ -82,7 +82,7 @@ def _source(options: dict[str, Any]) -> str | None:
     return arguments[0] if arguments else None
 
 
-def _read(source: str, content: dict[str, Any], texts: list[str]) -> Config | None:
+def _read(source: str, options: dict[str, Any], content: dict[str, Any], texts: list[str]) -> Config | None:
     """Explain what the file says; the configuration, where it names one. Raises `UsageError`."""
     from fsdpbench.reports.analysis.snapshot import SUFFIXES
 
@@ -90,7 +90,8 @@ def _read(source: str, content: dict[str, Any], texts: list[str]) -> Config | No
     if source != _STDIN and not path.exists():
         raise UsageError(f"{source}: no such file or folder (- reads stdin)")
     if source != _STDIN and (path.is_dir() or path.suffix == ".json"):
-        return _recorded(path)
+        record, result = _recorded(path)
+        return _measured_config(path, record, result, options, content, texts)
     if path.suffix in SUFFIXES:
         _read_snapshot(path, content, texts)
     else:
@@ -128,9 +129,8 @@ def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
     texts.append(describe_report(report))
 
 
-def _recorded(path: Path) -> Config:
-    """The configuration of a folder that ran out of memory. Raises `UsageError`."""
-    from fsdpbench.configuration.config import Config
+def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration of a folder that ran out of memory, and its result. Raises `UsageError`."""
     from fsdpbench.files.reading import read_json_object
     from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 
@@ -142,12 +142,39 @@ def _recorded(path: Path) -> Config:
             tell(f"{len(points)} configurations ran out of memory; the first is explained. For another one:")
             for point in points[1:4]:
                 tell(f"  fsdpbench explain {point.folder}")
-        record = points[0].config
-    else:
-        result = read_json_object(path / RESULT_FILE if path.is_dir() else path)
-        if "config" not in result:
-            raise UsageError(f"{path}: it holds no configuration; name a run folder or a result.json")
-        record = result["config"]
+        return points[0].config, points[0].result
+    result = read_json_object(path / RESULT_FILE if path.is_dir() else path)
+    if not isinstance(result.get("config"), dict):
+        raise UsageError(f"{path}: it holds no configuration; name a run folder or a result.json")
+    return result["config"], result
+
+
+def _measured_config(
+    path: Path,
+    record: dict[str, Any],
+    result: dict[str, Any],
+    options: dict[str, Any],
+    content: dict[str, Any],
+    texts: list[str],
+) -> Config:
+    """The recorded configuration, to be simulated on the GPUs that it ran on; of real ones the message is
+    explained too. Raises `UsageError`."""
+    from fsdpbench.configuration.config import Config
+    from fsdpbench.devices.alike import profile_like
+    from fsdpbench.reports.out_of_memory import describe_report, read_log
+
+    hardware = result.get("hardware") or {}
+    if record.get("device") == "cuda" and not options.get("hardware"):
+        found = profile_like(str(hardware.get("name")), int(hardware.get("memory_bytes") or 0))
+        if found is None:
+            raise UsageError(
+                f"{path}: no profile is like its {hardware.get('name')}; name one with --hardware"
+            )
+        options["hardware"] = found
+    report = read_log(str((result.get("cause") or {}).get("message") or ""))
+    if report is not None and record.get("device") == "cuda":
+        content["message"] = report.to_dict()
+        texts.append(describe_report(report))
     try:
         return Config.from_dict(record)
     except (KeyError, TypeError, AttributeError) as error:

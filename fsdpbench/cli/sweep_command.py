@@ -143,6 +143,8 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
         )
     else:
         print_ranking(folder, ran=len(summary.ran), already_done=summary.already_done)
+        if any(Status(point.result["status"]) is Status.OOM for point in stored):
+            tell(f"why memory ran out, and what fits: fsdpbench explain {folder}")
         if is_wanted(by_count, budget):
             print_rows(by_count, budget)
     if report_failed is not None:

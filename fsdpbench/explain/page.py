@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from fsdpbench.explain.advice import Advice
-from fsdpbench.explain.text import as_dict, held_rows, price_words
+from fsdpbench.explain.text import as_dict, growth_lines, held_rows, price_words
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.out_of_memory.text import told
 
@@ -17,7 +17,7 @@ _TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
 
 def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
-    """Write the page of an explanation: its texts, and the figures of what was simulated."""
+    """Write the page of an explanation. `texts`: as they are shown; the last one is that of the advice."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     simulation = None if advice is None else as_dict(advice)
     account = (simulation or {}).get("account")
@@ -28,7 +28,8 @@ def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
         changes=[_change(each) for each in (simulation or {}).get("changes", ())],
         held=_held(account) if out else [],
         holders=[_holder(each) for each in account["holders"]] if out else [],
-        texts=texts,
+        growth=[line for line in growth_lines(account) if line] if out else [],
+        texts=texts[:-1] if out else texts,
     )
     write_whole(path, page)
 

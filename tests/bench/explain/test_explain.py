@@ -22,6 +22,8 @@ OUT_OF_MEMORY = {
     "at the limit": "--model gpt-2.8b --gpus 8 --device sim --system torch-fsdp2 --batch 14",
     "one GPU": "--model gpt-1.3b --gpus 1 --device sim --system single --batch 24",
 }
+WIDE = "layers=4,d_model=10240,heads=80"
+"""6 billion parameters in few operators."""
 SCRIPT = """
 import sys, torch, torch.distributed as dist
 from torch import nn
@@ -97,15 +99,8 @@ def test_bad_questions_are_told_what_to_ask(fsdpbench: CommandLine, tmp_path: Pa
 
 
 def test_every_proposal_of_a_configuration_can_run_and_differs_from_it() -> None:
-    from fsdpbench.cli.explain_command import _asked_for
-
     for text in OUT_OF_MEMORY.values():
-        options: dict[str, Any] = dict.fromkeys(
-            ("script", "module", "check_ranks", "steps_by", "script_arguments")
-        )
-        words = shlex.split(text)
-        options |= {k.removeprefix("--"): v for k, v in zip(words[::2], words[1::2], strict=True)}
-        config = _asked_for(options, ())
+        config = changes_config(text)
         assert config is not None
         found = changes.changes_for(config)
         assert len({change.write for change in found}) == len(found) > 3
@@ -159,6 +154,36 @@ def test_what_a_script_keeps_of_every_step_is_found(fsdpbench: CommandLine, tmp_
     assert growth[("keep",)]["where"][0]["line"] == "train.py:12"
 
 
+def test_a_run_on_gpus_is_simulated_on_those_that_are_alike(fsdpbench: CommandLine, tmp_path: Path) -> None:
+    from fsdpbench.cli.explain_command import _read
+
+    told = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
+    config = changes_config(BIG_BATCH).to_dict() | {"device": "cuda", "hardware": None}
+    path = tmp_path / "result.json"
+    for name, wanted in (("NVIDIA H100 80GB HBM3", "h100-80gb"), ("GTX 9", None)):
+        hardware = {"name": name, "memory_bytes": 85_000_000_000}
+        path.write_text(json.dumps({"config": config, "hardware": hardware, "cause": {"message": told}}))
+        options: dict[str, Any] = {}
+        if wanted is None:
+            assert "--hardware" in fsdpbench("explain", str(path)).stderr
+            continue
+        texts: list[str] = []
+        assert _read(str(path), options, {}, texts) is not None
+        assert (options["hardware"], "2.00 GiB asked for" in texts[0]) == (wanted, True)
+
+
+def changes_config(text: str) -> Any:
+    """The configuration that a command line names."""
+    from fsdpbench.cli.explain_command import _asked_for
+
+    options: dict[str, Any] = dict.fromkeys(
+        ("script", "module", "check_ranks", "steps_by", "script_arguments")
+    )
+    words = shlex.split(text)
+    options |= {k.removeprefix("--"): v for k, v in zip(words[::2], words[1::2], strict=True)}
+    return _asked_for(options, ())
+
+
 def test_the_page_stands_alone_and_escapes_what_it_quotes(fsdpbench: CommandLine, tmp_path: Path) -> None:
     log, page = tmp_path / "oom.txt", tmp_path / "oom.html"
     log.write_text(
@@ -169,3 +194,20 @@ def test_the_page_stands_alone_and_escapes_what_it_quotes(fsdpbench: CommandLine
     assert "2.00 GiB" in text
     assert "<script" not in text
     assert "http" not in text, "nothing is loaded"
+
+
+def test_parameters_gradients_and_optimizer_are_told_apart(fsdpbench: CommandLine) -> None:
+    """Replicated in fp32 they take 4 bytes a parameter each, and AdamW's second state finds no room."""
+    from fsdpbench.sweep.planning import parse_shape
+    from fsdpbench.workloads import get_workload
+
+    words = f"--model gpt-2.8b --shape {WIDE} --gpus 8 --device sim --system torch-ddp --batch 1 --seq 64"
+    found = explained(fsdpbench, *words.split(), "--no-changes")["simulation"]
+    state = 4 * get_workload("gpt-2.8b", shape=parse_shape(WIDE)).parameters
+    account = found["account"]
+    assert_adds_up(account)
+    assert account["phase"] == "optimizer"
+    for kind in ("parameters", "gradients"):
+        assert account["held_bytes"][kind] == pytest.approx(state, rel=0.01), kind
+    assert state < account["held_bytes"]["optimizer states"] < 2 * state
+    assert found["needed_bytes"] >= 4 * state
