@@ -20,8 +20,9 @@ def write_page(path: Path, texts: Sequence[str], advice: Advice | None) -> None:
     """Write the page of an explanation. `texts`: as they are shown; the last one is that of the advice."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     simulation = None if advice is None else as_dict(advice)
-    account = (simulation or {}).get("account")
-    out = advice is not None and advice.as_it_is.status.value == "oom" and account is not None
+    out = advice is not None and advice.as_it_is.status.value == "oom"
+    account: dict[str, Any] = ((simulation or {}).get("account") if out else None) or {}
+    out = bool(account)
     page = environment.from_string(_TEMPLATE.read_text()).render(
         title=_title(account) if out else "Why memory ran out",
         simulation=simulation,

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fsdpbench.sim.accelerator import ACCELERATOR
@@ -40,7 +41,9 @@ class MemoryAccount:
     def __init__(self, line: Lines | None = None) -> None:
         self._live: dict[int, tuple[int, Place]] = {}
         self._buffers: dict[int, Category] = {}
+        self._shards: set[int] = set()
         self._places = Places(line)
+        self._places.on_root = self._note_shards
         self._growth = Growth()
         self._places.on_step = lambda: self._growth.step_ended(self._live.values())
 
@@ -77,15 +80,19 @@ class MemoryAccount:
         elif event.action is AllocatorAction.FREE:
             self._live.pop(event.address, None)
             self._buffers.pop(event.address, None)
+            self._shards.discard(event.address)
 
     def report(self) -> dict[str, Any]:
         """What is held now, as plain values: bytes, names, and where the program stands."""
         here = self._places.now()
-        owned = self._owned()
+        owned, known = self._owned(), bool(self._places.roots)
         sums: dict[str, int] = dict.fromkeys((category.value for category in Category), 0)
         holders: dict[tuple[str, str, str | None], list[int]] = {}
         for start, (size, place) in self._live.items():
-            category = owned.get(start) or self._buffers.get(start) or category_of(place)
+            category = owned.get(start) or self._buffers.get(start)
+            if category is None and start in self._shards:
+                category = Category.PARAMETERS
+            category = category or category_of(place, modules_known=known)
             if category is Category.PARAMETERS and place.phase is not Phase.BUILDING:
                 category = Category.ALL_GATHER
             sums[category.value] += size
@@ -108,6 +115,11 @@ class MemoryAccount:
             "holders": _largest(holders),
             "growth": self._growth.to_dict(),
         }
+
+    def _note_shards(self, root: nn.Module) -> None:
+        """A root is called for the first time, and its units hold their shards alone: later the gathered
+        parameters stand in their place."""
+        self._shards.update(_addresses(root.parameters()))
 
     def _owned(self) -> dict[int, Category]:
         """Addresses of what modules and optimizers own."""

@@ -24,13 +24,14 @@ class Category(StrEnum):
     ALL_GATHER = "gathered parameters, all-gather buffers"
     REDUCE_SCATTER = "reduce-scatter buffers"
     OPTIMIZER_WORK = "optimizer's temporaries"
+    OTHERS = "inputs and others"
 
 
-def category_of(place: Place) -> Category:
-    """Of a block that nobody known owns."""
+def category_of(place: Place, *, modules_known: bool) -> Category:
+    """Of a block that nobody known owns; before the first forward nobody knows the modules."""
     span = place.span.lower()
     if place.phase is Phase.BUILDING:
-        return Category.PARAMETERS
+        return Category.OTHERS if modules_known else Category.PARAMETERS
     if place.phase is Phase.OPTIMIZER:
         return Category.OPTIMIZER_WORK
     if any(word in span for word in _GATHERS):

@@ -53,6 +53,7 @@ class Places:
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.on_step: Callable[[], None] | None = None
+        self.on_root: Callable[[nn.Module], None] | None = None
         self.step = 1
         self._line = line or (lambda: None)
         self._names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -103,6 +104,8 @@ class Places:
 
     def _learn(self, root: nn.Module) -> str:
         self.roots.add(root)
+        if self.on_root is not None:
+            self.on_root(root)
         for path, module in root.named_modules():
             self._names[module] = _WRAPPERS.sub("", path).strip(".") or type(root).__name__
         return self._names[root]

@@ -131,12 +131,15 @@ def test_a_script_that_runs_out_is_told_the_line_and_what_fits(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     told = ("--script", str(script), "--gpus", "8", "--")
-    done = fsdpbench("explain", "--json", *told, "--batch", "1200000")
+    done = fsdpbench("explain", "--json", *told, "--batch", "900000")
     found = json.loads(done.stdout)["simulation"]
     assert found["account"]["phase"] == "forward"
     assert found["account"]["line"].startswith("train.py:")
+    held = found["account"]["held_bytes"]
+    assert held["inputs and others"] == pytest.approx(900_000 * 1024 * 4, rel=0.01)
+    assert held["parameters"] == pytest.approx(4 * 4 * (8 * 1024 * 1024 + 5 * 1024) / 8, rel=0.01)
     writes = [change["write"] for change in found["changes"]]
-    assert "-- --batch 600000" in writes
+    assert "-- --batch 450000" in writes
     assert any("checkpoint" in write for write in writes)
     assert not any("DataLoader" in write for write in writes), "the script has none"
 
