@@ -47,6 +47,7 @@ def run_rank(config: Config, placement: Placement, folder: Path) -> Status:
     def out_of_memory(message: str) -> None:
         record.add_sanitizer(getattr(device, "sanitizer", None))
         record.status, record.cause = Status.OOM, _first_line(message)
+        record.memory_account = record.memory_account or getattr(device, "memory_account", None)
         record.write(folder)
 
     device.on_out_of_memory(out_of_memory)

@@ -13,6 +13,7 @@ import click
 
 from fsdpbench import __version__, interruption, is_command
 from fsdpbench.cli import last_resort
+from fsdpbench.cli.completion import COMPLETE_VARIABLE, answer
 from fsdpbench.cli.output import say
 from fsdpbench.cli.startup import check_place
 from fsdpbench.errors import BenchError, ExitCode
@@ -23,6 +24,7 @@ _COMMANDS = {
     "plan": "What a sweep would run, what cannot fit, and what it would cost.",
     "tune": "Search a space for its best configurations.",
     "analyze": "Overlap, exposed communication and memory of any Kineto trace.",
+    "explain": "Why memory ran out, and the smallest changes that fit.",
     "report": "Write the report of a run folder again.",
     "compare": "Is B worse than A? Run folders or results; exit 1 on a regression.",
     "check": "Compare a sweep with a baseline; exit 1 on a regression.",
@@ -31,6 +33,7 @@ _COMMANDS = {
     "validate": "Simulate published runs and compare.",
     "doctor": "What this machine can run, and what is missing for the rest.",
     "list": "Models, systems, hardware profiles and settings.",
+    "completion": "What makes the shell complete models, hardware and settings.",
 }
 
 
@@ -90,6 +93,8 @@ def run() -> None:
 def _invoke() -> int:
     """The exit code of the command. Raises what nobody foresaw."""
     code: int = ExitCode.OK
+    if COMPLETE_VARIABLE in os.environ:
+        return answer(_group)
     try:
         check_place()
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from fsdpbench.cli.output import make_console, show_json
+from fsdpbench.cli.output import make_console, show, show_json
 from fsdpbench.configuration.settings import SETTINGS, show_value
 
 Row = dict[str, Any]
@@ -23,6 +23,8 @@ def command(what: str, as_json: bool) -> None:
         show_json(rows)
         return
     _print_table([_flat(row) for row in rows])
+    if what in _NOTES:
+        show(f"\n{_NOTES[what]}")
 
 
 def models() -> list[Row]:
@@ -129,7 +131,10 @@ _LISTS: dict[str, Callable[[], list[Row]]] = {
 }
 
 
-_OF_MODELS = {"parameters": "parameters", "training_state_bytes": "parameters, gradients, AdamW"}
+_OF_MODELS = {"parameters": "parameters", "training_state_bytes": "state"}
+_SHAPE_WIDTH = 29
+"""Columns for a shape's first fields, so that the table has 80; `--json` has them all."""
+_NOTES = {"models": "state: parameters, gradients, AdamW's moments; all ranks. --json: whole shapes"}
 
 
 def _flat(row: Row) -> dict[str, str]:
@@ -138,7 +143,7 @@ def _flat(row: Row) -> dict[str, str]:
         if value is None and key in _OF_MODELS:
             flat[_OF_MODELS[key]] = "-"  # of a plugin that cannot be loaded
         elif isinstance(value, dict):
-            flat[key] = " ".join(f"{name}={show_value(v)}" for name, v in value.items())
+            flat[key] = _first_fields([f"{name}={show_value(v)}" for name, v in value.items()])
         elif isinstance(value, list):
             flat[key] = ", ".join(map(str, value))
         elif key == "parameters":
@@ -150,6 +155,18 @@ def _flat(row: Row) -> dict[str, str]:
         else:
             flat[key] = show_value(value)
     return flat
+
+
+def _first_fields(fields: list[str]) -> str:
+    """As many as there is room for."""
+    shown = ""
+    for index, field in enumerate(fields):
+        longer = f"{shown} {field}".strip()
+        more = 2 if index + 1 < len(fields) else 0
+        if len(longer) + more > _SHAPE_WIDTH:
+            return f"{shown} …".strip()
+        shown = longer
+    return shown
 
 
 def _print_table(rows: list[dict[str, str]]) -> None:

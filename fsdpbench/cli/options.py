@@ -8,6 +8,14 @@ from typing import Any, TypeVar
 
 import click
 
+from fsdpbench.cli.completion import (
+    hardware_names,
+    model_names,
+    proposals,
+    software_names,
+    system_names,
+    values_of,
+)
 from fsdpbench.cli.values import MOST_SECONDS, Positive, whole
 from fsdpbench.configuration.settings import SETTINGS, Value, read_list, setting_named, show_value
 from fsdpbench.errors import UsageError
@@ -31,11 +39,21 @@ def sanitize_option(function: F) -> F:
 def target_options(function: F) -> F:
     """`--model`, `--gpus`, `--device`, ... : what is run, and on what."""
     options = (
-        click.option("--model", help="Named size (gpt-2.8b) or a family (gpt) with --shape."),
+        click.option(
+            "--model",
+            shell_complete=proposals(model_names),
+            help="Named size (gpt-2.8b) or a family (gpt) with --shape.",
+        ),
         click.option("--shape", help="Fields of the shape: layers=32,d_model=4096,..."),
-        click.option("--system", help="System(s) under test, comma-separated."),
+        click.option(
+            "--system", shell_complete=proposals(system_names), help="System(s) under test, comma-separated."
+        ),
         click.option("--device", default=None, help="auto (default), cuda, cpu or sim."),
-        click.option("--hardware", help="Profile to simulate (a100-80gb, FILE.toml, ...)."),
+        click.option(
+            "--hardware",
+            shell_complete=proposals(hardware_names),
+            help="Profile to simulate (a100-80gb, FILE.toml, ...).",
+        ),
         click.option(
             "--emulate",
             is_flag=True,
@@ -44,6 +62,7 @@ def target_options(function: F) -> F:
         ),
         click.option(
             "--software",
+            shell_complete=proposals(software_names),
             help="Simulated GPUs: profile of the software of a time (fsdp1-2022, FILE.toml, ...).",
         ),
         click.option("--gpus", default=None, help="Ranks in all (default 8); `sweep` takes a list."),
@@ -96,6 +115,7 @@ def setting_options(many: bool) -> Callable[[F], F]:
                 setting.name,
                 default=None,
                 metavar="V,V" if many else "V",
+                shell_complete=proposals(values_of(setting.name)),
                 help=f"{setting.meaning} Takes {setting.values}.{lists} "
                 f"Default {show_value(setting.read(setting.default))}.",
             )(function)

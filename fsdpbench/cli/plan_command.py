@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.cli.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
 from fsdpbench.cli.options import setting_options, space_options, target_options
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import request_from
@@ -27,6 +30,7 @@ _GIB = 2**30
 @target_options
 @space_options
 @click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
+@budget_options
 @click.option("--no-predict", is_flag=True, help="List the points only.")
 @setting_options(many=True)
 def command(
@@ -38,30 +42,75 @@ def command(
     """
     if not no_predict:
         fork_server.start("sim")
-    from fsdpbench.sweep.prediction import forecast
+    from fsdpbench.sweep.prediction import best_first, forecast
     from fsdpbench.sweep.runner import jobs_for
 
+    budget = Budget.of(options)
     request = request_from(space, assignments, options)
+    budget.check(request.target.workload())
     plan = request.plan()
     if not plan.points:
         raise UsageError("nothing is left to run: " + "; ".join(plan.notes))
     tell(request.announcement(len(plan.points)))
+    if added := request.added_by_preset():
+        tell(added)
     foreseen = None
     if not no_predict:
         jobs = options.get("jobs") or jobs_for("sim")
-        foreseen = forecast(plan.points, jobs, _counter(len(plan.points)))
+        foreseen = forecast(plan.points, jobs, _counter(len(plan.points), jobs))
+        foreseen = best_first(foreseen)
+        plan.points = [prediction.config for prediction in foreseen.predictions]
+    by_count = _by_count(foreseen, budget)
     if as_json:
-        show_json(_as_json(plan.points, plan.notes, foreseen))
-    else:
-        _print(plan.points, plan.notes, foreseen)
+        content = _as_json(plan.points, plan.notes, foreseen)
+        show_json(content | {"by_gpus": [row.to_dict() for row in by_count]})
+        return
+    _print(plan.points, plan.notes, foreseen)
+    if is_wanted(by_count, budget):
+        print_rows(by_count, budget)
 
 
-def _counter(total: int) -> Any:
+def _by_count(foreseen: Forecast | None, budget: Budget) -> list[Row]:
+    """The best of each number of GPUs, of what runs."""
+    predictions = () if foreseen is None else foreseen.predictions
+    running = [(p.config, p.throughput) for p in predictions if p.fits and p.throughput]
+    if not running:
+        return []
+    from fsdpbench.workloads import get_workload
+
+    first = running[0][0]
+    workload = get_workload(first.model, shape=dict(first.shape_given) or None)
+    unit = "samples" if workload.tokens(1, first.settings.seq) is None else "tokens"
+    return rows_by_count(((config.gpus, config.name, rate) for config, rate in running), unit, budget)
+
+
+_LINES_OF_PROGRESS = 10
+"""At most so many where the progress goes to a file."""
+
+
+def _counter(total: int, jobs: int) -> Callable[[int], None]:
+    """Hears how many points are done, those that need no simulation first; tells how long the rest takes."""
     live = sys.stderr.isatty()
+    began, spared, told_at = time.monotonic(), 0, 0
 
     def count(done: int) -> None:
-        if live:
-            tell(f"simulated {done} of {total}", end="\n" if done == total else "", over=True)
+        nonlocal spared, told_at
+        if not told_at:
+            told_at, spared = 1, done
+            left = total - done
+            told = f"{left} points to simulate, {min(jobs, left)} side by side"
+            tell(
+                told
+                + (f" ({done} need none: the same as others, or too large by arithmetic)" if done else "")
+            )
+            return
+        if live or done == total or done - told_at >= total / _LINES_OF_PROGRESS or done == spared + 1:
+            told_at = done
+            rest = (time.monotonic() - began) / max(done - spared, 1) * (total - done)
+            line = f"simulated {done} of {total}" + (
+                f", about {_duration(rest)} to go" if done < total else ""
+            )
+            tell(f"{line:<48}" if live else line, end="\n" if done == total or not live else "", over=live)
 
     return count
 

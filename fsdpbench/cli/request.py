@@ -11,11 +11,11 @@ from typing import Any
 
 from fsdpbench.configuration.config import Measurement
 from fsdpbench.configuration.numbers import whole_number
-from fsdpbench.configuration.settings import Value
+from fsdpbench.configuration.settings import Value, show_value
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
 from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target, parse_shape
-from fsdpbench.sweep.presets import Preset, get_preset
+from fsdpbench.sweep.presets import Preset, get_preset, of_what_is_named
 from fsdpbench.sweep.rules import Rule, parse_exclude, parse_when, read_rule
 from fsdpbench.sweep.space import Plan, Space, expand
 from fsdpbench.sweep.space_file import read_space
@@ -31,6 +31,10 @@ class SweepRequest:
     space: Space
     choice: Choice
     is_default: bool
+    preset: str | None = None
+    """The preset that lists came from."""
+    of_preset: tuple[str, ...] = ()
+    """Settings that vary because of it."""
 
     @property
     def target(self) -> Target:
@@ -72,6 +76,22 @@ class SweepRequest:
             },
         }
 
+    def added_by_preset(self) -> str | None:
+        """What varies that nobody named, and how to have it otherwise; None if nothing does."""
+        if not self.of_preset and len(self.space.systems) < 2:
+            return None
+        lists = self.space.lists
+        told = [
+            f"{name} ({', '.join(map(show_value, lists[name]))})" for name in self.of_preset if name in lists
+        ]
+        told += [f"{name} (by condition)" for name in self.of_preset if name not in lists]
+        if not told:
+            return None
+        return (
+            f"  the preset {self.preset} varies {', '.join(told)}; name a setting with several values "
+            "(--batch 4,8) to vary only what you name"
+        )
+
     def announcement(self, points: int) -> str:
         """The first line of a sweep: what runs where, and why there."""
         target = self.target
@@ -98,7 +118,10 @@ def make_request(
     counts = gpu_counts(given.get("gpus"))
     largest, choice = target_of({**given, "gpus": max(counts)})
     preset = Preset({})
-    if named_preset is not None or not whole_space:
+    varied = [name for name, values in lists.items() if len(values) > 1]
+    if varied and named_preset is None and not whole_space:
+        preset = of_what_is_named(largest.device, counts[0], _node_size(given, largest))
+    elif named_preset is not None or not whole_space:
         preset = get_preset(
             str(named_preset or "default"), largest.device, counts[0], _node_size(given, largest)
         )
@@ -116,7 +139,11 @@ def make_request(
         references=tuple(check_systems(_references(given, lists, preset))),
     )
     named = ("system", "shape", "preset", "when", "exclude", "max_points")
+    by_rules = [name for rule in preset.when for name in rule.lists]
+    more = [name for name, values in preset.lists.items() if len(values) > 1]
     return SweepRequest(
+        preset=str(named_preset or "default"),
+        of_preset=tuple(name for name in dict.fromkeys((*more, *by_rules)) if name not in lists),
         space=space,
         choice=choice,
         is_default=not (lists or whole_space or len(counts) > 1 or any(given.get(name) for name in named)),

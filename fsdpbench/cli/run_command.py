@@ -74,6 +74,8 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         show_json(result, indent=1)
     else:
         show(describe_result(result))
+    if result["status"] == Status.OOM:
+        tell(f"why, and what fits: fsdpbench explain {result['folder']}")
     if not Status(result["status"]).is_answer:
         raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fsdpbench.cli.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
 from fsdpbench.cli.launchers import Launcher, launcher_options, make_launcher
 from fsdpbench.cli.options import (
     given_settings,
@@ -41,6 +42,7 @@ _PATIENCE_S = 300.0
 @click.option("--retry-failed", is_flag=True, help="Run failed configurations of this folder again.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @sanitize_option
+@budget_options
 @setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Sweep settings (each flag takes a comma-separated list), rank the configurations, write the report.
@@ -50,8 +52,10 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     """
     if options["launcher"] == "local":
         fork_server.start(device_named(space, options))
+    budget = Budget.of(options)
     request = request_from(space, assignments, options)
-    code = run_request(request, options, as_json)
+    budget.check(request.target.workload())
+    code = run_request(request, options, as_json, budget)
     if code is not ExitCode.OK:
         raise click.exceptions.Exit(int(code))
 
@@ -81,7 +85,7 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
     return make_request(target, lists, whole_space=space is not None)
 
 
-def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -> ExitCode:
+def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, budget: Budget) -> ExitCode:
     """Run what was asked for, write the report, and say which exit code that is."""
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.ranking import print_ranking
@@ -93,6 +97,8 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
 
     plan = request.plan()
     tell(request.announcement(len(plan.points)))
+    if added := request.added_by_preset():
+        tell(added)
     for note in plan.notes:
         tell(f"  {note}")
     if not plan.points:
@@ -128,14 +134,32 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool) -
     keys = {content_key(config) for config in plan.points}
     stored = [point for point in store.points() if point.key in keys]
     failed = [p for p in stored if not Status(p.result["status"]).is_answer]
+    by_count = _by_count([point.config | point.result for point in stored], budget)
     if as_json:
         results = [{"name": p.config["name"], "folder": str(p.folder), **p.result} for p in stored]
-        show_json({"schema": 1, "folder": str(folder), "notes": plan.notes, "results": results})
+        show_json(
+            {"schema": 1, "folder": str(folder), "notes": plan.notes, "results": results}
+            | {"by_gpus": [row.to_dict() for row in by_count]}
+        )
     else:
         print_ranking(folder, ran=len(summary.ran), already_done=summary.already_done)
+        if any(Status(point.result["status"]) is Status.OOM for point in stored):
+            tell(f"why memory ran out, and what fits: fsdpbench explain {folder}")
+        if is_wanted(by_count, budget):
+            print_rows(by_count, budget)
     if report_failed is not None:
         raise report_failed
     return ExitCode.SOME_FAILED if failed else ExitCode.OK
+
+
+def _by_count(records: list[dict[str, Any]], budget: Budget) -> list[Row]:
+    """The best of each number of GPUs; `records`: configurations with their results."""
+    from fsdpbench.results.records import Status
+
+    running = [record for record in records if record["status"] == Status.OK and record.get("step_time_s")]
+    unit = "tokens" if all(record.get("tokens_per_s_per_gpu") for record in running) else "samples"
+    rates = ((each["gpus"], each["name"], each.get(f"{unit}_per_s_per_gpu") or 0.0) for each in running)
+    return rows_by_count(rates, unit, budget) if running else []
 
 
 def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> ExitCode:

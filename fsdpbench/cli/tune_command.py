@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdpbench.cli.options import setting_options, space_options, target_options
+from fsdpbench.cli.options import given_settings, setting_options, space_options, target_options
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import default_name, device_named, request_from
 from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
@@ -61,7 +61,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
 
     goal = Goal(options.pop("goal"), parse_memory(options.pop("memory")))
     figure_of(goal.name)
-    if space is None and not options.get("preset"):
+    varied = any(len(values) > 1 for values in given_settings(options, assignments).values())
+    if space is None and not options.get("preset") and not varied:
         options["preset"] = "wide"
     effort = Effort(
         trials=options["trials"],
@@ -76,6 +77,8 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     if not plan.points:
         raise UsageError("nothing is left to search: " + "; ".join(plan.notes))
     tell(request.announcement(len(plan.points)))
+    if added := request.added_by_preset():
+        tell(added)
     folder = options.get("output") or Path("runs") / f"tune-{default_name(request)}"
     store = Store.open_or_create(folder)
     with store.locked():

@@ -20,6 +20,7 @@ from fsdpbench.configuration.jitter import JitterSettings
 from fsdpbench.configuration.numbers import MOST_GPUS
 from fsdpbench.configuration.script_source import ScriptSource
 from fsdpbench.configuration.settings import SETTINGS, Settings, show_value
+from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.errors import UsageError
 
 DEVICES = ("cuda", "cpu", "sim")
@@ -83,6 +84,8 @@ class Config:
     """Follow every use of memory on the simulated GPU, and report data races."""
     software: str | None = None
     """The software profile of simulated GPUs, by name or path; `None`: the installed software, as it is."""
+    what_if: WhatIf | None = None
+    """What `fsdpbench explain` asks of simulated GPUs besides."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -142,11 +145,13 @@ class Config:
         record["shape_given"] = dict(self.shape_given)
         record["settings"] = self.settings.to_dict()
         record["measurement"] = dataclasses.asdict(self.measurement)
-        for absent in ("script", "jitter", "sanitize", "software"):
+        for absent in ("script", "jitter", "sanitize", "software", "what_if"):
             if not record[absent]:
                 del record[absent]
         if self.jitter is not None:
             record["jitter"] = dataclasses.asdict(self.jitter)
+        if self.what_if is not None:
+            record["what_if"] = dataclasses.asdict(self.what_if)
         if self.script is not None:
             record["script"], record["settings"] = self.script.to_dict(), {}
         return record
@@ -162,6 +167,8 @@ class Config:
             values["settings"] = Settings.from_record(record["settings"])
         if record.get("jitter") is not None:
             values["jitter"] = JitterSettings(**record["jitter"])
+        if record.get("what_if") is not None:
+            values["what_if"] = WhatIf(**record["what_if"])
         values["measurement"] = Measurement(**record["measurement"])
         return cls(**values)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.account import Lines, MemoryAccount
+from fsdpbench.sim.allocator.conf import AllocatorConf
+from fsdpbench.sim.hardware import HardwareProfile, load_profile
 from fsdpbench.sim.software import CURRENT, load_software
 from fsdpbench.sim.software.trainer import Trainer
 
@@ -30,12 +34,16 @@ class SimDevice:
         self.torch_device = torch.device("sim", 0)
         self._config = config
         self._placement = placement
-        self._profile = load_profile(config.hardware)
+        what_if = config.what_if or WhatIf()
+        self._what_if = what_if
+        self._profile = _with_room(load_profile(config.hardware), what_if.room)
         self._software = load_software(config.software or CURRENT)
         self._simulation: Simulation | None = None
         self._report_out_of_memory: Callable[[str], None] | None = None
         self._readings = AllocatorReadings()
         self._retried: list[bool] = []
+        self._account: MemoryAccount | None = None
+        self.line: Lines | None = None
 
     def open(self) -> None:
         self.start().init_process_group()
@@ -47,11 +55,17 @@ class SimDevice:
             self._config.gpus,
             self._config.gpus_per_node,
             rank=self._placement.rank,
+            allocator_conf=None
+            if self._what_if.allocator is None
+            else AllocatorConf.parse(self._what_if.allocator),
             jitter=self._config.jitter,
             sanitize=self._config.sanitize,
             software=self._software,
         )
         self._simulation.on_out_of_memory = self._report_out_of_memory
+        if self._what_if.account:
+            self._account = MemoryAccount(lambda: None if self.line is None else self.line())
+            self._account.begin()
         return self._simulation
 
     def close(self) -> None:
@@ -126,6 +140,11 @@ class SimDevice:
         return None if found is None else found.to_dict()
 
     @property
+    def memory_account(self) -> dict[str, Any] | None:
+        """Who holds memory now, if account is kept."""
+        return None if self._account is None else self._account.report()
+
+    @property
     def unknown_operators(self) -> dict[str, int]:
         """Operators costed by their bytes alone, with how often they ran."""
         return self._open_simulation().unknown_operators
@@ -134,6 +153,13 @@ class SimDevice:
         if self._simulation is None:
             raise RuntimeError("the simulated device is used before open()")
         return self._simulation
+
+
+def _with_room(profile: HardwareProfile, room: float) -> HardwareProfile:
+    """The same GPU with `room` times the memory."""
+    if room == 1.0:
+        return profile
+    return replace(profile, memory=replace(profile.memory, capacity_gib=room * profile.memory.capacity_gib))
 
 
 def _retries() -> int:

@@ -40,6 +40,11 @@ class OwnFiles:
             known = self._known[name] = self._is_own(name)
         return known
 
+    def line(self) -> str | None:
+        """The script's own line that runs, as `train.py:12`."""
+        frame = self.innermost()
+        return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
     def _is_own(self, name: str) -> bool:
         if name == self._script:
             return True

@@ -34,6 +34,7 @@ from fsdpbench.script.rank_check.calls import Ended
 from fsdpbench.script.rank_check.recording import Recorder
 from fsdpbench.script.rank_check.start import start_recording
 from fsdpbench.script.steps import MeasuredAllError, Steps
+from fsdpbench.script.variations import NoEffectError, Variation, Varied
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.flops import FlopCount
 
@@ -59,6 +60,7 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
     peaks = Peaks()
     requests = map_cuda(simulation)
     own_files = OwnFiles(source)
+    device.line = own_files.line
     map_clock(simulation, own_files)
     decisions = Decisions(own_files)
     decisions.follow()
@@ -76,6 +78,7 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
     def out_of_memory(message: str) -> None:
         record.add_sanitizer(device.sanitizer)
         record.status, record.cause = Status.OOM, message.splitlines()[0]
+        record.memory_account = record.memory_account or device.memory_account
         record.write(folder)
         if recorder is not None:
             recorder.finish(folder, Ended.OOM, record.cause)
@@ -90,7 +93,11 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
     files.install()
     if recorder is not None:
         recorder.follow_files(files.overlay, (rank_0 or folder) / "files")
+    what_if = config.what_if
+    varied = Varied(Variation(what_if.variation)) if what_if is not None and what_if.variation else None
     status, cause = _execute(source, own_files, decisions, recorder)
+    if varied is not None and status is Status.OK and not varied.count:
+        status, cause = Status.ERROR, str(NoEffectError(varied.variation))
     if recorder is not None:
         recorder.finish(folder, _ENDED[status], cause)
     for child in multiprocessing.active_children():  # data loaders of a script that was ended
@@ -103,6 +110,7 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
     record.placeholder_decisions = decisions.to_list()
     record.compiled = False
     record.add_sanitizer(device.sanitizer)
+    record.memory_account = record.memory_account or device.memory_account
     if steps.step_times_s:
         _fill_figures(record, steps, device)
         _export(requests, steps, record)

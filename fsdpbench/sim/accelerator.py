@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fsdpbench.sim.backward_streams import BackwardStreams
-from fsdpbench.sim.memory_follower import MemoryFollower
+from fsdpbench.sim.memory_follower import HolderFollower, MemoryFollower
 from fsdpbench.sim.timeline import DEFAULT_STREAM, Timeline, Work
 from fsdpbench.sim.trace_records import MemcpyRecord, trace_stream
 
@@ -49,7 +49,7 @@ class Accelerator:
     that come from the host are. ``on_value`` is told what Python asks for: the operation, the answer, and
     whether that is the truth. ``copied_to_host``: whether tensors of the host hold what has no values.
 
-    ``sanitizer`` follows every use of memory, None unless asked for.
+    ``sanitizer`` follows every use of memory, ``account`` who holds it; None unless asked for.
     """
 
     def __init__(self) -> None:
@@ -79,6 +79,7 @@ class Accelerator:
         self.copied_to_host = False
         self.on_value: Callable[[str, Any, bool], None] | None = None
         self.sanitizer: MemoryFollower | None = None
+        self.account: HolderFollower | None = None
         self.backward = BackwardStreams(self)
         self._listeners: list[AllocatorListener] = []
 

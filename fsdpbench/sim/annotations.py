@@ -26,6 +26,8 @@ def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[...
         self._sim_start = _OUTSIDE
         if ACCELERATOR.sanitizer is not None:
             ACCELERATOR.sanitizer.enter(self.name)
+        if ACCELERATOR.account is not None:
+            ACCELERATOR.account.enter(self.name)
         if ACCELERATOR.trace is not None:
             self._sim_start = ACCELERATOR.timeline.cpu
         elif profiling():
@@ -35,6 +37,8 @@ def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[...
     def leave(self: Any, *exc_info: Any) -> None:
         if ACCELERATOR.sanitizer is not None:
             ACCELERATOR.sanitizer.leave(self.name)
+        if ACCELERATOR.account is not None:
+            ACCELERATOR.account.leave(self.name)
         if self._sim_start != _OUTSIDE:
             if ACCELERATOR.trace is not None:
                 ACCELERATOR.trace.annotation(self.name, self._sim_start, ACCELERATOR.timeline.cpu)
@@ -58,6 +62,8 @@ class FastSpan:
     def __enter__(self) -> FastSpan:
         if ACCELERATOR.sanitizer is not None:
             ACCELERATOR.sanitizer.enter(self.name)
+        if ACCELERATOR.account is not None:
+            ACCELERATOR.account.enter(self.name)
         if ACCELERATOR.trace is not None:
             self._sim_start = ACCELERATOR.timeline.cpu
         elif profiler_enabled():
@@ -68,6 +74,8 @@ class FastSpan:
     def __exit__(self, *exc_info: Any) -> None:
         if ACCELERATOR.sanitizer is not None:
             ACCELERATOR.sanitizer.leave(self.name)
+        if ACCELERATOR.account is not None:
+            ACCELERATOR.account.leave(self.name)
         if self._original is not None:
             self._original.__exit__(*exc_info)
             self._original = None

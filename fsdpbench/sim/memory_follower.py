@@ -1,4 +1,4 @@
-"""What the simulated device tells somebody who follows all uses of its memory (the sanitizer)."""
+"""What the simulated device tells those who follow its memory: all uses (the sanitizer), or who holds it."""
 
 from __future__ import annotations
 
@@ -89,6 +89,22 @@ class MemoryFollower(Protocol):
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step."""
+
+    def end(self) -> None:
+        """The simulation is over."""
+
+
+class HolderFollower(Protocol):
+    """Hears of spans and collectives, to say who holds memory (`account/`)."""
+
+    def enter(self, span: str) -> None:
+        """A span of the profiler begins."""
+
+    def leave(self, span: str) -> None:
+        """A span of the profiler ends."""
+
+    def collective(self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """A collective is about to be queued."""
 
     def end(self) -> None:
         """The simulation is over."""

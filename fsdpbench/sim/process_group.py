@@ -100,6 +100,8 @@ class SimProcessGroup(CollectiveCalls):
         if ACCELERATOR.sanitizer is not None:
             awaited = own or asynchronous
             ACCELERATOR.sanitizer.collective(stream, kind, inputs, outputs, awaited=awaited, group=self._name)
+        if ACCELERATOR.account is not None:
+            ACCELERATOR.account.collective(kind, inputs, outputs)
         self._queue(stream, kind, nbytes, inputs, outputs, (members - 1) * grouping.MEMBER_NS, start)
         if ACCELERATOR.known_values:
             reduction = getattr(opts, "reduceOp", None)

@@ -121,6 +121,8 @@ class Simulation:
         accelerator.jitter = None if jitter is None else Jitter(jitter)
         if accelerator.sanitizer is not None:
             accelerator.sanitizer.end()
+        if accelerator.account is not None:
+            accelerator.account.end()
         sanitizer = accelerator.sanitizer = Sanitizer() if sanitize else None
         accelerator.timeline = _make_timeline(contention, sanitizer)
         accelerator.streams = {}
@@ -265,7 +267,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
         ACCELERATOR.trace = None
         ACCELERATOR.stop_listening(_report_memory)
         ACCELERATOR.allocator.device.call_listener = None
-        set_is_profiler_enabled(ACCELERATOR.sanitizer is not None)
+        set_is_profiler_enabled(ACCELERATOR.sanitizer is not None or ACCELERATOR.account is not None)
         if exc_type is None and recorder is not None:
             recorder.write(self._path)
 

@@ -10,6 +10,7 @@ simulated caching allocator. For points that run on a CPU, memory is what all ra
 from __future__ import annotations
 
 import functools
+import json
 import os
 import tempfile
 import time
@@ -24,6 +25,7 @@ from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.results.records import Status
+from fsdpbench.sweep.arithmetic import cannot_fit
 from fsdpbench.sweep.planning import DEFAULT_HARDWARE
 from fsdpbench.systems import get_system
 
@@ -83,9 +85,16 @@ def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -
     Raises `BenchError` if nothing can be started.
     """
     with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-plan-") as temporary:
-        results = _run_all([as_simulated(config) for config in points], Path(temporary), jobs, tell)
+        simulated = [as_simulated(config) for config in points]
+        # Of a CPU's points memory is another question.
+        hopeless = [
+            None if config is None or point.device == "cpu" else cannot_fit(config)
+            for point, config in zip(points, simulated, strict=True)
+        ]
+        results = _run_once(simulated, hopeless, Path(temporary), jobs, tell)
         predictions = tuple(
-            _prediction(config, result) for config, result in zip(points, results, strict=True)
+            Prediction(config, Status.OOM, reason) if reason is not None else _prediction(config, result)
+            for config, result, reason in zip(points, results, hopeless, strict=True)
         )
         extra_s, trace_bytes = _cost_of_a_trace(points, predictions, Path(temporary))
     running = [prediction for prediction in predictions if prediction.status is not None]
@@ -93,6 +102,15 @@ def forecast(points: Sequence[Config], jobs: int, tell: Callable[[int], None]) -
     disk = sum(_disk_bytes(prediction, trace_bytes) for prediction in running)
     side_by_side = jobs if points and points[0].device == "sim" else 1
     return Forecast(predictions, sum(each) / side_by_side, disk)
+
+
+def best_first(forecast: Forecast) -> Forecast:
+    """The fastest first; then what is not known, then what does not fit. Equal ones keep their order."""
+
+    def place(prediction: Prediction) -> tuple[bool, bool, float]:
+        return not prediction.fits, prediction.throughput is None, -(prediction.throughput or 0.0)
+
+    return replace(forecast, predictions=tuple(sorted(forecast.predictions, key=place)))
 
 
 def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
@@ -112,6 +130,29 @@ def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
         measurement=PROBE,
     )
     return None if get_system(config.system).not_applicable(changed) else changed
+
+
+def _run_once(
+    configs: Sequence[Config | None],
+    hopeless: Sequence[str | None],
+    folder: Path,
+    jobs: int,
+    tell: Callable[[int], None],
+) -> list[dict[str, Any] | None]:
+    """The results in order; the same configuration is simulated once, and one that cannot fit not at all."""
+    first: dict[str, int] = {}
+    places: list[int | None] = []
+    for config, reason in zip(configs, hopeless, strict=True):
+        if config is None or reason is not None:
+            places.append(None)
+            continue
+        identity = json.dumps(config.to_dict(), sort_keys=True, default=str)
+        places.append(first.setdefault(identity, len(first)))
+    distinct = {place: config for place, config in zip(places, configs, strict=True) if place is not None}
+    saved = len(configs) - len(distinct)
+    tell(saved)
+    results = _run_all(list(distinct.values()), folder, jobs, lambda done: tell(saved + done))
+    return [None if place is None else results[place] for place in places]
 
 
 def _run_all(

@@ -18,6 +18,8 @@ from fsdpbench.errors import unknown
 from fsdpbench.sweep.rules import Rule
 
 DEFAULT_SYSTEMS = ("impl-fsdp1", "impl-fsdp2")
+SYSTEM_ALONE = ("impl-fsdp2",)
+"""Where settings are named and no system; `run` takes it too."""
 REFERENCE_SYSTEMS = ("torch-fsdp1", "torch-fsdp2", "torch-ddp")
 Lists = Mapping[str, list[Value]]
 
@@ -50,6 +52,13 @@ def get_preset(name: str, device: str, gpus: int, gpus_per_node: int) -> Preset:
         preset.gpus,
         preset.systems,
     )
+
+
+def of_what_is_named(device: str, gpus: int, gpus_per_node: int) -> Preset:
+    """Nothing varies but what the user names: one system, one value of every other setting."""
+    preset = get_preset("default", device, gpus, gpus_per_node)
+    fixed = {name: values for name, values in preset.lists.items() if len(values) == 1}
+    return Preset(fixed, systems=SYSTEM_ALONE)
 
 
 def preset_names() -> list[str]:

@@ -22,6 +22,7 @@ from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.store import Store
+from fsdpbench.sweep.arithmetic import cannot_fit
 from fsdpbench.sweep.prediction import as_simulated
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
 from fsdpbench.tune.front import Candidate, judge, pareto
@@ -140,6 +141,8 @@ def _simulate(
 ) -> list[Candidate]:
     """The search on simulated GPUs: what was tried, in order."""
     simulated = [changed for config in points if (changed := as_simulated(config)) is not None]
+    if points[0].device != "cpu":
+        simulated = _with_room(simulated, tell)
     searching = Store.open_or_create(store.folder / "search")
     searching.write_space(space, simulated)
     done = 0
@@ -153,6 +156,19 @@ def _simulate(
 
     with searching.locked():
         return search(simulated, effort.trials, seed, evaluate)
+
+
+def _with_room(simulated: Sequence[Config], tell: Callable[[str], None]) -> list[Config]:
+    """Without those that cannot fit by arithmetic. Raises `BenchError` if none is left."""
+    reasons = [cannot_fit(config) for config in simulated]
+    left = [config for config, reason in zip(simulated, reasons, strict=True) if reason is None]
+    if simulated and not left:
+        raise BenchError(f"none of the {len(simulated)} points fits; {reasons[0]}: more GPUs may")
+    if len(left) < len(simulated):
+        tell(
+            f"{len(simulated) - len(left)} of {len(simulated)} points cannot fit by arithmetic: not simulated"
+        )
+    return left
 
 
 def _run_in_full(

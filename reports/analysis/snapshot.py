@@ -101,9 +101,7 @@ def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[S
         TraceError: the file cannot be read, is no pickle of plain values, no snapshot, or too large.
     """
     path = Path(path)
-    document = _unpickle(path, limits)
-    if not isinstance(document, dict) or not isinstance(document.get("segments"), list):
-        raise TraceError(path, "is a pickle, but not a memory snapshot: it has no list 'segments'")
+    document = load_snapshot(path, limits)
     try:
         histories = list(document.get("device_traces") or [])
         devices = {int(segment.get("device", 0)) for segment in document["segments"]}
@@ -120,6 +118,18 @@ def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[S
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         told = f"{type(error).__name__}: {error}"[:200]
         raise TraceError(path, f"is a damaged memory snapshot ({told})") from None
+
+
+def load_snapshot(path: Path, limits: TraceLimits | None = None) -> dict[str, Any]:
+    """The plain values of a snapshot file: `segments` and, where there is a history, `device_traces`.
+
+    Raises:
+        TraceError: as `read_snapshot`.
+    """
+    document = _unpickle(path, limits)
+    if not isinstance(document, dict) or not isinstance(document.get("segments"), list):
+        raise TraceError(path, "is a pickle, but not a memory snapshot: it has no list 'segments'")
+    return document
 
 
 def _unpickle(path: Path, limits: TraceLimits | None) -> Any:
@@ -211,7 +221,7 @@ def _holders(history: Sequence[Mapping[str, Any]], curve: Int64, peak: int) -> t
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {}
     for entry in alive.values():
-        where = _where(entry.get("frames") or ())
+        where = own_line(entry.get("frames") or ())
         sizes[where] = sizes.get(where, 0) + _size(entry["size"])
         counts[where] = counts.get(where, 0) + 1
     before = peak - sum(sizes.values())
@@ -221,7 +231,7 @@ def _holders(history: Sequence[Mapping[str, Any]], curve: Int64, peak: int) -> t
     return tuple(Holder(where, sizes[where], counts[where]) for where in ordered[:_MOST_HOLDERS])
 
 
-def _where(frames: Iterable[Mapping[str, Any]]) -> str:
+def own_line(frames: Iterable[Mapping[str, Any]]) -> str:
     """The innermost Python frame that is not torch's own, else the innermost at all."""
     first = None
     for frame in frames:

@@ -28,7 +28,17 @@ SMALL = [
     "--batch",
     "2",
 ]
-TWELVE = [*SMALL, "--wrap", "block,every-2", "--reduce-dtype", "fp32", "--limit-all-gathers", "2,off"]
+SYSTEMS = ["--system", "impl-fsdp1,impl-fsdp2", "--backward-prefetch", "pre,none"]
+TWELVE = [
+    *SMALL,
+    *SYSTEMS,
+    "--wrap",
+    "block,every-2",
+    "--reduce-dtype",
+    "fp32",
+    "--limit-all-gathers",
+    "2,off",
+]
 """2 x 2 x 2 configurations of impl-fsdp1 and 2 x 2 of impl-fsdp2."""
 
 

@@ -1,0 +1,171 @@
+"""Several numbers of GPUs: what the best configuration of each gives, takes and costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fsdpbench.cli.values import Positive
+from fsdpbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from fsdpbench.workloads import Workload
+
+F = TypeVar("F", bound=Callable[..., Any])
+_DAY_S = 86_400
+_SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_MOST_TOKENS = 1e18
+_MOST_PRICE = 1_000_000
+
+
+def budget_options(function: F) -> F:
+    """`--tokens` and `--price`."""
+    options = (
+        click.option("--tokens", metavar="N", help="Tokens to train on (300B, 1T): days and GPU-hours."),
+        click.option("--price", type=Positive(_MOST_PRICE), help="Of one GPU for an hour: what it costs."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What is asked beside the speed. tokens: to train on. price: of a GPU-hour, in any currency."""
+
+    tokens: float | None = None
+    price: float | None = None
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Budget:
+        """Takes the two options out of `options`. Raises `UsageError`."""
+        return cls(parse_tokens(options.pop("tokens", None)), options.pop("price", None))
+
+    def check(self, workload: Workload) -> None:
+        """Raises `UsageError` where tokens are asked of a model that has none."""
+        if self.tokens is not None and workload.tokens(1, workload.resolve_seq(None)) is None:
+            raise UsageError(f"--tokens: {workload.name} has samples, not tokens; leave it out")
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether any of it was named."""
+        return self.tokens is not None or self.price is not None
+
+
+@dataclass(frozen=True)
+class Row:
+    """The best configuration on so many GPUs. rate: tokens (or samples) a second, all GPUs together.
+    efficiency: rate
+    a GPU against that of the fewest GPUs. days, gpu_hours and cost: for the budget's tokens; cost without
+    tokens is
+    that of a day."""
+
+    gpus: int
+    name: str
+    unit: str
+    rate: float
+    efficiency: float
+    days: float | None
+    gpu_hours: float | None
+    cost: float | None
+
+    @property
+    def a_day(self) -> float:
+        """Tokens (or samples) in 24 hours."""
+        return self.rate * _DAY_S
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "gpus": self.gpus,
+            "best": self.name,
+            f"{self.unit}_per_s": self.rate,
+            f"{self.unit}_per_day": self.a_day,
+            "scaling_efficiency": self.efficiency,
+            "days": self.days,
+            "gpu_hours": self.gpu_hours,
+            "cost": self.cost,
+        }
+
+
+def parse_tokens(text: str | None) -> float | None:
+    """`1T`, `300B`, `2e12`. Raises `UsageError`."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmbt]?)\s*", text.lower())
+    try:
+        count = float(match[1]) * _SCALES[match[2]] if match else 0.0
+    except ValueError:
+        count = 0.0
+    if not 1 <= count <= _MOST_TOKENS:
+        raise UsageError(f"--tokens {text!r}: write a number of tokens, as in 300B or 1T")
+    return count
+
+
+def rows_by_count(found: Iterable[tuple[int, str, float]], unit: str, budget: Budget) -> list[Row]:
+    """`found`: GPUs, name and rate a GPU of each configuration that runs."""
+    best: dict[int, tuple[str, float]] = {}
+    for gpus, name, rate in found:
+        if gpus not in best or rate > best[gpus][1]:
+            best[gpus] = (name, rate)
+    fewest = best[min(best)][1] if best else 1.0
+    return [_row(gpus, *best[gpus], fewest, unit, budget) for gpus in sorted(best)]
+
+
+def _row(gpus: int, name: str, each: float, fewest: float, unit: str, budget: Budget) -> Row:
+    rate = gpus * each
+    days = None if budget.tokens is None else budget.tokens / rate / _DAY_S
+    hours = None if days is None else days * 24 * gpus
+    cost = None
+    if budget.price is not None:
+        cost = budget.price * (24 * gpus if hours is None else hours)
+    return Row(gpus, name, unit, rate, each / fewest, days, hours, cost)
+
+
+def is_wanted(rows: Sequence[Row], budget: Budget) -> bool:
+    """Whether the table says more than the ranking does."""
+    return bool(rows) and (len(rows) > 1 or budget.is_asked)
+
+
+def print_rows(rows: Sequence[Row], budget: Budget) -> None:
+    """The table, the best configuration of each number of GPUs below it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fsdpbench.cli.output import make_console
+
+    console = make_console()
+    unit = rows[0].unit
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    head = ["GPUs", f"{unit}/s", f"{unit} a day", "efficiency"]
+    head += ["days", "GPU-hours"] if budget.tokens is not None else []
+    head += ["cost" if budget.tokens is not None else "cost a day"] if budget.price is not None else []
+    for title in head:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [f"{row.gpus:,}", f"{row.rate:,.0f}", short(row.a_day), f"{row.efficiency:.0%}"]
+        cells += [
+            f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+            for value in (row.days, row.gpu_hours)
+            if value
+        ]
+        cells += [f"{row.cost:,.0f}"] if row.cost is not None else []
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print()
+    told = "" if budget.tokens is None else f" for {short(budget.tokens)} tokens"
+    console.print(Text(f"By number of GPUs, the fastest of each{told}:", style="bold"))
+    console.print(table)
+    for row in rows:
+        console.print(Text(f"  {row.gpus:>6}  {row.name}"))
+
+
+def short(count: float) -> str:
+    """`1.03 T`, `97.6 B`."""
+    for scale, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= scale:
+            return f"{count / scale:,.3g} {name}" if count < 1000 * scale else f"{count / scale:,.0f} {name}"
+    return f"{count:,.3g}"

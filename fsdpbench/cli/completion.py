@@ -1,0 +1,91 @@
+"""What the shell proposes for an option's value: models, hardware, systems, software and settings by name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from fsdpbench.cli.output import show
+from fsdpbench.configuration.settings import SETTINGS
+
+COMPLETE_VARIABLE = "_FSDPBENCH_COMPLETE"
+"""Set by the shell that asks what it could complete."""
+PROGRAM = "fsdpbench"
+SHELLS = ("bash", "zsh", "fish")
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+Proposals = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def answer(group: click.Group) -> int:
+    """Answer the shell, which asks by `COMPLETE_VARIABLE`; the exit code."""
+    shell, _, instruction = os.environ.get(COMPLETE_VARIABLE, "").partition("_")
+    kind = get_completion_class(shell)
+    if kind is None or instruction != "complete":
+        return 1
+    show(kind(group, {}, PROGRAM, COMPLETE_VARIABLE).complete())
+    return 0
+
+
+def script_for(shell: str, group: click.Group) -> str:
+    """What a shell reads to complete `fsdpbench`. Raises KeyError for a shell that click does not know."""
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise KeyError(shell)
+    return kind(group, {}, PROGRAM, COMPLETE_VARIABLE).source()
+
+
+def proposals(names: Callable[[], Iterable[str]]) -> Proposals:
+    """For an option that takes names, several between commas: the last one is completed."""
+
+    def propose(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        return [CompletionItem(before + comma + name) for name in names() if name.startswith(last)]
+
+    return propose
+
+
+def model_names() -> list[str]:
+    """Models by name, those of other packages too."""
+    from fsdpbench.workloads import workload_names
+
+    return list(workload_names())
+
+
+def system_names() -> list[str]:
+    """Systems by name."""
+    from fsdpbench.systems import offers
+
+    return [offer.name for offer in offers()]
+
+
+def hardware_names() -> list[str]:
+    """Hardware profiles of the package; found without torch."""
+    return _profiles("profiles")
+
+
+def software_names() -> list[str]:
+    """Software profiles of the package; found without torch."""
+    return _profiles("software", "profiles")
+
+
+def values_of(setting: str) -> Callable[[], list[str]]:
+    """The words that a setting takes."""
+
+    def words() -> list[str]:
+        parts = [part.strip() for part in re.split(r",| or ", SETTINGS[setting].values)]
+        return [part for part in parts if _WORD.fullmatch(part) and not part.endswith("-K")]
+
+    return words
+
+
+def _profiles(*folders: str) -> list[str]:
+    place: Any = files("fsdpbench") / "sim"
+    for folder in folders:
+        place = place / folder
+    return sorted(each.name.removesuffix(".toml") for each in place.iterdir() if each.name.endswith(".toml"))

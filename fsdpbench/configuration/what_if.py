@@ -1,0 +1,27 @@
+"""What `fsdpbench explain` asks of simulated GPUs beside a configuration's own settings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fsdpbench.errors import UsageError
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """account: keep account of who holds memory. room: times the memory that the GPU has. allocator:
+    settings as
+    `PYTORCH_CUDA_ALLOC_CONF` writes them, in place of what the environment says.
+
+    variation: what is done to a script's own calls (`script/variations.py`).
+    """
+
+    account: bool = False
+    room: float = 1.0
+    allocator: str | None = None
+    variation: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.room < math.inf:
+            raise UsageError(f"room must be a finite number above 0, not {self.room}")

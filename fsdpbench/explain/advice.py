@@ -1,0 +1,145 @@
+"""Why a configuration runs out of memory, and what to change: everything in here was simulated.
+
+as it is ─────────> does it run out? who held what?
+with more room ───> what it would need, how fast it would be ── price of a change
+each change ──────> fits? how fast? ── none fits ──> pairs of those that take most, then all of them
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fsdpbench.configuration.config import Config
+from fsdpbench.explain.changes import Change, changes_for, is_possible
+from fsdpbench.explain.trials import Trial, simulate, with_account, with_room
+from fsdpbench.results.records import Status
+
+_STRONGEST = 5
+"""Changes of which pairs are tried."""
+_MOST_PAIRS = 8
+_DEAR = 0.3
+"""Above this price of every single change, combinations are looked at too."""
+_SAME_PRICE = 0.005
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change that was simulated. price: share of the speed that it costs (below 0: it is faster); None
+    where the
+    speed without it is not known."""
+
+    change: Change
+    trial: Trial
+    price: float | None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """as_it_is: with the account. roomy: on GPUs of more memory. fits: proposals that fit, the cheapest
+    first,
+    last resorts after the others. misses: those that do not."""
+
+    as_it_is: Trial
+    roomy: Trial
+    fits: tuple[Proposal, ...] = ()
+    misses: tuple[Change, ...] = ()
+    simulated: int = field(default=0)
+
+
+def advise(config: Config, jobs: int, tell: Callable[[str], None], *, search: bool = True) -> Advice:
+    """Explain `config`, which runs on simulated GPUs. `tell` hears how far it is. Raises `BenchError`."""
+    tell(f"simulating {config.name}, as it is and with more room")
+    as_it_is, roomy = simulate([with_account(config), with_room(config)], jobs, lambda done: None)
+    if as_it_is.status is not Status.OOM or not search:
+        return Advice(as_it_is, roomy, simulated=2)
+    changes = changes_for(config)
+    trials = _tried(config, changes, jobs, tell)
+    simulated = 2 + len(changes)
+    if not any(_is_good(change, trial, roomy) for change, trial in zip(changes, trials, strict=True)):
+        singles = [change for change in changes if not change.last_resort]
+        more = combinations(config, singles, roomy, jobs, tell)
+        simulated += len(singles) + len(more)
+        changes, trials = [*changes, *more], [*trials, *_tried(config, more, jobs, tell)]
+    proposals = [
+        Proposal(change, trial, _price(change, trial, roomy))
+        for change, trial in zip(changes, trials, strict=True)
+        if trial.fits
+    ]
+    misses = tuple(
+        change for change, trial in zip(changes, trials, strict=True) if trial.status is Status.OOM
+    )
+    return Advice(as_it_is, roomy, tuple(sorted(_without_needless(proposals), key=_order)), misses, simulated)
+
+
+def combinations(
+    config: Config, singles: Sequence[Change], roomy: Trial, jobs: int, tell: Callable[[str], None]
+) -> list[Change]:
+    """Pairs of the changes that take most memory, those that take most first, and all of them at once;
+    what they
+    take is seen on GPUs with more room."""
+    needs = _tried(config, singles, jobs, tell, room=True)
+    base = roomy.allocated or 0
+    taken = {
+        change: base - trial.allocated
+        for change, trial in zip(singles, needs, strict=True)
+        if trial.allocated is not None and trial.allocated < base
+    }
+    strongest = sorted(taken, key=lambda change: -taken[change])
+    distinct: list[Change] = []
+    for change in strongest:
+        if not any(change.clashes_with(other) for other in distinct):
+            distinct.append(change)
+    pairs = [
+        first.with_(second)
+        for first, second in itertools.combinations(strongest[: 2 * _STRONGEST], 2)
+        if not first.clashes_with(second)
+    ]
+    pairs = [pair for pair in pairs if is_possible(pair, config)][:_MOST_PAIRS]
+    for count in range(3, min(len(distinct), _STRONGEST) + 1):
+        joined = distinct[0]
+        for change in distinct[1:count]:
+            joined = joined.with_(change)
+        if is_possible(joined, config):
+            pairs.append(joined)
+    return pairs
+
+
+def _tried(
+    config: Config, changes: Sequence[Change], jobs: int, tell: Callable[[str], None], *, room: bool = False
+) -> list[Trial]:
+    configs = [change.applied_to(config) for change in changes]
+    configs = [with_room(changed) for changed in configs] if room else configs
+    what = "changes, with more room" if room else "changes"
+    return simulate(configs, jobs, lambda done: tell(f"simulated {done} of {len(configs)} {what}"))
+
+
+def _is_good(change: Change, trial: Trial, roomy: Trial) -> bool:
+    """Whether a single change is answer enough: it fits without retries and is not dear."""
+    price = _price(change, trial, roomy)
+    return trial.fits and not change.last_resort and not trial.retries and (price or 0.0) < _DEAR
+
+
+def _without_needless(proposals: list[Proposal]) -> list[Proposal]:
+    """Without those that do more than another one that is as fast."""
+    return [
+        each
+        for each in proposals
+        if not any(
+            each.change.holds(other.change) and (other.price or 0.0) <= (each.price or 0.0) + _SAME_PRICE
+            for other in proposals
+        )
+    ]
+
+
+def _price(change: Change, trial: Trial, roomy: Trial) -> float | None:
+    if not trial.speed or not roomy.speed:
+        return None
+    return 1.0 - change.work * trial.speed / roomy.speed
+
+
+def _order(proposal: Proposal) -> tuple[bool, bool, float, int]:
+    price = proposal.price
+    words = len(proposal.change.settings) + len(proposal.change.fields)
+    return proposal.change.last_resort, price is None, price or 0.0, words

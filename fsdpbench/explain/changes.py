@@ -1,0 +1,224 @@
+"""Changes that take memory, each of one setting: what to write, and what it is in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.script_source import ScriptSource
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.configuration.what_if import WhatIf
+from fsdpbench.errors import UsageError
+from fsdpbench.sweep.planning import without_absent
+from fsdpbench.systems import get_system
+
+EXPANDABLE = "expandable_segments:True"
+
+
+@dataclass(frozen=True)
+class Change:
+    """`settings` and `fields` of the configuration that differ.
+
+    write: what to type. last_resort: other machines. work: samples a step, of those without the change
+    (scripts; the
+    bench counts its own).
+    """
+
+    write: str
+    meaning: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    fields: tuple[tuple[str, Any], ...] = ()
+    last_resort: bool = False
+    work: float = 1.0
+
+    def applied_to(self, config: Config) -> Config:
+        """Raises `UsageError` where the changed configuration cannot be."""
+        changed = config.settings.changed(**dict(self.settings)) if self.settings else config.settings
+        made = replace(config, settings=changed, **dict(self.fields))
+        return made if made.script is not None or made.system == config.system else without_absent(made)
+
+    def with_(self, other: Change) -> Change:
+        """Both; what the other one sets counts."""
+        return Change(
+            f"{self.write} {other.write}",
+            f"{self.meaning}; {other.meaning}",
+            tuple({**dict(self.settings), **dict(other.settings)}.items()),
+            tuple({**dict(self.fields), **dict(other.fields)}.items()),
+            self.last_resort or other.last_resort,
+            self.work * other.work,
+        )
+
+    def holds(self, other: Change) -> bool:
+        """Whether it does all that the other one does, and more."""
+        mine, others = ({*change.settings, *change.fields} for change in (self, other))
+        return mine > others
+
+    def clashes_with(self, other: Change) -> bool:
+        """Whether both change the same."""
+        names = {name for name, _ in (*self.settings, *self.fields)}
+        return bool(names & {name for name, _ in (*other.settings, *other.fields)})
+
+
+def changes_for(config: Config) -> list[Change]:
+    """The changes of one setting that `config` and its system allow."""
+    if config.script is not None:
+        candidates = [*_of_script(config, config.script), *_of_machines(config)]
+    else:
+        of_settings = [*_of_system(config), *_of_settings(config.settings), *_of_batch(config.settings)]
+        candidates = [*of_settings, *_of_machines(config)]
+    return [change for change in candidates if is_possible(change, config)]
+
+
+def is_possible(change: Change, config: Config) -> bool:
+    """Whether the changed configuration can be, and is another one."""
+    try:
+        changed = change.applied_to(config)
+    except UsageError:
+        return False
+    if changed.to_dict() == config.to_dict():
+        return False
+    if config.script is not None:
+        return True
+    system = get_system(config.system)
+    absent = system.absent_settings(config)
+    return not any(name in absent for name, _ in change.settings) and not system.not_applicable(changed)
+
+
+def _of_system(config: Config) -> Iterator[Change]:
+    """A system that shards, for one that does not."""
+    if not get_system(config.system).shards and config.gpus > 1:
+        sharded = (("system", "torch-fsdp2"),)
+        yield Change("--system torch-fsdp2", "shards parameters, gradients and optimizer", fields=sharded)
+
+
+def _of_settings(settings: Settings) -> Iterator[Change]:
+    """One setting each, that changes no result of the training, or only the dtype of the reduction."""
+    yield Change(
+        f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}",
+        "less fragmentation",
+        fields=(("what_if", WhatIf(allocator=EXPANDABLE)),),
+    )
+    if settings.strategy in ("SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"):
+        sharded = (("strategy", "FULL_SHARD"), ("shard_size", None))
+        yield Change("--strategy FULL_SHARD", "shards parameters too, over all ranks", sharded)
+    for applies, name, value, meaning in _switches(settings):
+        if applies:
+            yield _setting(name, value, meaning)
+    for value in {"none": ("every-2", "op", "full"), "op": ("full",)}.get(
+        settings.activation_checkpointing,
+        () if settings.activation_checkpointing == "full" else ("full",),
+    ):
+        yield _setting("activation_checkpointing", value, _CHECKPOINTING[value])
+    if not settings.cpu_offload:
+        yield _setting("cpu_offload", True, "shards, gradients and optimizer live on the host")
+
+
+def _switches(settings: Settings) -> Iterator[tuple[bool, str, Any, str]]:
+    """(whether it is not so yet, setting, value, what that does)."""
+    coarse = settings.wrap == "root" or settings.wrap.startswith(("every-", "size:"))
+    looped = settings.optimizer in ("adamw-foreach", "adamw-loop")
+    ahead = settings.backward_prefetch in ("pre", "post")
+    many = settings.limit_all_gathers in ("off", "auto")
+    kept = settings.reshard_after_forward is False
+    yield kept, "reshard_after_forward", True, "frees a unit's parameters after its forward"
+    yield coarse, "wrap", "block", "smaller units: less is gathered at a time"
+    yield many, "limit_all_gathers", 2, "two units' buffers at a time"
+    yield ahead, "backward_prefetch", "none", "one unit less is gathered in backward"
+    yield bool(settings.forward_prefetch), "forward_prefetch", 0, "one unit less is gathered in forward"
+    yield settings.zero_grad == "fill", "zero_grad", "release", "frees gradients between steps"
+    yield looped, "optimizer", "adamw", "fused: no temporaries in the optimizer's step"
+    in_full = settings.reduce_dtype == "fp32"
+    yield in_full, "reduce_dtype", "bf16", "halves reduction buffers; changes the sums' rounding"
+    yield settings.param_dtype == "fp32", "param_dtype", "bf16", "halves activations; computes in bf16"
+
+
+_CHECKPOINTING = {
+    "every-2": "recomputes every other block",
+    "op": "keeps products and attention, recomputes the rest",
+    "full": "recomputes every block",
+}
+
+
+def _of_batch(settings: Settings) -> Iterator[Change]:
+    """The same samples a step, in more microbatches."""
+    for parts in (2, 4, 8):
+        if settings.batch % parts == 0:
+            batch, microbatches = settings.batch // parts, settings.grad_accum * parts
+            yield Change(
+                f"--batch {batch} --grad-accum {microbatches}",
+                f"the same samples a step in {microbatches} microbatches",
+                (("batch", batch), ("grad_accum", microbatches)),
+            )
+
+
+def _of_machines(config: Config) -> Iterator[Change]:
+    for factor in (2, 4):
+        gpus = config.gpus * factor
+        per_node = config.gpus_per_node
+        if per_node == config.gpus:  # part of a node, maybe: it is filled first
+            per_node = _node_of(config, gpus)
+        yield Change(
+            f"--gpus {gpus}",
+            f"{factor} times as many GPUs, the same work each",
+            fields=(("gpus", gpus), ("gpus_per_node", per_node)),
+            last_resort=True,
+        )
+
+
+def _of_script(config: Config, script: ScriptSource) -> Iterator[Change]:
+    """What one line of a script, its environment or an argument changes."""
+    yield Change(
+        f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}",
+        "less fragmentation",
+        fields=(("what_if", WhatIf(allocator=EXPANDABLE)),),
+    )
+    for variation, (write, meaning) in _VARIATIONS.items():
+        work = 0.5 if variation == "half-batch" else 1.0
+        yield Change(write, meaning, fields=(("what_if", WhatIf(variation=variation)),), work=work)
+    for place, argument in enumerate(script.arguments):
+        name, equals, value = argument.partition("=")
+        place += 0 if equals else 1
+        value = value if equals else script.arguments[place] if place < len(script.arguments) else ""
+        if not _BATCH.fullmatch(name) or not value.isdigit() or int(value) < 2:
+            continue
+        for parts in (2, 4):
+            if int(value) % parts:
+                continue
+            told = f"{name}{equals}{int(value) // parts}" if equals else str(int(value) // parts)
+            changed = (*script.arguments[:place], told, *script.arguments[place + 1 :])
+            yield Change(
+                f"-- {name} {int(value) // parts}",
+                "a smaller batch; accumulate gradients to keep the samples a step",
+                fields=(("script", replace(script, arguments=changed)),),
+                work=1.0 / parts,
+            )
+
+
+_BATCH = re.compile(r"--?(?:.*[-_])?(?:batch|batch[-_]size|bs|b)")
+_VARIATIONS = {
+    "checkpoint": (
+        "block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
+        "before each block is wrapped: recomputes it in backward",
+    ),
+    "reshard": ("reshard_after_forward=True (FSDP1: FULL_SHARD)", "frees parameters after forward"),
+    "half-batch": (
+        "DataLoader(..., batch_size=half of it)",
+        "accumulate gradients to keep the samples a step",
+    ),
+}
+
+
+def _node_of(config: Config, gpus: int) -> int:
+    from fsdpbench.sim.hardware import load_profile
+
+    whole = load_profile(config.hardware or "").gpus_per_node
+    return max(min(whole, gpus), config.gpus_per_node)
+
+
+def _setting(name: str, value: Any, meaning: str) -> Change:
+    from fsdpbench.configuration.settings import show_value
+
+    return Change(f"--{name.replace('_', '-')} {show_value(value)}", meaning, ((name, value),))

@@ -1,0 +1,90 @@
+"""Simulates configurations side by side, and says of each whether it fits and how fast it is."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fsdpbench import interruption
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.what_if import WhatIf
+from fsdpbench.launch.pool import PointPool
+from fsdpbench.results.records import Status
+
+_POLL_S = 0.5
+_ROOMY = 16.0
+"""A GPU of so many times the memory: how much would be needed, and how fast it would be."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of one simulated configuration. Bytes; samples a second and GPU (a script: steps a second).
+
+    allocated and reserved: the peaks. account: who held memory as it ran out.
+    """
+
+    config: Config
+    status: Status
+    cause: str | None
+    speed: float | None = None
+    step_time_s: float | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    retries: float = 0.0
+    account: dict[str, Any] | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.status in (Status.OK, Status.RACE)
+
+
+def simulate(configs: Sequence[Config], jobs: int, tell: Callable[[int], None]) -> list[Trial]:
+    """One trial a configuration, in their order. `tell` hears how many are done. Raises `BenchError` where
+    nothing can be started."""
+    found: dict[int, Trial] = {}
+    todo = deque(enumerate(configs))
+    with interruption.unwinding(), tempfile.TemporaryDirectory(prefix="fsdpbench-explain-") as temporary:
+        places: dict[Path, int] = {}
+        with PointPool(jobs) as pool:
+            while todo or pool.running:
+                while todo and pool.has_room:
+                    index, config = todo.popleft()
+                    folder = Path(temporary) / f"trial{index}"
+                    folder.mkdir()
+                    places[folder] = index
+                    pool.start(config, folder)
+                for config, folder, result in pool.finished(_POLL_S):
+                    found[places[folder]] = _trial(config, result)
+                    tell(len(found))
+    return [found[index] for index in range(len(configs))]
+
+
+def _trial(config: Config, result: dict[str, Any]) -> Trial:
+    memory = result.get("peak_memory_bytes") or {}
+    step = result.get("step_time_s")
+    samples = result.get("samples_per_s_per_gpu")
+    return Trial(
+        config,
+        Status(result["status"]),
+        (result.get("cause") or {}).get("message"),
+        samples if samples else (1.0 / step if step else None),
+        step,
+        memory.get("allocated"),
+        memory.get("reserved"),
+        result.get("alloc_retries_per_step") or 0.0,
+        result.get("memory_account"),
+    )
+
+
+def with_room(config: Config) -> Config:
+    """`config` on GPUs of far more memory, which are otherwise the same."""
+    return replace(config, what_if=replace(config.what_if or WhatIf(), room=_ROOMY, account=False))
+
+
+def with_account(config: Config) -> Config:
+    """`config`, with account kept of who holds memory."""
+    return replace(config, what_if=replace(config.what_if or WhatIf(), account=True))

@@ -1,0 +1,165 @@
+"""What holds the memory of the simulated device, by what it is for.
+
+    allocator ── each block, with the place in the program that took it ──┐
+    modules, optimizers ── whose storage lies where ──────────────────────┼──> report(): bytes by category
+    collectives ── which blocks they read and write ──────────────────────┘
+
+A block that a parameter, a gradient or an optimizer's state lies in is that; else a collective's buffer
+is one; else
+the place that took it decides: in forward it is an activation of the module that ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.account.category import Category, category_of, layers_as_one
+from fsdpbench.sim.account.growth import Growth
+from fsdpbench.sim.account.places import Lines, Phase, Place, Places
+from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
+from fsdpbench.sim.storage import address as storage_address
+from fsdpbench.torch_internals import set_is_profiler_enabled
+
+_MOST_HOLDERS = 12
+_OF_COLLECTIVES = {
+    ("all_gather", False): Category.ALL_GATHER,
+    ("all_gather", True): Category.ALL_GATHER,
+    ("reduce_scatter", True): Category.REDUCE_SCATTER,
+}
+"""(kind, whether it is an input) -> what the buffer is."""
+
+
+class MemoryAccount:
+    """Follows a simulation from `begin` on; `report` may be called at any time after."""
+
+    def __init__(self, line: Lines | None = None) -> None:
+        self._live: dict[int, tuple[int, Place]] = {}
+        self._buffers: dict[int, Category] = {}
+        self._shards: set[int] = set()
+        self._places = Places(line)
+        self._places.on_root = self._note_shards
+        self._growth = Growth()
+        self._places.on_step = lambda: self._growth.step_ended(self._live.values())
+
+    def begin(self) -> None:
+        """Follow the accelerator of this process from now on."""
+        ACCELERATOR.account = self
+        ACCELERATOR.listen(self._on_event)
+        set_is_profiler_enabled(True)  # or nobody makes spans
+
+    def end(self) -> None:
+        """Follow no more."""
+        self._places.close()
+        ACCELERATOR.stop_listening(self._on_event)
+        ACCELERATOR.account = None
+
+    def enter(self, span: str) -> None:
+        """A span of the profiler begins."""
+        self._places.enter(span)
+
+    def leave(self, span: str) -> None:
+        """A span of the profiler ends."""
+        self._places.leave(span)
+
+    def collective(self, kind: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """A collective is about to be queued."""
+        for is_input, tensors in ((True, inputs), (False, outputs)):
+            category = _OF_COLLECTIVES.get((kind, is_input))
+            if category is not None:
+                self._buffers |= dict.fromkeys(_addresses(tensors), category)
+
+    def _on_event(self, event: AllocatorEvent) -> None:
+        if event.action is AllocatorAction.ALLOC:
+            self._live[event.address] = (event.size, self._places.now())
+        elif event.action is AllocatorAction.FREE:
+            self._live.pop(event.address, None)
+            self._buffers.pop(event.address, None)
+            self._shards.discard(event.address)
+
+    def report(self) -> dict[str, Any]:
+        """What is held now, as plain values: bytes, names, and where the program stands."""
+        here = self._places.now()
+        owned, known = self._owned(), bool(self._places.roots)
+        sums: dict[str, int] = dict.fromkeys((category.value for category in Category), 0)
+        holders: dict[tuple[str, str, str | None], list[int]] = {}
+        for start, (size, place) in self._live.items():
+            category = owned.get(start) or self._buffers.get(start)
+            if category is None and start in self._shards:
+                category = Category.PARAMETERS
+            category = category or category_of(place, modules_known=known)
+            if category is Category.PARAMETERS and place.phase is not Phase.BUILDING:
+                category = Category.ALL_GATHER
+            sums[category.value] += size
+            key = (category.value, layers_as_one(place.module), place.line)
+            found = holders.setdefault(key, [0, 0])
+            found[0] += size
+            found[1] += 1
+        stats, allocator = ACCELERATOR.allocator.stats, ACCELERATOR.allocator
+        return {
+            "step": here.step,
+            "phase": here.phase.value,
+            "module": here.module,
+            "line": here.line,
+            "held_bytes": {name: size for name, size in sums.items() if size},
+            "waiting_bytes": stats.active_bytes - stats.allocated_bytes,
+            "unused_bytes": stats.reserved_bytes - stats.active_bytes,
+            "outside_bytes": allocator.total_bytes - allocator.device.capacity_bytes,
+            "free_bytes": allocator.device.free_bytes,
+            "total_bytes": allocator.total_bytes,
+            "holders": _largest(holders),
+            "growth": self._growth.to_dict(),
+        }
+
+    def _note_shards(self, root: nn.Module) -> None:
+        """A root is called for the first time, and its units hold their shards alone: later the gathered
+        parameters stand in their place."""
+        self._shards.update(_addresses(root.parameters()))
+
+    def _owned(self) -> dict[int, Category]:
+        """Addresses of what modules and optimizers own."""
+        found: dict[int, Category] = {}
+        parameters = [p for root in self._places.roots for p in root.parameters()]
+        buffers = [b for root in self._places.roots for b in root.buffers()]
+        optimizers = list(self._places.optimizers)
+        of_groups = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+        states = [value for each in optimizers for state in each.state.values() for value in _values(state)]
+        for category, tensors in (
+            (Category.OPTIMIZER, states),
+            (Category.PARAMETERS, (*parameters, *of_groups, *buffers)),
+            (Category.GRADIENTS, [p.grad for p in (*parameters, *of_groups) if p.grad is not None]),
+        ):
+            for start in _addresses(tensors):
+                # FSDP1's flat parameters lie in the gathered ones for a while.
+                if start not in found and start not in self._buffers:
+                    found[start] = category
+        return found
+
+
+def _values(state: Any) -> Iterator[torch.Tensor]:
+    items = state.values() if isinstance(state, dict) else ()
+    yield from (value for value in items if isinstance(value, torch.Tensor))
+
+
+@torch.no_grad()
+def _addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    found = []
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        start = storage_address(local.untyped_storage())
+        if start:
+            found.append(start)
+    return found
+
+
+def _largest(holders: dict[tuple[str, str, str | None], list[int]]) -> list[dict[str, Any]]:
+    ordered = sorted(holders.items(), key=lambda item: (-item[1][0], str(item[0])))[:_MOST_HOLDERS]
+    return [
+        {"category": category, "module": module, "line": line, "bytes": size, "count": count}
+        for (category, module, line), (size, count) in ordered
+    ]

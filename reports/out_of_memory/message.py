@@ -1,0 +1,190 @@
+"""The messages of torch's allocators when memory runs out, of torch 2.0 to 2.14.
+
+    until 2.0   Tried to allocate A (GPU 0; T total capacity; U already allocated; F free; R reserved in
+    total by PyTorch)
+    since 2.1   Tried to allocate A. GPU 0 has a total capacity of T of which F is free. Including
+    non-PyTorch memory,
+                this process has P memory in use. Of the allocated memory U is allocated by PyTorch, and C
+                is reserved
+                by PyTorch but unallocated.
+
+Variants: `capacty` (2.1), a limit (`L allowed`), other processes (`Process 7 has X memory in use`),
+private pools of CUDA
+graphs, HIP and XPU in place of CUDA. Other forms tell less: MPS, the CPU's allocator, and the driver's own
+"CUDA error: out of memory", which NCCL and libraries meet too.
+Source: c10/cuda/CUDACachingAllocator.cpp, c10/core/impl/alloc_cpu.cpp, aten/src/ATen/mps/MPSAllocator.mm
+of these releases.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+_UNITS = {
+    "bytes": 1,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+    "PiB": 1 << 50,
+    "EiB": 1 << 60,
+    "KB": 1 << 10,
+    "MB": 1 << 20,
+    "GB": 1 << 30,
+}
+_SIZE = r"([\d.]+ (?:bytes|[KMGTPE]i?B))"
+_START = re.compile(
+    r"\b(CUDA|HIP|XPU) out of memory\. Tried to allocate (?:more than 1EB memory|" + _SIZE + ")"
+)
+_OLD = re.compile(rf"\(GPU (\d+); {_SIZE} total capacity; {_SIZE} already allocated; {_SIZE} free; ")
+_OLD_RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch\)")
+_CAPACITY = re.compile(rf"GPU (\d+) has a total capac(?:i)?ty of {_SIZE}(?: of which {_SIZE} is free)?")
+_IN_USE = re.compile(rf"this process has {_SIZE} memory in use")
+_OTHERS = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
+_ALLOCATED = re.compile(rf"Of the allocated memory {_SIZE} is allocated by PyTorch")
+_UNALLOCATED = re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated")
+_POOLS = re.compile(rf"with {_SIZE} allocated in private pools")
+_ALLOWED = re.compile(rf"{_SIZE} allowed;")
+_MPS = re.compile(
+    rf"MPS backend out of memory \(MPS allocated: {_SIZE}, other allocations: {_SIZE}, "
+    rf"max allowed: {_SIZE}\)\."
+    rf" Tried to allocate {_SIZE}"
+)
+_CPU = re.compile(
+    r"DefaultCPUAllocator: (?:can't allocate memory: you tried to allocate|not enough memory: you "
+    r"tried to allocate)"
+    r" (\d+) bytes"
+)
+_DRIVER = re.compile(
+    r"CUDA error: out of memory|Cuda failure (?:2 )?'?out of memory'?|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|hipErrorOutOfMemory"
+)
+_LONGEST = 2000
+
+
+@dataclass(frozen=True)
+class OomMessage:
+    """One message. Bytes; None is what it does not tell.
+
+    source: `CUDA`, `HIP`, `XPU`, `MPS`, `CPU`, or `driver` where not torch's allocator ran out. process:
+    what this
+    process holds in all, others: what each other process holds (in number of `others_seen`, summed).
+    allowed: the
+    limit of `set_per_process_memory_fraction`. private_pools: of CUDA graphs, part of allocated.
+    position: where it
+    begins in the text.
+    """
+
+    source: str
+    asked: int | None = None
+    gpu: int | None = None
+    total: int | None = None
+    free: int | None = None
+    process: int | None = None
+    others: int | None = None
+    others_seen: int = 0
+    allowed: int | None = None
+    allocated: int | None = None
+    unallocated: int | None = None
+    private_pools: int | None = None
+    position: int = 0
+
+    @property
+    def reserved(self) -> int | None:
+        """What torch's allocator took from the device."""
+        if self.allocated is None or self.unallocated is None:
+            return None
+        return self.allocated + self.unallocated
+
+    @property
+    def outside(self) -> int | None:
+        """What is in use and not the allocator's: context, NCCL, libraries, in old messages other
+        processes too."""
+        if self.reserved is None:
+            return None
+        used = self.process
+        if used is None and self.total is not None and self.free is not None and not self.others:
+            used = self.total - self.free
+        return None if used is None else max(used - self.reserved, 0)
+
+    @property
+    def short(self) -> int | None:
+        """By how much the free memory misses what was asked for."""
+        if self.asked is None or self.free is None:
+            return None
+        return max(self.asked - self.free, 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, the derived ones too."""
+        told = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "position"}
+        return told | {"reserved": self.reserved, "outside": self.outside, "short": self.short}
+
+
+def find_messages(text: str) -> list[OomMessage]:
+    """Every message in a text, in its order; the same words in each of several ranks' logs count each
+    time."""
+    joined = re.sub(r"\s+", " ", text)
+    starts = list(_START.finditer(joined))
+    found = []
+    for index, start in enumerate(starts):
+        end = starts[index + 1].start() if index + 1 < len(starts) else len(joined)
+        found.append(_of_allocator(start, joined[start.start() : min(end, start.start() + _LONGEST)]))
+    for match in _MPS.finditer(joined):
+        ours, others, allowed, asked = (_bytes(group) for group in match.groups())
+        found.append(
+            OomMessage("MPS", asked, others=others, allocated=ours, allowed=allowed, position=match.start())
+        )
+    found += [OomMessage("CPU", int(m[1]), position=m.start()) for m in _CPU.finditer(joined)]
+    found += [OomMessage("driver", position=m.start()) for m in _DRIVER.finditer(joined)]
+    return sorted(found, key=lambda message: message.position)
+
+
+def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
+    asked = None if start[2] is None else _bytes(start[2])
+    old = _OLD.search(text)
+    allowed = _one(_ALLOWED, text)
+    if old:
+        allocated, reserved = _bytes(old[3]), _one(_OLD_RESERVED, text)
+        return OomMessage(
+            start[1],
+            asked,
+            int(old[1]),
+            total=_bytes(old[2]),
+            free=_bytes(old[4]),
+            allowed=allowed,
+            allocated=allocated,
+            unallocated=None if reserved is None else max(reserved - allocated, 0),
+            position=start.start(),
+        )
+    capacity = _CAPACITY.search(text)
+    others = [_bytes(size) for _, size in _OTHERS.findall(text)]
+    return OomMessage(
+        start[1],
+        asked,
+        gpu=int(capacity[1]) if capacity else None,
+        total=_bytes(capacity[2]) if capacity else None,
+        free=_bytes(capacity[3]) if capacity and capacity[3] else None,
+        process=_one(_IN_USE, text),
+        others=sum(others) if others else None,
+        others_seen=len(others),
+        allowed=allowed,
+        allocated=_one(_ALLOCATED, text),
+        unallocated=_one(_UNALLOCATED, text),
+        private_pools=_one(_POOLS, text),
+        position=start.start(),
+    )
+
+
+def _one(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text)
+    return _bytes(found[1]) if found else None
+
+
+def _bytes(text: str) -> int:
+    number, unit = text.split(" ")
+    try:
+        return round(float(number) * _UNITS[unit])
+    except ValueError:  # "1.2.3"
+        return 0

@@ -1,0 +1,125 @@
+"""`plan` and `tune`: nothing varies unasked, nothing is simulated twice or in vain, the best comes first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fsdpbench.cli.request import SweepRequest, make_request
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.sweep import prediction
+from fsdpbench.sweep.arithmetic import cannot_fit, state_bytes
+from fsdpbench.sweep.planning import make_config, without_absent
+
+SIM: dict[str, Any] = {"model": "gpt-tiny", "device": "sim", "gpus": 8}
+
+
+def request(given: dict[str, Any], **lists: Any) -> SweepRequest:
+    return make_request({**SIM, **given}, lists, whole_space=False)
+
+
+def configuration(model: str, system: str, gpus: int, **settings: Any) -> Config:
+    made = request({"model": model, "gpus": gpus})
+    return without_absent(make_config(made.target, system, Settings.of(**settings), made.target.workload()))
+
+
+def test_two_named_axes_of_three_values_are_nine_points() -> None:
+    made = request({}, batch=[1, 2, 4], wrap=["block", "every-2", "every-4"])
+    assert len(made.plan().points) == 9
+    assert made.added_by_preset() is None
+
+
+def test_a_preset_says_first_what_it_adds() -> None:
+    told = request({}, batch=[4]).added_by_preset() or ""
+    assert "preset default varies wrap (block, every-4)" in told
+    assert "batch" not in told.split(";")[0]
+    assert "strategy" in (request({"preset": "memory"}, batch=[4, 8]).added_by_preset() or "")
+
+
+def test_a_named_preset_keeps_its_lists_beside_those_that_are_named() -> None:
+    points = request({"preset": "memory"}, batch=[4, 8]).plan().points
+    assert {point.settings.strategy for point in points} == {"FULL_SHARD", "SHARD_GRAD_OP"}
+
+
+@pytest.mark.parametrize(
+    ("config", "bytes_each", "shards"),
+    [
+        (("gpt-175b", "impl-fsdp2", 8), 16, 8),
+        (("gpt-6.7b", "torch-ddp", 8), 16, 1),
+        (("gpt-13b", "single", 1), 16, 1),
+    ],
+)
+def test_the_training_state_alone_is_enough_to_say_no(
+    config: tuple[str, str, int], bytes_each: int, shards: int
+) -> None:
+    made = configuration(*config)
+    parameters = request({"model": config[0]}).target.workload().parameters
+    assert state_bytes(made) == bytes_each * parameters // shards
+    assert "by arithmetic" in (cannot_fit(made) or "")
+
+
+def test_sgd_offload_and_hybrid_count_for_what_they_hold() -> None:
+    whole = state_bytes(configuration("gpt-2.8b", "impl-fsdp2", 64)) or 0
+    assert state_bytes(configuration("gpt-2.8b", "impl-fsdp2", 64, optimizer="sgd")) == whole // 2
+    assert state_bytes(configuration("gpt-2.8b", "impl-fsdp2", 64, cpu_offload=True)) is None
+    hybrid = configuration("gpt-2.8b", "impl-fsdp2", 64, strategy="HYBRID_SHARD")
+    assert (state_bytes(hybrid) or 0) // 8 == whole
+    assert state_bytes(configuration("dhen-tiny", "impl-fsdp2", 8)) is None, "tables of their own dtype"
+
+
+def test_points_are_simulated_once_and_not_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Config] = []
+
+    def run_all(configs: list[Config], *rest: Any) -> list[dict[str, Any]]:
+        ran.extend(configs)
+        return [_result(config) for config in configs]
+
+    monkeypatch.setattr(prediction, "_run_all", run_all)
+    monkeypatch.setattr(prediction, "_cost_of_a_trace", lambda *ignored: (0.0, 0))
+    small = [configuration("gpt-tiny", "impl-fsdp2", 8, batch=batch) for batch in (2, 4, 2)]
+    hopeless = configuration("gpt-175b", "impl-fsdp2", 8)
+    told: list[int] = []
+    found = prediction.best_first(prediction.forecast([hopeless, *small], 1, told.append))
+    assert [config.settings.batch for config in ran] == [2, 4]
+    assert told == [2]
+    assert [each.config.settings.batch for each in found.predictions] == [4, 2, 2, hopeless.settings.batch]
+    assert "by arithmetic" in (found.predictions[-1].reason or "")
+
+
+def _result(config: Config) -> dict[str, Any]:
+    batch = config.settings.batch
+    return {
+        "status": "ok",
+        "cause": None,
+        "bench": {"duration_s": 0.1},
+        "peak_memory_bytes": {"reserved": batch << 20, "allocated": batch << 20},
+        "tokens_per_s_per_gpu": 10.0 * batch,
+        "samples_per_s_per_gpu": 1.0 * batch,
+        "tflops_per_gpu": 1.0,
+        "step_time_s": 0.1,
+        "alloc_retries_per_step": 0.0,
+    }
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("system", ["impl-fsdp2", "impl-fsdp1", "torch-fsdp2", "torch-ddp", "single"])
+def test_what_fits_is_never_ruled_out(system: str, fsdpbench: Any, tmp_path: Any) -> None:
+    """The bound is below what a simulated step holds at its peak."""
+    config = configuration("gpt-125m", system, 1 if system == "single" else 8, batch=1)
+    words = f"run --model gpt-125m --system {system} --gpus {config.gpus} --device sim --batch 1 --json"
+    done = fsdpbench(*words.split(), "-o", str(tmp_path / "run"))
+    peak = json.loads(done.stdout)["peak_memory_bytes"]["allocated"]
+    assert (state_bytes(config) or 0) <= peak
+
+
+def test_progress_is_told_in_lines_where_it_goes_to_a_file(fsdpbench: Any) -> None:
+    done = fsdpbench("plan", "--model", "gpt-tiny", "--gpus", "8", "--device", "sim", "--batch", "1,2")
+    assert done.returncode == 0
+    assert "2 points to simulate" in done.stderr
+    assert "simulated 1 of 2, about" in done.stderr
+    assert "simulated 2 of 2" in done.stderr
+    rows = [line for line in done.stdout.splitlines() if line.startswith("impl-fsdp2")]
+    assert "batch-2" in rows[0], "the faster one comes first"

@@ -1,0 +1,60 @@
+"""Tokens, days, GPU-hours and cost by number of GPUs: the arithmetic, and the commands that print it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fsdpbench.cli.by_count import Budget, parse_tokens, rows_by_count, short
+from fsdpbench.errors import UsageError
+
+
+def test_the_best_of_each_count_is_told_with_its_arithmetic() -> None:
+    found = [(8, "slow", 900.0), (8, "fast", 1000.0), (64, "many", 800.0)]
+    few, many = rows_by_count(found, "tokens", Budget(tokens=1e12, price=2.0))
+    assert (few.name, few.rate, few.efficiency) == ("fast", 8000.0, 1.0)
+    assert few.a_day == 8000 * 24 * 3600
+    assert few.days == pytest.approx(1e12 / 8000 / 86400)
+    assert few.gpu_hours == pytest.approx(1e12 / 1000 / 3600), "the rate a GPU decides"
+    assert few.cost == pytest.approx(2 * 1e12 / 1000 / 3600)
+    assert (many.rate, many.efficiency) == (51_200.0, 0.8)
+    assert many.gpu_hours == pytest.approx(few.gpu_hours / 0.8)
+
+
+def test_without_tokens_the_cost_is_that_of_a_day() -> None:
+    (row,) = rows_by_count([(8, "x", 10.0)], "samples", Budget(price=3.0))
+    assert (row.days, row.gpu_hours, row.cost) == (None, None, 3.0 * 24 * 8)
+
+
+@pytest.mark.parametrize(("text", "count"), [("1T", 1e12), ("300b", 3e11), ("2e12", 2e12), ("1.5 t", 1.5e12)])
+def test_tokens_are_written_as_people_do(text: str, count: float) -> None:
+    assert parse_tokens(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "many", "0", "-1T", "1.2.3B", "1Q", "1e99T"])
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--tokens"):
+        parse_tokens(text)
+
+
+def test_large_numbers_are_short() -> None:
+    assert [short(count) for count in (1e12, 9.76e10, 2.5e15, 5400)] == ["1 T", "97.6 B", "2,500 T", "5.4 k"]
+
+
+def test_a_model_without_tokens_is_told_before_anything_runs(fsdpbench: Any) -> None:
+    done = fsdpbench("plan", "--model", "regnet-tiny", "--tokens", "1T", "--device", "sim")
+    assert done.returncode == 2
+    assert "has samples, not tokens" in done.stderr
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("command", ["plan", "sweep"])
+def test_the_commands_answer_by_count(command: str, fsdpbench: Any, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "--model gpt-tiny --device sim --gpus 8,16 --batch 1,8 --tokens 1B --price 2"
+    rows = json.loads(fsdpbench(command, *words.split(), "--json").stdout)["by_gpus"]
+    assert [row["gpus"] for row in rows] == [8, 16]
+    assert all("batch-8" in row["best"] for row in rows)
+    assert "By number of GPUs" in fsdpbench(command, *words.split()).stdout
