@@ -31,7 +31,12 @@ def sanitize_option(function: F) -> F:
 def target_options(function: F) -> F:
     """`--model`, `--gpus`, `--device`, ... : what is run, and on what."""
     options = (
-        click.option("--model", help="Named size (gpt-2.8b) or a family (gpt) with --shape."),
+        click.option("--model", help="Named size (gpt-2.8b), a family (gpt) with --shape, or hf:OWNER/NAME of the local cache."),
+        click.option(
+            "--hf-config",
+            metavar="PATH",
+            help="In place of --model: a Hugging Face config.json, or its folder (docs/models.md).",
+        ),
         click.option("--shape", help="Fields of the shape: layers=32,d_model=4096,..."),
         click.option("--system", help="System(s) under test, comma-separated."),
         click.option("--device", default=None, help="auto (default), cuda, cpu or sim."),

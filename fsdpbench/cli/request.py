@@ -14,14 +14,17 @@ from fsdpbench.configuration.numbers import whole_number
 from fsdpbench.configuration.settings import Value
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
-from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target, parse_shape
+from fsdpbench.sweep.hf_model import with_hf_model
+from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target
 from fsdpbench.sweep.presets import Preset, get_preset
 from fsdpbench.sweep.rules import Rule, parse_exclude, parse_when, read_rule
+from fsdpbench.sweep.shape_text import parse_shape
 from fsdpbench.sweep.space import Plan, Space, expand
 from fsdpbench.sweep.space_file import read_space
 
 DEFAULT_GPUS = 8
 _MOST_WORLDS = 100
+_NOT_BY_DEFAULT = ("system", "shape", "hf_config", "preset", "when", "exclude", "max_points")
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ def make_request(
 ) -> SweepRequest:
     """`given` holds what is no setting (`model`, `gpus`, `preset`, `when`, ...), `lists` what was named of
     the settings. With `whole_space` (a TOML file) the default lists are not added. Raises `UsageError`."""
+    is_named = any(given.get(name) for name in _NOT_BY_DEFAULT)
+    given = with_hf_model(given)
     named_preset = given.get("preset")
     counts = gpu_counts(given.get("gpus"))
     largest, choice = target_of({**given, "gpus": max(counts)})
@@ -115,11 +120,10 @@ def make_request(
         sample_seed=whole("sample_seed", given.get("sample_seed") or 0),
         references=tuple(check_systems(_references(given, lists, preset))),
     )
-    named = ("system", "shape", "preset", "when", "exclude", "max_points")
     return SweepRequest(
         space=space,
         choice=choice,
-        is_default=not (lists or whole_space or len(counts) > 1 or any(given.get(name) for name in named)),
+        is_default=not (lists or whole_space or len(counts) > 1 or is_named),
     )
 
 
@@ -131,6 +135,7 @@ def request_of_space(space: Mapping[str, Any]) -> SweepRequest:
 
 def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
     """The target in `given`, its device resolved, and why it is that one."""
+    given = with_hf_model(given)
     (gpus,) = _one_count(given.get("gpus"))
     hardware = given.get("hardware")
     emulate = bool(given.get("emulate"))

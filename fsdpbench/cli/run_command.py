@@ -84,7 +84,7 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
     from fsdpbench.results.result import not_applicable_result
     from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
 
-    if not options.get("model"):
+    if not options.get("model") and not options.get("hf_config"):
         raise UsageError(
             "which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them. "
             "For a training script of your own: --script train.py"

@@ -109,9 +109,13 @@ def _wrap(text: str) -> Value:
         return _every_k(text)
     if text.startswith("size:"):
         return f"size:{_parameters(text[5:])}"
-    if all(part.isidentifier() for part in text.split("+")):
-        return text
-    raise ValueError("")
+    return _joined_names(text)
+
+
+def _joined_names(text: str) -> Value:
+    if not all(part.isidentifier() for part in text.split("+")):
+        raise ValueError("")
+    return text
 
 
 def _parameters(text: str) -> int:
@@ -294,6 +298,22 @@ _TABLE: tuple[Setting, ...] = (
         _one_of("release", "fill"),
     ),
     Setting(
+        "lora",
+        0,
+        "off, or a rank (at least 1)",
+        "Train adapters of this rank beside the linear layers of a frozen model.",
+        "`off`: all parameters are trained.",
+        _or({"off": 0, "none": 0}, _whole(0)),
+    ),
+    Setting(
+        "lora_targets",
+        "all",
+        "all, attention, or names of layers joined by +",
+        "Which linear layers of the blocks get adapters.",
+        "All of them learn most for the same memory.",
+        _joined_names,
+    ),
+    Setting(
         "compile",
         False,
         "true, false",
@@ -312,6 +332,8 @@ _TABLE: tuple[Setting, ...] = (
 )
 
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
+_NEWER = frozenset({"lora", "lora_targets"})
+"""Settings that older records lack; what they ran is the default."""
 
 
 @dataclass(frozen=True)
@@ -338,6 +360,8 @@ class Settings:
     cpu_offload: bool
     optimizer: str
     zero_grad: str
+    lora: int
+    lora_targets: str
     compile: bool
     seed: int
 
@@ -352,10 +376,11 @@ class Settings:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Settings:
         """Settings as `to_dict` wrote them; `None` stays `None` (a setting that the system does not have)."""
-        missing = SETTINGS.keys() - record.keys()
+        missing = SETTINGS.keys() - record.keys() - _NEWER
         if missing:
             raise UsageError(f"a recorded configuration lacks the settings {', '.join(sorted(missing))}")
-        return cls(**{name: record[name] for name in SETTINGS})
+        newer = {name: SETTINGS[name].default for name in _NEWER}
+        return cls(**{name: record[name] if name in record else newer[name] for name in SETTINGS})
 
     def to_dict(self) -> dict[str, Value]:
         return dataclasses.asdict(self)

@@ -40,6 +40,7 @@ OTHER = {
     "forward_prefetch": 1, "limit_all_gathers": 3, "memory_handover": "events", "param_dtype": "fp32",
     "reduce_dtype": "bf16", "buffer_dtype": "bf16", "activation_checkpointing": "full", "cpu_offload": True,
     "optimizer": "sgd", "zero_grad": "fill", "compile": True, "seed": 1, "seq": 128,
+    "lora": 8, "lora_targets": "attention",
 }  # fmt: skip
 
 

@@ -1,0 +1,138 @@
+"""Parts of a configuration that several model types have in common: rotary positions, layers, activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fsdpbench.workloads.decoder.rotary import Rope
+from fsdpbench.workloads.errors import ShapeError
+from fsdpbench.workloads.hf_config.keys import Keys, shortest_period
+
+DEFAULT_SEQ = 4096
+"""Tokens a sample where nobody names a length: the longest context of a model is not what it is trained at."""
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_fast": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+}
+_LETTERS = {"full_attention": "F", "sliding_attention": "S"}
+
+
+def common_shape(keys: Keys, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Sizes, biases, norm and dropout of a decoder; `defaults` are the model's own, by key of the file."""
+    heads = keys.whole("num_attention_heads", defaults["num_attention_heads"])
+    d_model = keys.whole("hidden_size", defaults["hidden_size"])
+    if not heads or not d_model:
+        raise ShapeError("keys num_attention_heads and hidden_size must be at least 1")
+    attention_bias = keys.flag("attention_bias", False)
+    longest = keys.whole("max_position_embeddings", defaults["max_position_embeddings"])
+    keys.must_be("is_encoder_decoder", False)
+    keys.must_be("add_cross_attention", False)
+    return {
+        "layers": keys.whole("num_hidden_layers", defaults["num_hidden_layers"]),
+        "d_model": d_model,
+        "d_ff": keys.whole("intermediate_size", defaults["intermediate_size"]),
+        "heads": heads,
+        "kv_heads": keys.whole("num_key_value_heads", defaults.get("num_key_value_heads", heads), null=heads),
+        "head_width": keys.whole("head_dim", defaults.get("head_dim", 0), null=0) or d_model // heads,
+        "vocab": keys.whole("vocab_size", defaults["vocab_size"]),
+        "tied": keys.flag("tie_word_embeddings", defaults.get("tie_word_embeddings", False)),
+        "max_seq": min(longest, DEFAULT_SEQ),
+        "qkv_bias": attention_bias,
+        "output_bias": attention_bias,
+        "norm_eps": keys.number("rms_norm_eps", defaults.get("rms_norm_eps", 1e-6)),
+        "activation": keys.word("hidden_act", defaults.get("hidden_act", "silu"), ACTIVATIONS),
+        "attention_dropout": keys.number("attention_dropout", 0.0),
+    }
+
+
+def layer_pattern(keys: Keys, layers: int, window: int | None, slides: Callable[[int], bool]) -> dict[str, Any]:
+    """`window` and `layer_pattern`: of `layer_types` where it is given, else by `slides(layer)`."""
+    kinds = keys.raw("layer_types")
+    if kinds is None:
+        letters = "".join("S" if window and slides(layer) else "F" for layer in range(layers))
+    elif not isinstance(kinds, list) or len(kinds) != layers or not set(map(str, kinds)) <= set(_LETTERS):
+        raise keys.misfit("layer_types", kinds, f"{layers} times one of {', '.join(_LETTERS)}")
+    else:
+        letters = "".join(_LETTERS[kind] for kind in kinds)
+    if "S" not in letters:
+        return {"window": 0, "layer_pattern": "F"}
+    if not window:
+        raise keys.misfit("sliding_window", keys.raw("sliding_window"), "a number of tokens for sliding layers")
+    return {"window": window, "layer_pattern": shortest_period(letters)}
+
+
+def rope_shape(
+    keys: Keys, theta: float, standard: dict[str, Any] | None = None, *, partial: float | None = None
+) -> dict[str, Any]:
+    """`rope_theta` and `rope`, of `rope_parameters` (since transformers 5) or `rope_scaling` and `rope_theta`.
+
+    `standard`: the scaling of a model that names none; `partial`: the share of a head that is turned, where
+    the model has such a key.
+    """
+    newer, older = keys.table("rope_parameters"), keys.table("rope_scaling")
+    given = dict(newer or older or standard or {})
+    if partial is not None:
+        # The key inside the table comes first, as in transformers.
+        outer = keys.number("partial_rotary_factor", partial)
+        share = keys.as_number("partial_rotary_factor", given.pop("partial_rotary_factor", None), outer)
+    theta = keys.number("rope_theta", theta)
+    theta = keys.as_number("rope_theta", given.pop("rope_theta", None), theta)
+    shape = {"rope_theta": theta, "rope": str(read_rope(keys, given))}
+    return shape if partial is None else {**shape, "rotary_share": share}
+
+
+def read_rope(keys: Keys, given: dict[str, Any]) -> Rope:
+    """A table of `rope_parameters` without its theta. Raises: ShapeError, its type or a key is not built."""
+    kind = given.pop("rope_type", None) or given.pop("type", None) or "default"
+    given.pop("type", None)
+    names = {
+        "default": {},
+        "linear": {"factor": "factor"},
+        "llama3": {
+            "factor": "factor",
+            "low_freq_factor": "low",
+            "high_freq_factor": "high",
+            "original_max_position_embeddings": "original",
+        },
+        "yarn": {
+            "factor": "factor",
+            "beta_fast": "fast",
+            "beta_slow": "slow",
+            "original_max_position_embeddings": "original",
+            "attention_factor": "mscale",
+            "truncate": "truncate",
+        },
+    }.get(str(kind))
+    if names is None:
+        raise ShapeError(
+            f"the rotary positions are of type {kind!r}, which is not built (default, linear, llama3 and yarn "
+            "are): remove the key rope_scaling or rope_parameters to train at the original context"
+        )
+    if kind != "default" and given.get("factor") is None:
+        raise ShapeError(f"the rotary positions are of type {kind}, and lack the key factor")
+    numbers: dict[str, float] = {}
+    if kind in ("llama3", "yarn") and given.get("original_max_position_embeddings") is None:
+        numbers["original"] = float(keys.whole("max_position_embeddings", 0))
+    mscale = (given.pop("mscale", None), given.pop("mscale_all_dim", None)) if kind == "yarn" else (None, None)
+    for key, value in given.items():
+        if value is None:
+            continue
+        if key not in names:
+            raise keys.refusal(f"{key} of the rotary positions ({kind})", value)
+        plain = int(value) if key == "truncate" and isinstance(value, bool) else value
+        numbers[names[key]] = keys.as_number(key, plain, 0.0)
+    if all(mscale) and "mscale" not in numbers:
+        over, under = (_yarn_scale(keys, numbers["factor"], each) for each in mscale)
+        numbers["mscale"] = over / under
+    return Rope.parse(str(Rope(str(kind), **numbers)))
+
+
+def _yarn_scale(keys: Keys, factor: float, scale: Any) -> float:
+    return 0.1 * keys.as_number("mscale", scale, 0.0) * math.log(max(factor, 1.0)) + 1.0
