@@ -30,7 +30,6 @@ from fsdpbench.workloads.shaped import Shaped
 FAMILY = "gpt"
 POSITIONS = ("learned", "none")
 ATTENTIONS = ("fused", "explicit")
-ACTIVATIONS = ("gelu", "gelu-tanh")
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class GPTShape:
     cast to fp32 before the loss, as most mixed precision training does (batch x seq x vocab x 4 B of
     memory); `attention`: `fused` (one kernel), or `explicit` as minGPT and models before flash attention
     write it, with the [seq, seq] weights in memory; `dropout`: of embeddings, attention weights and
-    residuals; `activation`: `gelu`, or `gelu-tanh`, GPT-2's approximation of it.
+    residuals.
 
     Raises:
         ShapeError: a number is out of range, heads do not divide d_model, or a word is unknown.
@@ -61,14 +60,9 @@ class GPTShape:
     fp32_loss: bool = True
     attention: str = "fused"
     dropout: float = 0.0
-    activation: str = "gelu"
 
     def __post_init__(self) -> None:
         check_share(self, "dropout")
-        if self.activation not in ACTIVATIONS:
-            raise ShapeError(
-                f"shape field activation is '{self.activation}': it must be one of {', '.join(ACTIVATIONS)}"
-            )
         if self.attention not in ATTENTIONS:
             raise ShapeError(
                 f"shape field attention is '{self.attention}': it must be one of {', '.join(ATTENTIONS)}"
@@ -157,10 +151,9 @@ class GPTFeedForward(nn.Module):
         self.up = Projection(shape.d_model, shape.expansion * shape.d_model, shape.bias)
         self.down = Projection(shape.expansion * shape.d_model, shape.d_model, shape.bias, output_std)
         self.dropout = shape.dropout
-        self.approximate = "tanh" if shape.activation == "gelu-tanh" else "none"
 
     def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.down(F.gelu(self.up(x), approximate=self.approximate))
+        projected: Tensor = self.down(F.gelu(self.up(x)))
         return F.dropout(projected, self.dropout, self.training)
 
 

@@ -1,10 +1,10 @@
-"""Low-rank adapters (LoRA; Hu et al. 2021, arXiv 2106.09685): a frozen model, and small matrices that are trained.
+"""Low-rank adapters (LoRA; Hu et al. 2021, arXiv 2106.09685): a frozen model, small matrices are trained.
 
     y = x W^T  +  (alpha / rank) (x A^T) B^T        W frozen, A of [rank, in] normal, B of [out, rank] zero
 
-A layer keeps its name and its `weight`, and gains `lora_a` and `lora_b`, so that units and state dicts are those of
-the plain model and two more. Frozen parameters lie in one dtype (bf16 as a rule: 2 bytes each and nothing
-else), adapters in fp32 with gradient and AdamW's moments (16 bytes).
+A layer keeps its name and its `weight`, and gains `lora_a` and `lora_b`, so that units and state dicts are
+those of the plain model and two more. Frozen parameters lie in one dtype (bf16 as a rule: 2 bytes each and
+nothing else), adapters in fp32 with gradient and AdamW's moments (16 bytes).
 
 FLOPs: a frozen product costs its forward and the gradient of its input, and not that of its weight. What lies
 before the first adapter, seen from the tokens, needs no gradient at all.
@@ -39,14 +39,14 @@ _STAGES = {
     **dict.fromkeys(("gate", "up", "gate_up", "router"), _NARROW),
     "down": _WIDE,
 }
-"""What a block's layers read, in order: its input, what attention mixed, the norm after it, the hidden layer."""
+"""What a block's layers read, in order: its input, what attention mixed, a norm of that, the hidden layer."""
 _ALPHA_OF_RANK = 2.0
 
 
 @dataclass(frozen=True)
 class Lora:
-    """`rank` of the adapters, `targets` (`all` linear layers of the blocks, those of `attention`, or names joined
-    by +), and the dtype of what is frozen."""
+    """`rank` of the adapters, `targets` (`all` linear layers of the blocks, those of `attention`, or names
+    joined by +), and the dtype of what is frozen."""
 
     rank: int
     targets: str = ALL
@@ -117,8 +117,8 @@ class LoraWorkload(Workload):
         names = {product.name for product in self._products.products(0)} - _NEVER
         if not any(lora.takes(name) for name in names):
             raise WorkloadError(
-                f"lora_targets: {base.name} has no layer {lora.targets!r}; it has {', '.join(sorted(names))}, "
-                "and all or attention stand for several"
+                f"lora_targets: {base.name} has no layer {lora.targets!r}; it has {', '.join(sorted(names))}"
+                ", and all or attention stand for several"
             )
         unknown = set() if lora.targets in (ALL, ATTENTION) else set(lora.targets.split("+")) - names
         if unknown:
@@ -148,7 +148,8 @@ class LoraWorkload(Workload):
     def training_state_bytes(self) -> int:
         """The frozen parameters as they lie, and 16 bytes an adapter's parameter."""
         return (
-            self._base.parameters * self._lora.frozen_dtype.itemsize + TRAINING_BYTES * self.adapter_parameters
+            self._base.parameters * self._lora.frozen_dtype.itemsize
+            + TRAINING_BYTES * self.adapter_parameters
         )
 
     @property

@@ -31,7 +31,10 @@ def sanitize_option(function: F) -> F:
 def target_options(function: F) -> F:
     """`--model`, `--gpus`, `--device`, ... : what is run, and on what."""
     options = (
-        click.option("--model", help="Named size (gpt-2.8b), a family (gpt) with --shape, or hf:OWNER/NAME of the local cache."),
+        click.option(
+            "--model",
+            help="Named size (gpt-2.8b), a family (gpt) with --shape, or hf:OWNER/NAME of the local cache.",
+        ),
         click.option(
             "--hf-config",
             metavar="PATH",

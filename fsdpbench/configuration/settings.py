@@ -379,8 +379,8 @@ class Settings:
         missing = SETTINGS.keys() - record.keys() - _NEWER
         if missing:
             raise UsageError(f"a recorded configuration lacks the settings {', '.join(sorted(missing))}")
-        newer = {name: SETTINGS[name].default for name in _NEWER}
-        return cls(**{name: record[name] if name in record else newer[name] for name in SETTINGS})
+        values: dict[str, Any] = {name: SETTINGS[name].default for name in _NEWER} | {**record}
+        return cls(**{name: values[name] for name in SETTINGS})
 
     def to_dict(self) -> dict[str, Value]:
         return dataclasses.asdict(self)

@@ -10,7 +10,7 @@ from fsdpbench.workloads.lora import Lora, LoraWorkload
 
 
 def adapted(workload: Workload, settings: Settings) -> Workload:
-    """`workload`, or with `lora` its fine-tuning; what is frozen lies in `param_dtype`, as it is computed with.
+    """`workload`, or with `lora` its fine-tuning; the frozen part lies in `param_dtype`.
 
     Raises `WorkloadError` for a family or layers that have no adapters.
     """

@@ -21,7 +21,6 @@ from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import UsageError
 from fsdpbench.sim.software import CURRENT
 from fsdpbench.systems.adapted import workload_of
-from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.systems.optimizers import make_optimizer
 from fsdpbench.systems.software import refused_by_software
 from fsdpbench.workloads import Workload
@@ -159,12 +158,12 @@ def refuse_lora(config: Config) -> dict[str, str]:
 
 
 def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
-    """FSDP1 with adapters: a flat parameter has one dtype (torch: "Must flatten tensors with uniform dtype")."""
+    """A flat parameter has one dtype (torch: "Must flatten tensors with uniform dtype")."""
     settings = config.settings
     if settings.lora and settings.param_dtype != "fp32":
         return {
-            "lora": f"frozen parameters in {settings.param_dtype} and adapters in fp32 lie in one unit, and a "
-            "flat parameter has one dtype: use FSDP2, or param_dtype=fp32"
+            "lora": f"frozen parameters in {settings.param_dtype} and adapters in fp32 lie in one unit, and "
+            "a flat parameter has one dtype: use FSDP2, or param_dtype=fp32"
         }
     return {}
 

@@ -54,8 +54,8 @@ def expert_loads(shape: DecoderShape, tokens: int, layer: int) -> list[int]:
 class Experts(nn.Module):
     """All experts of a layer: rows of [rows, d_model], sorted by expert, to the same.
 
-    Weights lie as [experts x inputs, outputs], so that any number of ranks shards them evenly, also more ranks
-    than there are experts.
+    Weights lie as [experts x inputs, outputs], so that any number of ranks shards them evenly, also
+    more ranks than there are experts.
     """
 
     def __init__(self, shape: DecoderShape, output_std: float) -> None:

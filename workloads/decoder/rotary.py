@@ -1,29 +1,33 @@
 """Rotary positions: each pair of a head's elements is turned by an angle that grows with the position.
 
 How fast each pair turns is theta^(-2k / width), or what a scaling for longer contexts makes of it: `linear`
-(Chen et al. 2023), `llama3` (as Llama 3.1's published code), `yarn` (Peng et al. 2023, arXiv 2309.00071).
+(Chen et al. 2023), `llama3` (as Llama 3.1's published code), `yarn` (Peng et al. 2023, arXiv 2309.00071),
+`longrope` (Ding et al. 2024, arXiv 2402.13753: a factor a pair).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fsdpbench.workloads.errors import ShapeError
 
-_KINDS = ("default", "linear", "llama3", "yarn")
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+_LISTS = ("short", "long")
 
 
 @dataclass(frozen=True)
 class Rope:
     """How positions are scaled: `kind` and its numbers, as text `yarn:factor=32;original=4096;truncate=0`.
 
-    `factor` stretches the context, `original` is its length before; `low`, `high`: llama3's frequency factors;
-    `fast`, `slow`: yarn's betas; `truncate`: yarn's bounds are rounded to whole pairs; `mscale`: cosines and
-    sines are multiplied by it (0: yarn's 0.1 ln factor + 1).
+    `factor` stretches the context, `original` is its length before; `low`, `high`: llama3's frequency
+    factors; `fast`, `slow`: yarn's betas; `truncate`: yarn's bounds are rounded to whole pairs; `mscale`:
+    cosines and sines are multiplied by it (0: yarn's 0.1 ln factor + 1); `short`, `long`: longrope's factors,
+    as `short=1.0|1.1|...`, the latter of sequences longer than `original`.
     """
 
     kind: str = "default"
@@ -35,21 +39,27 @@ class Rope:
     slow: float = 1.0
     truncate: float = 1.0
     mscale: float = 0.0
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Rope:
         """Raises: ShapeError, the text names no kind or no number."""
         kind, _, rest = text.partition(":")
         known = {field.name for field in fields(cls)} - {"kind"}
-        numbers: dict[str, float] = {}
+        numbers: dict[str, Any] = {}
         try:
             for part in filter(None, rest.split(";")):
                 name, _, value = part.partition("=")
                 if name not in known:
                     raise ValueError
-                numbers[name] = float(value)
-                if not math.isfinite(numbers[name]) or numbers[name] < 0:
+                found = tuple(map(float, value.split("|")))
+                if not all(math.isfinite(each) and each >= 0 for each in found):
                     raise ValueError
+                if name in _LISTS:
+                    numbers[name] = found
+                else:
+                    (numbers[name],) = found
             rope = cls(kind, **numbers)
             if kind not in _KINDS or rope.factor < 1 or rope.high <= rope.low or rope.original < 1:
                 raise ValueError
@@ -64,7 +74,7 @@ class Rope:
         """The text that `parse` reads."""
         plain = Rope(self.kind)
         numbers = [
-            f"{field.name}={getattr(self, field.name)!r}"
+            f"{field.name}={_shown(getattr(self, field.name))}"
             for field in fields(self)
             if field.name != "kind" and getattr(self, field.name) != getattr(plain, field.name)
         ]
@@ -78,12 +88,19 @@ class Rope:
         return 0.1 * math.log(self.factor) + 1.0 if self.kind == "yarn" and self.factor > 1 else 1.0
 
 
-def speeds(width: int, theta: float, rope: Rope, device: torch.device) -> Tensor:
-    """Radians a position that each of width / 2 pairs turns, fp32."""
+def _shown(value: float | tuple[float, ...]) -> str:
+    return "|".join(map(repr, value)) if isinstance(value, tuple) else repr(value)
+
+
+def speeds(width: int, theta: float, rope: Rope, device: torch.device, seq: int = 0) -> Tensor:
+    """Radians a position that each of width / 2 pairs turns in a sequence of `seq` tokens, fp32."""
     pairs = torch.arange(0, width, 2, device=device, dtype=torch.float32)
     plain = torch.exp(pairs * (-math.log(theta) / width))
     if rope.kind == "linear":
         return plain / rope.factor
+    if rope.kind == "longrope":
+        factors = rope.long if seq > rope.original else rope.short
+        return plain / torch.tensor(factors, device=device, dtype=torch.float32)
     if rope.kind == "llama3":
         turns = plain * (rope.original / (2 * math.pi))
         keep = ((turns - rope.low) / (rope.high - rope.low)).clamp(0.0, 1.0)
@@ -111,7 +128,7 @@ def _yarn_bounds(width: int, theta: float, rope: Rope) -> tuple[float, float]:
 def rotary_tables(seq: int, width: int, theta: float, rope: Rope, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of [seq, width], in `like`'s dtype and on its device."""
     positions = torch.arange(seq, device=like.device, dtype=torch.float32)
-    angles = positions[:, None] * speeds(width, theta, rope, like.device)[None, :]
+    angles = positions[:, None] * speeds(width, theta, rope, like.device, seq)[None, :]
     angles = torch.cat((angles, angles), dim=-1)
     cosines, sines = angles.cos(), angles.sin()
     if rope.attention_factor != 1.0:

@@ -21,23 +21,25 @@ class DecoderShape:
     * `layers`, `d_model`, `d_ff` (feed-forward width), `vocab`, `tied` (the lm head shares the token
       embedding), `head_bias` (of the lm head), `max_seq` (default length), `fp32_loss`.
     * `heads`, `kv_heads`, `head_width` (0: d_model / heads), `query_scale` (scores are divided by its root;
-      0: head_width), `qkv_bias`, `output_bias`, `qk_norm` (an RMSNorm of queries and keys), `fused_projections`
-      (one product for queries, keys and values, one for gate and up), `sinks` (a learned score a head that
-      takes weight and gives nothing), `score_cap` and `logit_cap` (soft caps, 0: none).
-    * `window`: tokens that a layer of sliding attention sees (0: none has one), `layer_pattern`: `S` sliding, `F`
-      full, repeated over the layers.
-    * `rope_theta`, `local_theta` (of sliding layers; 0: the same), `rope` (see `Rope`), `rotary_share` of a head.
-    * `norm`: `rms`, `rms-offset` (weights count from 1, as Gemma's) or `layer`; `norm_eps`; `norms`: `fused` or
-      `composed` of single operators in fp32, as Hugging Face writes them; `post_norms`: also after attention
-      and feed-forward; `parallel`: both read one norm and are added at once (Phi).
+      0: head_width), `qkv_bias`, `output_bias`, `qk_norm` (an RMSNorm of queries and keys),
+      `fused_projections` (one product for queries, keys and values, one for gate and up), `sinks` (a
+      learned score a head that takes weight and gives nothing), `score_cap` and `logit_cap` (soft caps, 0:
+      none).
+    * `window`: tokens that a layer of sliding attention sees (0: none has one), `layer_pattern`: `S`
+      sliding, `F` full, repeated over the layers.
+    * `rope_theta`, `local_theta` (of sliding layers; 0: the same), `rope` (see `Rope`), `rotary_share` of a
+      head.
+    * `norm`: `rms`, `rms-offset` (weights count from 1, as Gemma's) or `layer`; `norm_eps`; `norms`:
+      `fused` or `composed` of single operators in fp32, as Hugging Face writes them; `post_norms`: also
+      after attention and feed-forward; `parallel`: both read one norm and are added at once (Phi).
     * `gated`: the feed-forward is act(gate) x up; `activation`: `silu`, `gelu`, `gelu-tanh` or `relu`;
       `mlp_bias`; `embedding_scale`: embeddings are multiplied by the root of d_model.
     * `attention`: `fused`, or `explicit` with the scores in memory, which caps and sinks need.
     * `embedding_dropout`, `residual_dropout`, `attention_dropout`.
-    * `experts` of a mixture (0: none), `expert_d_ff`, `experts_per_token`, `moe_pattern` (`M` mixture, `D` dense,
-      repeated), `router_bias`, `expert_bias`, `renormalised` (weights of the chosen add up to 1), `clamped`
-      (GPT-OSS's limited gate), `router_load` (`balanced` or `skewed`), `router_skew` (exponent of the skew),
-      `router_seed` (which experts are the busy ones).
+    * `experts` of a mixture (0: none), `expert_d_ff`, `experts_per_token`, `moe_pattern` (`M` mixture, `D`
+      dense, repeated), `router_bias`, `expert_bias`, `renormalised` (weights of the chosen add up to 1),
+      `clamped` (GPT-OSS's limited gate), `router_load` (`balanced` or `skewed`), `router_skew` (exponent of
+      the skew), `router_seed` (which experts are the busy ones).
 
     Raises:
         ShapeError: a number is out of range, sizes do not divide, or a word is unknown.
@@ -94,15 +96,21 @@ class DecoderShape:
     router_seed: int = 0
 
     def __post_init__(self) -> None:
-        check_positive(
-            self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "max_seq"
-        )
+        check_positive(self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "max_seq")
         check_divides(self, "kv_heads", "heads")
         check_share(self, "embedding_dropout", "residual_dropout", "attention_dropout")
         if self.head_width < 1:
             check_divides(self, "heads", "d_model")
             object.__setattr__(self, "head_width", self.d_model // self.heads)
-        for name in ("query_scale", "score_cap", "logit_cap", "window", "local_theta", "norm_eps", "router_skew"):
+        for name in (
+            "query_scale",
+            "score_cap",
+            "logit_cap",
+            "window",
+            "local_theta",
+            "norm_eps",
+            "router_skew",
+        ):
             if getattr(self, name) < 0:
                 raise ShapeError(f"shape field {name} is {getattr(self, name)}: it must be at least 0")
         for name, words in _WORDS.items():
@@ -121,7 +129,11 @@ class DecoderShape:
             )
         if self.rope_theta <= 1 or 0 < self.local_theta <= 1:
             raise ShapeError(f"shape field rope_theta is {self.rope_theta}: it must be above 1")
-        Rope.parse(self.rope)
+        rope = Rope.parse(self.rope)
+        if rope.kind == "longrope" and {len(rope.short), len(rope.long)} != {self.rotary_width // 2}:
+            raise ShapeError(
+                f"shape field rope is longrope: short and long need {self.rotary_width // 2} numbers each"
+            )
         _check_pattern("layer_pattern", self.layer_pattern, "SF")
         if "S" in self.layer_pattern and not self.window:
             raise ShapeError("shape field layer_pattern has sliding layers (S): give them a window")
@@ -181,4 +193,6 @@ _WORDS = {
 
 def _check_pattern(name: str, pattern: str, letters: str) -> None:
     if not 0 < len(pattern) <= _LARGEST_PATTERN or set(pattern) - set(letters):
-        raise ShapeError(f"shape field {name} is '{pattern[:80]}': it takes the letters {' and '.join(letters)}")
+        raise ShapeError(
+            f"shape field {name} is '{pattern[:80]}': it takes the letters {' and '.join(letters)}"
+        )

@@ -10,7 +10,14 @@ from collections.abc import Mapping
 
 from fsdpbench.workloads.decoder.shape import DecoderShape
 
-_QWEN3 = {"kv_heads": 8, "head_width": 128, "vocab": 151936, "qk_norm": True, "norm_eps": 1e-6, "rope_theta": 1e6}
+_QWEN3 = {
+    "kv_heads": 8,
+    "head_width": 128,
+    "vocab": 151936,
+    "qk_norm": True,
+    "norm_eps": 1e-6,
+    "rope_theta": 1e6,
+}
 
 SIZES: Mapping[str, DecoderShape] = {
     "decoder-tiny": DecoderShape(4, 128, 384, 4, 2, 512, max_seq=128),

@@ -1,4 +1,4 @@
-"""Models as Hugging Face's configuration files describe them: `config.json` to a family of ours and its shape.
+"""Models as Hugging Face's configuration files describe them: `config.json` to a family and its shape.
 
     translate({"model_type": "qwen3", "hidden_size": 4096, ...})  ->  Translation("decoder", {"d_model": ...})
 

@@ -9,6 +9,7 @@ from fsdpbench.workloads.hf_config.parts import (
     ACTIVATIONS,
     common_shape,
     layer_pattern,
+    longrope_shape,
     read_rope,
     rope_shape,
 )
@@ -238,10 +239,10 @@ def phi(keys: Keys) -> Values:
 def phi3(keys: Keys) -> Values:
     """Phi 3 and 4: fused projections."""
     keys.must_be("attention_bias", False, None)
-    keys.ignore("original_max_position_embeddings")  # of longrope alone, which is refused
+    keys.ignore("original_max_position_embeddings")  # of longrope alone
     shape = {
         **common_shape(keys, _PHI3),
-        **rope_shape(keys, 10000.0, partial=1.0),
+        **longrope_shape(keys),
         **_dropouts(keys),
         "fused_projections": True,
     }

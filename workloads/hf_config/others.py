@@ -23,6 +23,8 @@ def gpt2(keys: Keys) -> Values:
     keys.must_be("scale_attn_by_inverse_layer_idx", False)
     keys.must_be("reorder_and_upcast_attn", False)
     keys.must_be("add_cross_attention", False)
+    # Our GPTs compute GELU itself, by one kernel as its approximation by tanh would be.
+    keys.must_be("activation_function", "gelu_new", "gelu", "gelu_pytorch_tanh")
     keys.ignore("n_ctx", *(f"summary_{name}" for name in _SUMMARY))  # summaries: heads of other tasks
     return {
         "layers": keys.whole("n_layer", 12),
@@ -33,11 +35,6 @@ def gpt2(keys: Keys) -> Values:
         "expansion": inner // d_model if inner else 4,
         "max_seq": keys.whole("n_positions", 1024),
         "dropout": drops["resid_pdrop"],
-        "activation": keys.word(
-            "activation_function",
-            "gelu_new",
-            {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"},
-        ),
     }
 
 

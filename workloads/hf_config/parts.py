@@ -11,7 +11,7 @@ from fsdpbench.workloads.errors import ShapeError
 from fsdpbench.workloads.hf_config.keys import Keys, shortest_period
 
 DEFAULT_SEQ = 4096
-"""Tokens a sample where nobody names a length: the longest context of a model is not what it is trained at."""
+"""Tokens a sample where nobody names a length: a model's longest context is not what it is trained at."""
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -21,6 +21,7 @@ ACTIVATIONS = {
     "gelu_fast": "gelu-tanh",
     "gelu_pytorch_tanh": "gelu-tanh",
 }
+_ORIGINAL = "original_max_position_embeddings"
 _LETTERS = {"full_attention": "F", "sliding_attention": "S"}
 
 
@@ -52,7 +53,9 @@ def common_shape(keys: Keys, defaults: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def layer_pattern(keys: Keys, layers: int, window: int | None, slides: Callable[[int], bool]) -> dict[str, Any]:
+def layer_pattern(
+    keys: Keys, layers: int, window: int | None, slides: Callable[[int], bool]
+) -> dict[str, Any]:
     """`window` and `layer_pattern`: of `layer_types` where it is given, else by `slides(layer)`."""
     kinds = keys.raw("layer_types")
     if kinds is None:
@@ -64,14 +67,16 @@ def layer_pattern(keys: Keys, layers: int, window: int | None, slides: Callable[
     if "S" not in letters:
         return {"window": 0, "layer_pattern": "F"}
     if not window:
-        raise keys.misfit("sliding_window", keys.raw("sliding_window"), "a number of tokens for sliding layers")
+        raise keys.misfit(
+            "sliding_window", keys.raw("sliding_window"), "a number of tokens for sliding layers"
+        )
     return {"window": window, "layer_pattern": shortest_period(letters)}
 
 
 def rope_shape(
     keys: Keys, theta: float, standard: dict[str, Any] | None = None, *, partial: float | None = None
 ) -> dict[str, Any]:
-    """`rope_theta` and `rope`, of `rope_parameters` (since transformers 5) or `rope_scaling` and `rope_theta`.
+    """`rope_theta` and `rope`, of `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta`.
 
     `standard`: the scaling of a model that names none; `partial`: the share of a head that is turned, where
     the model has such a key.
@@ -86,6 +91,38 @@ def rope_shape(
     theta = keys.as_number("rope_theta", given.pop("rope_theta", None), theta)
     shape = {"rope_theta": theta, "rope": str(read_rope(keys, given))}
     return shape if partial is None else {**shape, "rotary_share": share}
+
+
+def longrope_shape(keys: Keys) -> dict[str, Any]:
+    """As `rope_shape` of Phi 3 and 4, whose long contexts stretch each pair by a factor of its own."""
+    given = keys.table("rope_parameters") or keys.table("rope_scaling") or {}
+    kind = given.get("rope_type") or given.get("type")
+    if kind not in ("longrope", "su"):
+        return rope_shape(keys, 10000.0, partial=1.0)
+    plain = ("rope_theta", "partial_rotary_factor")
+    rest = {key: value for key, value in given.items() if key not in (*plain, "rope_type", "type")}
+    original = keys.whole("original_max_position_embeddings", 4096)
+    original = int(keys.as_number("original_max_position_embeddings", rest.pop(_ORIGINAL, None), original))
+    factor = keys.number("max_position_embeddings", 4096.0) / max(original, 1)
+    factor = keys.as_number("factor", rest.pop("factor", None), factor)
+    usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    mscale = keys.as_number("attention_factor", rest.pop("attention_factor", None), usual)
+    lists = [_numbers(keys, key, rest.pop(key, None)) for key in ("short_factor", "long_factor")]
+    for key, value in rest.items():
+        raise keys.refusal(f"{key} of the rotary positions (longrope)", value)
+    rope = Rope("longrope", original=float(original), mscale=mscale, short=lists[0], long=lists[1])
+    share = keys.number("partial_rotary_factor", 1.0)
+    return {
+        "rope_theta": keys.as_number("rope_theta", given.get(plain[0]), keys.number("rope_theta", 10000.0)),
+        "rotary_share": keys.as_number(plain[1], given.get(plain[1]), share),
+        "rope": str(rope),
+    }
+
+
+def _numbers(keys: Keys, key: str, value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list) or not value:
+        raise keys.misfit(key, value, "a list of numbers")
+    return tuple(keys.as_number(key, each, 0.0) for each in value)
 
 
 def read_rope(keys: Keys, given: dict[str, Any]) -> Rope:
@@ -112,15 +149,18 @@ def read_rope(keys: Keys, given: dict[str, Any]) -> Rope:
     }.get(str(kind))
     if names is None:
         raise ShapeError(
-            f"the rotary positions are of type {kind!r}, which is not built (default, linear, llama3 and yarn "
-            "are): remove the key rope_scaling or rope_parameters to train at the original context"
+            f"the rotary positions are of type {kind!r}, which is not built here (default, linear, "
+            "llama3 and yarn are; longrope for phi3): remove the key rope_scaling or rope_parameters to "
+            "train at the original context"
         )
     if kind != "default" and given.get("factor") is None:
         raise ShapeError(f"the rotary positions are of type {kind}, and lack the key factor")
-    numbers: dict[str, float] = {}
+    numbers: dict[str, Any] = {}
     if kind in ("llama3", "yarn") and given.get("original_max_position_embeddings") is None:
         numbers["original"] = float(keys.whole("max_position_embeddings", 0))
-    mscale = (given.pop("mscale", None), given.pop("mscale_all_dim", None)) if kind == "yarn" else (None, None)
+    mscale = (
+        (given.pop("mscale", None), given.pop("mscale_all_dim", None)) if kind == "yarn" else (None, None)
+    )
     for key, value in given.items():
         if value is None:
             continue

@@ -33,6 +33,14 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LONG = {
+    "max_position_embeddings": 128,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0 + 0.1 * k for k in range(8)],
+        "long_factor": [1.0 + 0.5 * k for k in range(8)],
+    },
+}
 CASES = {
     "llama": {},
     "llama biased": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
@@ -48,6 +56,8 @@ CASES = {
     "gemma3_text": {"sliding_window": 8, "query_pre_attn_scalar": 24, **WIDE_HEADS},
     "phi": {"hidden_act": "gelu_new"},
     "phi3": {"sliding_window": 8},
+    "phi3 long": {**LONG, "original_max_position_embeddings": 16},
+    "phi3 short": {**LONG, "original_max_position_embeddings": 32},
     "mixtral": EXPERTS,
     "qwen3_moe": {
         **EXPERTS,
@@ -64,7 +74,7 @@ CASES = {
 
 def library_model(case):
     torch.manual_seed(0)
-    settings = transformers.CONFIG_MAPPING[case.split()[0]](**SMALL, **CASES[case])
+    settings = transformers.CONFIG_MAPPING[case.split()[0]](**SMALL | CASES[case])
     settings._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(settings).eval()
     with torch.no_grad():
@@ -140,7 +150,7 @@ def test_logits_and_gradients_are_the_librarys(case, form, our_state):
 @pytest.mark.parametrize(
     ("model_type", "given"),
     [
-        *((case.split()[0], CASES[case]) for case in CASES),
+        *((case.split()[0], CASES[case]) for case in CASES if case not in ("phi3 long", "phi3 short")),
         ("t5", {}),
         # Since 5 the library ties the head of T5 1.1, which its published weights do not: not asked here.
         ("t5", {"feed_forward_proj": "gated-gelu", "d_kv": 96}),
@@ -153,9 +163,7 @@ def test_defaults_are_the_librarys(model_type, given):
     small = {"num_layers": 2} if model_type == "t5" else {"n_layer": 2} if model_type == "gpt2" else {}
     small = small or {"num_hidden_layers": 2}
     settings = transformers.CONFIG_MAPPING[model_type](**(given | small))
-    factory = (
-        transformers.AutoModelForSeq2SeqLM if model_type == "t5" else transformers.AutoModelForCausalLM
-    )
+    factory = transformers.AutoModelForSeq2SeqLM if model_type == "t5" else transformers.AutoModelForCausalLM
     with torch.device("meta"):
         theirs = factory.from_config(settings)
     found = translate({"model_type": model_type, **given, **small})
