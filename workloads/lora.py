@@ -30,12 +30,12 @@ from fsdpbench.workloads.layers import Projection
 from fsdpbench.workloads.products import HasProducts, Product
 
 ALL, ATTENTION = "all", "attention"
-ATTENTION_LAYERS = frozenset({"query", "key", "value", "query_key_value", "output"})
+ATTENTION_LAYERS = frozenset({"query", "key", "value", "query_key_value", "output", "qkv", "proj"})
 _NEVER = frozenset({"router"})
 _AT_INPUT, _MIXED, _NARROW, _WIDE = range(4)
 _STAGES = {
-    **dict.fromkeys(("query", "key", "value", "query_key_value"), _AT_INPUT),
-    "output": _MIXED,
+    **dict.fromkeys(("query", "key", "value", "query_key_value", "qkv"), _AT_INPUT),
+    **dict.fromkeys(("output", "proj"), _MIXED),
     **dict.fromkeys(("gate", "up", "gate_up", "router"), _NARROW),
     "down": _WIDE,
 }
@@ -110,7 +110,7 @@ class LoraWorkload(Workload):
         if not isinstance(base, HasProducts):
             raise WorkloadError(
                 f"lora: {base.name} is of the family {base.family}, for which adapters are not built; "
-                "the families decoder and llama have them"
+                "the families decoder, llama and gpt have them"
             )
         self._base, self._products, self._lora = base, base, lora
         self.name, self.family = base.name, base.family

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.errors import UsageError
-from fsdpbench.files.reading import is_there, read_json_object
+from fsdpbench.files.reading import is_there, read_json_object, read_text
 from fsdpbench.sweep.shape_text import parse_shape
 from fsdpbench.workloads import HF_PREFIX, WorkloadError
 from fsdpbench.workloads.hf_config import translate
@@ -84,7 +84,7 @@ def _cached_file(name: str) -> Path:
             "give the file itself with --hf-config FILE"
         )
     main = folder / "refs" / "main"
-    revisions = [main.read_text().strip()] if is_there(main) else []
+    revisions = [read_text(main).strip()] if is_there(main) else []
     revisions += sorted(path.name for path in (folder / _SNAPSHOTS).glob("*"))
     for revision in revisions:
         file = folder / _SNAPSHOTS / revision / _CONFIG

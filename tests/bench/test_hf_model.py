@@ -93,7 +93,8 @@ def test_what_is_recorded_needs_no_file(tmp_path: Path) -> None:
         ({"clip_qkv": 3.0}, "key clip_qkv is 3.0"),
         ({"num_key_value_heads": 3}, "kv_heads is 3"),
         ({"num_hidden_layers": 0}, "layers is 0"),
-        ({"num_hidden_layers": 10**6}, "at most 10,000"),
+        ({"num_hidden_layers": 10**15}, "at most 10,000"),
+        ({"model_type": "mixtral", "num_local_experts": 10**12}, "experts makes"),
     ],
 )
 def test_what_cannot_be_built_is_a_usage_error(

@@ -19,6 +19,8 @@ CASES = [
     ("decoder-tiny", {"layers": 3, "post_norms": True}, "down"),
     ("llama-tiny", {"layers": 3}, "gate+up"),
     ("decoder", PHI, "all"),
+    ("gpt-tiny", {"layers": 3}, "all"),
+    ("gpt-tiny", {"layers": 3, "dropout": 0.1}, "up"),
     ("moe-tiny", {"layers": 3}, "all"),
     ("moe-tiny", {"layers": 3, "router_load": "skewed", "tied": True}, "attention"),
 ]
@@ -37,7 +39,7 @@ def counted(workload, checkpointing):
     return counter.get_total_flops()
 
 
-@pytest.mark.plain_cases("full-moe-tiny-shape7", "none-decoder-shape5")
+@pytest.mark.plain_cases("full-moe-tiny-shape9", "none-gpt-tiny-shape7")
 @pytest.mark.parametrize(("name", "shape", "targets"), CASES)
 @pytest.mark.parametrize("checkpointing", ["none", "full", "every-2", "op", "op-every-3"])
 def test_flops_are_those_that_torch_counts(checkpointing, name, shape, targets):
@@ -95,7 +97,6 @@ def test_tied_weights_stay_one():
 @pytest.mark.parametrize(
     ("name", "targets", "told"),
     [
-        ("gpt-tiny", "all", "family gpt, for which adapters are not built"),
         ("t5-tiny", "all", "family t5"),
         ("llama-tiny", "qkv", "no layer 'qkv'; it has down, gate"),
         ("llama-tiny", "query+gait", "no layer 'gait'"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fsdpbench.workloads.decoder.rotary import Rope
 from fsdpbench.workloads.errors import ShapeError
-from fsdpbench.workloads.shape import check_divides, check_positive, check_share
+from fsdpbench.workloads.shape import check_divides, check_layers, check_positive, check_share
 
 FAMILY = "decoder"
 _LARGEST_PATTERN = 10_000
@@ -148,6 +148,7 @@ class DecoderShape:
         if "M" not in self.moe_pattern:
             return
         check_positive(self, "experts", "expert_d_ff", "experts_per_token")
+        check_layers(self.experts, "experts")
         if self.experts_per_token > self.experts:
             raise ShapeError(
                 f"shape field experts_per_token is {self.experts_per_token}: there are {self.experts} experts"

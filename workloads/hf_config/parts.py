@@ -9,6 +9,7 @@ from typing import Any
 from fsdpbench.workloads.decoder.rotary import Rope
 from fsdpbench.workloads.errors import ShapeError
 from fsdpbench.workloads.hf_config.keys import Keys, shortest_period
+from fsdpbench.workloads.shape import check_layers
 
 DEFAULT_SEQ = 4096
 """Tokens a sample where nobody names a length: a model's longest context is not what it is trained at."""
@@ -31,12 +32,14 @@ def common_shape(keys: Keys, defaults: dict[str, Any]) -> dict[str, Any]:
     d_model = keys.whole("hidden_size", defaults["hidden_size"])
     if not heads or not d_model:
         raise ShapeError("keys num_attention_heads and hidden_size must be at least 1")
+    layers = keys.whole("num_hidden_layers", defaults["num_hidden_layers"])
+    check_layers(layers, "num_hidden_layers")  # before patterns are made, a letter a layer
     attention_bias = keys.flag("attention_bias", False)
     longest = keys.whole("max_position_embeddings", defaults["max_position_embeddings"])
     keys.must_be("is_encoder_decoder", False)
     keys.must_be("add_cross_attention", False)
     return {
-        "layers": keys.whole("num_hidden_layers", defaults["num_hidden_layers"]),
+        "layers": layers,
         "d_model": d_model,
         "d_ff": keys.whole("intermediate_size", defaults["intermediate_size"]),
         "heads": heads,
