@@ -6,7 +6,7 @@ Targets, systems, the values of every swept setting, conditions, and how many po
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fsdpbench.configuration.config import Measurement
@@ -14,7 +14,7 @@ from fsdpbench.configuration.numbers import whole_number
 from fsdpbench.configuration.settings import Value
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
-from fsdpbench.sweep.hf_model import with_hf_model
+from fsdpbench.sweep.hf_model import usual_settings, with_hf_model
 from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target
 from fsdpbench.sweep.presets import Preset, get_preset
 from fsdpbench.sweep.rules import Rule, parse_exclude, parse_when, read_rule
@@ -29,11 +29,13 @@ _NOT_BY_DEFAULT = ("system", "shape", "hf_config", "preset", "when", "exclude", 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """A sweep to run. `is_default`: nothing but model and place was named."""
+    """A sweep to run. `is_default`: nothing but model and place was named; `assumed`: settings that a model
+    of a configuration file got, as nobody named them."""
 
     space: Space
     choice: Choice
     is_default: bool
+    assumed: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def target(self) -> Target:
@@ -89,7 +91,7 @@ class SweepRequest:
         else:
             where = f"running on {gpus} x {target.device} ({self.choice.reason})"
         noun = "configuration" if points == 1 else "configurations"
-        return f"{target.model}: {points} {noun}, {where}"
+        return f"{target.model}: {points} {noun}, {where}{told_assumed(self.assumed)}"
 
 
 def make_request(
@@ -109,11 +111,12 @@ def make_request(
         )
     if len(counts) == 1 and preset.gpus:
         counts = list(preset.gpus)
+    usual = usual_settings(largest.model, (*preset.lists, *lists))
     systems = _names(given.get("system")) or list(preset.systems)
     space = Space(
         targets=tuple(target_of({**given, "gpus": count})[0] for count in counts),
         systems=tuple(check_systems(systems)),
-        lists={**preset.lists, **lists},
+        lists={**{name: [value] for name, value in usual.items()}, **preset.lists, **lists},
         when=(*_not_named(preset.when, lists), *_rules(given.get("when"), "when", parse_when)),
         exclude=_rules(given.get("exclude"), "exclude", parse_exclude),
         max_points=_at_least_one("max_points", given.get("max_points")),
@@ -124,7 +127,14 @@ def make_request(
         space=space,
         choice=choice,
         is_default=not (lists or whole_space or len(counts) > 1 or is_named),
+        assumed=usual,
     )
+
+
+def told_assumed(assumed: Mapping[str, Value]) -> str:
+    """The settings that nobody named, as the end of a line."""
+    words = ", ".join(f"{name}={value}" for name, value in assumed.items())
+    return f"; {words}, as not named" if words else ""
 
 
 def request_of_space(space: Mapping[str, Any]) -> SweepRequest:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
 from fsdpbench.files.reading import is_there, read_json_object, read_text
 from fsdpbench.sweep.shape_text import parse_shape
@@ -19,6 +20,8 @@ from fsdpbench.workloads import HF_PREFIX, WorkloadError
 from fsdpbench.workloads.hf_config import translate
 
 _CONFIG = "config.json"
+_USUAL: Mapping[str, Value] = {"batch": 1, "activation_checkpointing": "full"}
+"""The settings' own defaults bring gpt-2.8b to the limit of 80 GB; with these larger models fit too."""
 _LONGEST_NAME = 60
 _SNAPSHOTS = "snapshots"
 
@@ -48,6 +51,15 @@ def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
     done["model"] = HF_PREFIX + _plain(f"{name}{changed}")
     done["shape"] = {"family": found.family, **found.values, **shape}
     return done
+
+
+def usual_settings(model: str, named: Iterable[str]) -> dict[str, Value]:
+    """What a model of a configuration file runs with where nobody named it; empty for named models, which
+    keep the settings' defaults."""
+    taken = set(named)
+    return {
+        name: value for name, value in _USUAL.items() if model.startswith(HF_PREFIX) and name not in taken
+    }
 
 
 def _config_file(path: Path, origin: str) -> Path:

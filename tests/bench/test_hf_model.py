@@ -73,6 +73,29 @@ def test_fields_of_a_shape_replace_those_of_the_file(tmp_path: Path) -> None:
     assert get_workload(given["model"], given["shape"]).shape["layers"] == 3
 
 
+def test_what_nobody_named_fits_larger_models(tmp_path: Path) -> None:
+    asked = {"hf_config": str(write(tmp_path / "q.json")), "gpus": 2, "device": "sim", "system": "impl-fsdp2"}
+    request = make_request(asked, {}, whole_space=False)
+    assert request.assumed == {"batch": 1, "activation_checkpointing": "full"}
+    assert "; batch=1, activation_checkpointing=full, as not named" in request.announcement(1)
+    points = request.plan().points
+    assert {(p.settings.batch, p.settings.activation_checkpointing) for p in points} == {(1, "full")}
+    named = make_request(asked, {"batch": [4, 8]}, whole_space=False)
+    assert named.assumed == {"activation_checkpointing": "full"}
+    preset = make_request({**asked, "preset": "memory"}, {}, whole_space=False)
+    assert "activation_checkpointing" not in preset.assumed
+    assert not make_request({"model": "gpt-tiny", "gpus": 2}, {}, whole_space=False).assumed
+
+
+@pytest.mark.campaign
+def test_a_run_says_what_nobody_named(fsdpbench: Any, tmp_path: Path) -> None:
+    file = write(tmp_path / "q.json")
+    words = ("--gpus", "2", "--device", "sim", "-o", str(tmp_path / "out"))
+    done = fsdpbench("run", "--hf-config", str(file), *words)
+    assert done.returncode == 0
+    assert "; batch=1, activation_checkpointing=full, as not named" in done.stderr
+
+
 def test_what_is_recorded_needs_no_file(tmp_path: Path) -> None:
     file = write(
         tmp_path / "g.json", model_type="gpt_oss", **{k: v for k, v in GPT_OSS.items() if k != "model_type"}
