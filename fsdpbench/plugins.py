@@ -20,7 +20,7 @@ from pathlib import Path
 
 SYSTEMS = "fsdpbench.systems"
 FAMILIES = "fsdpbench.workloads"
-OWN_FAMILIES = ("gpt", "t5", "llama", "regnet", "deepvit", "dhen")
+OWN_FAMILIES = ("gpt", "t5", "llama", "decoder", "regnet", "deepvit", "dhen")
 """Families of models that are ours: an entry point of such a name is not taken."""
 _PACKAGES = {"deepspeed-zero3": "deepspeed", "megatron-fsdp": "megatron-fsdp"}
 """Our own systems that run what an optional package brings: system -> distribution."""

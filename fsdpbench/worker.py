@@ -30,8 +30,9 @@ from fsdpbench.measuring.training import Batch, TrainingLoop
 from fsdpbench.measuring.warmup import warm_up
 from fsdpbench.results.records import RankRecord, Status, trace_path
 from fsdpbench.systems import BuildContext, get_system, software_of
-from fsdpbench.systems.base import TORCH_DTYPES
-from fsdpbench.workloads import Workload, get_workload
+from fsdpbench.systems.adapted import workload_of
+from fsdpbench.systems.dtypes import TORCH_DTYPES
+from fsdpbench.workloads import Workload
 
 _MOST_OF_MEMORY = 0.4
 """Above this share of a GPU's memory the whole model is not built on it, but materialised after sharding."""
@@ -70,7 +71,7 @@ def run_rank(config: Config, placement: Placement, folder: Path) -> Status:
 
 
 def _measure(config: Config, placement: Placement, device: Device, record: RankRecord, folder: Path) -> None:
-    workload = get_workload(config.model, shape=dict(config.shape_given) or None)
+    workload = workload_of(config)
     _fill_constants(config, workload, device, record)
     losses: list[torch.Tensor] = []
     loop = _training_loop(config, placement, device, workload, losses)

@@ -19,6 +19,7 @@ from fsdpbench.workloads.errors import DataError, PluginError, ShapeError, Unkno
 from fsdpbench.workloads.flops import BlockFlops, Flops, ForwardFlops
 from fsdpbench.workloads.grouping import BlockGroup, group_blocks
 from fsdpbench.workloads.registry import (
+    HF_PREFIX,
     Family,
     families,
     forget_loaded,
@@ -28,6 +29,7 @@ from fsdpbench.workloads.registry import (
 )
 
 __all__ = [
+    "HF_PREFIX",
     "ActivationCheckpointing",
     "BlockFlops",
     "BlockGroup",

@@ -29,17 +29,19 @@ class BlockFlops:
 
     Fields: `products`: of each product with weights, in the order in which they run; `attention`: products
     of activations with each other; `ends_needed`: backward needs what the last product gave (a norm or
-    dropout follows it), so a recomputation has to make it again.
+    dropout follows it), so a recomputation has to make it again; `batched`: products with the weights of
+    several experts at once, which checkpointing by operator keeps, as it keeps attention's.
     """
 
     products: tuple[int, ...]
     attention: int = 0
     ends_needed: bool = False
+    batched: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
-        return sum(self.products) + self.attention
+        return sum(self.products) + self.attention + self.batched
 
     def recomputed(self, checkpointing: ActivationCheckpointing, in_full: bool) -> int:
         """What a checkpointed block computes again; `in_full`: also what backward does not need."""
@@ -49,7 +51,7 @@ class BlockFlops:
         last = len(self.products) - 1
         if not (in_full or self.ends_needed or checkpointing.keeps_product(last)):
             again -= self.products[last]
-        return again if checkpointing.by_operator else again + self.attention
+        return again if checkpointing.by_operator else again + self.attention + self.batched
 
 
 @dataclass(frozen=True)
@@ -57,18 +59,19 @@ class ForwardFlops:
     """A model's forward pass over one microbatch.
 
     Fields: `stacks`: the blocks, in stacks that checkpointing counts one by one; `rest`: what is outside of
-    them; `first`: of that, products whose input needs no gradient.
+    them; `first`: of all, products whose input needs no gradient; `frozen`: products whose weight needs none.
     """
 
     stacks: Sequence[Sequence[BlockFlops]]
     rest: int
     first: int = 0
+    frozen: int = 0
 
     def training(self, checkpointing: ActivationCheckpointing, in_full: bool = False) -> Flops:
         """Forward and backward pass. `in_full`: checkpoints recompute also what backward does not need, as
         they did before torch 2.1, and as formulas for HFU have it."""
         forward = sum(block.total for stack in self.stacks for block in stack) + self.rest
-        model = 3 * forward - self.first
+        model = 3 * forward - self.first - self.frozen
         again = sum(
             block.recomputed(checkpointing, in_full)
             for stack in self.stacks

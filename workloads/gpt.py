@@ -24,6 +24,7 @@ from fsdpbench.workloads.errors import ShapeError, WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
 from fsdpbench.workloads.next_token import NextTokenWorkload
+from fsdpbench.workloads.products import Product
 from fsdpbench.workloads.shape import check_divides, check_positive, check_share
 from fsdpbench.workloads.shaped import Shaped
 
@@ -232,6 +233,21 @@ class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
         embeddings = s.vocab * s.d_model * (1 if s.tied else 2)
         positions = seq * s.d_model if s.positions == "learned" else 0
         return s.layers * block + norm + embeddings + positions
+
+    @property
+    def block_count(self) -> int:
+        return self._shape.layers
+
+    def products(self, layer: int) -> list[Product]:
+        """A block's linear layers in the order in which they run."""
+        width, wide = self._shape.d_model, self._shape.expansion * self._shape.d_model
+        sizes = {
+            "qkv": (width, 3 * width),
+            "proj": (width, width),
+            "up": (width, wide),
+            "down": (wide, width),
+        }
+        return [Product(name, *each) for name, each in sizes.items()]
 
     @property
     def block_classes(self) -> tuple[type[nn.Module], ...]:

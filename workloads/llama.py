@@ -28,6 +28,7 @@ from fsdpbench.workloads.errors import ShapeError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
 from fsdpbench.workloads.next_token import NextTokenWorkload
+from fsdpbench.workloads.products import Product
 from fsdpbench.workloads.shape import check_divides, check_positive
 from fsdpbench.workloads.shaped import Shaped
 
@@ -207,6 +208,25 @@ class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
         return s.layers * (s.block_weights + 2 * s.d_model) + s.d_model + embeddings
 
     @property
+    def block_count(self) -> int:
+        return self._shape.layers
+
+    def products(self, layer: int) -> list[Product]:
+        """A block's linear layers in the order in which they run."""
+        s = self._shape
+        kv_width = s.kv_heads * s.head_width
+        widths = {
+            "query": s.d_model,
+            "key": kv_width,
+            "value": kv_width,
+            "output": s.d_model,
+            "gate": s.d_ff,
+            "up": s.d_ff,
+        }
+        found = [Product(name, s.d_model, width) for name, width in widths.items()]
+        return [*found, Product("down", s.d_ff, s.d_model)]
+
+    @property
     def block_classes(self) -> tuple[type[nn.Module], ...]:
         return (LlamaBlock,)
 
@@ -218,10 +238,8 @@ class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
         """As GPT's: 2 a token and weight, and attention in full."""
         s, seq = self._shape, self.resolve_seq(seq)
         tokens = batch * seq
-        kv_width = s.kv_heads * s.head_width
-        widths = (s.d_model, kv_width, kv_width, s.d_model, s.d_ff, s.d_ff, s.d_ff)
         block = BlockFlops(
-            products=tuple(2 * tokens * s.d_model * width for width in widths),
+            products=tuple(2 * tokens * each.inputs * each.outputs for each in self.products(0)),
             attention=4 * tokens * s.d_model * seq,
         )
         return ForwardFlops([[block] * s.layers], rest=2 * tokens * s.vocab * s.d_model)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fsdpbench.plugins import FAMILIES, OWN_FAMILIES, family_of, offered_by, plugins
-from fsdpbench.workloads import deepvit, dhen, gpt, llama, regnet, t5
+from fsdpbench.workloads import decoder, deepvit, dhen, gpt, llama, regnet, t5
 from fsdpbench.workloads.base import Workload
 from fsdpbench.workloads.errors import PluginError, ShapeError, UnknownModelError
 
@@ -37,11 +37,14 @@ _FAMILIES: dict[str, Family] = {
     gpt.FAMILY: Family.of(gpt.GPTWorkload.from_values, gpt.SIZES),
     t5.FAMILY: Family.of(t5.T5Workload.from_values, t5.SIZES),
     llama.FAMILY: Family.of(llama.LlamaWorkload.from_values, llama.SIZES),
+    decoder.FAMILY: Family.of(decoder.DecoderWorkload.from_values, decoder.SIZES),
     regnet.FAMILY: Family.of(regnet.RegNetWorkload.from_values, regnet.SIZES),
     deepvit.FAMILY: Family.of(deepvit.DeepViTWorkload.from_values, deepvit.SIZES),
     dhen.FAMILY: Family.of(dhen.DHENWorkload.from_values, dhen.SIZES),
 }
 _LOADED: dict[str, Family] = {}
+HF_PREFIX = "hf:"
+"""Begins the name of a model that came as a Hugging Face configuration; its shape says the family."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
         PluginError: the package that offers it cannot be loaded.
     """
     overrides = dict(shape or {})
+    if name.startswith(HF_PREFIX):
+        return _of_hf_config(name, overrides)
     for family_name, family in _candidates(name):
         if name == family_name and not overrides and name not in family.sizes:
             raise ShapeError(
@@ -107,6 +112,17 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
     offered = [size for each in offered_families() if each.family for size in (each.name, *each.family.sizes)]
     known = (*workload_names(), *families(), *offered)
     raise UnknownModelError(name, difflib.get_close_matches(name, known, n=3, cutoff=0.5), known)
+
+
+def _of_hf_config(name: str, values: dict[str, Any]) -> Workload:
+    """`values` are a whole shape and the name of one of our families, as `hf_config.translate` gives them."""
+    family = _FAMILIES.get(str(values.pop("family", None)))
+    if family is None:
+        raise ShapeError(
+            f"'{name}' is a model of a configuration file, and its shape does not name its family: give the "
+            f"file (--hf-config), or family={decoder.FAMILY} and all other fields with --shape"
+        )
+    return family.make(name, values)
 
 
 def _candidates(model: str) -> Iterator[tuple[str, Family]]:

@@ -42,7 +42,12 @@ def target_options(function: F) -> F:
         click.option(
             "--model",
             shell_complete=proposals(model_names),
-            help="Named size (gpt-2.8b) or a family (gpt) with --shape.",
+            help="Named size (gpt-2.8b), a family (gpt) with --shape, or hf:OWNER/NAME of the local cache.",
+        ),
+        click.option(
+            "--hf-config",
+            metavar="PATH",
+            help="In place of --model: a Hugging Face config.json, or its folder (docs/models.md).",
         ),
         click.option("--shape", help="Fields of the shape: layers=32,d_model=4096,..."),
         click.option(

@@ -6,7 +6,7 @@ Targets, systems, the values of every swept setting, conditions, and how many po
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fsdpbench.configuration.config import Measurement
@@ -14,19 +14,23 @@ from fsdpbench.configuration.numbers import whole_number
 from fsdpbench.configuration.settings import Value, show_value
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
-from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target, parse_shape
+from fsdpbench.sweep.hf_model import usual_settings, with_hf_model
+from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target
 from fsdpbench.sweep.presets import Preset, get_preset, of_what_is_named
 from fsdpbench.sweep.rules import Rule, parse_exclude, parse_when, read_rule
+from fsdpbench.sweep.shape_text import parse_shape
 from fsdpbench.sweep.space import Plan, Space, expand
 from fsdpbench.sweep.space_file import read_space
 
 DEFAULT_GPUS = 8
 _MOST_WORLDS = 100
+_NOT_BY_DEFAULT = ("system", "shape", "hf_config", "preset", "when", "exclude", "max_points")
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """A sweep to run. `is_default`: nothing but model and place was named."""
+    """A sweep to run. `is_default`: nothing but model and place was named; `assumed`: settings that a model
+    of a configuration file got, as nobody named them."""
 
     space: Space
     choice: Choice
@@ -35,6 +39,7 @@ class SweepRequest:
     """The preset that lists came from."""
     of_preset: tuple[str, ...] = ()
     """Settings that vary because of it."""
+    assumed: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def target(self) -> Target:
@@ -106,7 +111,7 @@ class SweepRequest:
         else:
             where = f"running on {gpus} x {target.device} ({self.choice.reason})"
         noun = "configuration" if points == 1 else "configurations"
-        return f"{target.model}: {points} {noun}, {where}"
+        return f"{target.model}: {points} {noun}, {where}{told_assumed(self.assumed)}"
 
 
 def make_request(
@@ -114,6 +119,8 @@ def make_request(
 ) -> SweepRequest:
     """`given` holds what is no setting (`model`, `gpus`, `preset`, `when`, ...), `lists` what was named of
     the settings. With `whole_space` (a TOML file) the default lists are not added. Raises `UsageError`."""
+    is_named = any(given.get(name) for name in _NOT_BY_DEFAULT)
+    given = with_hf_model(given)
     named_preset = given.get("preset")
     counts = gpu_counts(given.get("gpus"))
     largest, choice = target_of({**given, "gpus": max(counts)})
@@ -127,18 +134,18 @@ def make_request(
         )
     if len(counts) == 1 and preset.gpus:
         counts = list(preset.gpus)
+    usual = usual_settings(largest.model, (*preset.lists, *lists))
     systems = _names(given.get("system")) or list(preset.systems)
     space = Space(
         targets=tuple(target_of({**given, "gpus": count})[0] for count in counts),
         systems=tuple(check_systems(systems)),
-        lists={**preset.lists, **lists},
+        lists={**{name: [value] for name, value in usual.items()}, **preset.lists, **lists},
         when=(*_not_named(preset.when, lists), *_rules(given.get("when"), "when", parse_when)),
         exclude=_rules(given.get("exclude"), "exclude", parse_exclude),
         max_points=_at_least_one("max_points", given.get("max_points")),
         sample_seed=whole("sample_seed", given.get("sample_seed") or 0),
         references=tuple(check_systems(_references(given, lists, preset))),
     )
-    named = ("system", "shape", "preset", "when", "exclude", "max_points")
     by_rules = [name for rule in preset.when for name in rule.lists]
     more = [name for name, values in preset.lists.items() if len(values) > 1]
     return SweepRequest(
@@ -146,8 +153,15 @@ def make_request(
         of_preset=tuple(name for name in dict.fromkeys((*more, *by_rules)) if name not in lists),
         space=space,
         choice=choice,
-        is_default=not (lists or whole_space or len(counts) > 1 or any(given.get(name) for name in named)),
+        is_default=not (lists or whole_space or len(counts) > 1 or is_named),
+        assumed=usual,
     )
+
+
+def told_assumed(assumed: Mapping[str, Value]) -> str:
+    """The settings that nobody named, as the end of a line."""
+    words = ", ".join(f"{name}={value}" for name, value in assumed.items())
+    return f"; {words}, as not named" if words else ""
 
 
 def request_of_space(space: Mapping[str, Any]) -> SweepRequest:
@@ -158,6 +172,7 @@ def request_of_space(space: Mapping[str, Any]) -> SweepRequest:
 
 def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
     """The target in `given`, its device resolved, and why it is that one."""
+    given = with_hf_model(given)
     (gpus,) = _one_count(given.get("gpus"))
     hardware = given.get("hardware")
     emulate = bool(given.get("emulate"))

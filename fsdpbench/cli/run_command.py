@@ -82,24 +82,26 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
 
 def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     """The configuration that model and settings name."""
-    from fsdpbench.cli.request import target_of
+    from fsdpbench.cli.request import target_of, told_assumed
     from fsdpbench.results.result import not_applicable_result
+    from fsdpbench.sweep.hf_model import usual_settings
     from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
 
-    if not options.get("model"):
+    if not options.get("model") and not options.get("hf_config"):
         raise UsageError(
             "which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them. "
             "For a training script of your own: --script train.py"
         )
     given = single_settings(given_settings(options, assignments))
     target, choice = target_of(options)
+    usual = usual_settings(target.model, given)
     system = options.get("system") or "impl-fsdp2"
-    config = make_config(target, system, Settings.of(**given), target.workload())
+    config = make_config(target, system, Settings.of(**usual | given), target.workload())
     reasons = not_applicable(config, given)
     if reasons:
         return not_applicable_result(config, reasons)
     config = _with_jitter(without_absent(config), options.get("jitter"))
-    tell(f"{config.name}: on {config.device} ({choice.reason})")
+    tell(f"{config.name}: on {config.device} ({choice.reason}){told_assumed(usual)}")
     return _run(config, options.get("output"))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_NOT_FOR_SCRIPTS = ("model", "shape", "system", "data", *SETTINGS)
+_NOT_FOR_SCRIPTS = ("model", "hf_config", "shape", "system", "data", *SETTINGS)
 _SYSTEM = "script"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,7 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
     lists = {**from_file[1], **given_settings(options, assignments)}
     if target.get("nnodes") and target.get("gpus_per_node") is None:
         target["gpus_per_node"] = max(gpu_counts(target.get("gpus"))) // target["nnodes"] or 1
-    if not target.get("model"):
+    if not target.get("model") and not target.get("hf_config"):
         raise UsageError("which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them")
     return make_request(target, lists, whole_space=space is not None)
 
@@ -186,7 +187,8 @@ def default_name(request: SweepRequest) -> str:
     """The same space has the same name, so that the same command finds its folder again."""
     target = request.target
     where = Path(target.hardware).stem if target.hardware else target.device
-    name = f"{target.model}-{'-'.join(map(str, request.gpus))}x-{where}"
+    model = re.sub(r"[:/]", "-", target.model)
+    name = f"{model}-{'-'.join(map(str, request.gpus))}x-{where}"
     if not request.is_default:
         digest = hashlib.sha256(json.dumps(request.to_space(), sort_keys=True, default=str).encode())
         name += f"-{digest.hexdigest()[:6]}"

@@ -12,12 +12,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from fsdpbench.configuration.numbers import LARGEST_INTEGER, finite_number, whole_number
+from fsdpbench.configuration.numbers import LARGEST_INTEGER
+from fsdpbench.configuration.setting_values import (
+    Value,
+    checkpointing,
+    dtype,
+    flag,
+    joined_names,
+    one_of,
+    whole,
+    words_or,
+    wrap,
+)
 from fsdpbench.errors import UsageError, unknown
-
-Value = int | str | bool | None
-MOST_OF_A_SIZE = 2**31 - 1
-"""Samples, tokens, units and ranks are sizes of tensors and of lists; a seed may be larger."""
 
 
 @dataclass(frozen=True)
@@ -51,90 +58,6 @@ def _plain_text(value: object) -> str:
     return str(value).strip()
 
 
-def _whole(minimum: int, most: int = MOST_OF_A_SIZE) -> Callable[[str], Value]:
-    def parse(text: str) -> Value:
-        return whole_number(text, minimum, most)
-
-    return parse
-
-
-def _one_of(*choices: str) -> Callable[[str], Value]:
-    by_lower = {choice.lower(): choice for choice in choices}
-
-    def parse(text: str) -> Value:
-        if text.lower() not in by_lower:
-            raise ValueError("")
-        return by_lower[text.lower()]
-
-    return parse
-
-
-def _flag(text: str) -> bool:
-    lowered = text.lower()
-    if lowered in ("true", "on", "yes", "1"):
-        return True
-    if lowered in ("false", "off", "no", "0"):
-        return False
-    raise ValueError("")
-
-
-def _or(first: Mapping[str, Value], otherwise: Callable[[str], Value]) -> Callable[[str], Value]:
-    """A few words with a fixed value each, else what `otherwise` makes of the text."""
-
-    def parse(text: str) -> Value:
-        if text.lower() in first:
-            return first[text.lower()]
-        return otherwise(text)
-
-    return parse
-
-
-def _every_k(text: str) -> Value:
-    prefix, _, count = text.partition("-")
-    if prefix != "every":
-        raise ValueError("")
-    return f"every-{whole_number(count, 1, MOST_OF_A_SIZE)}"
-
-
-def _checkpointing(text: str) -> Value:
-    if text in ("none", "full", "op"):
-        return text
-    return f"op-{_every_k(text[3:])}" if text.startswith("op-") else _every_k(text)
-
-
-def _wrap(text: str) -> Value:
-    if text in ("block", "root"):
-        return text
-    if text.startswith("every-"):
-        return _every_k(text)
-    if text.startswith("size:"):
-        return f"size:{_parameters(text[5:])}"
-    if all(part.isidentifier() for part in text.split("+")):
-        return text
-    raise ValueError("")
-
-
-def _parameters(text: str) -> int:
-    """`1e8` and `100000000`."""
-    number = finite_number(text)
-    if not 1 <= number <= LARGEST_INTEGER:
-        raise ValueError("a number of parameters from 1 to 2^63-1")
-    return int(number)
-
-
-_DTYPE_WORDS = {
-    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
-    **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
-    **dict.fromkeys(("fp32", "float32", "float"), "fp32"),
-}
-
-
-def _dtype(text: str) -> Value:
-    if text.lower() not in _DTYPE_WORDS:
-        raise ValueError("")
-    return _DTYPE_WORDS[text.lower()]
-
-
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
 _TABLE: tuple[Setting, ...] = (
@@ -144,7 +67,7 @@ _TABLE: tuple[Setting, ...] = (
         "tokens a sample (at least 1), or model",
         "Sequence length.",
         "`model`: the length that the model was published with.",
-        _or({"model": None, "none": None}, _whole(1)),
+        words_or({"model": None, "none": None}, whole(1)),
     ),
     Setting(
         "batch",
@@ -152,10 +75,10 @@ _TABLE: tuple[Setting, ...] = (
         "samples (at least 1)",
         "Samples a rank and microbatch.",
         "10 samples of 2048 tokens bring gpt-2.8b on 80 GB to the limit, where the settings matter.",
-        _whole(1),
+        whole(1),
     ),
     Setting(
-        "grad_accum", 1, "microbatches (at least 1)", "Microbatches a step.", "The plain case.", _whole(1)
+        "grad_accum", 1, "microbatches (at least 1)", "Microbatches a step.", "The plain case.", whole(1)
     ),
     Setting(
         "grad_sync",
@@ -163,7 +86,7 @@ _TABLE: tuple[Setting, ...] = (
         "every, last",
         "Reduce gradients after every microbatch or at the last one only.",
         "What FSDP does outside `no_sync`.",
-        _one_of("every", "last"),
+        one_of("every", "last"),
     ),
     Setting(
         "strategy",
@@ -171,7 +94,7 @@ _TABLE: tuple[Setting, ...] = (
         ", ".join(_STRATEGIES),
         "What is sharded, and over which ranks.",
         "The strategy that FSDP exists for.",
-        _one_of(*_STRATEGIES),
+        one_of(*_STRATEGIES),
     ),
     Setting(
         "shard_size",
@@ -179,7 +102,7 @@ _TABLE: tuple[Setting, ...] = (
         "ranks (at least 1), or node",
         "Ranks that share one copy (hybrid strategies).",
         "`node`: shard inside a node, replicate across nodes.",
-        _or({"node": None, "none": None}, _whole(1)),
+        words_or({"node": None, "none": None}, whole(1)),
     ),
     Setting(
         "wrap",
@@ -187,7 +110,7 @@ _TABLE: tuple[Setting, ...] = (
         "block, every-K, size:N, root, class names joined by +",
         "What becomes an FSDP unit.",
         "One unit a block is what most scripts use.",
-        _wrap,
+        wrap,
     ),
     Setting(
         "reshard_after_forward",
@@ -195,7 +118,7 @@ _TABLE: tuple[Setting, ...] = (
         "auto, true, false, or a number of ranks",
         "Free a unit's parameters after its forward (a number: reshard to that many ranks).",
         "`auto`: as the strategy says.",
-        _or({"auto": None, "none": None, "true": True, "false": False}, _whole(2)),
+        words_or({"auto": None, "none": None, "true": True, "false": False}, whole(2)),
     ),
     Setting(
         "backward_prefetch",
@@ -203,7 +126,7 @@ _TABLE: tuple[Setting, ...] = (
         "pre, post, none",
         "When the next unit's all-gather is issued in backward.",
         "Best overlap in the FSDP paper (Fig 6b).",
-        _one_of("pre", "post", "none"),
+        one_of("pre", "post", "none"),
     ),
     Setting(
         "backward_prefetch_depth",
@@ -211,7 +134,7 @@ _TABLE: tuple[Setting, ...] = (
         "units (at least 1)",
         "All-gathers issued ahead in backward.",
         "What PyTorch's FSDP does.",
-        _whole(1),
+        whole(1),
     ),
     Setting(
         "forward_prefetch",
@@ -219,7 +142,7 @@ _TABLE: tuple[Setting, ...] = (
         "units (0: off)",
         "All-gathers issued ahead explicitly in forward.",
         "The CPU runs ahead on its own unless it is the bottleneck.",
-        _or({"off": 0, "none": 0}, _whole(0)),
+        words_or({"off": 0, "none": 0}, whole(0)),
     ),
     Setting(
         "limit_all_gathers",
@@ -227,7 +150,7 @@ _TABLE: tuple[Setting, ...] = (
         "off, a number in flight, auto",
         "Rate limiter: unit buffers alive at once.",
         "The FSDP paper's choice (two in flight).",
-        _or({"off": "off", "false": "off", "0": "off", "auto": "auto"}, _whole(1)),
+        words_or({"off": "off", "false": "off", "0": "off", "auto": "auto"}, whole(1)),
     ),
     Setting(
         "memory_handover",
@@ -235,7 +158,7 @@ _TABLE: tuple[Setting, ...] = (
         "auto, record_stream, events",
         "How memory passes between streams.",
         "`auto`: what the system does by default.",
-        _or({"auto": None, "none": None}, _one_of("record_stream", "events")),
+        words_or({"auto": None, "none": None}, one_of("record_stream", "events")),
     ),
     Setting(
         "layout",
@@ -243,7 +166,7 @@ _TABLE: tuple[Setting, ...] = (
         "auto, grouped, packed",
         "How parameters lie in the collectives of `impl-fsdp2`.",
         "`auto`: large ones have collectives of their own and are not copied; packed on the CPU.",
-        _or({"auto": None, "none": None}, _one_of("grouped", "packed")),
+        words_or({"auto": None, "none": None}, one_of("grouped", "packed")),
     ),
     Setting(
         "param_dtype",
@@ -251,7 +174,7 @@ _TABLE: tuple[Setting, ...] = (
         "bf16, fp16, fp32",
         "Dtype of gathered parameters and of compute.",
         "What people train with.",
-        _dtype,
+        dtype,
     ),
     Setting(
         "reduce_dtype",
@@ -259,7 +182,7 @@ _TABLE: tuple[Setting, ...] = (
         "bf16, fp16, fp32",
         "Dtype of the gradient reduction.",
         "Keeps the sum over ranks exact enough at any size; bf16 halves the bytes.",
-        _dtype,
+        dtype,
     ),
     Setting(
         "buffer_dtype",
@@ -267,7 +190,7 @@ _TABLE: tuple[Setting, ...] = (
         "auto, bf16, fp16, fp32",
         "Dtype of module buffers.",
         "`auto`: buffers keep their dtype.",
-        _or({"auto": None, "none": None}, _dtype),
+        words_or({"auto": None, "none": None}, dtype),
     ),
     Setting(
         "activation_checkpointing",
@@ -275,7 +198,7 @@ _TABLE: tuple[Setting, ...] = (
         "none, full, every-K, op, op-every-K",
         "Which activations are recomputed.",
         "Recomputing costs up to a third of the FLOPs: only worth it when memory is short.",
-        _checkpointing,
+        checkpointing,
     ),
     Setting(
         "cpu_offload",
@@ -283,7 +206,7 @@ _TABLE: tuple[Setting, ...] = (
         "true, false",
         "Keep shards, gradients and optimizer on the host.",
         "Only for models that do not fit otherwise.",
-        _flag,
+        flag,
     ),
     Setting(
         "optimizer",
@@ -291,7 +214,7 @@ _TABLE: tuple[Setting, ...] = (
         "adamw, adamw-foreach, adamw-loop, sgd",
         "The optimizer (adamw: fused where the device has it).",
         "What people train with.",
-        _one_of("adamw", "adamw-foreach", "adamw-loop", "sgd"),
+        one_of("adamw", "adamw-foreach", "adamw-loop", "sgd"),
     ),
     Setting(
         "zero_grad",
@@ -299,7 +222,23 @@ _TABLE: tuple[Setting, ...] = (
         "release, fill",
         "After a step: release the gradients, or keep their memory and fill it with zeros.",
         "PyTorch's default since 2.0; before, it was `fill`.",
-        _one_of("release", "fill"),
+        one_of("release", "fill"),
+    ),
+    Setting(
+        "lora",
+        0,
+        "off, or a rank (at least 1)",
+        "Train adapters of this rank beside the linear layers of a frozen model.",
+        "`off`: all parameters are trained.",
+        words_or({"off": 0, "none": 0}, whole(0)),
+    ),
+    Setting(
+        "lora_targets",
+        "all",
+        "all, attention, or names of layers joined by +",
+        "Which linear layers of the blocks get adapters.",
+        "All of them learn most for the same memory.",
+        joined_names,
     ),
     Setting(
         "compile",
@@ -307,7 +246,7 @@ _TABLE: tuple[Setting, ...] = (
         "true, false",
         "torch.compile on each block.",
         "The eager case is the common one.",
-        _flag,
+        flag,
     ),
     Setting(
         "seed",
@@ -315,11 +254,13 @@ _TABLE: tuple[Setting, ...] = (
         "a number (at least 0)",
         "Seed of the weights and the data.",
         "Any fixed number.",
-        _whole(0, LARGEST_INTEGER),
+        whole(0, LARGEST_INTEGER),
     ),
 )
 
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
+_NEWER = frozenset({"lora", "lora_targets"})
+"""Settings that older records lack; what they ran is the default."""
 
 
 @dataclass(frozen=True)
@@ -347,6 +288,8 @@ class Settings:
     cpu_offload: bool
     optimizer: str
     zero_grad: str
+    lora: int
+    lora_targets: str
     compile: bool
     seed: int
 
@@ -361,10 +304,11 @@ class Settings:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Settings:
         """Settings as `to_dict` wrote them; `None` stays `None` (a setting that the system does not have)."""
-        missing = SETTINGS.keys() - record.keys()
+        missing = SETTINGS.keys() - record.keys() - _NEWER
         if missing:
             raise UsageError(f"a recorded configuration lacks the settings {', '.join(sorted(missing))}")
-        return cls(**{name: record[name] for name in SETTINGS})
+        values: dict[str, Any] = {name: SETTINGS[name].default for name in _NEWER} | {**record}
+        return cls(**{name: values[name] for name in SETTINGS})
 
     def to_dict(self) -> dict[str, Value]:
         return dataclasses.asdict(self)

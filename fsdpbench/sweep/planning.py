@@ -12,6 +12,7 @@ from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
 from fsdpbench.files.reading import is_there
 from fsdpbench.systems import chosen_software, get_system
+from fsdpbench.systems.adapted import adapted
 from fsdpbench.systems.wrapping import check_classes
 from fsdpbench.workloads import Workload, WorkloadError, get_workload
 
@@ -95,7 +96,7 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
     """One configuration on `target`. Raises `UsageError` for a system that is not there or not installed."""
     get_system(system).require()
     try:
-        seq = workload.resolve_seq(settings.seq)
+        seq = adapted(workload, settings).resolve_seq(settings.seq)
     except WorkloadError as error:
         raise UsageError(str(error)) from None
     check_classes(workload, settings.wrap)
@@ -134,32 +135,7 @@ def without_absent(config: Config) -> Config:
     return Config.from_dict({**config.to_dict(), "settings": {**config.settings.to_dict(), **nulls, **keep}})
 
 
-_NEVER_NULL = {"strategy", "wrap", "cpu_offload"}
-
-
-def parse_shape(text: str | None) -> dict[str, ShapeValue]:
-    """`layers=32,tied=true` as typed values. Raises `UsageError` on what is no `name=value`."""
-    shape: dict[str, ShapeValue] = {}
-    for part in (text or "").split(","):
-        if not part.strip():
-            continue
-        name, equals, value = part.partition("=")
-        if not equals or not value.strip():
-            raise UsageError(f"--shape: {part!r} is not name=value, as in layers=32,d_model=4096")
-        shape[name.strip()] = _typed(value.strip())
-    return shape
-
-
-def _typed(text: str) -> ShapeValue:
-    lowered = text.lower()
-    if lowered in ("true", "false"):
-        return lowered == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+_NEVER_NULL = {"strategy", "wrap", "cpu_offload", "lora", "lora_targets"}
 
 
 def check_systems(names: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ class SpaceFile(msgspec.Struct, omit_defaults=True):
 
     schema: int = 1
     model: str | None = None
+    hf_config: str | None = None
     shape: str | dict[str, bool | int | float | str] | None = None
     system: _Names | None = None
     reference: _Names | None = None

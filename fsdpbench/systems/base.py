@@ -17,17 +17,16 @@ import torch
 from torch import nn
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import UsageError
 from fsdpbench.sim.software import CURRENT
+from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.optimizers import make_optimizer
 from fsdpbench.systems.software import refused_by_software
-from fsdpbench.workloads import Workload, get_workload
+from fsdpbench.workloads import Workload
 
-_STATE_BYTES = 16
-"""Of a parameter: itself, its gradient, and two moments of AdamW, all in fp32."""
 MOST_OFFLOADED_BYTES = 8 * 2**30
 """Simulated GPUs have no memory of their own, but the host is real."""
-TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -141,13 +140,32 @@ def refuse_common(config: Config) -> dict[str, str]:
     if settings.compile and config.device == "sim":
         refused["compile"] = "a simulated GPU runs operators one by one, not compiled graphs"
     if settings.cpu_offload and config.device == "sim":
-        state = _STATE_BYTES * get_workload(config.model, shape=dict(config.shape_given) or None).parameters
+        state = workload_of(config).training_state_bytes
         if state / size > MOST_OFFLOADED_BYTES:
             refused["cpu_offload"] = (
                 f"what a rank offloads ({state / size / 2**30:.0f} GiB) is really allocated on this machine, "
                 f"and more than {MOST_OFFLOADED_BYTES / 2**30:.0f} GiB is not: simulate more GPUs"
             )
-    return refused
+    return refused | refuse_lora(config)
+
+
+def refuse_lora(config: Config) -> dict[str, str]:
+    """Adapters' own settings where there are none."""
+    settings = config.settings
+    if not settings.lora and settings.lora_targets != SETTINGS["lora_targets"].default:
+        return {"lora_targets": "it belongs to lora, which is off"}
+    return {}
+
+
+def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
+    """A flat parameter has one dtype (torch: "Must flatten tensors with uniform dtype")."""
+    settings = config.settings
+    if settings.lora and settings.param_dtype != "fp32":
+        return {
+            "lora": f"frozen parameters in {settings.param_dtype} and adapters in fp32 lie in one unit, and "
+            "a flat parameter has one dtype: use FSDP2, or param_dtype=fp32"
+        }
+    return {}
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:

@@ -40,6 +40,8 @@ class DeepSpeedZero3(System):
         "memory_handover": "ZeRO-3 passes memory in its own way",
         "layout": "ZeRO-3 lays parameters out in its own way",
         "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
+        "lora": "the bench does not build adapters under DeepSpeed's partitioning",
+        "lora_targets": "the bench does not build adapters under DeepSpeed's partitioning",
         "zero_grad": "DeepSpeed clears gradients in its own step",
     }
 

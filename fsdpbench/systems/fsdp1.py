@@ -14,7 +14,14 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.systems.base import TORCH_DTYPES, BuildContext, System, init_module, refuse_common
+from fsdpbench.systems.base import (
+    BuildContext,
+    System,
+    init_module,
+    refuse_common,
+    refuse_lora_in_flat_parameters,
+)
+from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.systems.software import software_of
 from fsdpbench.systems.wrapping import select_units
 
@@ -77,7 +84,7 @@ class ImplFsdp1(_FlatParameterSystem):
     summary = "this project's FullyShardedDataParallel"
 
     def refuses(self, config: Config) -> dict[str, str]:
-        return refuse_common(config)
+        return refuse_common(config) | refuse_lora_in_flat_parameters(config)
 
     def _module(self) -> ModuleType:
         from fsdpbench import impl
@@ -107,7 +114,7 @@ class TorchFsdp1(_FlatParameterSystem):
     }
 
     def refuses(self, config: Config) -> dict[str, str]:
-        refused, settings = refuse_common(config), config.settings
+        refused, settings = refuse_common(config) | refuse_lora_in_flat_parameters(config), config.settings
         if settings.limit_all_gathers not in ("off", 2, None):
             refused["limit_all_gathers"] = "PyTorch's FSDP1 keeps two in flight, or does not limit"
         if settings.forward_prefetch not in (0, 1, None):

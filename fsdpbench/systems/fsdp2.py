@@ -12,13 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.systems.base import (
-    TORCH_DTYPES,
-    BuildContext,
-    System,
-    materialise,
-    refuse_common,
-)
+from fsdpbench.systems.base import BuildContext, System, materialise, refuse_common
+from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.systems.wrapping import select_units
 
 

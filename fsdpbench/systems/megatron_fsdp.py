@@ -9,7 +9,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.systems.base import TORCH_DTYPES, BuildContext, System, refuse_common, shard_size_of
+from fsdpbench.systems.base import BuildContext, System, refuse_common, shard_size_of
+from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.systems.wrapping import select_units
 
 _BY_SIZE = "Megatron-FSDP prefetches by size, two units' worth of elements"
@@ -39,6 +40,8 @@ class MegatronFsdp(System):
         "memory_handover": "Megatron-FSDP passes memory in its own way",
         "layout": "Megatron-FSDP lays parameters out in its own way",
         "buffer_dtype": "Megatron-FSDP leaves buffers in the dtype of the model",
+        "lora": "the bench's Megatron-FSDP casts the whole model, adapters too",
+        "lora_targets": "the bench's Megatron-FSDP casts the whole model, adapters too",
         "cpu_offload": "Megatron-FSDP keeps its shards on the GPU",
     }
 

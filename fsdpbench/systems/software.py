@@ -6,6 +6,7 @@ import functools
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software
+from fsdpbench.systems.adapted import workload_of
 from fsdpbench.workloads import gpt
 
 
@@ -28,7 +29,7 @@ def refused_by_software(config: Config) -> dict[str, str]:
     if config.software is None:
         return {}
     software, refused = software_of(config), {}
-    if software.of_gpts and not config.model.startswith(gpt.FAMILY):
+    if software.of_gpts and workload_of(config).family != gpt.FAMILY:
         told = ", ".join(software.of_gpts)
         refused["model"] = f"software {software.name} ({told}) is of GPTs, not of {config.model}"
     by_operator = str(config.settings.activation_checkpointing).startswith("op")

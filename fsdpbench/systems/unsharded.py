@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.systems.base import TORCH_DTYPES, BuildContext, System
+from fsdpbench.systems.base import BuildContext, System, refuse_lora
+from fsdpbench.systems.dtypes import TORCH_DTYPES
 
 _NO_UNITS = "there are no FSDP units"
 NO_SHARDING = {
@@ -35,6 +36,9 @@ class _UnshardedSystem(System):
 
     shards = False
     absent = NO_SHARDING
+
+    def refuses(self, config: Config) -> dict[str, str]:
+        return refuse_lora(config)
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
         dtype = TORCH_DTYPES[config.settings.param_dtype]
@@ -67,7 +71,8 @@ class Single(_UnshardedSystem):
     summary = "one GPU alone, no communication"
 
     def refuses(self, config: Config) -> dict[str, str]:
-        return {"gpus": "it runs on one GPU"} if config.gpus != 1 else {}
+        refused = {"gpus": "it runs on one GPU"} if config.gpus != 1 else {}
+        return refused | super().refuses(config)
 
     def wrap(self, context: BuildContext) -> nn.Module:
         return self._plain(context)

@@ -19,7 +19,7 @@ DEVICE = torch.accelerator.current_accelerator().type if torch.accelerator.is_av
 """
 _OF_THE_SCRIPT = (
     "seq", "batch", "grad_accum", "grad_sync", "activation_checkpointing", "optimizer", "zero_grad",
-    "compile",
+    "lora", "lora_targets", "compile",
 )  # fmt: skip
 
 

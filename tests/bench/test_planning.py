@@ -9,7 +9,8 @@ import pytest
 from fsdpbench.cli.request import DEFAULT_GPUS, make_request, request_of_space
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
-from fsdpbench.sweep.planning import make_config, not_applicable, parse_shape
+from fsdpbench.sweep.planning import make_config, not_applicable
+from fsdpbench.sweep.shape_text import parse_shape
 
 SIM = {"model": "gpt-tiny", "gpus": 8, "device": "sim"}
 
@@ -120,3 +121,28 @@ def test_a_wrap_of_classes_that_the_model_lacks_is_refused_before_anything_runs(
     assert request(wrap=["GPTAttention+GPTFeedForward"]).plan().points
     with pytest.raises(UsageError, match=r"no module of class 'T5Block'\. It has GPTAttention, GPTBlock,"):
         request(wrap=["block", "T5Block"]).plan()
+
+
+@pytest.mark.parametrize(
+    ("system", "settings", "refused"),
+    [
+        ("torch-fsdp1", {"lora": 8}, {"lora"}),
+        ("impl-fsdp1", {"lora": 8}, {"lora"}),
+        ("impl-fsdp1", {"lora": 8, "param_dtype": "fp32", "reduce_dtype": "fp32"}, set()),
+        ("torch-fsdp2", {"lora": 8}, set()),
+        ("impl-fsdp2", {"lora": 8, "lora_targets": "attention"}, set()),
+        ("torch-ddp", {"lora": 8}, set()),
+        ("impl-fsdp2", {"lora_targets": "attention"}, {"lora_targets"}),
+        ("single", {"lora_targets": "attention"}, {"gpus", "lora_targets"}),
+    ],
+)
+def test_where_adapters_apply(system: str, settings: dict[str, Any], refused: set[str]) -> None:
+    target = request({"model": "decoder-tiny"}).target
+    config = make_config(target, system, Settings.of(**settings), target.workload())
+    assert set(not_applicable(config)) == refused
+
+
+def test_layers_that_a_model_lacks_get_no_adapters_and_that_is_said_before_anything_runs() -> None:
+    target = request({"model": "decoder-tiny"}).target
+    with pytest.raises(UsageError, match="no layer 'qkv'; it has down"):
+        make_config(target, "impl-fsdp2", Settings.of(lora=4, lora_targets="qkv"), target.workload())

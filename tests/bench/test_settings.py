@@ -84,3 +84,28 @@ def test_any_text_is_a_value_or_a_usage_error(name: str, text: str) -> None:
 def test_a_record_keeps_what_does_not_apply() -> None:
     settings = Settings.of(batch=4).changed(limit_all_gathers=None)
     assert Settings.from_record(settings.to_dict()) == settings
+
+
+def test_records_from_before_a_setting_ran_its_default() -> None:
+    record = Settings.of(batch=3).to_dict()
+    del record["lora"], record["lora_targets"]
+    assert Settings.from_record(record) == Settings.of(batch=3)
+    del record["batch"]
+    with pytest.raises(UsageError, match="lacks the settings batch"):
+        Settings.from_record(record)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [("lora", "off", 0), ("lora", "16", 16), ("lora_targets", "query+value", "query+value")],
+)
+def test_settings_of_adapters(name: str, text: str, value: object) -> None:
+    assert setting_named(name).read(text) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("lora", "-1"), ("lora", "auto"), ("lora_targets", "query,up-down")]
+)
+def test_what_adapters_cannot_be(name: str, text: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        setting_named(name).read(text)

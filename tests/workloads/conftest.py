@@ -12,7 +12,16 @@ import torch
 
 from fsdpbench.workloads import Workload, get_workload
 
-FAMILIES = ("gpt-tiny", "t5-tiny", "llama-tiny", "regnet-tiny", "deepvit-tiny", "dhen-tiny")
+FAMILIES = (
+    "gpt-tiny",
+    "t5-tiny",
+    "llama-tiny",
+    "decoder-tiny",
+    "moe-tiny",
+    "regnet-tiny",
+    "deepvit-tiny",
+    "dhen-tiny",
+)
 SHORT = 16
 
 

@@ -22,6 +22,12 @@ CASES = [
     ("regnet-tiny", ONE_GROUP),
     ("deepvit-tiny", {}),
     ("dhen-tiny", {"layers": 3}),
+    ("decoder-tiny", {"layers": 3, "fused_projections": True, "window": 8, "layer_pattern": "SF"}),
+    ("decoder-tiny", {"qk_norm": True, "post_norms": True, "head_width": 48, "norm": "rms-offset"}),
+    ("decoder-tiny", {"parallel": True, "gated": False, "norm": "layer", "residual_dropout": 0.1}),
+    ("moe-tiny", {"layers": 3, "moe_pattern": "DMM"}),
+    ("moe-tiny", {"layers": 3, "router_load": "skewed", "expert_bias": True}),
+    ("moe-tiny", {"sinks": True, "attention": "explicit", "clamped": True, "router_bias": True}),
 ]
 
 

@@ -15,10 +15,9 @@ EXPECTED = ["tiny", "125m", "350m", "1.3b", "2.8b", "6.7b", "13b", "30b", "175b"
 
 
 def test_names_and_families():
-    assert [name for name in workload_names() if name.startswith("gpt-")] == [
-        f"gpt-{size}" for size in EXPECTED
-    ]
-    assert families() == ("gpt", "t5", "llama", "regnet", "deepvit", "dhen")
+    gpts = [name for name in workload_names() if get_workload(name).family == "gpt"]
+    assert gpts == [f"gpt-{size}" for size in EXPECTED]
+    assert families() == ("gpt", "t5", "llama", "decoder", "regnet", "deepvit", "dhen")
     for family in families():
         assert any(get_workload(name).family == family for name in workload_names())
 
@@ -152,3 +151,13 @@ def test_models_without_sequences_refuse_one(name):
 def test_sequences_have_a_token_at_least(name):
     with pytest.raises(WorkloadError, match="seq is 0: it must be at least 1"):
         get_workload(name).build(seq=0)
+
+
+def test_a_model_of_a_configuration_file_names_its_family_in_its_shape():
+    shape = {"family": "llama", "layers": 2, "d_model": 32, "d_ff": 64, "heads": 4, "kv_heads": 2}
+    workload = get_workload("hf:my-llama", shape)
+    assert (workload.name, workload.family, workload.shape["layers"]) == ("hf:my-llama", "llama", 2)
+    with pytest.raises(ShapeError, match="does not name its family"):
+        get_workload("hf:my-llama")
+    with pytest.raises(ShapeError, match="unknown shape field 'window'"):
+        get_workload("hf:my-llama", shape | {"window": 3})

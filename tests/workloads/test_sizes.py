@@ -25,7 +25,7 @@ NAMED = {
     "deepvit-8b": 8.06e9,
     "dhen": 550e6,
 }
-# To the last parameter: Hugging Face's T5, Meta's Llama, torchvision's RegNet.
+# To the last parameter: Hugging Face's T5, Meta's Llama, torchvision's RegNet, the decoders' checkpoints.
 PUBLISHED = {
     "t5-small": 60_506_624,
     "t5-base": 222_903_552,
@@ -40,6 +40,13 @@ PUBLISHED = {
     "llama3-70b": 70_553_706_496,
     "llama3-405b": 405_853_388_800,
     "regnet-y-32gf": 145_046_770,
+    "mistral-7b": 7_241_732_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "gemma3-27b": 27_009_346_304,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "gpt-oss-20b": 20_914_757_184,
 }
 
 

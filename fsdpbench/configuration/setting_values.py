@@ -1,0 +1,108 @@
+"""How a text becomes the value of a setting. Each raises `ValueError` for one that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from fsdpbench.configuration.numbers import LARGEST_INTEGER, finite_number, whole_number
+
+Value = int | str | bool | None
+MOST_OF_A_SIZE = 2**31 - 1
+"""Samples, tokens, units and ranks are sizes of tensors and of lists; a seed may be larger."""
+
+
+def whole(minimum: int, most: int = MOST_OF_A_SIZE) -> Callable[[str], Value]:
+    """A whole number within these bounds."""
+
+    def parse(text: str) -> Value:
+        return whole_number(text, minimum, most)
+
+    return parse
+
+
+def one_of(*choices: str) -> Callable[[str], Value]:
+    """One of the words, in any case."""
+    by_lower = {choice.lower(): choice for choice in choices}
+
+    def parse(text: str) -> Value:
+        if text.lower() not in by_lower:
+            raise ValueError("")
+        return by_lower[text.lower()]
+
+    return parse
+
+
+def flag(text: str) -> bool:
+    """True or false, as people write them."""
+    lowered = text.lower()
+    if lowered in ("true", "on", "yes", "1"):
+        return True
+    if lowered in ("false", "off", "no", "0"):
+        return False
+    raise ValueError("")
+
+
+def words_or(first: Mapping[str, Value], otherwise: Callable[[str], Value]) -> Callable[[str], Value]:
+    """A few words with a fixed value each, else what `otherwise` makes of the text."""
+
+    def parse(text: str) -> Value:
+        if text.lower() in first:
+            return first[text.lower()]
+        return otherwise(text)
+
+    return parse
+
+
+def every_k(text: str) -> Value:
+    """`every-K`, without leading zeros."""
+    prefix, _, count = text.partition("-")
+    if prefix != "every":
+        raise ValueError("")
+    return f"every-{whole_number(count, 1, MOST_OF_A_SIZE)}"
+
+
+def checkpointing(text: str) -> Value:
+    """`none`, `full`, `op`, `every-K` or `op-every-K`."""
+    if text in ("none", "full", "op"):
+        return text
+    return f"op-{every_k(text[3:])}" if text.startswith("op-") else every_k(text)
+
+
+def wrap(text: str) -> Value:
+    """What becomes an FSDP unit: a word, `every-K`, `size:N` or names of classes."""
+    if text in ("block", "root"):
+        return text
+    if text.startswith("every-"):
+        return every_k(text)
+    if text.startswith("size:"):
+        return f"size:{parameters(text[5:])}"
+    return joined_names(text)
+
+
+def joined_names(text: str) -> Value:
+    """Names joined by `+`."""
+    if not all(part.isidentifier() for part in text.split("+")):
+        raise ValueError("")
+    return text
+
+
+def parameters(text: str) -> int:
+    """`1e8` and `100000000`."""
+    number = finite_number(text)
+    if not 1 <= number <= LARGEST_INTEGER:
+        raise ValueError("a number of parameters from 1 to 2^63-1")
+    return int(number)
+
+
+_DTYPE_WORDS = {
+    **dict.fromkeys(("bf16", "bfloat16"), "bf16"),
+    **dict.fromkeys(("fp16", "float16", "half"), "fp16"),
+    **dict.fromkeys(("fp32", "float32", "float"), "fp32"),
+}
+
+
+def dtype(text: str) -> Value:
+    """A dtype by one of its names."""
+    if text.lower() not in _DTYPE_WORDS:
+        raise ValueError("")
+    return _DTYPE_WORDS[text.lower()]

@@ -1,0 +1,115 @@
+"""`--hf-config FILE|FOLDER` and `--model hf:NAME`: a Hugging Face configuration in place of a named model.
+
+The file is read once, here. What goes on is a model called `hf:NAME` and the whole shape, so that a result, a
+`sweep.toml` and a baseline say what was run without the file. Nothing is ever asked of the network.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.configuration.settings import Value
+from fsdpbench.errors import UsageError
+from fsdpbench.files.reading import is_there, read_json_object, read_text
+from fsdpbench.sweep.shape_text import parse_shape
+from fsdpbench.workloads import HF_PREFIX, WorkloadError
+from fsdpbench.workloads.hf_config import translate
+
+_CONFIG = "config.json"
+_USUAL: Mapping[str, Value] = {"batch": 1, "activation_checkpointing": "full"}
+"""The settings' own defaults bring gpt-2.8b to the limit of 80 GB; with these larger models fit too."""
+_LONGEST_NAME = 60
+_SNAPSHOTS = "snapshots"
+
+
+def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` with model and shape in place of `hf_config`, or of a model `hf:NAME` without a shape of its
+    own. Fields of a shape that is given too replace those of the file. Raises `UsageError`."""
+    done = {name: value for name, value in given.items() if name != "hf_config"}
+    model, path = given.get("model"), given.get("hf_config")
+    shape = given.get("shape")
+    shape = dict(shape) if isinstance(shape, Mapping) else parse_shape(shape)
+    if path is not None:
+        if model is not None:
+            raise UsageError(f"--hf-config {path}: it is a model; leave out --model {model}")
+        file = _config_file(Path(str(path)), f"--hf-config {path}")
+        name = _name_of(file)
+    elif model is not None and str(model).startswith(HF_PREFIX) and "family" not in shape:
+        name = str(model).removeprefix(HF_PREFIX)
+        file = _cached_file(name)
+    else:
+        return done
+    try:
+        found = translate(read_json_object(file))
+    except WorkloadError as error:
+        raise UsageError(f"{file}: {error}") from None
+    changed = "".join(f"+{field}={str(value).lower()}" for field, value in shape.items())
+    done["model"] = HF_PREFIX + _plain(f"{name}{changed}")
+    done["shape"] = {"family": found.family, **found.values, **shape}
+    return done
+
+
+def usual_settings(model: str, named: Iterable[str]) -> dict[str, Value]:
+    """What a model of a configuration file runs with where nobody named it; empty for named models, which
+    keep the settings' defaults."""
+    taken = set(named)
+    return {
+        name: value for name, value in _USUAL.items() if model.startswith(HF_PREFIX) and name not in taken
+    }
+
+
+def _config_file(path: Path, origin: str) -> Path:
+    """The file at `path`, or the `config.json` in that folder."""
+    if not is_there(path):
+        raise UsageError(f"{origin}: no such file or folder")
+    file = path / _CONFIG if path.is_dir() else path
+    if not is_there(file):
+        raise UsageError(f"{origin}: the folder holds no {_CONFIG}")
+    return file
+
+
+def _name_of(file: Path) -> str:
+    """The file's own name; of a `config.json` its folder's, or of a cached snapshot the model's."""
+    if file.name != _CONFIG:
+        return file.stem
+    folder = file.resolve().parent if file.parent == Path() else file.parent
+    if folder.parent.name == _SNAPSHOTS:
+        return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return folder.name
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+=/-]", "-", name)[:_LONGEST_NAME].strip("/") or "model"
+
+
+def _cached_file(name: str) -> Path:
+    """The `config.json` of the model `name` (owner/model) in the local cache, its main revision first."""
+    hub = _hub_cache()
+    folder = hub / f"models--{name.replace('/', '--')}"
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or not is_there(folder):
+        raise UsageError(
+            f"--model {HF_PREFIX}{name}: the local cache {hub} does not hold it, and nothing is downloaded; "
+            "give the file itself with --hf-config FILE"
+        )
+    main = folder / "refs" / "main"
+    revisions = [read_text(main).strip()] if is_there(main) else []
+    revisions += sorted(path.name for path in (folder / _SNAPSHOTS).glob("*"))
+    for revision in revisions:
+        file = folder / _SNAPSHOTS / revision / _CONFIG
+        if is_there(file):
+            return file
+    raise UsageError(f"--model {HF_PREFIX}{name}: no snapshot in {folder} holds a {_CONFIG}")
+
+
+def _hub_cache() -> Path:
+    """Where huggingface_hub keeps what was downloaded, by its own variables."""
+    if os.environ.get("HF_HUB_CACHE"):
+        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
+    home = os.environ.get("HF_HOME")
+    if not home:
+        home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    return Path(home).expanduser() / "hub"

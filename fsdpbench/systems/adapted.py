@@ -1,0 +1,25 @@
+"""The workload of a configuration: the model that it names, with the adapters that its settings ask for."""
+
+from __future__ import annotations
+
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.systems.dtypes import TORCH_DTYPES
+from fsdpbench.workloads import Workload, get_workload
+from fsdpbench.workloads.lora import Lora, LoraWorkload
+
+
+def adapted(workload: Workload, settings: Settings) -> Workload:
+    """`workload`, or with `lora` its fine-tuning; the frozen part lies in `param_dtype`.
+
+    Raises `WorkloadError` for a family or layers that have no adapters.
+    """
+    if not settings.lora:
+        return workload
+    frozen = TORCH_DTYPES[settings.param_dtype]
+    return LoraWorkload(workload, Lora(settings.lora, settings.lora_targets, frozen))
+
+
+def workload_of(config: Config) -> Workload:
+    """The workload that `config` trains."""
+    return adapted(get_workload(config.model, shape=dict(config.shape_given) or None), config.settings)

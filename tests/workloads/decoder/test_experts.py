@@ -1,0 +1,97 @@
+"""The given load of experts, and that what they compute is what each token's experts would."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fsdpbench.workloads.decoder import DecoderShape
+from fsdpbench.workloads.decoder.experts import Mixture, expert_loads, given_assignment
+
+
+def shape(experts=4, chosen=2, **fields):
+    return DecoderShape(
+        1,
+        16,
+        32,
+        2,
+        2,
+        64,
+        experts=experts,
+        expert_d_ff=24,
+        experts_per_token=chosen,
+        moe_pattern="M",
+        **fields,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 12),
+    st.data(),
+    st.integers(1, 40),
+    st.sampled_from(["balanced", "skewed"]),
+    st.floats(0, 4),
+)
+def test_loads_add_up_and_no_token_meets_an_expert_twice(experts, data, tokens, load, skew):
+    chosen = data.draw(st.integers(1, experts))
+    given_shape = shape(experts, chosen, router_load=load, router_skew=skew)
+    loads = expert_loads(given_shape, tokens, layer=3)
+    assert len(loads) == experts
+    assert sum(loads) == tokens * chosen
+    token, expert = given_assignment(loads, tokens, chosen, torch.device("cpu"))
+    pairs = set(zip(token.tolist(), expert.tolist(), strict=True))
+    assert len(pairs) == tokens * chosen  # each token has `chosen` different experts
+    assert torch.bincount(token, minlength=tokens).tolist() == [chosen] * tokens
+    assert torch.bincount(expert, minlength=experts).tolist() == loads
+    assert expert.tolist() == sorted(expert.tolist())
+    if load == "balanced":
+        assert max(loads) - min(loads) <= 1
+
+
+def test_a_skew_is_seeded_and_its_busy_experts_differ_by_layer():
+    def loads(seed, layer):
+        return expert_loads(shape(16, 2, router_load="skewed", router_seed=seed), 256, layer)
+
+    assert loads(0, 0) == loads(0, 0)
+    assert len({tuple(loads(seed, layer)) for seed in (0, 1) for layer in (0, 1)}) == 4
+    assert sorted(loads(0, 0)) == sorted(loads(1, 5))
+    # Shares fall as 1 / rank: the busiest of 16 has 1 / H(16) of the rows.
+    assert max(loads(0, 0)) == round(512 / sum(1 / rank for rank in range(1, 17)))
+
+
+@pytest.mark.parametrize("load", ["balanced", "skewed"])
+@pytest.mark.parametrize("renormalised", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_output_is_the_weighted_sum_of_each_tokens_experts(load, renormalised, biased):
+    """Token by token in plain arithmetic."""
+    torch.manual_seed(0)
+    fields = {"router_bias": biased, "expert_bias": biased, "clamped": biased}
+    wanted = shape(router_load=load, renormalised=renormalised, **fields)
+    mixture = Mixture(wanted, 0.1, 0)
+    with torch.no_grad():
+        for parameter in mixture.parameters():
+            parameter.normal_(std=0.5)
+    x = torch.randn(2, 6, 16)
+    tokens = x.flatten(0, 1)
+    experts = mixture.experts
+    up = experts.gate_up.view(4, 16, 48)
+    down = experts.down.view(4, 24, 16)
+    loads = expert_loads(wanted, len(tokens), 0)
+    odds = mixture.router(tokens).softmax(-1)
+    expected = torch.zeros_like(tokens)
+    assigned = list(zip(*(t.tolist() for t in given_assignment(loads, 12, 2, x.device)), strict=True))
+    for token, expert in assigned:
+        hidden = tokens[token] @ up[expert]
+        hidden = hidden + experts.gate_up_bias.view(4, 48)[expert] if biased else hidden
+        gate, value = hidden.chunk(2)
+        if biased:
+            gate, value = gate.clamp(max=7), value.clamp(-7, 7)
+            hidden = gate * torch.sigmoid(1.702 * gate) * (value + 1)
+        else:
+            hidden = torch.nn.functional.silu(gate) * value
+        result = hidden @ down[expert]
+        result = result + experts.down_bias.view(4, 16)[expert] if biased else result
+        own = sum(odds[token, e] for t, e in assigned if t == token)
+        expected[token] += result * odds[token, expert] / (own if renormalised else 1.0)
+    torch.testing.assert_close(mixture(x).flatten(0, 1), expected, rtol=1e-4, atol=1e-5)

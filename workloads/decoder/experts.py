@@ -1,0 +1,159 @@
+r"""A mixture of experts in place of a feed-forward, with the load of its experts given.
+
+The router's weights are computed and trained, but which tokens go to which expert is a setting, balanced or
+skewed by seed: so no shape hangs on data, simulated GPUs can run it, and two systems are compared on the same
+work. (Trainers have the same switch for benchmarks.) Of T tokens with k experts each, the T x k rows that
+experts read lie expert by expert, and row number p is of token p % T: an expert's rows are of different
+tokens as long as none has more than T.
+
+    x -> router -> weights of the given experts ----------------------+
+     \-> rows by expert -> gate and up -> down, one product an expert -> x weight -> added up by token
+
+Balanced, the experts' products are one batched product; skewed, one product an expert. Nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fsdpbench.workloads.decoder.feed_forward import activate
+from fsdpbench.workloads.decoder.shape import DecoderShape
+from fsdpbench.workloads.layers import WEIGHT_STD, Projection
+
+_ALPHA, _LIMIT = 1.702, 7.0
+"""GPT-OSS's gate: x sigmoid(1.702 x), of values up to 7."""
+
+
+def expert_loads(shape: DecoderShape, tokens: int, layer: int) -> list[int]:
+    """Rows of each expert, which add up to tokens x experts_per_token; none has more than `tokens`.
+
+    Skewed: shares that fall as rank^-router_skew, over experts in an order drawn by seed and layer.
+    """
+    rows, experts = tokens * shape.experts_per_token, shape.experts
+    if shape.router_load == "balanced":
+        return [rows // experts + (index < rows % experts) for index in range(experts)]
+    shares = [(rank + 1.0) ** -shape.router_skew for rank in range(experts)]
+    by_rank, left, weight = [], rows, sum(shares)
+    for rank, share in enumerate(shares):
+        others = experts - rank - 1
+        count = min(tokens, max(round(left * share / weight), left - others * tokens))
+        by_rank.append(count)
+        left, weight = left - count, weight - share
+    order = list(range(experts))
+    random.Random(f"{shape.router_seed}-{layer}").shuffle(order)
+    loads = [0] * experts
+    for rank, expert in enumerate(order):
+        loads[expert] = by_rank[rank]
+    return loads
+
+
+class Experts(nn.Module):
+    """All experts of a layer: rows of [rows, d_model], sorted by expert, to the same.
+
+    Weights lie as [experts x inputs, outputs], so that any number of ranks shards them evenly, also
+    more ranks than there are experts.
+    """
+
+    def __init__(self, shape: DecoderShape, output_std: float) -> None:
+        super().__init__()
+        self.count, self.output_std = shape.experts, output_std
+        self.activation, self.clamped = shape.activation, shape.clamped
+        wide = 2 * shape.expert_d_ff
+        self.gate_up = nn.Parameter(torch.empty(shape.experts * shape.d_model, wide))
+        self.down = nn.Parameter(torch.empty(shape.experts * shape.expert_d_ff, shape.d_model))
+        self.gate_up_bias = nn.Parameter(torch.empty(shape.experts * wide)) if shape.expert_bias else None
+        self.down_bias = (
+            nn.Parameter(torch.empty(shape.experts * shape.d_model)) if shape.expert_bias else None
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Weights from normal distributions, biases 0."""
+        nn.init.normal_(self.gate_up, std=WEIGHT_STD)
+        nn.init.normal_(self.down, std=self.output_std)
+        for bias in (self.gate_up_bias, self.down_bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def forward(self, rows: Tensor, loads: list[int]) -> Tensor:
+        weights = [self.gate_up.view(self.count, -1, self.gate_up.shape[1])]
+        weights.append(self.down.view(self.count, -1, self.down.shape[1]))
+        biases = [
+            None if bias is None else bias.view(self.count, 1, -1)
+            for bias in (self.gate_up_bias, self.down_bias)
+        ]
+        if len(set(loads)) == 1:
+            hidden = _product(rows.view(self.count, loads[0], -1), weights[0], biases[0])
+            return _product(self._gate(hidden), weights[1], biases[1]).flatten(0, 1)
+        parts = rows.split(loads)
+        each = [
+            zip(first, second, strict=True)
+            for first, second in (
+                (weight.unbind(0), self._each(bias)) for weight, bias in zip(weights, biases, strict=True)
+            )
+        ]
+        results = [
+            _row_product(self._gate(_row_product(part, *up)), *down)
+            for part, up, down in zip(parts, *each, strict=True)
+            if len(part)
+        ]
+        return torch.cat(results)
+
+    def _each(self, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+        return (None,) * self.count if bias is None else bias.unbind(0)
+
+    def _gate(self, hidden: Tensor) -> Tensor:
+        gate, up = hidden.chunk(2, dim=-1)
+        if not self.clamped:
+            return activate(self.activation, gate) * up
+        gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT)
+        return (up + 1) * (gate * torch.sigmoid(gate * _ALPHA))
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """One product an expert: [experts, rows, in] x [experts, in, out]."""
+    return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias, x, weight)
+
+
+def _row_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x @ weight if bias is None else torch.addmm(bias.view(-1), x, weight)
+
+
+class Mixture(nn.Module):
+    """Router and experts of layer number `layer`: [batch, seq, d_model] to the same."""
+
+    def __init__(self, shape: DecoderShape, output_std: float, layer: int) -> None:
+        super().__init__()
+        self.shape, self.layer = shape, layer
+        self.router = Projection(shape.d_model, shape.experts, shape.router_bias)
+        self.experts = Experts(shape, output_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        count, chosen = len(tokens), self.shape.experts_per_token
+        loads = expert_loads(self.shape, count, self.layer)
+        token, expert = given_assignment(loads, count, chosen, x.device)
+        odds = F.softmax(self.router(tokens), dim=-1, dtype=torch.float32)
+        weights = odds.flatten().index_select(0, token * self.shape.experts + expert)
+        if self.shape.renormalised:
+            by_slot = weights.view(chosen, count)
+            weights = (by_slot / by_slot.sum(0, keepdim=True)).flatten()
+        rows = self.experts(tokens.index_select(0, token), loads) * weights.to(x.dtype)[:, None]
+        added = torch.zeros_like(tokens).index_add_(0, token, rows)
+        return F.dropout(added.view_as(x), self.shape.residual_dropout, self.training)
+
+
+def given_assignment(
+    loads: list[int], tokens: int, chosen: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Token and expert of each row, int64 of [tokens x chosen], rows of an expert together."""
+    token = torch.arange(tokens * chosen, device=device) % tokens
+    if len(set(loads)) == 1:
+        row = torch.arange(tokens * chosen, device=device)
+        return token, torch.div(row, loads[0], rounding_mode="floor")
+    expert = torch.cat([torch.full((load,), number, device=device) for number, load in enumerate(loads)])
+    return token, expert

@@ -1,0 +1,44 @@
+"""The dense feed-forward of a block, gated or not."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fsdpbench.workloads.decoder.shape import DecoderShape
+from fsdpbench.workloads.layers import Projection
+
+
+def activate(name: str, x: Tensor) -> Tensor:
+    """The activation called `name` in a shape."""
+    if name == "silu":
+        return F.silu(x)
+    if name == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if name == "gelu-tanh" else "none")
+
+
+class DecoderFeedForward(nn.Module):
+    """down(act(gate) x up), or down(act(up)), of [batch, seq, d_model]."""
+
+    def __init__(self, shape: DecoderShape, output_std: float) -> None:
+        super().__init__()
+        self.activation, self.dropout = shape.activation, shape.residual_dropout
+        self.gated, self.fused = shape.gated, shape.gated and shape.fused_projections
+        if self.fused:
+            self.gate_up = Projection(shape.d_model, 2 * shape.d_ff, shape.mlp_bias)
+        else:
+            if self.gated:
+                self.gate = Projection(shape.d_model, shape.d_ff, shape.mlp_bias)
+            self.up = Projection(shape.d_model, shape.d_ff, shape.mlp_bias)
+        self.down = Projection(shape.d_ff, shape.d_model, shape.mlp_bias, output_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fused:
+            gate, up = self.gate_up(x).chunk(2, dim=-1)
+            hidden = activate(self.activation, gate) * up
+        elif self.gated:
+            hidden = activate(self.activation, self.gate(x)) * self.up(x)
+        else:
+            hidden = activate(self.activation, self.up(x))
+        return F.dropout(self.down(hidden), self.dropout, self.training)

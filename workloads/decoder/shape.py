@@ -1,0 +1,199 @@
+"""The shape of a decoder-only transformer, in all that its families differ by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fsdpbench.workloads.decoder.rotary import Rope
+from fsdpbench.workloads.errors import ShapeError
+from fsdpbench.workloads.shape import check_divides, check_layers, check_positive, check_share
+
+FAMILY = "decoder"
+_LARGEST_PATTERN = 10_000
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """The shape of a decoder-only transformer.
+
+    Fields, by part:
+
+    * `layers`, `d_model`, `d_ff` (feed-forward width), `vocab`, `tied` (the lm head shares the token
+      embedding), `head_bias` (of the lm head), `max_seq` (default length), `fp32_loss`.
+    * `heads`, `kv_heads`, `head_width` (0: d_model / heads), `query_scale` (scores are divided by its root;
+      0: head_width), `qkv_bias`, `output_bias`, `qk_norm` (an RMSNorm of queries and keys),
+      `fused_projections` (one product for queries, keys and values, one for gate and up), `sinks` (a
+      learned score a head that takes weight and gives nothing), `score_cap` and `logit_cap` (soft caps, 0:
+      none).
+    * `window`: tokens that a layer of sliding attention sees (0: none has one), `layer_pattern`: `S`
+      sliding, `F` full, repeated over the layers.
+    * `rope_theta`, `local_theta` (of sliding layers; 0: the same), `rope` (see `Rope`), `rotary_share` of a
+      head.
+    * `norm`: `rms`, `rms-offset` (weights count from 1, as Gemma's) or `layer`; `norm_eps`; `norms`:
+      `fused` or `composed` of single operators in fp32, as Hugging Face writes them; `post_norms`: also
+      after attention and feed-forward; `parallel`: both read one norm and are added at once (Phi).
+    * `gated`: the feed-forward is act(gate) x up; `activation`: `silu`, `gelu`, `gelu-tanh` or `relu`;
+      `mlp_bias`; `embedding_scale`: embeddings are multiplied by the root of d_model.
+    * `attention`: `fused`, or `explicit` with the scores in memory, which caps and sinks need.
+    * `embedding_dropout`, `residual_dropout`, `attention_dropout`.
+    * `experts` of a mixture (0: none), `expert_d_ff`, `experts_per_token`, `moe_pattern` (`M` mixture, `D`
+      dense, repeated), `router_bias`, `expert_bias`, `renormalised` (weights of the chosen add up to 1),
+      `clamped` (GPT-OSS's limited gate), `router_load` (`balanced` or `skewed`), `router_skew` (exponent of
+      the skew), `router_seed` (which experts are the busy ones).
+
+    Raises:
+        ShapeError: a number is out of range, sizes do not divide, or a word is unknown.
+    """
+
+    layers: int
+    d_model: int
+    d_ff: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    head_width: int = 0
+    tied: bool = False
+    head_bias: bool = False
+    max_seq: int = 4096
+    fp32_loss: bool = True
+    query_scale: float = 0.0
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    fused_projections: bool = False
+    sinks: bool = False
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    window: int = 0
+    layer_pattern: str = "F"
+    rope_theta: float = 10000.0
+    local_theta: float = 0.0
+    rope: str = "default"
+    rotary_share: float = 1.0
+    norm: str = "rms"
+    norm_eps: float = 1e-5
+    norms: str = "fused"
+    post_norms: bool = False
+    parallel: bool = False
+    gated: bool = True
+    activation: str = "silu"
+    mlp_bias: bool = False
+    embedding_scale: bool = False
+    attention: str = "fused"
+    embedding_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    experts: int = 0
+    expert_d_ff: int = 0
+    experts_per_token: int = 0
+    moe_pattern: str = "D"
+    router_bias: bool = False
+    expert_bias: bool = False
+    renormalised: bool = True
+    clamped: bool = False
+    router_load: str = "balanced"
+    router_skew: float = 1.0
+    router_seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive(self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "max_seq")
+        check_divides(self, "kv_heads", "heads")
+        check_share(self, "embedding_dropout", "residual_dropout", "attention_dropout")
+        if self.head_width < 1:
+            check_divides(self, "heads", "d_model")
+            object.__setattr__(self, "head_width", self.d_model // self.heads)
+        for name in (
+            "query_scale",
+            "score_cap",
+            "logit_cap",
+            "window",
+            "local_theta",
+            "norm_eps",
+            "router_skew",
+        ):
+            if getattr(self, name) < 0:
+                raise ShapeError(f"shape field {name} is {getattr(self, name)}: it must be at least 0")
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                raise ShapeError(
+                    f"shape field {name} is '{getattr(self, name)}': it must be one of {', '.join(words)}"
+                )
+        self._check_attention()
+        self._check_experts()
+
+    def _check_attention(self) -> None:
+        if not 0 < self.rotary_share <= 1 or self.rotary_width % 2 or self.rotary_width < 2:
+            raise ShapeError(
+                f"shape field rotary_share is {self.rotary_share}: of heads {self.head_width} wide it turns "
+                f"{self.rotary_width} elements, and rotary positions take pairs"
+            )
+        if self.rope_theta <= 1 or 0 < self.local_theta <= 1:
+            raise ShapeError(f"shape field rope_theta is {self.rope_theta}: it must be above 1")
+        rope = Rope.parse(self.rope)
+        if rope.kind == "longrope" and {len(rope.short), len(rope.long)} != {self.rotary_width // 2}:
+            raise ShapeError(
+                f"shape field rope is longrope: short and long need {self.rotary_width // 2} numbers each"
+            )
+        _check_pattern("layer_pattern", self.layer_pattern, "SF")
+        if "S" in self.layer_pattern and not self.window:
+            raise ShapeError("shape field layer_pattern has sliding layers (S): give them a window")
+        if self.attention == "fused" and (self.sinks or self.score_cap):
+            part = "sinks" if self.sinks else "score_cap"
+            raise ShapeError(f"shape field {part} needs attention=explicit: torch's fused kernels have none")
+        if self.parallel and self.post_norms:
+            raise ShapeError("shape fields parallel and post_norms do not go together")
+
+    def _check_experts(self) -> None:
+        _check_pattern("moe_pattern", self.moe_pattern, "MD")
+        if "M" not in self.moe_pattern:
+            return
+        check_positive(self, "experts", "expert_d_ff", "experts_per_token")
+        check_layers(self.experts, "experts")
+        if self.experts_per_token > self.experts:
+            raise ShapeError(
+                f"shape field experts_per_token is {self.experts_per_token}: there are {self.experts} experts"
+            )
+
+    @property
+    def rotary_width(self) -> int:
+        """Elements of a head that rotary positions turn."""
+        return int(self.head_width * self.rotary_share)
+
+    @property
+    def query_width(self) -> int:
+        """Of all query heads together."""
+        return self.heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Of all key (or value) heads together."""
+        return self.kv_heads * self.head_width
+
+    @property
+    def drops(self) -> bool:
+        """Whether a block draws random numbers."""
+        return self.residual_dropout > 0 or self.attention_dropout > 0
+
+    def slides(self, layer: int) -> bool:
+        """Whether layer number `layer` has sliding attention."""
+        return self.layer_pattern[layer % len(self.layer_pattern)] == "S"
+
+    def is_mixture(self, layer: int) -> bool:
+        """Whether layer number `layer` has experts."""
+        return self.moe_pattern[layer % len(self.moe_pattern)] == "M"
+
+
+_WORDS = {
+    "norm": ("rms", "rms-offset", "layer"),
+    "norms": ("fused", "composed"),
+    "activation": ("silu", "gelu", "gelu-tanh", "relu"),
+    "attention": ("fused", "explicit"),
+    "router_load": ("balanced", "skewed"),
+}
+
+
+def _check_pattern(name: str, pattern: str, letters: str) -> None:
+    if not 0 < len(pattern) <= _LARGEST_PATTERN or set(pattern) - set(letters):
+        raise ShapeError(
+            f"shape field {name} is '{pattern[:80]}': it takes the letters {' and '.join(letters)}"
+        )

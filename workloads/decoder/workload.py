@@ -1,0 +1,97 @@
+"""A decoder of one shape as a workload: its parameters and FLOPs by formula.
+
+FLOPs as for the other families: 2 a token and weight of each product that it passes through (of the experts,
+those it is sent to), and attention in full although it is causal or sees a window.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.decoder.experts import expert_loads
+from fsdpbench.workloads.decoder.model import Decoder, DecoderBlock
+from fsdpbench.workloads.decoder.norms import norm_parameters
+from fsdpbench.workloads.decoder.shape import FAMILY, DecoderShape
+from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
+from fsdpbench.workloads.next_token import NextTokenWorkload
+from fsdpbench.workloads.products import Product
+from fsdpbench.workloads.shaped import Shaped
+
+
+class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
+    """A decoder of one shape, with tokens as data."""
+
+    family = FAMILY
+    shape_type = DecoderShape
+
+    @property
+    def parameters(self) -> int:
+        s = self._shape
+        embeddings = s.vocab * s.d_model * (1 if s.tied else 2) + (s.vocab if s.head_bias else 0)
+        blocks = sum(self._block_parameters(layer) for layer in range(s.layers))
+        return blocks + norm_parameters(s) + embeddings
+
+    def _block_parameters(self, layer: int) -> int:
+        s = self._shape
+        weights = sum(p.inputs * p.outputs for p in self.products(layer))
+        biases = (s.query_width + 2 * s.kv_width) * s.qkv_bias + s.d_model * s.output_bias
+        norms = (1 if s.parallel else 4 if s.post_norms else 2) * norm_parameters(s)
+        norms += 2 * norm_parameters(s, s.head_width) * s.qk_norm
+        if s.is_mixture(layer):
+            weights += s.experts * 3 * s.d_model * s.expert_d_ff
+            biases += s.experts * (s.router_bias + (2 * s.expert_d_ff + s.d_model) * s.expert_bias)
+        else:
+            biases += (s.d_ff * (2 if s.gated else 1) + s.d_model) * s.mlp_bias
+        return weights + biases + norms + s.heads * s.sinks
+
+    @property
+    def block_count(self) -> int:
+        return self._shape.layers
+
+    def products(self, layer: int) -> list[Product]:
+        """The products with weights of a block in the order in which they run, without those of experts."""
+        s = self._shape
+        widths = {"query": s.query_width, "key": s.kv_width, "value": s.kv_width}
+        if s.fused_projections:
+            widths = {"query_key_value": sum(widths.values())}
+        found = [Product(name, s.d_model, width) for name, width in widths.items()]
+        found.append(Product("output", s.query_width, s.d_model))
+        if s.is_mixture(layer):
+            return [*found, Product("router", s.d_model, s.experts)]
+        if s.gated and s.fused_projections:
+            found.append(Product("gate_up", s.d_model, 2 * s.d_ff))
+        else:
+            names = ("gate", "up") if s.gated else ("up",)
+            found += [Product(name, s.d_model, s.d_ff) for name in names]
+        return [*found, Product("down", s.d_ff, s.d_model)]
+
+    @property
+    def block_classes(self) -> tuple[type[nn.Module], ...]:
+        return (DecoderBlock,)
+
+    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+        self.resolve_seq(seq)  # any length will do, but not any number
+        return Decoder(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
+
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        """2 a token and weight, and attention in full."""
+        s, seq = self._shape, self.resolve_seq(seq)
+        tokens = batch * seq
+        blocks = [self._block_flops(layer, tokens, seq) for layer in range(s.layers)]
+        return ForwardFlops([blocks], rest=2 * tokens * s.vocab * s.d_model)
+
+    def _block_flops(self, layer: int, tokens: int, seq: int) -> BlockFlops:
+        s = self._shape
+        products = [2 * tokens * p.inputs * p.outputs for p in self.products(layer)]
+        batched, mixture = 0, s.is_mixture(layer)
+        if mixture:
+            loads = expert_loads(s, tokens, layer)
+            a_row = 2 * s.d_model * s.expert_d_ff
+            if len(set(loads)) == 1:
+                batched = 3 * a_row * sum(loads)
+            else:
+                products += [part for load in loads if load for part in (2 * a_row * load, a_row * load)]
+        needed = mixture or s.post_norms or s.residual_dropout > 0
+        attention = 4 * tokens * s.query_width * seq
+        return BlockFlops(tuple(products), attention, ends_needed=needed, batched=batched)

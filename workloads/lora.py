@@ -1,0 +1,237 @@
+"""Low-rank adapters (LoRA; Hu et al. 2021, arXiv 2106.09685): a frozen model, small matrices are trained.
+
+    y = x W^T  +  (alpha / rank) (x A^T) B^T        W frozen, A of [rank, in] normal, B of [out, rank] zero
+
+A layer keeps its name and its `weight`, and gains `lora_a` and `lora_b`, so that units and state dicts are
+those of the plain model and two more. Frozen parameters lie in one dtype (bf16 as a rule: 2 bytes each and
+nothing else), adapters in fp32 with gradient and AdamW's moments (16 bytes).
+
+FLOPs: a frozen product costs its forward and the gradient of its input, and not that of its weight. What lies
+before the first adapter, seen from the tokens, needs no gradient at all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fsdpbench.workloads.base import TRAINING_BYTES, Batch, Workload
+from fsdpbench.workloads.errors import WorkloadError
+from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
+from fsdpbench.workloads.layers import Projection
+from fsdpbench.workloads.products import HasProducts, Product
+
+ALL, ATTENTION = "all", "attention"
+ATTENTION_LAYERS = frozenset({"query", "key", "value", "query_key_value", "output", "qkv", "proj"})
+_NEVER = frozenset({"router"})
+_AT_INPUT, _MIXED, _NARROW, _WIDE = range(4)
+_STAGES = {
+    **dict.fromkeys(("query", "key", "value", "query_key_value", "qkv"), _AT_INPUT),
+    **dict.fromkeys(("output", "proj"), _MIXED),
+    **dict.fromkeys(("gate", "up", "gate_up", "router"), _NARROW),
+    "down": _WIDE,
+}
+"""What a block's layers read, in order: its input, what attention mixed, a norm of that, the hidden layer."""
+_ALPHA_OF_RANK = 2.0
+
+
+@dataclass(frozen=True)
+class Lora:
+    """`rank` of the adapters, `targets` (`all` linear layers of the blocks, those of `attention`, or names
+    joined by +), and the dtype of what is frozen."""
+
+    rank: int
+    targets: str = ALL
+    frozen_dtype: torch.dtype = torch.bfloat16
+
+    def takes(self, name: str) -> bool:
+        """Whether the layer called `name` in a block gets an adapter."""
+        if name in _NEVER:
+            return False
+        if self.targets == ALL:
+            return True
+        return name in (ATTENTION_LAYERS if self.targets == ATTENTION else self.targets.split("+"))
+
+
+class AdaptedProjection(Projection):
+    """A frozen linear layer, [..., in] to [..., out], with an adapter beside it."""
+
+    def __init__(self, base: Projection, lora: Lora) -> None:
+        nn.Module.__init__(self)  # weight and bias are those of `base`
+        self.in_features, self.out_features, self.std = base.in_features, base.out_features, base.std
+        self.weight, self.bias = base.weight, base.bias
+        self.scale = _ALPHA_OF_RANK
+        self.lora_a = nn.Parameter(torch.empty(lora.rank, base.in_features, dtype=torch.float32))
+        self.lora_b = nn.Parameter(torch.empty(base.out_features, lora.rank, dtype=torch.float32))
+        self._reset_adapter()
+
+    def reset_parameters(self) -> None:
+        """The frozen layer's weights, and an adapter that changes nothing yet."""
+        super().reset_parameters()
+        self._reset_adapter()
+
+    def _reset_adapter(self) -> None:
+        nn.init.normal_(self.lora_a, std=1 / math.sqrt(self.in_features))
+        nn.init.zeros_(self.lora_b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        base = F.linear(x, self.weight, self.bias)
+        return base + F.linear(F.linear(x, self.lora_a), self.lora_b) * self.scale
+
+
+def adapt(model: nn.Module, block_classes: tuple[type[nn.Module], ...], lora: Lora) -> None:
+    """Freeze `model` and put adapters beside the linear layers of its blocks, in place."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(lora.frozen_dtype)
+        parameter.requires_grad_(False)
+    for block in [module for module in model.modules() if isinstance(module, block_classes)]:
+        for parent in list(block.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, Projection) and lora.takes(name):
+                    setattr(parent, name, AdaptedProjection(child, lora))
+
+
+class LoraWorkload(Workload):
+    """A workload whose blocks have adapters; data and shape are those of the plain one.
+
+    Raises:
+        WorkloadError: the family does not say which layers its blocks have, or no layer has such a name.
+    """
+
+    def __init__(self, base: Workload, lora: Lora) -> None:
+        if not isinstance(base, HasProducts):
+            raise WorkloadError(
+                f"lora: {base.name} is of the family {base.family}, for which adapters are not built; "
+                "the families decoder, llama and gpt have them"
+            )
+        self._base, self._products, self._lora = base, base, lora
+        self.name, self.family = base.name, base.family
+        names = {product.name for product in self._products.products(0)} - _NEVER
+        if not any(lora.takes(name) for name in names):
+            raise WorkloadError(
+                f"lora_targets: {base.name} has no layer {lora.targets!r}; it has {', '.join(sorted(names))}"
+                ", and all or attention stand for several"
+            )
+        unknown = set() if lora.targets in (ALL, ATTENTION) else set(lora.targets.split("+")) - names
+        if unknown:
+            raise WorkloadError(
+                f"lora_targets: {base.name} has no layer {min(unknown)!r}; it has {', '.join(sorted(names))}"
+            )
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        return self._base.shape
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Those that are trained."""
+        return sum(
+            self._lora.rank * (product.inputs + product.outputs)
+            for layer in range(self._products.block_count)
+            for product in self._products.products(layer)
+            if self._lora.takes(product.name)
+        )
+
+    @property
+    def parameters(self) -> int:
+        return self._base.parameters + self.adapter_parameters
+
+    @property
+    def training_state_bytes(self) -> int:
+        """The frozen parameters as they lie, and 16 bytes an adapter's parameter."""
+        return (
+            self._base.parameters * self._lora.frozen_dtype.itemsize
+            + TRAINING_BYTES * self.adapter_parameters
+        )
+
+    @property
+    def default_seq(self) -> int | None:
+        return self._base.default_seq
+
+    @property
+    def block_classes(self) -> tuple[type[nn.Module], ...]:
+        return self._base.block_classes
+
+    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+        model = self._base.build(activation_checkpointing, seq)
+        adapt(model, self.block_classes, self._lora)
+        return model
+
+    def batches(
+        self,
+        batch: int,
+        seq: int | None,
+        seed: int,
+        rank: int,
+        device: torch.device | str,
+        data: Path | None = None,
+        *,
+        world_size: int | None = None,
+    ) -> Iterator[Batch]:
+        return self._base.batches(batch, seq, seed, rank, device, data, world_size=world_size)
+
+    def tokens(self, batch: int, seq: int | None = None) -> int | None:
+        return self._base.tokens(batch, seq)
+
+    def resolve_seq(self, seq: int | None) -> int | None:
+        return self._base.resolve_seq(seq)
+
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        """The plain model's and the adapters', with what needs no gradient told apart."""
+        plain = self._base.forward_flops(batch, seq)
+        (blocks,) = plain.stacks
+        adapted, frozen, first = [], plain.rest, 0
+        parallel = bool(self.shape.get("parallel"))
+        learns = False  # whether what flows into the block depends on an adapter
+        for layer, block in enumerate(blocks):
+            walk = _Walk(self._lora, parallel, learns)
+            adapted.append(walk.block(block, self._products.products(layer)))
+            learns, frozen, first = walk.learns, frozen + walk.frozen, first + walk.first
+        return ForwardFlops([adapted], rest=plain.rest, first=first, frozen=frozen)
+
+
+class _Walk:
+    """One block's products in order, with their adapters; what of them needs no gradient."""
+
+    def __init__(self, lora: Lora, parallel: bool, learns: bool) -> None:
+        self.lora, self.parallel, self.learns = lora, parallel, learns
+        self.frozen = self.first = 0
+
+    def block(self, block: BlockFlops, products: Sequence[Product]) -> BlockFlops:
+        """The block's FLOPs with adapters; `frozen` and `first` as `ForwardFlops` has them."""
+        entering, narrow, found = self.learns, False, []
+        pairs = zip(products, block.products, strict=False)
+        for stage, group in itertools.groupby(pairs, lambda pair: _STAGES[pair[0].name]):
+            if stage == _MIXED and not self.learns:
+                self.first += 2 * block.attention
+            at_input = stage == _AT_INPUT or (stage == _NARROW and self.parallel)
+            reading = entering if at_input else narrow if stage == _WIDE else self.learns
+            for product, flops in group:
+                found += self._product(product, flops, reading)
+                narrow = stage == _NARROW and (narrow or reading or self.lora.takes(product.name))
+        experts = block.products[len(products) :]
+        others = sum(experts) + block.batched
+        self.frozen += others
+        self.first += 0 if self.learns else others
+        return BlockFlops(
+            (*found, *experts), block.attention, ends_needed=block.ends_needed, batched=block.batched
+        )
+
+    def _product(self, product: Product, flops: int, reading: bool) -> list[int]:
+        """It, and its adapter's two; `reading`: its input depends on an adapter."""
+        self.frozen += flops
+        self.first += 0 if reading else flops
+        if not self.lora.takes(product.name):
+            return [flops]
+        down, up = flops * self.lora.rank // product.outputs, flops * self.lora.rank // product.inputs
+        self.first += 0 if reading else down
+        self.learns = True
+        return [flops, down, up]
