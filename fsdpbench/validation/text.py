@@ -29,8 +29,10 @@ def as_markdown(
             f"| {b.name} | {b.wanted} | {b.reached} | {'met' if b.met else '**not met**'} |" for b in bars
         ]
         lines.append("")
-    lines += ["| group | cases | step time: mean error | worst | bias |", "|---|--:|--:|--:|--:|"]
-    for group, errors in group_errors(predictions).items():
+    groups = group_errors(predictions)
+    if groups:
+        lines += ["| group | cases | step time: mean error | worst | bias |", "|---|--:|--:|--:|--:|"]
+    for group, errors in groups.items():
         mean, worst = statistics.fmean(map(abs, errors)), max(map(abs, errors))
         lines.append(
             f"| {group} | {len(errors)} | {mean:.1%} | {worst:.1%} | {statistics.fmean(errors):+.1%} |"

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fsdpbench.configuration.config import Config
@@ -18,7 +20,6 @@ from fsdpbench.results.residuals.table import Condition, Quantity, read_table
 from fsdpbench.results.residuals.widths import LEVEL, Unknown, width_of
 from fsdpbench.sim.hardware import ProfileError, load_profile, profile_layers
 from fsdpbench.sim.software import CURRENT
-from fsdpbench.workloads import WorkloadError, get_workload
 
 _SPEEDS = (
     "samples_per_s_per_gpu",
@@ -28,6 +29,7 @@ _SPEEDS = (
     "mfu",
     "hfu",
 )
+_LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
 _PEAKS = (Quantity.ALLOCATED, Quantity.ACTIVE, Quantity.RESERVED)
 _MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY)
 """What the bytes of a run do not depend on, or what no published run says."""
@@ -64,7 +66,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     found = []
     chips, software, families = _known()
     # Files without `compute` are variants of a chip; the first with it is the chip's own.
-    layers = profile_layers(config.hardware or "")
+    layers, _ = _machine(config.hardware or "", _stamp(config.hardware))
     variants = list(itertools.takewhile(lambda layer: "compute" not in layer[1], layers))
     if not any(name in chips for name, _ in layers[: len(variants) + 1]):
         found.append(Unknown.CHIP)
@@ -76,7 +78,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     elif (config.system, own) not in software:
         found.append(Unknown.SYSTEM if own == CURRENT else Unknown.SOFTWARE)
     if config.script is None and (
-        _family(config) not in families or config.settings.param_dtype not in ("bf16", "fp16")
+        not _is_known_kind(config, families) or config.settings.param_dtype not in ("bf16", "fp16")
     ):
         found.append(Unknown.MODEL)
     return tuple(found)
@@ -93,11 +95,15 @@ def _known() -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]
     )
 
 
-def _family(config: Config) -> str | None:
-    try:
-        return get_workload(config.model, shape=dict(config.shape_given) or None).family
-    except WorkloadError:
-        return None
+def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
+    """Whether the model is of a family with published runs, or a dense language model like those.
+
+    Told by name (`gpt-2.8b`, `llama3-8b`) and by fields of the shape, since to build it would import torch.
+    """
+    family = re.split(r"[-+]", config.model)[0].rstrip("0123456789.")
+    if family in {name.rstrip("0123456789.") for name in families}:
+        return True
+    return config.shape.keys() >= _LANGUAGE_MODEL and not any("expert" in name for name in config.shape)
 
 
 def _memory(
@@ -105,7 +111,7 @@ def _memory(
 ) -> tuple[dict[str, list[int]], bool]:
     """Intervals of the peaks in bytes; whether the upper end of what is reserved exceeds what there is."""
     of_memory = [reason for reason in unknown if reason not in _MEMORY_KNOWS]
-    usable = _usable_bytes(config)
+    _, usable = _machine(config.hardware or "", _stamp(config.hardware))
     found: dict[str, list[int]] = {}
     risky = False
     for kind in _PEAKS:
@@ -118,8 +124,17 @@ def _memory(
     return found, risky
 
 
-def _usable_bytes(config: Config) -> int | None:
+@functools.lru_cache(maxsize=64)
+def _machine(hardware: str, stamp: int) -> tuple[list[tuple[str, frozenset[str]]], int | None]:
+    """Layers of a profile and the bytes that its allocator can have, read again when its file changes."""
     try:
-        return load_profile(config.hardware or "").usable_memory_bytes
+        return profile_layers(hardware), load_profile(hardware).usable_memory_bytes
     except ProfileError:
-        return None
+        return [], None
+
+
+def _stamp(hardware: str | None) -> int:
+    try:
+        return os.stat(hardware or "").st_mtime_ns
+    except OSError:
+        return 0  # a packaged profile's name

@@ -77,7 +77,8 @@ def width_of(
 
     Compiled runs have a width of their own where any could be compared.
     """
-    table = read_table() if rows is None else tuple(rows)
+    # The packaged table is None here: to hash its rows for the cache would take longer than the rest.
+    table = None if rows is None else tuple(rows)
     return _width(quantity, tuple(dict.fromkeys(unknown)), compiled, (without, without_run), table)
 
 
@@ -87,10 +88,11 @@ def _width(
     unknown: tuple[Unknown, ...],
     compiled: bool,
     without: tuple[str | None, str | None],
-    table: tuple[Residual, ...],
+    table: tuple[Residual, ...] | None,
 ) -> Width:
     source, run = without
-    others = [row for row in table if row.quantity is quantity and row.source != source and row.run != run]
+    rows = read_table() if table is None else table
+    others = [row for row in rows if row.quantity is quantity and row.source != source and row.run != run]
     known = [row for row in others if is_held_out(row) and not row.compiled]
     base = _safe_quantile(known)
     because = list(unknown)
@@ -107,9 +109,10 @@ def _width(
 
 
 @functools.cache
-def _edge(table: tuple[Residual, ...]) -> float:
+def _edge(table: tuple[Residual, ...] | None) -> float:
     """The share of the memory above which a predicted peak may be all of it, at its interval's end."""
-    reserved = [row for row in table if row.quantity is Quantity.RESERVED and is_held_out(row)]
+    rows = read_table() if table is None else table
+    reserved = [row for row in rows if row.quantity is Quantity.RESERVED and is_held_out(row)]
     return math.exp(-_safe_quantile(reserved))
 
 

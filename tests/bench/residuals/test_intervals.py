@@ -16,6 +16,7 @@ from fsdpbench.results.residuals.intervals import interval_of, unknowns
 from fsdpbench.results.residuals.table import Quantity
 from fsdpbench.results.residuals.widths import LEVEL, Unknown, width_of
 from fsdpbench.sweep.planning import make_config, make_target
+from fsdpbench.workloads import get_workload, workload_names
 
 
 def a_config(
@@ -58,6 +59,19 @@ RESULT = {
 )
 def test_what_no_published_run_tells(changes: dict[str, Any], wanted: tuple[Unknown, ...]) -> None:
     assert unknowns(a_config(**changes)) == wanted
+
+
+def test_kinds_of_models_are_told_without_building_them() -> None:
+    base = a_config()
+    for name in workload_names():
+        workload = get_workload(name)
+        config = dataclasses.replace(base, model=name, shape=dict(workload.shape))
+        known = workload.family in ("gpt", "t5", "llama") and "experts" not in config.shape
+        assert (Unknown.MODEL not in unknowns(config)) is known, name
+    mixture = dataclasses.replace(base, model="other-8x7b", shape={**base.shape, "experts": 8})
+    assert Unknown.MODEL in unknowns(mixture)
+    dense = dataclasses.replace(mixture, shape=base.shape)
+    assert Unknown.MODEL not in unknowns(dense)
 
 
 def test_of_a_script_no_run_is_published() -> None:
