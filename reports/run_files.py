@@ -64,6 +64,30 @@ class Measured(msgspec.Struct, frozen=True):
     profiler_overhead: float | None = None
 
 
+class Interval(msgspec.Struct, frozen=True):
+    """Where a simulated figure really lies in a share `level` of cases, each as [low, high].
+
+    `because`: what makes it wider than that of known runs. `risky`: memory fits only inside its error, or the
+    allocator retries. `apart`: step times nearer than this share cannot be told apart.
+    """
+
+    level: float
+    step_time_s: tuple[float, float]
+    tokens_per_s_per_gpu: tuple[float, float] | None = None
+    samples_per_s_per_gpu: tuple[float, float] | None = None
+    peak_memory_bytes: dict[str, tuple[float, float]] = {}
+    risky: bool = False
+    because: list[str] = []
+    runs: int = 0
+    apart: float = 0.0
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval of the step time, as a share of its middle."""
+        low, high = self.step_time_s
+        return (high - low) / (high + low) if high + low > 0 else 0.0
+
+
 class Repeats(msgspec.Struct, frozen=True):
     """All runs of a configuration: step times (seconds), and their spread (quartiles over median)."""
 
@@ -179,6 +203,7 @@ class ResultFile(msgspec.Struct, frozen=True):
     loss: list[float | None] | None = None
     traces: list[Any] | None = None
     measured: Measured | None = None
+    interval: Interval | None = None
     repeats: Repeats | None = None
     placeholder_decisions: list[PlaceholderDecision] | None = None
     sanitizer: SanitizerReport | None = None

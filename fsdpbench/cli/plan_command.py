@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from fsdpbench.cli.by_count import Budget, Row, budget_options, is_wanted, print
 from fsdpbench.cli.options import setting_options, space_options, target_options
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import request_from
+from fsdpbench.cli.units import plus_minus
 from fsdpbench.cli.values import MOST_JOBS, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
@@ -128,6 +130,9 @@ def _as_json(points: list[Config], notes: list[str], foreseen: Forecast | None) 
                 "step_time_s": prediction.step_time_s,
                 "peak_reserved_bytes": prediction.peak_reserved_bytes,
                 "alloc_retries_per_step": prediction.alloc_retries_per_step,
+                "risky": prediction.risky,
+                "rank": foreseen.ranks[index],
+                "interval": prediction.interval,
             }
         rows.append(row)
     estimate = None
@@ -144,6 +149,8 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("configuration", overflow="fold")
     if foreseen is not None:
+        ranks, shared = foreseen.ranks, Counter(foreseen.ranks)
+        table.add_column("#", justify="right", no_wrap=True)
         table.add_column("predicted peak", justify="right", no_wrap=True)
         table.add_column("predicted step", justify="right", no_wrap=True)
         table.add_column("retries", justify="right", no_wrap=True)
@@ -152,14 +159,15 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
         cells = [Text(config.name)]
         if foreseen is not None:
             found = foreseen.predictions[index]
-            peak, step = found.peak_reserved_bytes, found.step_time_s
+            peak, step, rank = found.peak_reserved_bytes, found.step_time_s, ranks[index]
+            cells.append(Text("-" if rank is None else f"{rank}{'=' if shared[rank] > 1 else ''}"))
             cells.append(Text("-" if peak is None else f"{peak / _GIB:.1f} GiB"))
-            cells.append(Text("-" if step is None else f"{step * 1e3:,.1f} ms"))
+            cells.append(Text("-" if step is None else f"{step * 1e3:,.1f} ms{plus_minus(found.interval)}"))
             retries = found.alloc_retries_per_step
             cells.append(
                 Text("-" if retries is None else f"{retries:.4g}", style="yellow" if retries else "")
             )
-            fits = "unknown" if found.status is None else "yes" if found.fits else "no"
+            fits = _fits(found)
             cells.append(Text(fits, style="yellow" if fits != "yes" else ""))
         table.add_row(*cells)
     console.print(table)
@@ -179,8 +187,34 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
     )
     if foreseen.fastest is not None and len(points) > 1:
         console.print(Text(f"Predicted fastest: {foreseen.fastest.config.name}"))
+    for line in _explain(foreseen):
+        console.print(Text(line))
     for reason, names in _by_reason(foreseen.unfit).items():
         console.print(Text(f"  {names[0]}{_and_others(len(names) - 1)}: {reason}"))
+
+
+def _fits(found: Prediction) -> str:
+    if found.status is None:
+        return "unknown"
+    return ("risky" if found.risky else "yes") if found.fits else "no"
+
+
+def _explain(foreseen: Forecast) -> list[str]:
+    """What ±, = and risky mean here, as far as they occur."""
+    known = [each for each in foreseen.predictions if each.interval is not None]
+    if not known:
+        return []
+    reasons = dict.fromkeys(reason for each in known if each.interval for reason in each.interval["because"])
+    lines = [
+        "±: 9 of 10 cases, from held-out errors of published runs"
+        + (f"; wide: {'; '.join(reasons)}." if reasons else ".")
+    ]
+    counted = Counter(rank for rank in foreseen.ranks if rank is not None)
+    if any(count > 1 for count in counted.values()):
+        lines.append("Ranks with = cannot be told apart.")
+    if any(each.risky for each in known):
+        lines.append("risky: memory fits only inside the prediction's error, or the allocator retries.")
+    return lines
 
 
 def _by_reason(unfit: list[Prediction]) -> dict[str, list[str]]:

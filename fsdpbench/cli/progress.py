@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdpbench.cli.output import make_console, tell
-from fsdpbench.cli.units import each
+from fsdpbench.cli.units import each, plus_minus
 from fsdpbench.configuration.config import Config
 from fsdpbench.reports.outside_text import one_line
 from fsdpbench.sweep.runner import Progress
@@ -44,7 +44,7 @@ def describe_result(result: dict[str, Any]) -> str:
 
 
 def _figures(result: dict[str, Any]) -> str:
-    parts = [f"{result['step_time_s'] * 1e3:,.1f} ms a step"]
+    parts = [f"{result['step_time_s'] * 1e3:,.1f} ms a step{plus_minus(result.get('interval'))}"]
     if result.get("tokens_per_s_per_gpu"):
         parts.append(f"{result['tokens_per_s_per_gpu']:,.0f} tokens/s/{each(str(result.get('device')))}")
     if result.get("overlap_fraction") is not None:

@@ -6,6 +6,7 @@ fit side by side they become one column that may be folded. No figure is ever cu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,11 +55,12 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     entries = rank(view)
     rows = [entry.row for entry in entries]
     shown = rows[:_MOST_ROWS] if console.is_terminal else rows
-    places = {id(entry.row): place for place, entry in enumerate(entries, start=1)}
+    ranks = {id(entry.row): str(entry.rank) for entry in entries}
+    shared = Counter(ranks.values())
     speeds = [f"{entry.throughput or 0:,.0f}" if entry.row.status is Status.OK else "" for entry in entries]
     device = next((row.device for row in rows), "")
     figures = _figures(metric_of(view).words, shown, speeds, device)
-    place = _Column("#", [str(places[id(r)]) if r.status is Status.OK else "-" for r in shown])
+    place = _Column("#", [_rank(ranks[id(r)], shared) if r.status is Status.OK else "-" for r in shown])
     columns = fitting(place, _settings(rows, shown), figures, console.width)
     if console.is_terminal:
         console.print()
@@ -68,6 +70,7 @@ def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
     print_side_by_side(console, view)
     _print_failures(console, view)
     _print_doubts(console, rows)
+    _print_intervals(console, rows, shared)
     console.print()
     sentence = best_sentence(view).replace("/GPU", f"/{each(device)}")
     console.print(Text(sentence, style="bold"), soft_wrap=not console.is_terminal)
@@ -97,6 +100,11 @@ def fitting(
     return [place, _Column("configuration", cut, right=False), *others[1:]]
 
 
+def _rank(rank: str, shared: Counter[str]) -> str:
+    """The rank, marked where others share it."""
+    return f"{rank}=" if shared[rank] > 1 else rank
+
+
 def _settings(rows: Sequence[Configuration], shown: Sequence[Configuration]) -> list[_Column]:
     names = [name for name in varying_settings(list(rows)) if name != "model"]
     return [
@@ -120,6 +128,7 @@ def _figures(
     ]
     columns = [
         _Column(metric.replace("GPU", each(device)), first),
+        column("90 % ±", 8, lambda row: _number(_half_width(row), ".0%")),
         column("ms/step", 6, lambda row: f"{(row.result.step_time_s or 0) * 1e3:,.1f}"),
         column(f"TFLOPS/{each(device)}", 3, lambda row: _number(row.result.tflops_per_gpu, ".1f")),
         column("MFU", 2, lambda row: _number(row.result.mfu, ".1%")),
@@ -129,7 +138,7 @@ def _figures(
     ]
     spreads = [_spread(row) for row in shown]
     if any(spreads):
-        columns.insert(2, _Column("spread", spreads, weight=4))
+        columns.insert(3, _Column("spread", spreads, weight=4))
     known = [column for column in columns if column.weight == 0 or set(column.cells) - {"", "-"}]
     return [column for column in known if column.header != "retries/step" or set(column.cells) - {"", "0"}]
 
@@ -138,6 +147,11 @@ def _reserved(row: Configuration) -> float | None:
     memory: Any = row.result.peak_memory_bytes or {}
     reserved = memory.get("reserved") if isinstance(memory, dict) else memory.reserved
     return reserved / _GIB if reserved else None
+
+
+def _half_width(row: Configuration) -> float | None:
+    """Half the interval of a simulated step time, as a share of it."""
+    return None if row.result.interval is None else row.result.interval.half_width
 
 
 def _spread(row: Configuration) -> str:
@@ -171,6 +185,26 @@ def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
         soft_wrap=True,
     )
     console.print("  environment.warnings in each result.json tells more.", highlight=False)
+
+
+def _print_intervals(console: Console, rows: Sequence[Configuration], shared: Counter[str]) -> None:
+    """What the intervals rest on, and what makes them wide."""
+    known = [row.result.interval for row in rows if row.result.interval is not None]
+    if not known:
+        return
+    reasons = dict.fromkeys(reason for interval in known for reason in interval.because)
+    told = "90 % ±: from held-out errors of published runs (docs/validation.md)"
+    console.print()
+    console.print(f"{told}; wide: {'; '.join(reasons)}." if reasons else f"{told}.", highlight=False)
+    if any(rank != "None" and count > 1 for rank, count in shared.items()):
+        apart = max(interval.apart for interval in known)
+        console.print(f"Ranks with = cannot be told apart: within {apart:.1%}.", highlight=False)
+    risky = sum(interval.risky for interval in known)
+    if risky:
+        console.print(
+            f"{risky} {'is' if risky == 1 else 'are'} risky: memory fits only inside its error.",
+            highlight=False,
+        )
 
 
 def _print_failures(console: Console, view: RunView) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 from fsdpbench.cli.options import given_settings, setting_options, space_options, target_options
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import default_name, device_named, request_from
+from fsdpbench.cli.units import plus_minus
 from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.files.reading import read_json_object
@@ -140,20 +142,29 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     from rich.text import Text
 
     from fsdpbench.cli.units import goal_unit
+    from fsdpbench.tune.front import ranks
 
     console = make_console()
     if console.is_terminal:
         tell("")
     device = answer.front[0].config.device
     table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("#", justify="right", no_wrap=True)
     table.add_column("configuration", overflow="fold")
     table.add_column(goal_unit(goal.name, device), justify="right", no_wrap=True)
     if any(candidate.memory is not None for candidate in answer.front):
         table.add_column("peak GiB", justify="right", no_wrap=True)
-    for candidate in answer.front:
+    places = ranks(answer.front)
+    for candidate, place in zip(answer.front, places, strict=True):
         memory = [] if candidate.memory is None else [f"{candidate.memory / 2**30:.1f}"]
-        table.add_row(Text(candidate.config.name), f"{candidate.speed:,.4g}", *memory)
+        if memory and candidate.risky:
+            memory = [f"{memory[0]} risky"]
+        shared = "=" if places.count(place) > 1 else ""
+        speed = f"{candidate.speed:,.4g}{plus_minus(candidate.interval)}"
+        table.add_row(f"{place}{shared}", Text(candidate.config.name), speed, *memory)
     console.print(table)
+    for line in _explain(answer, places):
+        console.print(Text(line))
     console.print()
     best = answer.front[0].config
     simulated = f"Simulated on {best.hardware}: " if device == "sim" else ""
@@ -164,6 +175,21 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
         if not any(folder.glob(where)):  # not every system has an API to write code for
             continue
         console.print(f"  {what:<8} {folder / where}", highlight=False, soft_wrap=True)
+
+
+def _explain(answer: Answer, places: Sequence[int | None]) -> list[str]:
+    """What ±, = and risky mean in the table, as far as they occur."""
+    intervals = [each.interval for each in answer.front if each.interval is not None]
+    if not intervals:
+        return []
+    reasons = dict.fromkeys(reason for interval in intervals for reason in interval["because"])
+    told = "±: 9 of 10 cases, from held-out errors of published runs"
+    lines = [f"{told}; wide: {'; '.join(reasons)}." if reasons else f"{told}."]
+    if len(set(places)) < len(places):
+        lines.append("Ranks with = cannot be told apart: of these take the one with the least memory.")
+    if any(each.risky for each in answer.front):
+        lines.append("risky: memory fits only inside the prediction's error, or the allocator retries.")
+    return lines
 
 
 def _tried(answer: Answer, points: int) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 _OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": "TFLOPS"}
 
 
@@ -13,3 +16,12 @@ def each(device: str) -> str:
 def goal_unit(goal: str, device: str) -> str:
     """The unit of a goal of `tune`: `tokens/s/GPU`. MFU has none."""
     return f"{_OF_GOAL[goal]}/{each(device)}" if goal in _OF_GOAL else goal.upper()
+
+
+def plus_minus(interval: Mapping[str, Any] | None) -> str:
+    """` ±7%`: half the `interval` of a simulated result's step time, as a share of its middle; nothing where
+    there is none."""
+    if interval is None:
+        return ""
+    low, high = interval["step_time_s"]
+    return f" ±{(high - low) / (high + low):.0%}"

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 
 @click.command("validate")
-@click.option("--runs", type=PossiblePath(), help="CSV of published runs, beside the known ones.")
+@click.option(
+    "--runs",
+    type=PossiblePath(),
+    multiple=True,
+    help="CSV of published runs, beside the known ones. Several times for several files.",
+)
 @click.option("--system", help="System that simulates them (default: what each run used, of its time).")
 @click.option("--only", help="Cases whose name or group contains this text.")
 @click.option(
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=PossiblePath(), default=Path("runs/validate"))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
-    runs: Path | None,
+    runs: tuple[Path, ...],
     system: str | None,
     only: str | None,
     held_out: bool,
@@ -43,7 +48,7 @@ def command(
 ) -> None:
     """Simulate published runs and print predicted beside published; exit 1 if a bar is not met."""
     if operators is not None:
-        given = {"--runs": runs, "--system": system, "--only": only}
+        given = {"--runs": runs or None, "--system": system, "--only": only}
         for name, value in given.items():
             if value is not None:
                 raise UsageError(f"--operators prices operators and simulates no run: leave out {name}")
@@ -53,6 +58,7 @@ def command(
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.files.whole_files import write_whole
     from fsdpbench.systems import get_system
+    from fsdpbench.validation.coverage import interval_bars, judged_runs
     from fsdpbench.validation.held_out import compare_held_out, held_out_cases
     from fsdpbench.validation.judge import judge
     from fsdpbench.validation.page import write_page
@@ -63,7 +69,8 @@ def command(
 
     if system is not None:
         get_system(system)
-    rows = _chosen(cases_of_file(runs), only) if runs else []
+    networks = output.with_name(f"{output.name}-networks")
+    rows = [row for path in runs for row in _chosen(cases_of_file(path, networks), only)]
     cases = _chosen(_known_cases(), only) + rows
     network = [p for p in network_predictions() if p.case in _chosen([p.case], only)]
     if not cases and not network:
@@ -72,13 +79,14 @@ def command(
     foreign = held_out_cases(rows, output.with_name(f"{output.name}-held-out")) if held_out else []
     both = predict(cases + foreign, system, output, make_progress())
     predictions = network + both[: len(cases)]
-    bars = judge(predictions)
+    judged = judged_runs(predictions)
+    bars = judge(predictions) + interval_bars(judged)
     shares = compare_held_out(predictions, both[len(cases) :])
-    text = as_markdown(predictions, bars, shares)
+    text = as_markdown(predictions, bars, shares, judged)
     write_whole(output / "validation.md", text)
-    write_page(output / "validation.html", predictions, bars, shares)
+    write_page(output / "validation.html", predictions, bars, shares, judged)
     if as_json:
-        show_json(as_dict(predictions, bars, shares))
+        show_json(as_dict(predictions, bars, shares, judged))
     else:
         show(text)
     tell(f"Page: {output / 'validation.html'}")

@@ -34,7 +34,7 @@ def source_hash() -> str:
     """Hash of every source file that can change a result (hex, 16 digits)."""
     digest = hashlib.sha256()
     for name, path in sorted(_source_files()):
-        if path.suffix in (".py", ".toml") and not name.startswith(_SHOWING_ONLY):
+        if path.suffix in (".py", ".toml", ".csv") and not name.startswith(_SHOWING_ONLY):
             digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

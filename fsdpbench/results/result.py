@@ -21,6 +21,7 @@ from fsdpbench.reports.result_figures import result_figures
 from fsdpbench.results.measured import measured
 from fsdpbench.results.provenance import environment
 from fsdpbench.results.records import OPTIONAL, TRACE_FOLDER, Status, read_records
+from fsdpbench.results.residuals.intervals import interval_of
 
 SCHEMA = 1
 _WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.OOM, Status.ERROR, Status.RACE)
@@ -93,6 +94,7 @@ def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, An
         analysis = analyze([folder / TRACE_FOLDER]) if traced else Analysis(ranks=(), configurations={})
         figures |= result_figures(records, analysis)
         figures["measured"] = measured(records)
+        figures["interval"] = interval_of(config, figures)
     cause = None
     if outcome.status is not Status.OK:
         cause = {"message": outcome.cause, "log": outcome.log}
@@ -166,5 +168,6 @@ def _no_figures() -> dict[str, Any]:
             "overlap_fraction",
             "loss",
             "measured",
+            "interval",
         )
     )

@@ -41,6 +41,7 @@ __all__ = [
     "ProfileError",
     "load_profile",
     "parse_profile",
+    "profile_layers",
     "profile_names",
 ]
 
@@ -143,6 +144,11 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
     is no TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
     """
     return _PROFILES.load(name_or_path)
+
+
+def profile_layers(name_or_path: str | Path) -> list[tuple[str, frozenset[str]]]:
+    """The files that a profile is made of, from its own to its last base: name, and the keys given there."""
+    return _PROFILES.layers(name_or_path)
 
 
 def parse_profile(content: str | bytes, origin: str) -> HardwareProfile:

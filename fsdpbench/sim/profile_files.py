@@ -49,6 +49,24 @@ class ProfileFolder(Generic[P]):
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
         raise ProfileError(f"unknown {self.kind} {text!r}: {hint} A path to a .toml file is taken too.")
 
+    def layers(self, name_or_path: str | Path) -> list[tuple[str, frozenset[str]]]:
+        """What a profile is made of, from the top down to its last base: each file's name and the keys it
+        gives itself. A file that cannot be read has no layers."""
+        text, known = str(name_or_path), self.names()
+        packaged = text.lower() in known
+        path = self.folder / f"{text.lower()}.toml" if packaged else Path(name_or_path)
+        layers: list[tuple[str, frozenset[str]]] = []
+        while True:
+            try:
+                table = read_toml(path)
+            except UnreadableFileError:
+                return layers
+            layers.append((path.stem if path.parent == self.folder else text, frozenset(table)))
+            base = table.get("base")
+            if base not in known:
+                return layers
+            path = self.folder / f"{base}.toml"
+
     def parse(self, content: str | bytes, origin: str) -> P:
         """Make a profile from TOML text; ``origin`` (a file name) begins every error message."""
         try:

@@ -15,7 +15,7 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from fsdpbench import interruption
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.launch.pool import PointPool
+from fsdpbench.reports.ranks import shared_ranks
 from fsdpbench.results.records import Status
 from fsdpbench.sweep.arithmetic import cannot_fit
 from fsdpbench.sweep.planning import DEFAULT_HARDWARE
@@ -54,6 +55,13 @@ class Prediction:
     throughput: float | None = None
     """Samples (tokens, where the workload has them) a second and GPU."""
     alloc_retries_per_step: float | None = None
+    interval: Mapping[str, Any] | None = None
+    """Where the real figures lie (the `interval` of a result); None where nothing was simulated as it is."""
+
+    @property
+    def risky(self) -> bool:
+        """Whether its memory fits only inside the prediction's error."""
+        return self.interval is not None and bool(self.interval["risky"])
 
     @property
     def fits(self) -> bool:
@@ -71,6 +79,14 @@ class Forecast:
     @property
     def unfit(self) -> list[Prediction]:
         return [prediction for prediction in self.predictions if not prediction.fits]
+
+    @property
+    def ranks(self) -> list[int | None]:
+        """The rank of each prediction by throughput; those that cannot be told apart share one."""
+        return shared_ranks(
+            [each.throughput if each.fits else None for each in self.predictions],
+            [each.interval["apart"] if each.interval else 0.0 for each in self.predictions],
+        )
 
     @property
     def fastest(self) -> Prediction | None:
@@ -201,6 +217,7 @@ def _prediction(config: Config, result: dict[str, Any] | None) -> Prediction:
         host_s,
         throughput=result["tokens_per_s_per_gpu"] or result["samples_per_s_per_gpu"],
         alloc_retries_per_step=result["alloc_retries_per_step"],
+        interval=result.get("interval"),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import unknown
+from fsdpbench.reports.ranks import shared_ranks
 from fsdpbench.results.records import Status
 
 GOALS = {
@@ -22,13 +23,16 @@ GOALS = {
 @dataclass(frozen=True)
 class Candidate:
     """One configuration that was tried: its speed (the goal's unit) and peak reserved memory (bytes, None
-    where the device does not tell). `feasible`: it ran, and within the limit."""
+    where the device does not tell). `feasible`: it ran, and within the limit. `interval`: where figures of
+    a simulated one really lie. `risky`: memory fits only inside its error."""
 
     config: Config
     status: Status
     speed: float
     memory: int | None
     feasible: bool
+    interval: Mapping[str, Any] | None = None
+    risky: bool = False
 
 
 def figure_of(goal: str) -> str:
@@ -44,7 +48,23 @@ def judge(config: Config, result: Mapping[str, Any], goal: str, limit: int | Non
     speed = result.get(figure_of(goal)) or 0.0
     memory = (result.get("peak_memory_bytes") or {}).get("reserved")
     fits = limit is None or memory is None or memory <= limit
-    return Candidate(config, status, speed, memory, status is Status.OK and fits and speed > 0)
+    interval = result.get("interval")
+    feasible = status is Status.OK and fits and speed > 0
+    return Candidate(config, status, speed, memory, feasible, interval, _is_risky(interval, limit))
+
+
+def _is_risky(interval: Mapping[str, Any] | None, limit: int | None) -> bool:
+    """Whether the upper end of what is reserved is more than there is, or than the limit."""
+    if interval is None:
+        return False
+    reserved = interval["peak_memory_bytes"].get("reserved")
+    return bool(interval["risky"]) or (limit is not None and reserved is not None and reserved[1] > limit)
+
+
+def ranks(candidates: Sequence[Candidate]) -> list[int | None]:
+    """The rank of each by speed; those that cannot be told apart share one."""
+    apart = [each.interval["apart"] if each.interval else 0.0 for each in candidates]
+    return shared_ranks([each.speed for each in candidates], apart)
 
 
 def pareto(candidates: Sequence[Candidate]) -> list[Candidate]:

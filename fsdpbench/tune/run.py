@@ -25,7 +25,7 @@ from fsdpbench.results.store import Store
 from fsdpbench.sweep.arithmetic import cannot_fit
 from fsdpbench.sweep.prediction import as_simulated
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
-from fsdpbench.tune.front import Candidate, judge, pareto
+from fsdpbench.tune.front import Candidate, judge, pareto, ranks
 from fsdpbench.tune.measured_search import RealBudget, search_measured
 from fsdpbench.tune.real_runs import RealRuns, rank_agreement
 from fsdpbench.tune.search import search
@@ -227,8 +227,15 @@ def _write(folder: Path, answer: Answer, goal: Goal) -> None:
         "rank_agreement": answer.agreement,
         "best": best.name,
         "front": [
-            {"name": each.config.name, "speed": each.speed, "peak_reserved_bytes": each.memory}
-            for each in answer.front
+            {
+                "name": each.config.name,
+                "rank": place,
+                "speed": each.speed,
+                "peak_reserved_bytes": each.memory,
+                "risky": each.risky,
+                "interval": each.interval,
+            }
+            for each, place in zip(answer.front, ranks(answer.front), strict=True)
         ],
     }
     write_whole(folder / RECORD_FILE, json.dumps(record, indent=1) + "\n")

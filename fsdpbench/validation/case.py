@@ -47,6 +47,17 @@ class Figure(Enum):
         return self.is_speed or self in (Figure.SECONDS, Figure.MILLISECONDS)
 
 
+_FITTED = frozenset({"llm-foundry"})
+
+
+class Network(Enum):
+    """What a publication says of the network between nodes."""
+
+    STATED = "stated"
+    ONE_NODE = "one node"
+    NOT_STATED = "not stated"
+
+
 @dataclass(frozen=True)
 class Case:
     """One published run. `assumed` names what the publication does not say; such a case has no bar."""
@@ -65,3 +76,17 @@ class Case:
     assumed: str = ""
     collapsed: bool = False
     """Memory was full and the run slow: it has a bar of its own, and no place in the mean."""
+    software: str | None = None
+    """A software profile in place of the system's own."""
+    chip: str = ""
+    """Profile of the chip, where `hardware` is a file made of it."""
+    network: Network = Network.STATED
+    ran_out: bool = False
+    """The run was out of memory; nothing else was published of it."""
+    open: bool = False
+    """Shape or settings that decide are not published: shown, but no error is counted."""
+
+    @property
+    def fitted(self) -> bool:
+        """Whether constants of step times were fitted to the run's source (docs/simulator.md)."""
+        return self.source in _FITTED

@@ -57,12 +57,12 @@ class HeldOut:
 
 def held_out_cases(cases: Sequence[Case], folder: Path) -> list[Case]:
     """The cases on hardware with fitted keys, each on a profile with another chip's (written to `folder`)."""
+    chips = {case.hardware: case.chip or case.hardware for case in cases}
     profiles = {
-        hardware: _write(folder, hardware, _KEYS_FROM[hardware])
-        for hardware in dict.fromkeys(case.hardware for case in cases if case.hardware in _KEYS_FROM)
+        hardware: _write(folder, hardware, chip) for hardware, chip in chips.items() if chip in _KEYS_FROM
     }
     return [
-        dataclasses.replace(case, hardware=str(profiles[case.hardware]))
+        dataclasses.replace(case, hardware=str(profiles[case.hardware]), chip=case.chip or case.hardware)
         for case in cases
         if case.hardware in profiles
     ]
@@ -105,9 +105,12 @@ def _software_share(profile: HardwareProfile) -> float:
     return software.attention.backward_rate
 
 
-def _write(folder: Path, hardware: str, keys_from: str) -> Path:
-    keys = with_keys_of(load_profile(hardware), load_profile(keys_from))
-    head = {"base": hardware, "name": f"{hardware}-keys-of-{keys_from}"}
+def _write(folder: Path, hardware: str, chip: str) -> Path:
+    """A profile of `chip` with the network of `hardware` and the fitted keys of another chip."""
+    keys_from, own = _KEYS_FROM[chip], load_profile(hardware)
+    keys = with_keys_of(load_profile(chip), load_profile(keys_from))
+    keys["nic"] = {"gb_s_per_node": own.nic.gb_s_per_node}
+    head = {"base": chip, "name": f"{own.name}-keys-of-{keys_from}"}
     folder.mkdir(parents=True, exist_ok=True)
     path = (folder / f"{head['name']}.toml").resolve()
     path.write_text(to_toml({**head, **keys}))

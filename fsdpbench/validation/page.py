@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.validation.case import Figure
+from fsdpbench.validation.coverage import Judged, groups_of
 from fsdpbench.validation.held_out import HeldOut
 from fsdpbench.validation.judge import Bar
 from fsdpbench.validation.predict import Prediction
@@ -23,14 +24,18 @@ def write_page(
     predictions: Sequence[Prediction],
     bars: Sequence[Bar],
     held_out: Sequence[HeldOut] = (),
+    judged: Sequence[Judged] = (),
 ) -> None:
     """Write the page; plotly's script is embedded, nothing is loaded."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["identity"] = id
     chart = _chart(predictions).to_html(full_html=False, include_plotlyjs=True)
     page = environment.from_string(_TEMPLATE.read_text()).render(
         predictions=predictions,
         bars=bars,
         held_out=held_out,
+        groups=groups_of(judged),
+        intervals={(id(each.prediction), each.figure): each for each in judged},
         systems=systems_of(predictions),
         chart=jinja2.utils.markupsafe.Markup(chart),
     )

@@ -10,8 +10,9 @@ from typing import Any
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.provenance import content_key
+from fsdpbench.results.result import not_applicable_result
 from fsdpbench.results.store import Store
-from fsdpbench.sweep.planning import make_config, make_target, without_absent
+from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
 from fsdpbench.validation.case import Case, Figure
 
@@ -60,6 +61,7 @@ def config_of(case: Case, system: str | None = None) -> Config:
         gpus_per_node=None,
         data=None,
         measurement=_MEASUREMENT,
+        software=case.software,
     )
     return without_absent(
         make_config(target, system or case.system, Settings.of(**case.settings), target.workload())
@@ -69,16 +71,17 @@ def config_of(case: Case, system: str | None = None) -> Config:
 def predict(
     cases: Sequence[Case], system: str | None, folder: Path, progress: Progress, jobs: int | None = None
 ) -> list[Prediction]:
-    """Run what `folder` does not hold yet and return every case with its result, in order."""
+    """Run what `folder` does not hold yet and return every case with its result, in order; one that its
+    system cannot do has status `not_applicable`."""
     configs = [config_of(case, system) for case in cases]
-    unique = list({content_key(config): config for config in configs}.values())
+    refused = {content_key(c): not_applicable_result(c, why) for c in configs if (why := not_applicable(c))}
+    unique = list({key: c for c in configs if (key := content_key(c)) not in refused}.values())
     store = Store.open_or_create(folder)
     with store.locked():
         systems = sorted({config.system for config in unique})
         store.write_space({"schema": 1, "system": systems}, unique)
         run_sweep(store, unique, progress, jobs=jobs or jobs_for("sim"))
-    finished = store.finished()
+    results = refused | {key: stored.result for key, stored in store.finished().items()}
     return [
-        Prediction(case, finished[content_key(config)].result)
-        for case, config in zip(cases, configs, strict=True)
+        Prediction(case, results[content_key(config)]) for case, config in zip(cases, configs, strict=True)
     ]

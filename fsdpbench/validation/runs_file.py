@@ -18,7 +18,7 @@ from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
 from fsdpbench.files.reading import read_text
 from fsdpbench.sim.hardware import profile_names
-from fsdpbench.validation import llm_foundry
+from fsdpbench.validation import framework_file, llm_foundry
 from fsdpbench.validation.case import Case, Figure
 
 N = TypeVar("N", int, float)
@@ -28,14 +28,27 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def cases_of_file(path: Path) -> list[Case]:
-    """Every row as a case. Raises `UsageError` that names file, line and column."""
+def cases_of_file(path: Path, folder: Path | None = None) -> list[Case]:
+    """Every row as a case; profiles with a row's network are written to `folder` (default: beside the file).
+
+    Raises `UsageError` that names file, line and column.
+    """
+    profiles = path.with_name(f"{path.stem}-profiles") if folder is None else folder
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
-        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        columns = tuple(reader.fieldnames or ())
+        general = framework_file.is_framework_file(columns)
+        wanted = framework_file.COLUMNS if general else COLUMNS
+        missing = [name for name in wanted if name not in columns]
         if missing:
             raise UsageError(f"{path}: lacks the columns {', '.join(missing)}")
-        return [_case(path, line, row) for line, row in enumerate(reader, start=2)]
+        rows = enumerate(reader, start=2)
+        if general:
+            return [
+                framework_file.case_of_row(framework_file.Row(path, line, row), profiles)
+                for line, row in rows
+            ]
+        return [_case(path, line, row) for line, row in rows]
     except csv.Error as error:
         raise UsageError(f"{path}: is no CSV ({error})") from None
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from fsdpbench.validation.case import Figure
+from fsdpbench.validation.coverage import Judged, groups_of
 from fsdpbench.validation.held_out import HeldOut
 from fsdpbench.validation.judge import Bar, group_errors
 from fsdpbench.validation.predict import Prediction
 
 
 def as_markdown(
-    predictions: Sequence[Prediction], bars: Sequence[Bar], held_out: Sequence[HeldOut] = ()
+    predictions: Sequence[Prediction],
+    bars: Sequence[Bar],
+    held_out: Sequence[HeldOut] = (),
+    judged: Sequence[Judged] = (),
 ) -> str:
-    """Bars first, then the error of each group, the held-out chips, every case, and what each assumes."""
+    """Bars first, then errors in sample and held out, by chip, every case, and what each assumes."""
     systems = ", ".join(f"`{name}`" for name in systems_of(predictions))
     lines = [f"{len(predictions)} published runs, simulated with {systems}.", ""]
     if bars:
@@ -23,16 +29,23 @@ def as_markdown(
             f"| {b.name} | {b.wanted} | {b.reached} | {'met' if b.met else '**not met**'} |" for b in bars
         ]
         lines.append("")
-    lines += ["| group | cases | step time: mean error | worst | bias |", "|---|--:|--:|--:|--:|"]
-    for group, errors in group_errors(predictions).items():
+    groups = group_errors(predictions)
+    if groups:
+        lines += ["| group | cases | step time: mean error | worst | bias |", "|---|--:|--:|--:|--:|"]
+    for group, errors in groups.items():
         mean, worst = statistics.fmean(map(abs, errors)), max(map(abs, errors))
         lines.append(
             f"| {group} | {len(errors)} | {mean:.1%} | {worst:.1%} | {statistics.fmean(errors):+.1%} |"
         )
-    lines += [*_held_out(held_out), "", "| case | figure | published | predicted | error |"]
-    lines.append("|---|---|--:|--:|--:|")
+    lines += [*_apart(judged), *_held_out(held_out), ""]
+    lines += [
+        "| case | figure | published | predicted | error | 90 % interval |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    intervals = {(id(each.prediction), each.figure): each for each in judged}
     for prediction in predictions:
-        lines += _rows(prediction)
+        lines += _rows(prediction, intervals)
+    lines += _out_of_memory(predictions)
     lines += _assumptions(predictions)
     return "\n".join(lines) + "\n"
 
@@ -40,6 +53,37 @@ def as_markdown(
 def systems_of(predictions: Sequence[Prediction]) -> list[str]:
     """The systems that simulated them."""
     return sorted({p.result.get("config", {}).get("system", p.case.system) for p in predictions})
+
+
+def _apart(judged: Sequence[Judged]) -> list[str]:
+    """Errors by source, chip, size and length: sources that constants were fitted to, and the others."""
+    lines: list[str] = []
+    groups = groups_of(judged)
+    for fitted, title in ((True, "In sample: constants were fitted to these sources."), (False, "Held out.")):
+        part = [group for group in groups if group.fitted is fitted]
+        if not part:
+            continue
+        lines += ["", title, ""]
+        lines += [
+            "| by | | runs | mean error | worst | bias | inside their interval | median half width |",
+            "|---|---|--:|--:|--:|--:|--:|--:|",
+        ]
+        lines += [
+            f"| {g.by} | {g.name} | {len(g.judged)} | {g.mean:.1%} | {g.worst:.1%} | {g.bias:+.1%} "
+            f"| {g.inside} of {len(g.judged)} | {g.half_width:.1%} |"
+            for g in part
+        ]
+    return lines
+
+
+def _out_of_memory(predictions: Sequence[Prediction]) -> list[str]:
+    """Runs of which it was published that memory did not suffice."""
+    rows = [
+        f"| {p.case.group} | {p.case.name} | out of memory | {p.result['status']} |"
+        for p in predictions
+        if p.case.ran_out
+    ]
+    return ["", "| of | case | published | predicted |", "|---|---|---|---|", *rows] if rows else []
 
 
 def _held_out(held_out: Sequence[HeldOut]) -> list[str]:
@@ -64,7 +108,9 @@ def _assumptions(predictions: Sequence[Prediction]) -> list[str]:
     return ["", "| of | assumed, not published |", "|---|---|", *rows] if rows else []
 
 
-def _rows(prediction: Prediction) -> list[str]:
+def _rows(
+    prediction: Prediction, intervals: Mapping[tuple[int, Figure], Judged] = MappingProxyType({})
+) -> list[str]:
     rows = []
     for figure, published in prediction.case.published.items():
         predicted, error = prediction.predicted(figure), prediction.error(figure)
@@ -72,18 +118,44 @@ def _rows(prediction: Prediction) -> list[str]:
         what = "step time " if figure.is_time else ""
         rows.append(
             f"| {prediction.case.name} | {figure.words} | {_number(published)} | {shown} "
-            f"| {'' if error is None else f'{what}{error:+.1%}'} |"
+            f"| {'' if error is None else f'{what}{error:+.1%}'} "
+            f"| {_interval(intervals.get((id(prediction), figure)))} |"
         )
     return rows
 
 
+def _interval(judged: Judged | None) -> str:
+    if judged is None:
+        return ""
+    low, high = map(_number, judged.interval)
+    return f"{low} to {high}{'' if judged.inside else ', outside'}"
+
+
 def as_dict(
-    predictions: Sequence[Prediction], bars: Sequence[Bar], held_out: Sequence[HeldOut] = ()
+    predictions: Sequence[Prediction],
+    bars: Sequence[Bar],
+    held_out: Sequence[HeldOut] = (),
+    judged: Sequence[Judged] = (),
 ) -> dict[str, Any]:
-    """The same as JSON: bars, held-out profiles, and every case with its figures."""
+    """The same as JSON: bars, errors by group, held-out profiles, and every case with its figures."""
+    intervals = {(id(each.prediction), each.figure): each for each in judged}
     return {
         "schema": 1,
         "bars": [{"name": b.name, "wanted": b.wanted, "reached": b.reached, "met": b.met} for b in bars],
+        "groups": [
+            {
+                "by": g.by,
+                "name": g.name,
+                "fitted": g.fitted,
+                "runs": len(g.judged),
+                "mean_error": g.mean,
+                "worst_error": g.worst,
+                "bias": g.bias,
+                "inside": g.inside,
+                "median_half_width": g.half_width,
+            }
+            for g in groups_of(judged)
+        ],
         "held_out": [
             {
                 "hardware": h.hardware,
@@ -110,6 +182,7 @@ def as_dict(
                         "published": published,
                         "predicted": p.predicted(figure),
                         "error": p.error(figure),
+                        **_interval_dict(intervals.get((id(p), figure))),
                     }
                     for figure, published in p.case.published.items()
                 ],
@@ -117,6 +190,13 @@ def as_dict(
             for p in predictions
         ],
     }
+
+
+def _interval_dict(judged: Judged | None) -> dict[str, Any]:
+    if judged is None:
+        return {"interval": None, "inside": None, "because": []}
+    because = [reason.value for reason in judged.width.because]
+    return {"interval": list(judged.interval), "inside": judged.inside, "because": because}
 
 
 def _number(value: float) -> str:

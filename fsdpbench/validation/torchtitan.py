@@ -29,6 +29,7 @@ def torchtitan_cases() -> list[Case]:
             system="torch-fsdp2",
             settings={"seq": 8192, "batch": 2, "activation_checkpointing": "op", "reduce_dtype": "fp32"},
             published={Figure.TOKENS: tokens, Figure.RESERVED: gib * _GIB_IN_GB},
+            open=True,
             assumed="fused norms, rotary positions in bf16, no gradient clipping",
         )
         for gpus, (tokens, gib) in published.items()

@@ -21,6 +21,7 @@ from fsdpbench.reports.page import display
 from fsdpbench.reports.page.decisions_table import decisions_table
 from fsdpbench.reports.page.details import Detail, build_details
 from fsdpbench.reports.page.effects import effects
+from fsdpbench.reports.page.interval_words import plus_minus, reserved_words, time_words
 from fsdpbench.reports.page.races import races
 from fsdpbench.reports.page.rank_differences import rank_differences
 from fsdpbench.reports.page.ranking import (
@@ -69,6 +70,18 @@ DEFINITIONS = (
     (
         "effect of a setting",
         "Geometric mean over pairs of configurations that differ in it alone, with its 95 % interval.",
+    ),
+    (
+        "90 % ±, interval",
+        "Where the real figure lies in 9 of 10 cases, from held-out errors of published runs.",
+    ),
+    (
+        "rank",
+        "Simulated configurations whose throughputs differ by less than the error of a comparison share one.",
+    ),
+    (
+        "risky",
+        "Memory fits as predicted, but not at the upper end of its interval, or the allocator retries.",
     ),
     ("GiB", "2^30 bytes."),
 )
@@ -246,20 +259,21 @@ def _tiles(ranked: Sequence[Ranked], metric: Metric) -> list[dict[str, str]]:
         return []
     best = ranked[0].row.result
     capacity = ranked[0].row.capacity_bytes
+    error, memory = time_words(best.interval), reserved_words(best.interval)
     tiles = [
         (
             "Best throughput",
             display.number(ranked[0].throughput, 4),
-            metric.words,
+            f"{metric.words}{f', {plus_minus(best.interval)}' if best.interval else ''}",
         ),
-        ("Step time", display.milliseconds(best.step_time_s), "ms"),
+        ("Step time", display.milliseconds(best.step_time_s), f"ms{error}"),
         ("Model TFLOPS", display.number(best.tflops_per_gpu), f"per {metric.each}"),
         ("MFU", display.percent(best.mfu), ""),
         ("Overlap", display.percent(best.overlap_fraction), "of communication"),
         (
             "Reserved",
             display.gib(reserved(ranked[0].row)),
-            f"of {display.gib(capacity)} GiB" if capacity else "GiB",
+            (f"of {display.gib(capacity)} GiB" if capacity else "GiB") + memory,
         ),
         ("Allocator retries", display.count(best.alloc_retries_per_step), "a step"),
     ]

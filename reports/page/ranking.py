@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fsdpbench.reports.page.display import setting
 from fsdpbench.reports.page.view import Configuration, RunView, Status
+from fsdpbench.reports.ranks import shared_ranks
 
 # Two throughputs nearer than this count as the same: measured runs differ by about as much from run to run.
 NEAR = 0.01
@@ -55,13 +56,14 @@ SAMPLES_OF_RANKS = Metric("samples_per_s_per_gpu", "samples/s/rank")
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """A row with its place (from 1; None for one that did not finish) and its share of the best
-    throughput.
+    throughput. `rank`: the place that it shares with those that it cannot be told apart from.
     """
 
     place: int | None
     row: Configuration
     throughput: float | None
     of_best: float | None
+    rank: int | None = None
 
 
 def metric_of(view: RunView) -> Metric:
@@ -85,12 +87,13 @@ def rank(view: RunView) -> list[Ranked]:
 
     rows = sorted(view.configurations, key=order)
     best = metric.of(rows[0]) if rows else None
-    ranked = []
-    for place, row in enumerate(rows, start=1):
-        throughput = metric.of(row)
-        share = throughput / best if throughput and best else None
-        ranked.append(Ranked(place if throughput else None, row, throughput, share))
-    return ranked
+    speeds = [metric.of(row) for row in rows]
+    errors = [row.result.interval for row in rows]
+    ranks = shared_ranks(speeds, [error.apart if error else 0.0 for error in errors])
+    return [
+        Ranked(place if speed else None, row, speed, speed / best if speed and best else None, shared)
+        for place, (row, speed, shared) in enumerate(zip(rows, speeds, ranks, strict=True), start=1)
+    ]
 
 
 def reserved(row: Configuration) -> float | None:

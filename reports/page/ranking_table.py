@@ -91,8 +91,12 @@ def figures(metric: Metric) -> tuple[Figure, ...]:
     def plain(field: str) -> Callable[[Configuration], float | None]:
         return lambda row: getattr(row.result, field)
 
+    def half_width(row: Configuration) -> float | None:
+        return None if row.result.interval is None else row.result.interval.half_width
+
     return (
         Figure(metric.words, metric.of, lambda value: display.number(value, 4)),
+        Figure("90 % ±", half_width, display.percent),
         Figure("step, ms", plain("step_time_s"), display.milliseconds),
         Figure(f"TFLOPS/{metric.each}", plain("tflops_per_gpu"), display.number),
         Figure("MFU", plain("mfu"), display.percent),
@@ -117,6 +121,15 @@ def known_figures(ranked: Sequence[Ranked], metric: Metric) -> list[Figure]:
     return known
 
 
+def _shared_ranks(ranked: Sequence[Ranked]) -> list[Figure]:
+    """The column of ranks, where rows share one because they cannot be told apart."""
+    ranks = {id(entry.row): entry.rank for entry in ranked}
+    given = [rank for rank in ranks.values() if rank is not None]
+    if len(set(given)) == len(given):
+        return []
+    return [Figure("rank", lambda row: ranks[id(row)], display.count)]
+
+
 def ranking_table(
     ranked: Sequence[Ranked],
     varying: Sequence[str],
@@ -126,6 +139,7 @@ def ranking_table(
 ) -> RankingTable:
     """The table of all configurations; `with_detail` names the folders whose step can be shown."""
     shown = known_figures(ranked, metric)
+    shown[1:1] = _shared_ranks(ranked)
     columns = [Column("#", True), *(Column(name, False) for name in varying)]
     columns += [*(Column(figure.name, True) for figure in shown), Column("status", False)]
     all_rows = [entry.row for entry in ranked]

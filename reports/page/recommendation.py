@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fsdpbench.reports.analysis.findings import Suggestion, Verdict
 from fsdpbench.reports.page.display import count, gib, number, percent, setting, signed_percent
 from fsdpbench.reports.page.effects import WORTH_SAYING, Effect, effects
+from fsdpbench.reports.page.interval_words import interval_findings, plus_minus
 from fsdpbench.reports.page.ranking import (
     NEAR,
     Ranked,
@@ -44,7 +45,8 @@ def best_sentence(view: RunView) -> str:
     finished = [entry for entry in ranked if entry.throughput]
     hardware = best.row.hardware.get("name")
     simulated = f"Simulated{f' on {hardware}' if hardware else ''}: run " if best.row.simulated else "Run "
-    reached = f"{number(best.throughput)} {metric.words}{_reached(best, metric.each)}"
+    error = f" {plus_minus(best.row.result.interval)}" if best.row.result.interval else ""
+    reached = f"{number(best.throughput)} {metric.words}{error}{_reached(best, metric.each)}"
     sentence = f"{simulated}{label(best.row, varying)}: {reached}"
     if len(finished) > 1:
         against = _against(best, finished, len(ranked), view.first_point)
@@ -58,7 +60,13 @@ def findings(view: RunView) -> list[str]:
     """
     ranked = rank(view)
     found = [difference.sentence for difference in differences(view)]
-    found += [*_ties(ranked), *_exposure(ranked), *_retries(ranked), *_out_of_memory(view)]
+    found += [
+        *interval_findings(ranked),
+        *_ties(ranked),
+        *_exposure(ranked),
+        *_retries(ranked),
+        *_out_of_memory(view),
+    ]
     broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
     if broken:
         found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")

@@ -91,6 +91,37 @@ def test_measured_rows_tell_their_spread(folder: Path, monkeypatch: pytest.Monke
     assert "1.2%" in printed(folder, 160, True, monkeypatch)
 
 
+def test_simulated_rows_tell_their_interval_and_share_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open_or_create(tmp_path / "run")
+    base = config()
+    made = [
+        Config.from_dict(
+            {
+                **base.to_dict(),
+                "device": "sim",
+                "hardware": "a100-80gb",
+                "settings": Settings.of(batch=b).to_dict(),
+            }
+        )
+        for b in (1, 2, 3)
+    ]
+    store.write_space({"schema": 1}, made)
+    for each, tokens in zip(made, (100.0, 98.0, 50.0), strict=True):
+        interval = {
+            "level": 0.9, "step_time_s": [0.93, 1.07], "because": ["memory is nearly full"],
+            "risky": tokens == 50, "runs": 9, "apart": 0.05,
+        }  # fmt: skip
+        finish(store, each, status="ok", step_time_s=1.0, tokens_per_s_per_gpu=tokens, interval=interval)
+    text = printed(store.folder, 120, False, monkeypatch)
+    assert [line.split()[0] for line in text.splitlines() if line[:2] in ("1=", " 3")] == ["1=", "1=", "3"]
+    assert text.count("7%") == 3
+    assert "wide: memory is nearly full" in text
+    assert "Ranks with = cannot be told apart: within 5.0%" in text
+    assert "1 is risky: memory fits only inside its error" in text
+
+
 def test_long_names_keep_what_tells_them_apart() -> None:
     names = [f"impl-fsdp1-every-4-bwd-none-lim-off-bf16-batch-{batch}" for batch in (1, 16)]
     short = [shortened(name, 30) for name in names]

@@ -37,6 +37,10 @@ def test_it_tells_what_cannot_fit_on_simulated_gpus(planned: Plan) -> None:
     assert small["fits"] is True
     assert 0 < small["peak_reserved_bytes"] < 80 * 2**30
     assert small["step_time_s"] > 0
+    low, high = small["interval"]["step_time_s"]
+    assert low < small["step_time_s"] < high
+    assert (small["risky"], small["rank"]) == (False, 1)
+    assert (large["interval"], large["rank"]) == (None, None)
     assert large["fits"] is False
     assert "out of memory" in large["reason"]
     assert plan["estimate"]["wall_s"] > 0
@@ -51,6 +55,8 @@ def test_the_table_names_the_fastest_point_and_tells_a_reason_once(
     assert done.returncode == 0, done.stderr
     header, *lines = done.stdout.splitlines()
     assert "retries" in header
+    assert lines[0].count(" ms ±") == 1
+    assert any("no published run of this system" in line for line in lines)
     fastest = next(line for line in lines if line.startswith("Predicted fastest: "))
     assert fastest.endswith("batch-4")
     (told,) = [line for line in lines if "out of memory" in line]

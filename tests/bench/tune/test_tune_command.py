@@ -49,6 +49,11 @@ def test_it_leaves_the_front_and_the_best_and_knows_what_it_tried(fsdpbench: Any
     speeds = [each["speed"] for each in found["front"]]
     assert speeds == sorted(speeds, reverse=True)
     assert all(each["peak_reserved_bytes"] <= 40 * 10**9 for each in found["front"])
+    assert found["front"][0]["rank"] == 1
+    for each in found["front"]:
+        reserved = each["interval"]["peak_memory_bytes"]["reserved"]
+        assert reserved[0] < each["peak_reserved_bytes"] < reserved[1]
+        assert each["risky"] == (each["interval"]["risky"] or reserved[1] > 40 * 10**9)
     assert (folder / "report.html").is_file()
     best = tomllib.loads((folder / "best.toml").read_text())
     assert best["settings"]["batch"] in (1, 4)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsdpbench.reports.page.interval_words import interval_findings
 from fsdpbench.reports.page.ranking import (
     SAMPLES,
     TOKENS,
@@ -23,7 +24,7 @@ from fsdpbench.reports.page.ranking import (
     varying_settings,
 )
 from fsdpbench.reports.page.view import Configuration, RunView, Status
-from fsdpbench.reports.run_files import ConfigFile, PeakMemory, ResultFile
+from fsdpbench.reports.run_files import ConfigFile, Interval, PeakMemory, ResultFile
 
 GIB = 2**30
 
@@ -134,3 +135,30 @@ def test_false_and_zero_are_different_values() -> None:
 )
 def test_values_are_listed_numbers_first_in_their_order(values: list[object], order: list[str]) -> None:
     assert values_of([row(str(value), x=value) for value in values], "x") == order
+
+
+def simulated(name: str, tokens: float, apart: float = 0.05, **interval: object) -> Configuration:
+    made = row(name, tokens)
+    error = Interval(0.9, (0.9, 1.1), apart=apart, **interval)  # type: ignore[arg-type]
+    return replace(made, result=msgspec.structs.replace(made.result, interval=error))
+
+
+def test_rows_that_cannot_be_told_apart_share_a_rank() -> None:
+    rows = [simulated("a", 100), simulated("b", 97), simulated("c", 80), row("failed", status=Status.OOM)]
+    ranked = rank(view(*rows))
+    assert [entry.place for entry in ranked] == [1, 2, 3, None]
+    assert [entry.rank for entry in ranked] == [1, 1, 3, None]
+    assert [entry.rank for entry in rank(view(row("x", 100), row("y", 100), row("z", 99)))] == [1, 2, 3]
+
+
+def test_the_page_tells_the_interval_who_shares_and_what_is_risky() -> None:
+    best = simulated("a", 100, risky=True, because=["memory is nearly full"], runs=50)
+    found = interval_findings(rank(view(best, simulated("b", 99))))
+    assert found[0] == (
+        "The best one's step takes 900 to 1,100 ms in 90 % of cases like it (±10 %, from held-out errors of "
+        "50 published runs, wide because: memory is nearly full)."
+    )
+    assert "The first 2 share rank 1: they lie within 5.0 %" in found[1]
+    assert found[2].startswith("1 of 2 is risky: memory fits only inside its error")
+    assert found[2].endswith("(number 1).")
+    assert interval_findings(rank(view(row("measured")))) == []

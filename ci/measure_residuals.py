@@ -1,0 +1,101 @@
+"""Writes fsdpbench/results/residuals/residuals.csv: how far published runs lie from their predictions.
+
+    python ci/measure_residuals.py RUNS.csv [RUNS.csv ...] -o FOLDER
+
+Each file is one that `fsdpbench validate --runs` takes. Every run is predicted as it was, and then as if its
+chip, its network or its software were not known (fsdpbench/validation/conditions.py). FOLDER keeps the
+simulations: a second start simulates what is missing. About fifteen minutes on two cores.
+
+    python ci/measure_residuals.py
+
+prints what follows from the table as it is: the tables of docs/validation.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from fsdpbench.cli.progress import make_progress
+from fsdpbench.launch import fork_server
+from fsdpbench.results.residuals.differences import apart
+from fsdpbench.results.residuals.table import Condition, Quantity, read_table, write_table
+from fsdpbench.results.residuals.widths import Unknown, width_of
+from fsdpbench.validation.case import Network
+from fsdpbench.validation.conditions import under
+from fsdpbench.validation.paper import paper_cases
+from fsdpbench.validation.paper_open import open_cases
+from fsdpbench.validation.paper_t5 import t5_cases
+from fsdpbench.validation.predict import predict
+from fsdpbench.validation.residual_rows import residuals_of
+from fsdpbench.validation.runs_file import cases_of_file
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("-o", "--output", type=Path, default=Path("runs/residuals"))
+    options = parser.parse_args()
+    if options.runs:
+        fork_server.start("sim")
+        measure(options.runs, options.output)
+    print(widths())
+    print(coverage())
+
+
+def measure(runs: Sequence[Path], output: Path) -> None:
+    profiles = output.with_name(f"{output.name}-profiles")
+    given = [case for path in runs for case in cases_of_file(path, profiles)]
+    known = paper_cases() + t5_cases() + given
+    parts = {condition: under(condition, known, open_cases(), profiles) for condition in Condition}
+    cases = [case for part in parts.values() for case in part]
+    predictions = iter(predict(cases, None, output, make_progress()))
+    write_table(
+        residual
+        for condition, part in parts.items()
+        for residual in residuals_of(condition, [next(predictions) for _ in part])
+    )
+    read_table.cache_clear()
+
+
+def widths() -> str:
+    """Half the interval for each thing that may be unknown, as a share of its middle."""
+    lines = ["| unknown | step time | allocated | active | reserved |", "|---|--:|--:|--:|--:|"]
+    for unknown in (None, *Unknown):
+        found = [width_of(quantity, () if unknown is None else (unknown,)) for quantity in Quantity]
+        cells = " | ".join(f"{math.tanh(width.log):.1%}" for width in found)
+        lines.append(f"| {unknown or 'nothing'} | {cells} |")
+    return "\n".join([*lines, "", f"Told apart from {math.expm1(apart()):.1%} on.", ""])
+
+
+def coverage() -> str:
+    """Known runs inside their interval with their source held out, by source and chip."""
+    groups: dict[tuple[bool, str, str], list[tuple[float, float]]] = defaultdict(list)
+    for row in read_table():
+        if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME:
+            unknown = [Unknown.MEMORY] if row.retries else []
+            unknown += [Unknown.NETWORK] if row.network == Network.NOT_STATED.value and row.nodes > 1 else []
+            width = width_of(Quantity.TIME, unknown, row.compiled, without=row.source).log
+            groups[row.fitted, row.source, row.chip].append((row.log_ratio, width))
+    lines = [
+        "| source | chip | runs | mean error | worst | bias | inside, source held out | median half width |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for (fitted, source, chip), found in sorted(groups.items()):
+        errors = [math.expm1(-ratio) for ratio, _ in found]
+        inside = sum(abs(ratio) <= width for ratio, width in found)
+        half = statistics.median(math.tanh(width) for _, width in found)
+        lines.append(
+            f"| {source}{' (constants fitted to it)' if fitted else ''} | {chip} | {len(found)} "
+            f"| {statistics.fmean(map(abs, errors)):.1%} | {max(map(abs, errors)):.1%} "
+            f"| {statistics.fmean(errors):+.1%} | {inside} | {half:.1%} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The interval of a simulated result: where the real figures lie in 9 of 10 cases.
+
+Derived from what was simulated and from the residuals of published runs (`widths.py`); it costs no simulation
+and changes no figure.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fsdpbench.configuration.config import Config
+from fsdpbench.results.residuals.differences import apart
+from fsdpbench.results.residuals.table import Condition, Quantity, read_table
+from fsdpbench.results.residuals.widths import LEVEL, Unknown, width_of
+from fsdpbench.sim.hardware import ProfileError, load_profile, profile_layers
+from fsdpbench.sim.software import CURRENT
+
+_SPEEDS = (
+    "samples_per_s_per_gpu",
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "hardware_tflops_per_gpu",
+    "mfu",
+    "hfu",
+)
+_LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
+_PEAKS = (Quantity.ALLOCATED, Quantity.ACTIVE, Quantity.RESERVED)
+_MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY)
+"""What the bytes of a run do not depend on, or what no published run says."""
+
+
+def interval_of(config: Config, result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The `interval` of a simulated result that has a step time; None of any other."""
+    step = result.get("step_time_s")
+    if config.device != "sim" or not step:
+        return None
+    unknown = unknowns(config)
+    peaks = result.get("peak_memory_bytes") or {}
+    memory, risky = _memory(config, peaks, unknown)
+    retries = bool(result.get("alloc_retries_per_step"))
+    full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
+    time = width_of(Quantity.TIME, [*unknown, *full], bool(config.settings.compile))
+    low, high = time.around(step)
+    return {
+        "level": LEVEL,
+        "step_time_s": [low, high],
+        **{
+            name: [value * step / high, value * step / low] for name in _SPEEDS if (value := result.get(name))
+        },
+        "peak_memory_bytes": memory,
+        "risky": risky or retries,
+        "because": [reason.value for reason in time.because],
+        "runs": time.runs,
+        "apart": math.expm1(apart()),
+    }
+
+
+def unknowns(config: Config) -> tuple[Unknown, ...]:
+    """What no published run tells of a configuration."""
+    found = []
+    chips, software, families = _known()
+    # Files without `compute` are variants of a chip; the first with it is the chip's own.
+    layers, _ = _machine(config.hardware or "", _stamp(config.hardware))
+    variants = list(itertools.takewhile(lambda layer: "compute" not in layer[1], layers))
+    if not any(name in chips for name, _ in layers[: len(variants) + 1]):
+        found.append(Unknown.CHIP)
+    if config.gpus > config.gpus_per_node and not any("nic" in keys for _, keys in variants):
+        found.append(Unknown.NETWORK)
+    own = config.software or CURRENT
+    if config.script is not None or own not in {name for _, name in software}:
+        found.append(Unknown.SOFTWARE)
+    elif (config.system, own) not in software:
+        found.append(Unknown.SYSTEM if own == CURRENT else Unknown.SOFTWARE)
+    if config.script is None and (
+        not _is_known_kind(config, families) or config.settings.param_dtype not in ("bf16", "fp16")
+    ):
+        found.append(Unknown.MODEL)
+    return tuple(found)
+
+
+@functools.cache
+def _known() -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]]:
+    """Chips, systems with their software, and families that published runs are known of."""
+    rows = [row for row in read_table() if row.condition is Condition.KNOWN]
+    return (
+        frozenset(row.chip for row in rows),
+        frozenset((row.system, row.software) for row in rows),
+        frozenset(row.family for row in rows),
+    )
+
+
+def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
+    """Whether the model is of a family with published runs, or a dense language model like those.
+
+    Told by name (`gpt-2.8b`, `llama3-8b`) and by fields of the shape, since to build it would import torch.
+    """
+    family = re.split(r"[-+]", config.model)[0].rstrip("0123456789.")
+    if family in {name.rstrip("0123456789.") for name in families}:
+        return True
+    return config.shape.keys() >= _LANGUAGE_MODEL and not any("expert" in name for name in config.shape)
+
+
+def _memory(
+    config: Config, peaks: Mapping[str, float], unknown: Sequence[Unknown]
+) -> tuple[dict[str, list[int]], bool]:
+    """Intervals of the peaks in bytes; whether the upper end of what is reserved exceeds what there is."""
+    of_memory = [reason for reason in unknown if reason not in _MEMORY_KNOWS]
+    _, usable = _machine(config.hardware or "", _stamp(config.hardware))
+    found: dict[str, list[int]] = {}
+    risky = False
+    for kind in _PEAKS:
+        value = peaks.get(kind.value)
+        if not value:
+            continue
+        low, high = width_of(kind, of_memory).around(value)
+        risky |= kind is Quantity.RESERVED and usable is not None and high > usable
+        found[kind.value] = [round(low), round(high if usable is None else min(high, max(usable, value)))]
+    return found, risky
+
+
+@functools.lru_cache(maxsize=64)
+def _machine(hardware: str, stamp: int) -> tuple[list[tuple[str, frozenset[str]]], int | None]:
+    """Layers of a profile and the bytes that its allocator can have, read again when its file changes."""
+    try:
+        return profile_layers(hardware), load_profile(hardware).usable_memory_bytes
+    except ProfileError:
+        return [], None
+
+
+def _stamp(hardware: str | None) -> int:
+    try:
+        return os.stat(hardware or "").st_mtime_ns
+    except OSError:
+        return 0  # a packaged profile's name

@@ -1,0 +1,128 @@
+"""The interval of a result: what is unknown of a configuration, and what that does to its figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.script_source import ScriptSource
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.results.residuals.intervals import interval_of, unknowns
+from fsdpbench.results.residuals.table import Quantity
+from fsdpbench.results.residuals.widths import LEVEL, Unknown, width_of
+from fsdpbench.sweep.planning import make_config, make_target
+from fsdpbench.workloads import get_workload, workload_names
+
+
+def a_config(
+    system: str = "torch-fsdp2",
+    hardware: str = "h100-80gb",
+    gpus: int = 8,
+    model: str = "gpt-2.8b",
+    software: str | None = None,
+    **settings: Any,
+) -> Config:
+    target = make_target(
+        model=model, shape={}, device="sim", hardware=hardware, gpus=gpus, gpus_per_node=None, data=None,
+        software=software,
+    )  # fmt: skip
+    return make_config(target, system, Settings.of(**settings), target.workload())
+
+
+RESULT = {
+    "step_time_s": 2.0,
+    "tokens_per_s_per_gpu": 1000.0,
+    "mfu": 0.4,
+    "alloc_retries_per_step": 0.0,
+    "peak_memory_bytes": {"allocated": 30 << 30, "active": 31 << 30, "reserved": 40 << 30},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, ()),
+        ({"system": "torch-fsdp1", "hardware": "a100-80gb"}, ()),
+        ({"hardware": "b200"}, (Unknown.CHIP,)),
+        ({"gpus": 16}, (Unknown.NETWORK,)),
+        ({"hardware": "a100-80gb-roce2000", "gpus": 64}, ()),
+        ({"system": "impl-fsdp2"}, (Unknown.SYSTEM,)),
+        ({"software": "composer-2023-autumn"}, (Unknown.SOFTWARE,)),
+        ({"param_dtype": "fp32"}, (Unknown.MODEL,)),
+        ({"model": "dhen", "hardware": "l40s", "gpus": 16}, (Unknown.CHIP, Unknown.NETWORK, Unknown.MODEL)),
+    ],
+)
+def test_what_no_published_run_tells(changes: dict[str, Any], wanted: tuple[Unknown, ...]) -> None:
+    assert unknowns(a_config(**changes)) == wanted
+
+
+def test_kinds_of_models_are_told_without_building_them() -> None:
+    base = a_config()
+    for name in workload_names():
+        workload = get_workload(name)
+        config = dataclasses.replace(base, model=name, shape=dict(workload.shape))
+        known = workload.family in ("gpt", "t5", "llama") and "experts" not in config.shape
+        assert (Unknown.MODEL not in unknowns(config)) is known, name
+    mixture = dataclasses.replace(base, model="other-8x7b", shape={**base.shape, "experts": 8})
+    assert Unknown.MODEL in unknowns(mixture)
+    dense = dataclasses.replace(mixture, shape=base.shape)
+    assert Unknown.MODEL not in unknowns(dense)
+
+
+def test_of_a_script_no_run_is_published() -> None:
+    script = ScriptSource("/nowhere/train.py", (), "0" * 16)
+    config = dataclasses.replace(a_config(), model="train.py", system="train.py", script=script)
+    assert unknowns(config) == (Unknown.SOFTWARE,)
+    assert interval_of(config, RESULT) is not None
+
+
+def test_a_profile_of_ones_own_states_its_network_and_keeps_its_chip(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "h100-80gb"\nname = "mine"\n[nic]\ngb_s_per_node = 100\n')
+    assert unknowns(a_config(hardware=str(path), gpus=16)) == ()
+    path.write_text('base = "h100-80gb"\nname = "mine"\n[memory]\ncontext_mib = 600\n')
+    assert unknowns(a_config(hardware=str(path), gpus=16)) == (Unknown.NETWORK,)
+
+
+def test_the_interval_is_around_each_figure() -> None:
+    found = interval_of(a_config(), RESULT)
+    assert found is not None
+    width = width_of(Quantity.TIME, ()).log
+    assert found["level"] == LEVEL
+    assert found["step_time_s"] == pytest.approx([2 * math.exp(-width), 2 * math.exp(width)])
+    low, high = found["tokens_per_s_per_gpu"]
+    assert (low, high) == pytest.approx((1000 * math.exp(-width), 1000 * math.exp(width)))
+    for kind, value in RESULT["peak_memory_bytes"].items():  # type: ignore[attr-defined]
+        assert found["peak_memory_bytes"][kind][0] < value < found["peak_memory_bytes"][kind][1]
+    assert (found["risky"], found["because"]) == (False, [])
+    assert 0 < found["apart"] < 0.2
+
+
+def test_memory_that_fits_only_inside_its_error_is_risky() -> None:
+    peaks = {"allocated": 60 << 30, "active": 65 << 30, "reserved": 75 << 30}
+    found = interval_of(a_config(), RESULT | {"peak_memory_bytes": peaks})
+    assert found is not None
+    assert found["risky"]
+    assert found["because"] == [Unknown.NEARLY_FULL.value]
+    assert found["peak_memory_bytes"]["reserved"][1] <= 79.11 * 2**30  # no more than there is
+
+
+def test_retries_make_a_time_uncertain() -> None:
+    ordinary, full = (
+        interval_of(a_config(), RESULT | {"alloc_retries_per_step": retries}) for retries in (0.0, 2.0)
+    )
+    assert ordinary is not None
+    assert full is not None
+    assert full["risky"]
+    assert full["step_time_s"][1] > 1.2 * ordinary["step_time_s"][1]
+
+
+def test_what_was_not_simulated_has_none() -> None:
+    assert interval_of(a_config(), {"step_time_s": None}) is None
+    config = Config.from_dict({**a_config().to_dict(), "device": "cpu", "hardware": None})
+    assert interval_of(config, RESULT) is None
