@@ -42,6 +42,10 @@ class SimDevice:
 
     def start(self) -> Simulation:
         """Start the device; the process group is left to others."""
+        if self._config.settings.compile:
+            from fsdpbench.sim.compile.front_end import install  # the compiler's import takes seconds
+
+            install()
         self._simulation = Simulation.start(
             self._profile,
             self._config.gpus,
@@ -129,6 +133,15 @@ class SimDevice:
     def unknown_operators(self) -> dict[str, int]:
         """Operators costed by their bytes alone, with how often they ran."""
         return self._open_simulation().unknown_operators
+
+    @property
+    def compilation(self) -> dict[str, Any] | None:
+        """What was compiled, if it was asked for."""
+        if not self._config.settings.compile:
+            return None
+        from fsdpbench.sim.compile.report import REPORT
+
+        return REPORT.to_dict()
 
     def _open_simulation(self) -> Simulation:
         if self._simulation is None:

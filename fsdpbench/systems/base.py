@@ -138,8 +138,6 @@ def refuse_common(config: Config) -> dict[str, str]:
         refused["shard_size"] = f"{config.gpus} ranks cannot be divided into copies of {size}"
     if settings.shard_size is not None and "HYBRID" not in settings.strategy:
         refused["shard_size"] = f"it belongs to the hybrid strategies, not to {settings.strategy}"
-    if settings.compile and config.device == "sim":
-        refused["compile"] = "a simulated GPU runs operators one by one, not compiled graphs"
     if settings.cpu_offload and config.device == "sim":
         state = _STATE_BYTES * get_workload(config.model, shape=dict(config.shape_given) or None).parameters
         if state / size > MOST_OFFLOADED_BYTES:
