@@ -144,6 +144,8 @@ INTERNALS = {
     "inductor_compile_fx": Internal("torch._inductor.compile_fx", _COMPILER),
     "inductor_config": Internal("torch._inductor.config", _COMPILER),
     "inductor_virtualized": Internal("torch._inductor.virtualized:V", _COMPILER),
+    "run_and_save_rng_state": Internal("torch._prims.rng_prims:run_and_save_rng_state", _COMPILER),
+    "run_with_rng_state": Internal("torch._prims.rng_prims:run_with_rng_state", _COMPILER),
     "trace_rules": Internal("torch._dynamo.trace_rules", _COMPILER),
     # Patched.
     "compile_fx": Internal("torch._inductor.compile_fx:compile_fx", _COMPILER),

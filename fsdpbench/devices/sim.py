@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -136,12 +137,9 @@ class SimDevice:
 
     @property
     def compilation(self) -> dict[str, Any] | None:
-        """What was compiled, if it was asked for."""
-        if not self._config.settings.compile:
-            return None
-        from fsdpbench.sim.compile.report import REPORT
-
-        return REPORT.to_dict()
+        """What was compiled, if anything was."""
+        report = sys.modules.get("fsdpbench.sim.compile.report")
+        return None if report is None else report.REPORT.to_dict()
 
     def _open_simulation(self) -> Simulation:
         if self._simulation is None:

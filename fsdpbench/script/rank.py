@@ -23,7 +23,7 @@ from fsdpbench.devices.base import Placement
 from fsdpbench.devices.sim import SimDevice
 from fsdpbench.results.records import RankRecord, Status, trace_path
 from fsdpbench.script.clock import map_clock
-from fsdpbench.script.cuda import ProfilerRequests, compile_notes, map_cuda
+from fsdpbench.script.cuda import ProfilerRequests, compile_notes, has_compiled, map_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.explain import explained, name_cuda
 from fsdpbench.script.files import ScriptFiles
@@ -101,7 +101,9 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
     record.hardware = device.describe()
     record.unknown_operators = device.unknown_operators
     record.placeholder_decisions = decisions.to_list()
-    record.compiled = False
+    record.compiled = has_compiled()
+    if record.compiled:
+        record.compilation = device.compilation
     record.add_sanitizer(device.sanitizer)
     if steps.step_times_s:
         _fill_figures(record, steps, device)

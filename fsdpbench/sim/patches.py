@@ -213,8 +213,19 @@ def _patch_accelerator() -> None:
         "synchronize", "current_stream", "set_stream", "empty_cache", "memory_stats", "memory_allocated",
         "max_memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats",
     )  # fmt: skip
-    replace(torch.accelerator, **{name: getattr(module, name) for name in names})
-    replace(torch.accelerator, get_memory_info=module.mem_get_info)
+    replace(torch.accelerator, **{name: _function(getattr(module, name)) for name in names})
+    replace(torch.accelerator, get_memory_info=_function(module.mem_get_info))
+
+
+def _function(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own: Dynamo keeps a table of torch's functions, in which no two may be the same (in
+    scripts `torch.cuda` has the methods themselves)."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return call
 
 
 def _patch_backward() -> None:

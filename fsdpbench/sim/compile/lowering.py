@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.compile.pretended import pretended_gpu, properties
-from fsdpbench.sim.compile.refusals import refused
 from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.compile.scheduling import PlanScheduling
 from fsdpbench.sim.compile.wrapper import PlanWrapper
@@ -25,7 +24,7 @@ from fsdpbench.torch_internals import (
 )
 
 _GPU = ("cuda", 0)
-_SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     "compile_threads": 1,
     "benchmark_harness": False,
     "triton.autotune_at_compile_time": False,
@@ -34,19 +33,13 @@ _SETTINGS: dict[str, Any] = {
 
 def lower(gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
     """What Inductor calls to have one graph compiled (forward or backward, fake inputs): the callable graph.
-
-    Raises CompileRefusedError, naming what cannot be simulated.
+    Sizes may be symbols. Raises CompileRefusedError, naming what cannot be simulated.
     """
     start = time.perf_counter()
-    if any(isinstance(value, (torch.SymInt, torch.SymFloat)) for value in example_inputs):
-        raise refused(
-            "a graph for varying shapes (dynamic=True, or a second shape of an input)",
-            "compile with dynamic=False: each shape then has a graph of its own",
-        )
     inputs = _retarget(gm, example_inputs)
     with (
         pretended_gpu(PlanScheduling, PlanWrapper),
-        inductor_config.patch(_SETTINGS),
+        inductor_config.patch(SETTINGS),
         compiler_config.patch(cache_key_tag=cache_tag()),
     ):
         compiled = inductor_compile_fx.compile_fx_inner(gm, inputs, **about)

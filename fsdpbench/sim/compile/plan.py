@@ -27,13 +27,15 @@ class Launch:
     """One launch of a fused kernel.
 
     ``category``: Inductor's (`poi`, `red`, `per`, …). ``nbytes``: read plus written. ``writes``: the places
-    of its arguments that are written.
+    of its arguments that are written. ``of_args``: where shapes vary, the bytes of its arguments for
+    the shapes that it was planned with; a launch with others moves as many times more. Else 0.
     """
 
     name: str
     category: str
     nbytes: int
     writes: tuple[int, ...]
+    of_args: int = 0
 
     def __post_init__(self) -> None:
         if self.nbytes < 0:
@@ -86,9 +88,12 @@ class Plan:
             if accelerator.trace is not None:
                 accelerator.trace.cpu_op("CompiledFxGraph", start, accelerator.timeline.cpu)
 
-    def duration_ns(self, index: int) -> int:
+    def duration_ns(self, index: int, args: Sequence[Any]) -> int:
         """Duration of a launch on the present hardware."""
-        costs = ACCELERATOR.kernel_costs
+        costs, launch = ACCELERATOR.kernel_costs, self.launches[index]
+        if launch.of_args:
+            sizes = (a.numel() * a.element_size() for a in args if isinstance(a, torch.Tensor))
+            return costs.memory_bound_ns(round(launch.nbytes * sum(sizes) / launch.of_args), launch.kind)
         if self._costs is not costs:
             self._costs = costs
             self._durations_ns = [costs.memory_bound_ns(each.nbytes, each.kind) for each in self.launches]
@@ -106,7 +111,7 @@ class FusedKernel:
         accelerator = ACCELERATOR
         if accelerator.backward.is_active:
             accelerator.backward.arrive(args)
-        launch, duration_ns = self._plan.launches[index], self._plan.duration_ns(index)
+        launch, duration_ns = self._plan.launches[index], self._plan.duration_ns(index, args)
         if accelerator.sanitizer is not None:
             accelerator.sanitizer.kernel(accelerator.stream, launch.name, *_uses(launch, args))
         if accelerator.known_values:

@@ -28,3 +28,13 @@ def refuse_options(options: dict[str, Any]) -> None:
     for name in ("cpp_wrapper", "fx_wrapper", "freezing"):
         if options.get(name):
             raise refused(f"Inductor's {name}", "leave that option out")
+
+
+def refuse_mode(options: dict[str, Any]) -> None:
+    """Raise `CompileRefusedError` for arguments of `torch.compile` that have no counterpart."""
+    mode = options.get("mode")
+    chosen = {"triton.cudagraphs": mode in ("reduce-overhead", "max-autotune")}
+    chosen["max_autotune"] = mode == "max-autotune-no-cudagraphs"
+    refuse_options({**(options.get("options") or {}), **{name: on for name, on in chosen.items() if on}})
+    if options.get("backend") == "cudagraphs":
+        raise refused('backend="cudagraphs"', 'use the default backend, "inductor"')

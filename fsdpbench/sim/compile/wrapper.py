@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import sympy
+
 from fsdpbench.sim.compile.plan import Launch
 from fsdpbench.sim.compile.refusals import refused
 from fsdpbench.torch_internals import PythonWrapperCodegen, inductor_virtualized
@@ -91,6 +93,8 @@ class PlanWrapper(PythonWrapperCodegen):
 
     def _launches(self) -> list[Launch]:
         """A node's bytes go to its launch; where it has several, by the sizes of their arguments."""
+        inputs = inductor_virtualized.graph.graph_inputs.values()
+        varies = any(isinstance(value, sympy.Expr) for value in inputs)
         of_node: dict[int, list[int]] = {}
         for index, call in enumerate(self._calls):
             of_node.setdefault(id(call.node), []).append(index)
@@ -104,7 +108,9 @@ class PlanWrapper(PythonWrapperCodegen):
                 left -= nbytes[index]
             nbytes[indices[-1]] = left
         return [
-            Launch(call.kernel, _category(call.kernel), size, call.writes)
+            Launch(
+                call.kernel, _category(call.kernel), size, call.writes, _size_of(call.args) if varies else 0
+            )
             for call, size in zip(self._calls, nbytes, strict=True)
         ]
 
