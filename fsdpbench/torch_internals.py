@@ -140,6 +140,7 @@ INTERNALS = {
     "detect_fake_mode": Internal("torch._guards:detect_fake_mode", _COMPILER),
     "device_interface": Internal("torch._dynamo.device_interface", _COMPILER),
     "dynamo_utils": Internal("torch._dynamo.utils", "telling graph breaks and recompilations"),
+    "inductor_cache_dir": Internal("torch._inductor.runtime.cache_dir_utils:cache_dir", _COMPILER),
     "inductor_common": Internal("torch._inductor.codegen.common", _COMPILER),
     "inductor_compile_fx": Internal("torch._inductor.compile_fx", _COMPILER),
     "inductor_config": Internal("torch._inductor.config", _COMPILER),

@@ -23,7 +23,7 @@ from fsdpbench.devices.base import Placement
 from fsdpbench.devices.sim import SimDevice
 from fsdpbench.results.records import RankRecord, Status, trace_path
 from fsdpbench.script.clock import map_clock
-from fsdpbench.script.cuda import ProfilerRequests, compile_notes, has_compiled, map_cuda
+from fsdpbench.script.cuda import ProfilerRequests, compile_notes, has_compiled, leave_cache_alone, map_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.explain import explained, name_cuda
 from fsdpbench.script.files import ScriptFiles
@@ -88,6 +88,7 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
         requests.on_step = steps.ended
     files = ScriptFiles(folder)
     files.install()
+    leave_cache_alone(files.overlay.exempt)
     if recorder is not None:
         recorder.follow_files(files.overlay, (rank_0 or folder) / "files")
     status, cause = _execute(source, own_files, decisions, recorder)

@@ -1,8 +1,8 @@
 """A module call and its hooks cost CPU time.
 
-Dynamo, where something is compiled, decides by a function's file what to do with it: it traces torch's
-`nn.Module.__call__`, and starts no graph at it. So that its decisions stay the same, what takes that place
-says that it is of the same file.
+Dynamo, where something is compiled, decides by a function's file and name what to do with it: it traces
+torch's `nn.Module.__call__`, and starts no graph at it. So that its decisions stay the same, what takes that
+place says that it is of the same file and name.
 """
 
 from __future__ import annotations
@@ -32,5 +32,7 @@ def install_module_calls() -> None:
             accelerator.timeline.cpu += costs.module_call_ns + hooks * costs.hook_ns
         return original(self, *args, **kwargs)
 
-    call.__code__ = call.__code__.replace(co_filename=original.__code__.co_filename)
+    code = original.__code__
+    call.__code__ = call.__code__.replace(co_filename=code.co_filename, co_name=code.co_name)
+    call.__name__ = original.__name__
     replace(module_type, __call__=call)

@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING
 
 from fsdpbench.script.cuda.absent_triton import map_triton
 from fsdpbench.script.cuda.amp import map_amp
-from fsdpbench.script.cuda.compiling import compile_notes, has_compiled, map_compile
+from fsdpbench.script.cuda.compiling import (
+    compile_notes,
+    has_compiled,
+    leave_cache_alone,
+    map_compile,
+)
 from fsdpbench.script.cuda.cuda_module import map_cuda_module
 from fsdpbench.script.cuda.device_names import map_device_names
 from fsdpbench.script.cuda.distributed import map_distributed
@@ -50,4 +55,4 @@ def map_cuda(simulation: Simulation) -> ProfilerRequests:
     return requests
 
 
-__all__ = ["ProfilerRequests", "compile_notes", "has_compiled", "map_cuda"]
+__all__ = ["ProfilerRequests", "compile_notes", "has_compiled", "leave_cache_alone", "map_cuda"]

@@ -24,6 +24,13 @@ class _Requests:
 
     left_out = 0
     made = 0
+    leave_alone: Callable[[str], None] | None = None
+
+
+def leave_cache_alone(leave_alone: Callable[[str], None]) -> None:
+    """Before the compiler works, `leave_alone` is told of the folder of its cache, which holds plans and no
+    tensors."""
+    _Requests.leave_alone = leave_alone
 
 
 def map_compile(replacements: Replacements) -> None:
@@ -77,6 +84,8 @@ def _noticing(original: Callable[..., Any]) -> Callable[..., Any]:
 
         refuse_mode(options)
         install(without_stand_in)
+        if not _Requests.made and _Requests.leave_alone is not None:
+            _Requests.leave_alone(find("inductor_cache_dir")())
         _Requests.made += 1
         return original(model, **options)
 
@@ -90,4 +99,4 @@ def _leaves_out() -> bool:
     return True
 
 
-__all__ = ["compile_notes", "has_compiled", "map_compile"]
+__all__ = ["compile_notes", "has_compiled", "leave_cache_alone", "map_compile"]

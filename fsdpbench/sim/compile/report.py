@@ -60,7 +60,7 @@ def _of_dynamo() -> dict[str, Any]:
     again: Counter[str] = Counter()
     for each in dynamo_utils.get_compilation_metrics():
         name = str(getattr(each, "compile_id", "") or "")
-        if "/" in name and not name.rpartition("/")[2].startswith("0"):
+        if each.co_name and "/" in name and not name.rpartition("/")[2].startswith("0"):
             again[f"{each.co_name} ({each.co_filename}:{each.co_firstlineno})"] += 1
     return {"graph_breaks": dict(sorted(breaks.items())), "recompilations": dict(sorted(again.items()))}
 

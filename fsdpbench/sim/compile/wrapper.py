@@ -67,7 +67,7 @@ class PlanWrapper(PythonWrapperCodegen):
 
     def generate_fallback_kernel(self, node: Any) -> None:
         name = str(node.op_overload)
-        if not any(word in name for word in _ORDINARY):
+        if "." in name and not any(word in name for word in _ORDINARY):  # else a wrapper of an operator
             self._fallbacks.append(name)
         super().generate_fallback_kernel(node)
 
