@@ -89,7 +89,11 @@ class System(ABC):
         if config.device not in self.devices:
             known = ", ".join(sorted(self.devices))
             return {"device": f"it runs on {known}, not on {config.device}"}
-        return {**refused_by_software(config), **self.refuses(config)}
+        refused = {**refused_by_software(config), **self.refuses(config)}
+        if config.settings.compile and config.sanitize:
+            # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
+            refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"
+        return refused
 
     def absent_settings(self, config: Config) -> Mapping[str, str]:
         """Settings that this system does not have in this configuration: name -> reason."""

@@ -12,8 +12,6 @@ import torch
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
-from fsdpbench.sim.memory_follower import Use
-from fsdpbench.sim.sanitizer.regions import region_of
 from fsdpbench.sim.storage import forget, record_of
 from fsdpbench.sim.timeline import Work
 from fsdpbench.sim.trace_records import KernelRecord
@@ -112,8 +110,6 @@ class FusedKernel:
         if accelerator.backward.is_active:
             accelerator.backward.arrive(args)
         launch, duration_ns = self._plan.launches[index], self._plan.duration_ns(index, args)
-        if accelerator.sanitizer is not None:
-            accelerator.sanitizer.kernel(accelerator.stream, launch.name, *_uses(launch, args))
         if accelerator.known_values:
             for place in launch.writes:
                 forget(record_of(args[place].untyped_storage()))
@@ -127,20 +123,6 @@ class FusedKernel:
         accelerator.operators_launched += 1
         if trace is not None:
             trace.cpu_op(launch.name, start, timeline.cpu)
-
-
-def _uses(launch: Launch, args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor], list[torch.Tensor]]:
-    """What the sanitizer wants to know: uses, the tensors that they name, new tensors (there are none)."""
-    tensors: list[torch.Tensor] = []
-    uses = []
-    for place, value in enumerate(args):
-        if not isinstance(value, torch.Tensor):
-            continue
-        region = region_of(value.shape, value.stride(), int(value.storage_offset()), value.element_size())
-        if region is not None:
-            uses.append(Use(len(tensors), region, place in launch.writes))
-            tensors.append(value)
-    return uses, tensors, []
 
 
 class _Compiled(CpuCosts):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fsdpbench.sim.accelerator import ACCELERATOR
+
 _EAGER = "leave it out of the compiled part (torch.compiler.disable), or simulate the eager program"
 
 
@@ -32,6 +34,9 @@ def refuse_options(options: dict[str, Any]) -> None:
 
 def refuse_mode(options: dict[str, Any]) -> None:
     """Raise `CompileRefusedError` for arguments of `torch.compile` that have no counterpart."""
+    if ACCELERATOR.sanitizer is not None:
+        # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
+        raise refused("under --sanitize, which follows eager programs, a compiled part", _EAGER)
     mode = options.get("mode")
     chosen = {"triton.cudagraphs": mode in ("reduce-overhead", "max-autotune")}
     chosen["max_autotune"] = mode == "max-autotune-no-cudagraphs"
