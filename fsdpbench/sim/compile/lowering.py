@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.compile.pretended import pretended_gpu, properties
-from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.compile.scheduling import PlanScheduling
 from fsdpbench.sim.compile.wrapper import PlanWrapper
 from fsdpbench.sim.tensors import is_on_device, is_simulated
@@ -35,16 +33,13 @@ def lower(gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
     """What Inductor calls to have one graph compiled (forward or backward, fake inputs): the callable graph.
     Sizes may be symbols. Raises CompileRefusedError, naming what cannot be simulated.
     """
-    start = time.perf_counter()
     inputs = _retarget(gm, example_inputs)
     with (
         pretended_gpu(PlanScheduling, PlanWrapper),
         inductor_config.patch(SETTINGS),
         compiler_config.patch(cache_key_tag=cache_tag()),
     ):
-        compiled = inductor_compile_fx.compile_fx_inner(gm, inputs, **about)
-    REPORT.lowering_s += time.perf_counter() - start
-    return compiled
+        return inductor_compile_fx.compile_fx_inner(gm, inputs, **about)
 
 
 def _retarget(gm: Any, inputs: Sequence[Any]) -> list[Any]:

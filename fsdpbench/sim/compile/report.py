@@ -28,15 +28,10 @@ class Planned(Protocol):
 
 @dataclass
 class CompileReport:
-    """Counts of this process since `reset`. ``lowering_s``: seconds of this machine that lowering took."""
+    """Counts of this process."""
 
     plans: list[Planned] = field(default_factory=list)
     calls: int = 0
-    lowering_s: float = 0.0
-
-    def reset(self) -> None:
-        """Begin anew."""
-        self.plans, self.calls, self.lowering_s = [], 0, 0.0
 
     def add_plan(self, plan: Planned) -> None:
         """A graph was lowered, or found lowered."""
