@@ -48,6 +48,7 @@ _OF_2022 = "the software fsdp1-2022"
 _CUDA = 'scripts on simulated GPUs, where "cuda" means the simulated device'
 _SNAPSHOTS = "memory snapshots of scripts on simulated GPUs"
 IN_ITS_PLACE = "what the bench puts in its place"
+_COMPILER = "torch.compile on the simulated device"
 _CHECKPOINTS = "saving distributed checkpoints on the simulated device"
 
 INTERNALS = {
@@ -131,7 +132,25 @@ INTERNALS = {
     "tree_map_only": Internal(
         "torch.utils._pytree:tree_map_only", "DTensors on the host, which the sanitizer sees"
     ),
+    # Of the compiler, looked up when something compiles: their import takes seconds.
+    "DeviceOpOverrides": Internal("torch._inductor.codegen.common:DeviceOpOverrides", _COMPILER),
+    "PythonWrapperCodegen": Internal("torch._inductor.codegen.wrapper:PythonWrapperCodegen", _COMPILER),
+    "TritonScheduling": Internal("torch._inductor.codegen.triton:TritonScheduling", _COMPILER),
+    "compiler_config": Internal("torch.compiler.config", _COMPILER),
+    "detect_fake_mode": Internal("torch._guards:detect_fake_mode", _COMPILER),
+    "device_interface": Internal("torch._dynamo.device_interface", _COMPILER),
+    "dynamo_utils": Internal("torch._dynamo.utils", "telling graph breaks and recompilations"),
+    "inductor_cache_dir": Internal("torch._inductor.runtime.cache_dir_utils:cache_dir", _COMPILER),
+    "inductor_common": Internal("torch._inductor.codegen.common", _COMPILER),
+    "inductor_compile_fx": Internal("torch._inductor.compile_fx", _COMPILER),
+    "inductor_config": Internal("torch._inductor.config", _COMPILER),
+    "inductor_virtualized": Internal("torch._inductor.virtualized:V", _COMPILER),
+    "run_and_save_rng_state": Internal("torch._prims.rng_prims:run_and_save_rng_state", _COMPILER),
+    "run_with_rng_state": Internal("torch._prims.rng_prims:run_with_rng_state", _COMPILER),
+    "trace_rules": Internal("torch._dynamo.trace_rules", _COMPILER),
     # Patched.
+    "compile_fx": Internal("torch._inductor.compile_fx:compile_fx", _COMPILER),
+    "triton_hash": Internal("torch.utils._triton:triton_hash_with_backend", _COMPILER),
     "chunk_with_empty": Internal(
         "torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty",
         "torch's fully_shard on many ranks",

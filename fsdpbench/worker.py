@@ -91,6 +91,7 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     values = [device.loss_value(loss) for loss in losses]
     record.losses = [v for v in values if v is not None] or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
+    record.compilation = getattr(device, "compilation", None)
 
 
 def _trace(steps: int, device: Device, loop: TrainingLoop, record: RankRecord, path: Path) -> None:

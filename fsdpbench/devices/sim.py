@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -50,6 +51,10 @@ class SimDevice:
 
     def start(self) -> Simulation:
         """Start the device; the process group is left to others."""
+        if self._config.settings.compile:
+            from fsdpbench.sim.compile.front_end import install  # the compiler's import takes seconds
+
+            install()
         self._simulation = Simulation.start(
             self._profile,
             self._config.gpus,
@@ -148,6 +153,12 @@ class SimDevice:
     def unknown_operators(self) -> dict[str, int]:
         """Operators costed by their bytes alone, with how often they ran."""
         return self._open_simulation().unknown_operators
+
+    @property
+    def compilation(self) -> dict[str, Any] | None:
+        """What was compiled, if anything was."""
+        report = sys.modules.get("fsdpbench.sim.compile.report")
+        return None if report is None else report.REPORT.to_dict()
 
     def _open_simulation(self) -> Simulation:
         if self._simulation is None:

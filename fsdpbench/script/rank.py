@@ -23,7 +23,7 @@ from fsdpbench.devices.base import Placement
 from fsdpbench.devices.sim import SimDevice
 from fsdpbench.results.records import RankRecord, Status, trace_path
 from fsdpbench.script.clock import map_clock
-from fsdpbench.script.cuda import ProfilerRequests, compile_notes, map_cuda
+from fsdpbench.script.cuda import ProfilerRequests, compile_notes, has_compiled, leave_cache_alone, map_cuda
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.explain import explained, name_cuda
 from fsdpbench.script.files import ScriptFiles
@@ -91,6 +91,7 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
         requests.on_step = steps.ended
     files = ScriptFiles(folder)
     files.install()
+    leave_cache_alone(files.overlay.exempt)
     if recorder is not None:
         recorder.follow_files(files.overlay, (rank_0 or folder) / "files")
     what_if = config.what_if
@@ -108,7 +109,9 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
     record.hardware = device.describe()
     record.unknown_operators = device.unknown_operators
     record.placeholder_decisions = decisions.to_list()
-    record.compiled = False
+    record.compiled = has_compiled()
+    if record.compiled:
+        record.compilation = device.compilation
     record.add_sanitizer(device.sanitizer)
     record.memory_account = record.memory_account or device.memory_account
     if steps.step_times_s:

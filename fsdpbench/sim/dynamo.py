@@ -93,13 +93,18 @@ class _StandIn(ModuleType):
         return getattr(_real(), name)
 
 
+def use_real_dynamo() -> None:
+    """Something will compile: the real one takes its place. What it makes of functions (`disable`) holds for
+    those that are made from now on."""
+    _real()
+
+
 def _same(fn: Callable[..., Any]) -> Callable[..., Any]:
     return fn
 
 
 def _real() -> ModuleType:
-    if isinstance(sys.modules[_NAME], _StandIn):
+    if isinstance(sys.modules.get(_NAME), _StandIn):
         del sys.modules[_NAME]
         delattr(torch, _ATTRIBUTE)
-        importlib.import_module(_NAME)
-    return sys.modules[_NAME]
+    return importlib.import_module(_NAME)

@@ -16,7 +16,7 @@ are.
 `Tensor.__deepcopy__`                           a deep copy clones storages byte by byte
 `Tensor.pin_memory`, `is_pinned`                pinned memory is asked of the accelerator's C++ hooks; the
                                                 device's tensors cannot be pinned
-`nn.Module.__call__`                            a module call and its hooks cost CPU time
+`nn.Module.__call__`                            a module call and its hooks cost CPU time (`module_calls.py`)
 `profiler.record_function`                      spans in simulated time (`annotations.py`)
 `_C._profiler._RecordFunctionFast`              the same, for those who use the fast one
 `torch.accelerator`'s streams and memory        its C++ has no hooks for a device written in Python
@@ -52,6 +52,7 @@ from fsdpbench.sim.chunks import cut_when_asked
 from fsdpbench.sim.collective_calls import CollectiveCalls
 from fsdpbench.sim.dynamo import stand_in_for_dynamo
 from fsdpbench.sim.host_access import install_host_access
+from fsdpbench.sim.module_calls import install_module_calls
 from fsdpbench.sim.process_group import SimProcessGroup
 from fsdpbench.sim.sharding_shortcut import install_sharding_shortcut
 from fsdpbench.sim.storage import address, record_of, resize
@@ -69,7 +70,7 @@ def apply_patches() -> None:
     _patch_tensors()
     install_two_sided_parameters()
     install_host_access()
-    _patch_module_calls()
+    install_module_calls()
     _patch_profiler()
     _patch_accelerator()
     _patch_autocast()
@@ -199,21 +200,6 @@ def _patch_tensors() -> None:
     )
 
 
-def _patch_module_calls() -> None:
-    module_type = torch.nn.Module
-    original: Callable[..., Any] = module_type.__call__
-    accelerator = ACCELERATOR
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        costs = accelerator.cpu_costs
-        if costs is not None:
-            hooks = len(self._forward_pre_hooks) + len(self._forward_hooks) + len(self._backward_hooks)
-            accelerator.timeline.cpu += costs.module_call_ns + hooks * costs.hook_ns
-        return original(self, *args, **kwargs)
-
-    replace(module_type, __call__=call)
-
-
 def _patch_profiler() -> None:
     span = torch.autograd.profiler.record_function
     enter, leave = make_span_methods(span)
@@ -227,8 +213,19 @@ def _patch_accelerator() -> None:
         "synchronize", "current_stream", "set_stream", "empty_cache", "memory_stats", "memory_allocated",
         "max_memory_allocated", "memory_reserved", "max_memory_reserved", "reset_peak_memory_stats",
     )  # fmt: skip
-    replace(torch.accelerator, **{name: getattr(module, name) for name in names})
-    replace(torch.accelerator, get_memory_info=module.mem_get_info)
+    replace(torch.accelerator, **{name: _function(getattr(module, name)) for name in names})
+    replace(torch.accelerator, get_memory_info=_function(module.mem_get_info))
+
+
+def _function(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of its own: Dynamo keeps a table of torch's functions, in which no two may be the same (in
+    scripts `torch.cuda` has the methods themselves)."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return call
 
 
 def _patch_backward() -> None:

@@ -88,7 +88,11 @@ class System(ABC):
         if config.device not in self.devices:
             known = ", ".join(sorted(self.devices))
             return {"device": f"it runs on {known}, not on {config.device}"}
-        return {**refused_by_software(config), **self.refuses(config)}
+        refused = {**refused_by_software(config), **self.refuses(config)}
+        if config.settings.compile and config.sanitize:
+            # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
+            refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"
+        return refused
 
     def absent_settings(self, config: Config) -> Mapping[str, str]:
         """Settings that this system does not have in this configuration: name -> reason."""
@@ -137,8 +141,6 @@ def refuse_common(config: Config) -> dict[str, str]:
         refused["shard_size"] = f"{config.gpus} ranks cannot be divided into copies of {size}"
     if settings.shard_size is not None and "HYBRID" not in settings.strategy:
         refused["shard_size"] = f"it belongs to the hybrid strategies, not to {settings.strategy}"
-    if settings.compile and config.device == "sim":
-        refused["compile"] = "a simulated GPU runs operators one by one, not compiled graphs"
     if settings.cpu_offload and config.device == "sim":
         state = workload_of(config).training_state_bytes
         if state / size > MOST_OFFLOADED_BYTES:

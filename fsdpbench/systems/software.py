@@ -37,6 +37,8 @@ def refused_by_software(config: Config) -> dict[str, str]:
         refused["activation_checkpointing"] = (
             f"checkpointing by operator came with torch 2.4, after software {software.name}"
         )
+    if config.settings.compile:
+        refused["compile"] = f"the compiler is the installed one, not that of software {software.name}"
     return refused
 
 

@@ -8,6 +8,7 @@ Scripts name their device in many ways; each way has a file here:
 `amp.py`            `torch.autocast("cuda")`
 `distributed.py`    `init_process_group("nccl")`, `get_backend()`, `mp.spawn`
 `profiling.py`      `torch.profiler.profile`: the bench's own trace is what it exports
+`compiling.py`      `torch.compile`: what was switched off, and that something compiles
 `absent_triton.py`  `import triton` where it is not installed
 `refusals.py`       what cannot be simulated, refused by name with the way out
 ==================  ===================================================================================
@@ -21,11 +22,17 @@ from typing import TYPE_CHECKING
 
 from fsdpbench.script.cuda.absent_triton import map_triton
 from fsdpbench.script.cuda.amp import map_amp
+from fsdpbench.script.cuda.compiling import (
+    compile_notes,
+    has_compiled,
+    leave_cache_alone,
+    map_compile,
+)
 from fsdpbench.script.cuda.cuda_module import map_cuda_module
 from fsdpbench.script.cuda.device_names import map_device_names
 from fsdpbench.script.cuda.distributed import map_distributed
 from fsdpbench.script.cuda.profiling import ProfilerRequests, map_profiler
-from fsdpbench.script.cuda.refusals import compile_notes, refuse_what_cannot_be_simulated
+from fsdpbench.script.cuda.refusals import refuse_what_cannot_be_simulated
 from fsdpbench.script.cuda.replacement import Replacements
 
 if TYPE_CHECKING:
@@ -41,10 +48,11 @@ def map_cuda(simulation: Simulation) -> ProfilerRequests:
     map_amp(replacements)
     map_distributed(replacements, simulation)
     map_triton()
+    map_compile(replacements)
     requests = map_profiler(replacements)
     refuse_what_cannot_be_simulated(replacements)
     replacements.apply()
     return requests
 
 
-__all__ = ["ProfilerRequests", "compile_notes", "map_cuda"]
+__all__ = ["ProfilerRequests", "compile_notes", "has_compiled", "leave_cache_alone", "map_cuda"]

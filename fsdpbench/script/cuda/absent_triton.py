@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
@@ -30,6 +31,22 @@ def map_triton() -> None:
     # torch looks for Triton once and remembers; it must not take this for the real one.
     if not has_triton_package():
         sys.meta_path.append(_Finder())
+
+
+@contextmanager
+def without_stand_in() -> Iterator[None]:
+    """Inside, Triton is as absent as it is: torch's compiler, when it is imported, asks for the real one."""
+    finders = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
+    modules = {name: module for name, module in sys.modules.items() if isinstance(module, _Module)}
+    for finder in finders:
+        sys.meta_path.remove(finder)
+    for name in modules:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.meta_path.extend(finders)
+        sys.modules.update(modules)
 
 
 class _Kernel:
@@ -63,6 +80,8 @@ class _Anything:
 
     def __getitem__(self, index: Any) -> _Anything:
         return self
+
+    __iter__ = None  # else iteration over it would go by `__getitem__`, without an end
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and isinstance(args[0], FunctionType):

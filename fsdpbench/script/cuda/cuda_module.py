@@ -43,7 +43,8 @@ def map_cuda_module(local_rank: int) -> None:
     for name in _ONLY_SIMULATED:  # torch asks it of every device but CUDA
         setattr(torch.cuda, name, functions.pop(name))
     private: dict[str, Any] = {name: getattr(module, last_part(name)) for name in _AS_IN_SIMULATION}
-    private |= dict.fromkeys(_EXCHANGING, lambda index: local_rank)
+    # Two functions: Dynamo keeps a table of torch's, in which no two may be the same.
+    private |= {name: lambda index: local_rank for name in _EXCHANGING}
     for name, function in (private | _ONLY_CUDA_PRIVATE).items():
         find(name)
         functions[last_part(name)] = function

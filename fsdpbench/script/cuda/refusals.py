@@ -5,21 +5,16 @@ Operators whose shapes depend on data, and send and recv, are refused by the sim
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.cuda.comm
 import torch.cuda.graphs
-import torch.cuda.memory
+import torch.cuda.memory  # noqa: F401 - looked up by name
 
 from fsdpbench.script.cuda.replacement import Replacements
-from fsdpbench.torch_internals import expect, find
-
-_DISABLED = "TORCHDYNAMO_DISABLE"
-_DISABLING = (_DISABLED, "TORCH_COMPILE_DISABLE")
+from fsdpbench.torch_internals import expect
 
 
 class NotSimulatedError(NotImplementedError):
@@ -50,10 +45,6 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     ("torch.cuda.set_per_process_memory_fraction", "use a hardware profile with less memory (--hardware)"),
     ("torch.cuda.caching_allocator_alloc", _ALLOCATOR),
 )
-_COMPILED = (
-    f"compiled kernels have no cost model; set {_DISABLED}=1 to simulate the eager program, "
-    "as torch itself would run it then"
-)
 
 
 def refuse_what_cannot_be_simulated(replacements: Replacements) -> None:
@@ -62,7 +53,6 @@ def refuse_what_cannot_be_simulated(replacements: Replacements) -> None:
         found = _find(name)
         refusal = _refused_class if isinstance(found, type) else _refusal
         replacements.add(found, refusal(name, way_out))
-    replacements.add(torch.compile, _compile)
 
 
 def _find(name: str) -> Any:
@@ -91,46 +81,4 @@ def _refused_class(name: str, way_out: str) -> type:
     return type(name.rpartition(".")[2], (), {"__new__": refuse, "__module__": name.rpartition(".")[0]})
 
 
-class _Requests:
-    """What became of `torch.compile`."""
-
-    left_out = 0
-
-
-def compile_notes() -> list[str]:
-    """What a reader should know of `torch.compile` in this run."""
-    if not _Requests.left_out:
-        return []
-    return ["torch.compile is switched off in this run: the eager program was simulated"]
-
-
-def _is_switched_off() -> bool:
-    """Whether torch itself would run the eager program where compilation is asked for."""
-    if "1" in (os.environ.get(name) for name in _DISABLING):
-        return True
-    return bool(find("dynamo").config.disable) or find("dynamo_stance").stance == "force_eager"
-
-
-def _compile(model: Any = None, **options: Any) -> Any:
-    """`torch.compile`: refused for modules at once, for functions when they are called."""
-    if model is None:
-        return lambda decorated: _compile(decorated, **options)
-    if options.get("disable"):
-        return model
-    if isinstance(model, torch.nn.Module):
-        if not _is_switched_off():
-            raise NotSimulatedError("torch.compile", _COMPILED)
-        _Requests.left_out += 1
-        return model
-
-    @functools.wraps(model)
-    def eager(*args: Any, **kwargs: Any) -> Any:
-        if not _is_switched_off():
-            raise NotSimulatedError("torch.compile", _COMPILED)
-        _Requests.left_out += 1
-        return model(*args, **kwargs)
-
-    return eager
-
-
-__all__ = ["CUDA_CODE", "NotSimulatedError", "compile_notes", "refuse_what_cannot_be_simulated"]
+__all__ = ["CUDA_CODE", "NotSimulatedError", "refuse_what_cannot_be_simulated"]

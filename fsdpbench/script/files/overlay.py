@@ -34,7 +34,7 @@ class Overlay:
         self.on_place: Callable[[str], object] | None = None
         """Called with each path that is about to be written here."""
         self._linked: set[str] = set()
-        self._exempt = (*_NOT_FILES, str(exempt))
+        self._exempt: tuple[str, ...] = (*_NOT_FILES, str(exempt))
 
     # -------------------------------------------------------------------------------------------- questions
 
@@ -44,6 +44,10 @@ class Overlay:
             return False
         absolute = os.path.abspath(os.fsdecode(path))
         return not any(absolute == folder or absolute.startswith(folder + os.sep) for folder in self._exempt)
+
+    def exempt(self, folder: str) -> None:
+        """What lies in `folder` from now on is none of the script's."""
+        self._exempt = (*self._exempt, os.path.abspath(folder))
 
     @property
     def is_empty(self) -> bool:

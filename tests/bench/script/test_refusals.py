@@ -22,8 +22,8 @@ x = torch.randn(4, 4, device="cuda")
 def exported():
     torch.utils.checkpoint  # loaded by then
 for name, call in {
-    "torch.compile": lambda: torch.compile(torch.nn.Linear(2, 2)),
-    "torch.compile ": lambda: torch.compile(lambda value: value)(x),
+    "CUDA graphs": lambda: torch.compile(torch.nn.Linear(2, 2), mode="reduce-overhead"),
+    "templates": lambda: torch.compile(lambda value: value, mode="max-autotune-no-cudagraphs")(x),
     "torch.cuda.CUDAGraph": lambda: torch.cuda.CUDAGraph(),
     "torch.cuda.make_graphed_callables": lambda: torch.cuda.make_graphed_callables(None, ()),
     "torch.nn.DataParallel": lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)),

@@ -1,0 +1,102 @@
+"""`torch.compile` in a script: torch's own, whose graphs become plans (`fsdpbench/sim/compile`).
+
+Where the script switches it off, as torch has it, the eager program is simulated and the result says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fsdpbench.script.cuda.absent_triton import without_stand_in
+from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.torch_internals import find
+
+_DISABLING = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
+
+
+class _Requests:
+    """What became of `torch.compile`."""
+
+    left_out = 0
+    made = 0
+    leave_alone: Callable[[str], None] | None = None
+
+
+def leave_cache_alone(leave_alone: Callable[[str], None]) -> None:
+    """Before the compiler works, `leave_alone` is told of the folder of its cache, which holds plans and no
+    tensors."""
+    _Requests.leave_alone = leave_alone
+
+
+def map_compile(replacements: Replacements) -> None:
+    """Take notice of what a script compiles."""
+    replacements.add(torch.compile, _noticing(torch.compile))
+
+
+def has_compiled() -> bool:
+    """Whether the script compiled anything."""
+    return _Requests.made > 0
+
+
+def compile_notes() -> list[str]:
+    """What a reader should know of `torch.compile` in this run."""
+    if not _Requests.left_out:
+        return []
+    return ["torch.compile is switched off in this run: the eager program was simulated"]
+
+
+def _is_switched_off() -> bool:
+    """Whether torch itself would run the eager program where compilation is asked for."""
+    if "1" in (os.environ.get(name) for name in _DISABLING):
+        return True
+    return bool(find("dynamo").config.disable) or find("dynamo_stance").stance == "force_eager"
+
+
+def _noticing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return lambda decorated: compile(decorated, **options)
+        if options.get("disable"):
+            return original(model, **options)
+        if isinstance(model, torch.nn.Module):
+            return model if _leaves_out() else _compiled(model, options)
+        made: list[Any] = []
+
+        @functools.wraps(model)
+        def decided_when_called(*args: Any, **kwargs: Any) -> Any:
+            if _leaves_out():
+                return model(*args, **kwargs)
+            if not made:
+                made.append(_compiled(model, options))
+            return made[0](*args, **kwargs)
+
+        return decided_when_called
+
+    def _compiled(model: Any, options: dict[str, Any]) -> Any:
+        from fsdpbench.sim.compile.front_end import install  # the compiler's import takes seconds
+        from fsdpbench.sim.compile.refusals import refuse_mode
+
+        refuse_mode(options)
+        install(without_stand_in)
+        if not _Requests.made and _Requests.leave_alone is not None:
+            _Requests.leave_alone(find("inductor_cache_dir")())
+        _Requests.made += 1
+        return original(model, **options)
+
+    return compile
+
+
+def _leaves_out() -> bool:
+    if not _is_switched_off():
+        return False
+    _Requests.left_out += 1
+    return True
+
+
+__all__ = ["compile_notes", "has_compiled", "leave_cache_alone", "map_compile"]

@@ -1,0 +1,15 @@
+"""`torch.compile` on the simulated device: torch's own compiler up to its kernels, which are simulated.
+
+    Dynamo traces ─> AOTAutograd partitions ─> Inductor lowers, fuses, schedules ─> its wrapper
+                                                                                      │ calls
+             fused kernels (priced by bytes) · operators (at their prices) · buffers (taken and freed)
+
+- `front_end.py`: `install`; from then on Inductor compiles graphs of simulated tensors in this way.
+- `pretended.py`: what Inductor asks of a GPU and of Triton, answered by the hardware profile.
+- `lowering.py`: a graph of the device becomes a plan. `wrapper.py`, `scheduling.py`: what differs from code.
+- `plan.py`: the fused kernels of one graph, and their launch. `running.py`: all that a plan calls.
+- `report.py`: graphs, breaks, recompilations, fallbacks, kernels and bytes, for the result.
+- `refusals.py`: what cannot be simulated, by name.
+
+Nothing here is imported before something compiles: Inductor's import takes seconds.
+"""

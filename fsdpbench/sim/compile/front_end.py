@@ -1,0 +1,64 @@
+"""`torch.compile` of programs on the simulated device, from the moment that something compiles."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.compile.refusals import refuse_options
+from fsdpbench.sim.dynamo import use_real_dynamo
+from fsdpbench.sim.tensors import is_on_device
+from fsdpbench.torch_internals import compiler_config, patch, trace_rules
+
+_LOWERING = "fsdpbench.sim.compile.lowering"
+_RANDOM_NUMBERS = "fsdpbench.sim.compile.random_numbers"
+"""Imported late: they bring Inductor with it."""
+
+
+@functools.cache
+def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+    """Have Inductor compile graphs of simulated tensors into plans. The first call of a process does it.
+
+    ``around`` is entered while the compiler is imported, and whenever it works.
+    """
+    with around():
+        use_real_dynamo()
+        importlib.import_module(_LOWERING)
+        patch("compile_fx", functools.partial(_compile_by_device, around))
+        importlib.import_module(_RANDOM_NUMBERS).install_random_numbers()
+        _hide_the_simulator()
+
+
+def _hide_the_simulator() -> None:
+    """Dynamo looks into every frame of Python while something compiled runs, so into the device's kernels
+    where an eager operator calls them. A GPU's are no frames of Python; these are to be none."""
+    trace_rules.add("fsdpbench.sim")
+    trace_rules.add("fsdpbench.torch_internals")
+
+
+def _compile_by_device(
+    around: Callable[[], AbstractContextManager[object]], original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """In the place of Inductor's `compile_fx`."""
+    lowering: Any = sys.modules[_LOWERING]
+
+    def lower(gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
+        with around():  # backward's turn may come after `compile_fx` has returned
+            return lowering.lower(gm, example_inputs, **about)
+
+    def compile_fx(model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
+        simulated = any(isinstance(value, torch.Tensor) and is_on_device(value) for value in inputs)
+        if not simulated or args or "inner_compile" in options:
+            return original(model, inputs, *args, **options)
+        refuse_options(options.get("config_patches") or {})
+        settings = lowering.inductor_config.patch(lowering.SETTINGS)  # else it starts processes that compile
+        with around(), settings, compiler_config.patch(cache_key_tag=lowering.cache_tag()):
+            return original(model, inputs, inner_compile=lower, **options)
+
+    return compile_fx

@@ -1,0 +1,63 @@
+"""What was compiled in this process: for the result, and for people who wonder why a step is not shorter."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fsdpbench.torch_internals import dynamo_utils
+
+
+class Launched(Protocol):
+    """A launch of a plan."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Planned(Protocol):
+    """The plan of a graph."""
+
+    @property
+    def launches(self) -> Sequence[Launched]: ...
+    @property
+    def fallbacks(self) -> Sequence[str]: ...
+
+
+@dataclass
+class CompileReport:
+    """Counts of this process."""
+
+    plans: list[Planned] = field(default_factory=list)
+    calls: int = 0
+
+    def add_plan(self, plan: Planned) -> None:
+        """A graph was lowered, or found lowered."""
+        self.plans.append(plan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the result. ``kernels`` and ``bytes`` are those of one call of each graph."""
+        fallbacks = Counter(name for plan in self.plans for name in plan.fallbacks)
+        return {
+            "graphs": len(self.plans),
+            "kernels": sum(len(plan.launches) for plan in self.plans),
+            "kernel_bytes": sum(launch.nbytes for plan in self.plans for launch in plan.launches),
+            "fallbacks": dict(sorted(fallbacks.items())),
+            **_of_dynamo(),
+        }
+
+
+def _of_dynamo() -> dict[str, Any]:
+    """Graph breaks by their reason, and recompilations by their place and cause, as Dynamo tells them."""
+    breaks = {str(reason).splitlines()[0]: n for reason, n in dynamo_utils.counters["graph_break"].items()}
+    again: Counter[str] = Counter()
+    for each in dynamo_utils.get_compilation_metrics():
+        name = str(getattr(each, "compile_id", "") or "")
+        if each.co_name and "/" in name and not name.rpartition("/")[2].startswith("0"):
+            again[f"{each.co_name} ({each.co_filename}:{each.co_firstlineno})"] += 1
+    return {"graph_breaks": dict(sorted(breaks.items())), "recompilations": dict(sorted(again.items()))}
+
+
+REPORT = CompileReport()

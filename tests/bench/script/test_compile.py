@@ -1,0 +1,44 @@
+"""Scripts that call `torch.compile`, in its three forms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import RunScript
+
+COMPILING = """
+import torch
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = torch.nn.LayerNorm(64), torch.nn.Linear(64, 64)
+    def forward(self, x):
+        return x + torch.nn.functional.gelu(self.linear(self.norm(x)))
+@torch.compile(fullgraph=True)
+def loss(x):
+    return (x.float() ** 2).mean()
+model = torch.nn.Sequential(Block(), Block(), Block()).cuda()
+model[0].compile()
+model[1] = torch.compile(model[1], dynamic=False)
+assert model(torch.randn(8, 64, device="cuda")).device.type == "cuda"
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(7):
+    loss(model(torch.randn(8, 64, device="cuda"))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.campaign
+def test_blocks_and_functions_compile(run_probe: RunScript) -> None:
+    run = run_probe(COMPILING)
+    assert run.result["status"] == "ok", run.cause
+    assert run.result["compiled"] is True
+    compilation = run.result["compilation"]
+    assert compilation["graphs"] >= 4  # a block's and the loss's, forward and backward
+    assert compilation["kernels"] >= 4
+    assert compilation["graph_breaks"] == {}
+    assert "redirected_files" not in run.result or not run.result["redirected_files"]

@@ -1,0 +1,55 @@
+"""What `torch.compile` cannot do here is refused before anything is compiled, with the way out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.sim.compile.refusals import CompileRefusedError, refuse_mode, refuse_options
+from fsdpbench.systems import get_system
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "reduce-overhead"}, 'CUDA graphs.*use mode="default"'),
+        ({"mode": "max-autotune"}, "CUDA graphs"),
+        ({"mode": "max-autotune-no-cudagraphs"}, "templates that are timed on the GPU"),
+        ({"options": {"triton.cudagraphs": True}}, "CUDA graphs"),
+        ({"options": {"max_autotune_gemm": True}}, "templates"),
+        ({"options": {"cpp_wrapper": True}}, "cpp_wrapper.*leave that option out"),
+        ({"backend": "cudagraphs"}, "default backend"),
+    ],
+    ids=str,
+)
+def test_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(CompileRefusedError, match=words):
+        refuse_mode(options)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "default"}, {"fullgraph": True, "dynamic": True}], ids=str)
+def test_taken(options: dict[str, Any]) -> None:
+    refuse_mode(options)
+    refuse_options(options)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [({"sanitize": True}, "leave --sanitize"), ({"software": "fsdp1-2022"}, "not that of software")],
+    ids=str,
+)
+def test_not_applicable(more: dict[str, Any], words: str) -> None:
+    """Under the sanitizer Dynamo would compile nothing, and not say so."""
+    config = Config(
+        model="gpt-tiny", shape={}, system="torch-fsdp1", device="sim", hardware="a100-80gb", gpus=8,
+        gpus_per_node=8, settings=Settings.of(compile=True), measurement=Measurement.default_for("sim"),
+        **more,
+    )  # fmt: skip
+    refused = get_system("torch-fsdp1").not_applicable(config)
+    assert words in refused["compile"]
+    eager = replace(config, settings=Settings.of(compile=False))
+    assert "compile" not in get_system("torch-fsdp1").not_applicable(eager)
