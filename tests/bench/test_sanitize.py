@@ -72,6 +72,7 @@ def test_the_mended_script_is_clean(fsdpbench: Any, tmp_path: Path) -> None:
     assert "sanitizer: no race in" in done.stderr
 
 
+@pytest.mark.campaign
 def test_a_sweep_remembers_that_it_sanitizes(fsdpbench: Any, tmp_path: Path) -> None:
     named = ("--model", "gpt-tiny", "--gpus", "8", "--system", "impl-fsdp2,torch-fsdp2")
     settings = ("--set", "backward_prefetch=pre", "--set", "batch=2")

@@ -12,7 +12,7 @@ import pytest
 from race_cases import LOW, accumulate, follow, sharded, unshard_after_the_optimizer
 
 from fsdpbench.impl.runtime.context import Context
-from fsdpbench.impl.runtime.gradients.reduction import Reducer
+from fsdpbench.impl.runtime.gradients.lent import LentMemory
 
 
 def case_unshard_does_not_wait(rank: int) -> None:
@@ -22,7 +22,7 @@ def case_unshard_does_not_wait(rank: int) -> None:
 
 
 def case_outputs_are_not_kept(rank: int) -> None:
-    with patch.object(Reducer, "_keep_output", lambda *arguments: None):
+    with patch.object(LentMemory, "lend_output", lambda *arguments: None):
         races, _ = follow(accumulate, sharded, {"mesh": (2, 4), "policy": LOW})
     assert any("use_after_free" in race for race in races), races
 

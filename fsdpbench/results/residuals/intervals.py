@@ -30,6 +30,9 @@ _SPEEDS = (
     "hfu",
 )
 _LANGUAGE_MODEL = {"layers", "d_model", "heads", "vocab"}
+_UNLIKE = ("expert", "window", "sinks", "score_cap")
+"""Parts of names of fields that no model of a published run has set."""
+
 _PEAKS = (Quantity.ALLOCATED, Quantity.ACTIVE, Quantity.RESERVED)
 _MEMORY_KNOWS = (Unknown.CHIP, Unknown.NETWORK, Unknown.COMPILED, Unknown.MEMORY)
 """What the bytes of a run do not depend on, or what no published run says."""
@@ -103,7 +106,8 @@ def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
     family = re.split(r"[-+]", config.model)[0].rstrip("0123456789.")
     if family in {name.rstrip("0123456789.") for name in families}:
         return True
-    return config.shape.keys() >= _LANGUAGE_MODEL and not any("expert" in name for name in config.shape)
+    unlike = any(value and part in name for name, value in config.shape.items() for part in _UNLIKE)
+    return config.shape.keys() >= _LANGUAGE_MODEL and not unlike
 
 
 def _memory(

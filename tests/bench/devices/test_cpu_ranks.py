@@ -62,6 +62,7 @@ def test_world_of_one(cpu_config, launch):
     assert len(launched.records[0]["losses"]) == 5
 
 
+@pytest.mark.campaign
 def test_the_same_configuration_computes_the_same(cpu_config, launch):
     losses = []
     for _ in range(2):

@@ -53,6 +53,7 @@ def test_merging_again_starts_from_the_first_run() -> None:
     assert grown["tokens_per_s_per_gpu"] == pytest.approx(25.0)
 
 
+@pytest.mark.campaign
 def test_a_repeated_sweep_keeps_every_run_and_can_be_grown(fsdpbench: Any, tmp_path: Path) -> None:
     shape = "layers=1,d_model=32,heads=2,vocab=64,max_seq=16"
     words = ["sweep", "--model", "gpt", "--shape", shape, "--gpus", "1", "--device", "cpu", "--batch", "1,2"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from fsdpbench.cli.request import make_request
 from fsdpbench.configuration.config import Config
 from fsdpbench.results.records import Status
@@ -50,6 +52,7 @@ def test_it_finds_the_best_of_thousands_in_a_fraction_of_them() -> None:
     assert good(found) > 2 * good(blind)
 
 
+@pytest.mark.campaign
 def test_one_seed_always_tries_the_same_points() -> None:
     space = points()
     first, second, other = (tried(4 * BATCH, seed, space) for seed in (3, 3, 4))
