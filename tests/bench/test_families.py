@@ -65,6 +65,7 @@ def test_losses_are_equal_whatever_shards_the_model(family: str, run: Callable[.
     assert len(set(by_ddp)) > 1
 
 
+@pytest.mark.campaign
 def test_images_from_a_folder_reach_the_ranks(run: Callable[..., Result], tmp_path: Path) -> None:
     from PIL import Image
 

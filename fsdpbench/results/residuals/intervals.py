@@ -81,7 +81,9 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     elif (config.system, own) not in software:
         found.append(Unknown.SYSTEM if own == CURRENT else Unknown.SOFTWARE)
     if config.script is None and (
-        not _is_known_kind(config, families) or config.settings.param_dtype not in ("bf16", "fp16")
+        not _is_known_kind(config, families)
+        or config.settings.param_dtype not in ("bf16", "fp16")
+        or config.settings.lora
     ):
         found.append(Unknown.MODEL)
     return tuple(found)
@@ -103,11 +105,12 @@ def _is_known_kind(config: Config, families: Iterable[str]) -> bool:
 
     Told by name (`gpt-2.8b`, `llama3-8b`) and by fields of the shape, since to build it would import torch.
     """
+    if any(value and part in name for name, value in config.shape.items() for part in _UNLIKE):
+        return False
     family = re.split(r"[-+]", config.model)[0].rstrip("0123456789.")
     if family in {name.rstrip("0123456789.") for name in families}:
         return True
-    unlike = any(value and part in name for name, value in config.shape.items() for part in _UNLIKE)
-    return config.shape.keys() >= _LANGUAGE_MODEL and not unlike
+    return config.shape.keys() >= _LANGUAGE_MODEL
 
 
 def _memory(

@@ -78,6 +78,7 @@ def test_rank_that_leaves_without_a_word(cpu_config, launch):
     assert launched.outcome.cause == "rank 1: ended with exit code 5"
 
 
+@pytest.mark.campaign
 def test_hanging_rank_ends_at_the_timeout(cpu_config, launch):
     launched = launch(cpu_config(timeout_s=6), faulty(sleep_long))
     assert launched.outcome.status is Status.TIMEOUT

@@ -160,6 +160,7 @@ def test_training_equals_torch(two_ranks, kind: str, arguments: dict[str, Any], 
     two_ranks.run(case_like_torch, kind=kind, steps=steps, mesh=(2,), **arguments)
 
 
+@pytest.mark.campaign
 def test_with_replicas_equal_torch(four_ranks) -> None:
     four_ranks.run(case_like_torch, kind="Quantised", steps=3, mesh=(2, 2), policy=BF16)
 

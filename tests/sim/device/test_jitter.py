@@ -30,6 +30,7 @@ def step_times(jitter: JitterSettings | None) -> list[int]:
     return times
 
 
+@pytest.mark.campaign
 @pytest.mark.simulated
 def test_a_seed_changes_steps_and_repeats_exactly() -> None:
     from device_training import in_new_process

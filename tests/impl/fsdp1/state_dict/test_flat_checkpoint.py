@@ -61,7 +61,7 @@ def case_load(rank: int, path: str, expected: dict[str, Any], older: bool, **arg
     assert train(model, optimizer, 0, range(2, 4)) == pytest.approx(expected["losses"], rel=1e-5)
 
 
-@pytest.mark.plain_cases("group")
+@pytest.mark.campaign
 @pytest.mark.parametrize("mesh", [False, True], ids=["group", "mesh"])
 def test_other_numbers_of_ranks(one_rank, two_ranks, four_ranks, tmp_path, mesh: bool) -> None:
     pools = {1: one_rank, 2: two_ranks, 4: four_ranks}
