@@ -42,11 +42,19 @@ _SMALL_SHARE = 8
 """At most one part in so many of a unit is packed beside grouped parameters: it stays with them."""
 
 
-def smallest_with_own(layout: CommunicationLayout, device: torch.device) -> float:
-    """Bytes from which a parameter has its own collective; infinite where none has."""
+_COALESCING = ("nccl", "sim", "emulated")
+"""Backends whose groups of collectives are one launch."""
+
+
+def smallest_with_own(layout: CommunicationLayout, backend: str) -> float:
+    """Bytes from which a parameter has its own collective; infinite where none has.
+
+    Args:
+        backend: the name of the backend that gathers.
+    """
     if layout is CommunicationLayout.GROUPED:
         return 0
-    packs = layout is CommunicationLayout.PACKED or device.type in ("cpu", "meta")
+    packs = layout is CommunicationLayout.PACKED or backend not in _COALESCING
     return math.inf if packs else LARGE_BYTES
 
 

@@ -125,7 +125,7 @@ def fully_shard(
             collective, and raise an error that names them where they differ, in place of a hang.
         layout: in collectives. ``"packed"``: all parameters are copied out of one all-gather and into
             one reduce-scatter. ``"grouped"``: each has its own, of one group, and is not copied. ``"auto"``:
-            large ones have, where there are streams.
+            large ones have, under NCCL.
 
     Returns:
         ``module``, changed in place: its class now has ``FSDPModule`` first.

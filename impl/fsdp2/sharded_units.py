@@ -103,7 +103,10 @@ def _make_unit(
     dtype = members[0].parameter.dtype
     precision = UnitPrecision.decide(dtype, policy.param_dtype, policy.reduce_dtype)
     packs = members[0].extended or smaller_size is not None
-    smallest = math.inf if packs else smallest_with_own(communication, device)
+    if packs or groups.shard is None:
+        smallest = math.inf
+    else:
+        smallest = smallest_with_own(communication, comm.backend_name(groups.shard, device))
     members, grouped = _in_order(members, precision, smallest)
     originals = [member.parameter for member in members]
     plans = [member.plan for member in members]

@@ -61,8 +61,8 @@ class CommunicationLayout(Enum):
     """How the parameters of a unit of ``fully_shard`` lie in its collectives (``collectives/grouped.py``)."""
 
     AUTO = "auto"
-    """On devices with streams large parameters have collectives of their own; on the CPU all are packed,
-    which gloo serves faster.
+    """Under NCCL large parameters have collectives of their own; under gloo all are packed, which it serves
+    faster, and so under backends that are not known to launch a group as one.
     """
     GROUPED = "grouped"
     """All parameters have collectives of their own, straight from and to where they are."""
