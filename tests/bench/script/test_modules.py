@@ -44,6 +44,7 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.campaign
 def test_a_module_runs_with_its_package(package: Path) -> None:
     words = ("--module", "mine.inner.train", "--gpus", "8", "--json", "-o", "runs", "--", "--lr", "1")
     command = [sys.executable, "-m", "fsdpbench", "run", *words]
