@@ -50,6 +50,8 @@ from .fsdp1.state_dict.settings import (
 from .fsdp2.fsdp_module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx
 from .fsdp2.fully_shard import fully_shard
 from .fsdp2.spmd_mesh import DataParallelMeshDims
+from .optimizers.adamw import AdamW
+from .optimizers.muon import Muon
 from .shared.settings import (
     BackwardPrefetch,
     CPUOffload,
@@ -62,6 +64,7 @@ from .shared.settings import (
 )
 
 __all__ = [
+    "AdamW",
     "BackwardPrefetch",
     "CPUOffload",
     "CPUOffloadPolicy",
@@ -81,6 +84,7 @@ __all__ = [
     "MixedPrecision",
     "MixedPrecisionPolicy",
     "ModuleWrapPolicy",
+    "Muon",
     "OffloadPolicy",
     "OptimStateDictConfig",
     "OptimStateKeyType",

@@ -121,6 +121,14 @@ _TABLE: tuple[Setting, ...] = (
         words_or({"auto": None, "none": None, "true": True, "false": False}, whole(2)),
     ),
     Setting(
+        "keep_last_unsharded",
+        False,
+        "true, false",
+        "Keep the last unit's parameters between forward and backward, whatever the others do.",
+        "`false`: all units alike. Backward needs the last unit first: `true` saves its second all-gather.",
+        flag,
+    ),
+    Setting(
         "backward_prefetch",
         "pre",
         "pre, post, none",
@@ -211,10 +219,18 @@ _TABLE: tuple[Setting, ...] = (
     Setting(
         "optimizer",
         "adamw",
-        "adamw, adamw-foreach, adamw-loop, sgd",
-        "The optimizer (adamw: fused where the device has it).",
+        "adamw, adamw-foreach, adamw-loop, sgd, muon",
+        "The optimizer (adamw: fused where the device has it; muon: matrices of blocks, adamw: the rest).",
         "What people train with.",
-        one_of("adamw", "adamw-foreach", "adamw-loop", "sgd"),
+        one_of("adamw", "adamw-foreach", "adamw-loop", "sgd", "muon"),
+    ),
+    Setting(
+        "optimizer_dtype",
+        None,
+        "auto, bf16",
+        "Dtype of AdamW's moments (bf16: rounded stochastically).",
+        "`auto`: that of the parameters, as torch's AdamW does.",
+        words_or({"auto": None, "none": None}, one_of("bf16")),
     ),
     Setting(
         "zero_grad",
@@ -259,7 +275,7 @@ _TABLE: tuple[Setting, ...] = (
 )
 
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
-_NEWER = frozenset({"lora", "lora_targets"})
+_NEWER = frozenset({"keep_last_unsharded", "layout", "lora", "lora_targets", "optimizer_dtype"})
 """Settings that older records lack; what they ran is the default."""
 
 
@@ -275,6 +291,7 @@ class Settings:
     shard_size: int | None
     wrap: str
     reshard_after_forward: bool | int | None
+    keep_last_unsharded: bool
     backward_prefetch: str | None
     backward_prefetch_depth: int | None
     forward_prefetch: int | None
@@ -287,6 +304,7 @@ class Settings:
     activation_checkpointing: str
     cpu_offload: bool
     optimizer: str
+    optimizer_dtype: str | None
     zero_grad: str
     lora: int
     lora_targets: str

@@ -17,13 +17,16 @@ from fsdpbench.workloads import get_workload
 
 _STATE_BYTES = 16
 _SGD_BYTES = 8
+_MUON_BYTES = 12  # at least: one moment for the matrices
+_TWO_BYTE_STATES = 12
 _REPLICATED = ("torch-ddp", "single")
 _SHARDED = ("impl-fsdp1", "impl-fsdp2", "torch-fsdp1", "torch-fsdp2")
 _UNDERSTOOD = {
     *("seq", "batch", "grad_accum", "grad_sync", "strategy", "shard_size", "wrap", "reshard_after_forward"),
     *("backward_prefetch", "backward_prefetch_depth", "forward_prefetch", "limit_all_gathers"),
     *("memory_handover", "param_dtype", "reduce_dtype", "buffer_dtype", "activation_checkpointing"),
-    *("cpu_offload", "optimizer", "zero_grad", "compile", "seed"),
+    *("cpu_offload", "optimizer", "optimizer_dtype", "zero_grad", "compile", "seed"),
+    "keep_last_unsharded",
 }
 """Settings whose part in the bound is known; another one that is not at its default makes it unknown."""
 
@@ -60,7 +63,9 @@ def state_bytes(config: Config) -> int | None:
     workload = get_workload(config.model, shape=dict(config.shape_given) or None)
     if workload.training_state_bytes != _STATE_BYTES * workload.parameters:
         return None  # tables of their own dtype, sharded in their own way
-    each = _SGD_BYTES if settings.optimizer == "sgd" else _STATE_BYTES
+    each = {"sgd": _SGD_BYTES, "muon": _MUON_BYTES}.get(settings.optimizer, _STATE_BYTES)
+    if settings.optimizer_dtype is not None:
+        each = min(each, _TWO_BYTE_STATES)
     if config.system in _REPLICATED:
         return each * workload.parameters
     return each * workload.parameters // shard_size_of(config) if config.system in _SHARDED else None

@@ -21,7 +21,7 @@ from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import UsageError
 from fsdpbench.sim.software import CURRENT
 from fsdpbench.systems.adapted import workload_of
-from fsdpbench.systems.optimizers import make_optimizer
+from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.systems.software import refused_by_software
 from fsdpbench.workloads import Workload
 
@@ -108,7 +108,11 @@ class System(ABC):
 
     def make_optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
         """The optimizer of the wrapped model; its `step` and `zero_grad` end a step."""
-        return make_optimizer(config.settings.optimizer, model)
+        return make_optimizer(config.settings, model, workload_of(config).block_classes, self.make_muon)
+
+    def make_muon(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Muon as this system's users have it: torch's."""
+        return torch.optim.Muon(matrices, lr=1e-3)
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
         """Entered around each forward."""
@@ -148,7 +152,20 @@ def refuse_common(config: Config) -> dict[str, str]:
                 f"what a rank offloads ({state / size / 2**30:.0f} GiB) is really allocated on this machine, "
                 f"and more than {MOST_OFFLOADED_BYTES / 2**30:.0f} GiB is not: simulate more GPUs"
             )
-    return refused | refuse_lora(config)
+    return refused | _refuse_keeping_last(config) | refuse_lora(config) | refuse_optimizer(config)
+
+
+def _refuse_keeping_last(config: Config) -> dict[str, str]:
+    """`keep_last_unsharded` where it would change nothing."""
+    settings = config.settings
+    if not settings.keep_last_unsharded:
+        return {}
+    if settings.wrap == "root":
+        return {"keep_last_unsharded": "there are no units below the root, which is kept anyway"}
+    kept = settings.reshard_after_forward is False or settings.strategy not in ("FULL_SHARD", "HYBRID_SHARD")
+    if kept and not settings.reshard_after_forward:
+        return {"keep_last_unsharded": "all units keep their parameters after forward already"}
+    return {}
 
 
 def refuse_lora(config: Config) -> dict[str, str]:

@@ -39,6 +39,8 @@ class DeepSpeedZero3(System):
         "limit_all_gathers": "ZeRO-3 bounds what is gathered by elements (stage3_max_live_parameters)",
         "memory_handover": "ZeRO-3 passes memory in its own way",
         "layout": "ZeRO-3 lays parameters out in its own way",
+        "keep_last_unsharded": "ZeRO-3 decides by size what stays gathered",
+        "optimizer_dtype": "the bench gives ZeRO-3 torch's own AdamW",
         "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
         "lora": "the bench does not build adapters under DeepSpeed's partitioning",
         "lora_targets": "the bench does not build adapters under DeepSpeed's partitioning",
@@ -47,6 +49,8 @@ class DeepSpeedZero3(System):
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused, settings = refuse_common(config), config.settings
+        if settings.optimizer == "muon":
+            refused["optimizer"] = "the bench gives ZeRO-3 torch's own AdamW or SGD"
         if settings.strategy != "FULL_SHARD":
             refused["strategy"] = "ZeRO-3 shards parameters, gradients and optimizer over all ranks"
         if settings.grad_sync == "last" and settings.grad_accum > 1:

@@ -45,10 +45,15 @@ class _FlatParameterSystem(System):
     def wrap(self, context: BuildContext) -> nn.Module:
         config, settings, fsdp = context.config, context.config.settings, self._module()
         model = context.build_model()
-        units = set(select_units(model, context.workload, settings.wrap))
+        units = select_units(model, context.workload, settings.wrap)
+        # What is special about a unit, by its module.
+        special: dict[nn.Module, Any] = dict.fromkeys(units, True)
+        if settings.keep_last_unsharded:
+            kept = "SHARD_GRAD_OP" if settings.strategy == "FULL_SHARD" else "_HYBRID_SHARD_ZERO2"
+            special[units[0]] = {"sharding_strategy": fsdp.ShardingStrategy[kept]}
         arguments: dict[str, Any] = {
             "sharding_strategy": fsdp.ShardingStrategy[settings.strategy],
-            "auto_wrap_policy": fsdp.CustomPolicy(lambda module: module in units),
+            "auto_wrap_policy": fsdp.CustomPolicy(lambda module: special.get(module, False)),
             "backward_prefetch": _prefetch(fsdp, settings.backward_prefetch),
             "mixed_precision": _mixed_precision(fsdp, config),
             "device_id": context.device,
@@ -77,6 +82,14 @@ class _FlatParameterSystem(System):
         return {**self._absent_always, **self.absent}
 
 
+def _refuse(config: Config) -> dict[str, str]:
+    """What flat parameters cannot do, torch's or ours."""
+    refused = refuse_common(config) | refuse_lora_in_flat_parameters(config)
+    if config.settings.optimizer == "muon":
+        refused["optimizer"] = "Muon needs matrices, FSDP1 shows each rank flattened pieces: use FSDP2"
+    return refused
+
+
 class ImplFsdp1(_FlatParameterSystem):
     """`fsdpbench.impl.FullyShardedDataParallel`."""
 
@@ -84,7 +97,7 @@ class ImplFsdp1(_FlatParameterSystem):
     summary = "this project's FullyShardedDataParallel"
 
     def refuses(self, config: Config) -> dict[str, str]:
-        return refuse_common(config) | refuse_lora_in_flat_parameters(config)
+        return _refuse(config)
 
     def _module(self) -> ModuleType:
         from fsdpbench import impl
@@ -114,7 +127,7 @@ class TorchFsdp1(_FlatParameterSystem):
     }
 
     def refuses(self, config: Config) -> dict[str, str]:
-        refused, settings = refuse_common(config) | refuse_lora_in_flat_parameters(config), config.settings
+        refused, settings = _refuse(config), config.settings
         if settings.limit_all_gathers not in ("off", 2, None):
             refused["limit_all_gathers"] = "PyTorch's FSDP1 keeps two in flight, or does not limit"
         if settings.forward_prefetch not in (0, 1, None):

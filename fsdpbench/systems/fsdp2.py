@@ -37,8 +37,10 @@ class _FullyShardSystem(System):
             "mp_policy": self._policy(*_mixed_precision(config)),
         }
         reshard = _reshard_after_forward(config)
-        for unit in units:
-            self._fully_shard(unit, context, **arguments, **reshard)
+        for index, unit in enumerate(units):
+            is_last = index == 0  # inner first, from the model's end
+            kept = {"reshard_after_forward": False} if is_last and settings.keep_last_unsharded else reshard
+            self._fully_shard(unit, context, **arguments, **kept)
         # The root keeps its parameters after forward unless told otherwise: backward needs them first.
         self._fully_shard(model, context, **arguments)
         if context.deferred:
@@ -98,6 +100,11 @@ class ImplFsdp2(_FullyShardSystem):
             limit = settings.limit_all_gathers
             arguments["limit_all_gathers"] = False if limit == "off" else limit
         fully_shard(module, **arguments)
+
+    def make_muon(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
+        from fsdpbench.impl import Muon
+
+        return Muon(matrices, lr=1e-3)
 
 
 class TorchFsdp2(_FullyShardSystem):

@@ -39,6 +39,8 @@ class MegatronFsdp(System):
         "limit_all_gathers": _BY_SIZE,
         "memory_handover": "Megatron-FSDP passes memory in its own way",
         "layout": "Megatron-FSDP lays parameters out in its own way",
+        "keep_last_unsharded": "Megatron-FSDP decides by size what stays gathered",
+        "optimizer_dtype": "the bench gives Megatron-FSDP torch's own AdamW",
         "buffer_dtype": "Megatron-FSDP leaves buffers in the dtype of the model",
         "lora": "the bench's Megatron-FSDP casts the whole model, adapters too",
         "lora_targets": "the bench's Megatron-FSDP casts the whole model, adapters too",
@@ -47,6 +49,8 @@ class MegatronFsdp(System):
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused, settings = refuse_common(config), config.settings
+        if settings.optimizer == "muon":
+            refused["optimizer"] = "the bench gives Megatron-FSDP torch's own AdamW or SGD"
         if settings.wrap == "root" or settings.wrap.startswith("size:"):
             refused["wrap"] = "Megatron-FSDP's units are classes of modules below the model"
         if settings.grad_sync == "last" and settings.grad_accum > 1:

@@ -1,21 +1,82 @@
-"""The optimizers of the setting `optimizer`."""
+"""The optimizers of the settings `optimizer` and `optimizer_dtype`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.settings import Settings
 
-def make_optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of that name over the model's (sharded) parameters."""
+MakeMuon = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""Muon of matrices, as a system has it."""
+
+_ADAMW: dict[str, dict[str, Any]] = {
+    "adamw": {"fused": True},
+    "adamw-foreach": {"foreach": True, "fused": False},
+    "adamw-loop": {"foreach": False, "fused": False},
+}
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimizers of different parameters that step one after another."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self._optimizers = optimizers
+        groups = [{"params": group["params"]} for each in optimizers for group in each.param_groups]
+        super().__init__(groups, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step each of them."""
+        for each in self._optimizers:
+            each.step()
+
+
+def make_optimizer(
+    settings: Settings,
+    model: nn.Module,
+    block_classes: tuple[type[nn.Module], ...],
+    make_muon: MakeMuon,
+) -> torch.optim.Optimizer:
+    """The optimizer over the model's (sharded) parameters. `block_classes`: where Muon's matrices are."""
     parameters = [p for p in model.parameters() if p.requires_grad]
-    if name == "sgd":
+    if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=1e-2)
-    ways: dict[str, dict[str, Any]] = {
-        "adamw": {"fused": True},
-        "adamw-foreach": {"foreach": True, "fused": False},
-        "adamw-loop": {"foreach": False, "fused": False},
-    }
-    return torch.optim.AdamW(parameters, lr=1e-4, **ways[name])
+    if settings.optimizer == "muon":
+        matrices = _matrices(model, block_classes)
+        chosen = set(matrices)
+        rest = [p for p in parameters if p not in chosen]
+        made = [make_muon(matrices)] if matrices else []
+        return Together(*made, *([_adamw("adamw", settings, rest)] if rest else []))
+    return _adamw(settings.optimizer, settings, parameters)
+
+
+def _adamw(name: str, settings: Settings, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    if settings.optimizer_dtype == "bf16":
+        from fsdpbench.impl import AdamW
+
+        return AdamW(parameters, lr=1e-4)
+    return torch.optim.AdamW(parameters, lr=1e-4, **_ADAMW[name])
+
+
+def _matrices(model: nn.Module, block_classes: tuple[type[nn.Module], ...]) -> list[nn.Parameter]:
+    """Two-dimensional parameters inside blocks, each once: neither embeddings nor the head."""
+    blocks = (module for module in model.modules() if isinstance(module, block_classes))
+    found = (p for block in blocks for p in block.parameters() if p.requires_grad and p.ndim == 2)
+    return list(dict.fromkeys(found))
+
+
+def refuse_optimizer(config: Config) -> dict[str, str]:
+    """Optimizers that do not go together with the rest of `config`."""
+    settings, refused = config.settings, {}
+    if settings.optimizer_dtype is not None and settings.optimizer not in ("adamw", "muon"):
+        refused["optimizer_dtype"] = f"it is AdamW's (optimizer=adamw or muon), not {settings.optimizer}'s"
+    if settings.cpu_offload and config.device == "sim":
+        if settings.optimizer_dtype is not None:
+            refused["optimizer_dtype"] = "on the host (cpu_offload) only torch's own AdamW is priced"
+        if settings.optimizer == "muon":
+            refused["optimizer"] = "on the host (cpu_offload) only AdamW and SGD are priced, not Muon"
+    return refused

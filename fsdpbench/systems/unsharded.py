@@ -11,6 +11,7 @@ from torch import nn
 from fsdpbench.configuration.config import Config
 from fsdpbench.systems.base import BuildContext, System, refuse_lora
 from fsdpbench.systems.dtypes import TORCH_DTYPES
+from fsdpbench.systems.optimizers import refuse_optimizer
 
 _NO_UNITS = "there are no FSDP units"
 NO_SHARDING = {
@@ -24,6 +25,7 @@ NO_SHARDING = {
     "limit_all_gathers": _NO_UNITS,
     "memory_handover": _NO_UNITS,
     "layout": _NO_UNITS,
+    "keep_last_unsharded": _NO_UNITS,
     "reduce_dtype": "gradients are fp32 under autocast",
     "buffer_dtype": "buffers are left alone",
     "cpu_offload": "there are no shards to offload",
@@ -38,7 +40,7 @@ class _UnshardedSystem(System):
     absent = NO_SHARDING
 
     def refuses(self, config: Config) -> dict[str, str]:
-        return refuse_lora(config)
+        return refuse_lora(config) | refuse_optimizer(config)
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
         dtype = TORCH_DTYPES[config.settings.param_dtype]

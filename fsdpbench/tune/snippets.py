@@ -18,7 +18,8 @@ _DEVICE = """
 DEVICE = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
 """
 _OF_THE_SCRIPT = (
-    "seq", "batch", "grad_accum", "grad_sync", "activation_checkpointing", "optimizer", "zero_grad",
+    "seq", "batch", "grad_accum", "grad_sync", "activation_checkpointing", "optimizer", "optimizer_dtype",
+    "zero_grad",
     "lora", "lora_targets", "compile",
 )  # fmt: skip
 
@@ -93,12 +94,25 @@ def _fully_shard(config: Config, source: str, own: list[str], offload: str) -> s
         *(f"        {argument}," for argument in arguments),
         "    )",
         *_units(config),
-        "    for unit in units:",
-        f"        fully_shard(unit, reshard_after_forward={reshard}, **settings)",
+        *_shard_units(f"{reshard}", keep_last=settings.keep_last_unsharded),
         "    fully_shard(model, **settings)",
         "    return model",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _shard_units(reshard: str, *, keep_last: bool) -> list[str]:
+    """Lines that shard each of `units`, the last of which may keep its parameters after forward."""
+    if not keep_last:
+        return [
+            "    for unit in units:",
+            f"        fully_shard(unit, reshard_after_forward={reshard}, **settings)",
+        ]
+    return [
+        "    for index, unit in enumerate(units):",
+        f"        reshard = {reshard} if index < len(units) - 1 else False",
+        "        fully_shard(unit, reshard_after_forward=reshard, **settings)",
+    ]
 
 
 def _policy(config: Config) -> str:
@@ -159,7 +173,7 @@ def _flat(config: Config, source: str, policy_import: str, own: list[str]) -> st
     mesh_import = ["from torch.distributed.device_mesh import init_device_mesh"] if mesh else []
     arguments = [
         f"sharding_strategy=ShardingStrategy.{settings.strategy}",
-        "auto_wrap_policy=CustomPolicy(lambda module: module in units)",
+        "auto_wrap_policy=CustomPolicy(lambda module: units.get(module, False))",
         f"backward_prefetch={_timing(settings.backward_prefetch)}",
         f"mixed_precision={_mixed_precision(config)}",
         *own,
@@ -191,13 +205,17 @@ def _flat(config: Config, source: str, policy_import: str, own: list[str]) -> st
 def _flat_units(config: Config) -> list[str]:
     wrap = config.settings.wrap
     if wrap == "root":
-        return ["    units: set = set()"]
+        return ["    units: dict = {}"]
     notes = _other_wrap(wrap)
     if wrap.startswith("every-"):
         notes = [
             f"    # wrap={wrap}: put so many blocks into one module each, and pass its class as block_class."
         ]
-    return [*notes, "    units = {m for m in model.modules() if isinstance(m, block_class)}"]
+    lines = [*notes, "    units: dict = {m: True for m in model.modules() if isinstance(m, block_class)}"]
+    if config.settings.keep_last_unsharded:
+        kept = "SHARD_GRAD_OP" if config.settings.strategy == "FULL_SHARD" else "_HYBRID_SHARD_ZERO2"
+        lines.append(f'    units[list(units)[-1]] = {{"sharding_strategy": ShardingStrategy.{kept}}}')
+    return lines
 
 
 def _mixed_precision(config: Config) -> str:

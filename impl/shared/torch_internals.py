@@ -48,6 +48,7 @@ _DTENSOR = "torch.distributed.tensor.DTensor.from_local, which asks the other ra
 _COMMUNICATION = "gradients in and out of a unit's buffers in one kernel"
 _SHARDED = "torch.distributed._shard.sharded_tensor"
 _DEFERRED = "deferred_init"
+_MUON = "Muon for sharded parameters"
 
 INTERNALS = {
     "ActivationWrapper": Internal(
@@ -119,6 +120,10 @@ INTERNALS = {
     ),
     "make_subclass": Internal(
         "torch:Tensor._make_subclass", _DEFERRED, "torch.Tensor.as_subclass, which keeps no requires_grad"
+    ),
+    "muon_adjust_lr": Internal("torch.optim._muon:_adjust_lr", _MUON, "torch.optim.Muon on sharded matrices"),
+    "muon_orthogonalise": Internal(
+        "torch.optim._muon:_zeropower_via_newtonschulz", _MUON, "torch.optim.Muon on sharded matrices"
     ),
     "queue_callback": Internal(
         "torch.autograd:Variable._execution_engine.queue_callback",

@@ -1,0 +1,74 @@
+"""Settings of one step, by what they do to collectives and memory: the last unit kept, optimizers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def result_of(fsdpbench: Any, folder: Path, *words: str) -> dict[str, Any]:
+    done = fsdpbench("run", "--model", "gpt-tiny", "--json", "-o", str(folder), *words)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def count(result: dict[str, Any], kind: str) -> int:
+    """Collectives of that kind a step."""
+    found = result["communication"].get(kind)
+    return 0 if found is None else int(found["count"])
+
+
+SIM = ("--device", "sim", "--gpus", "8", "--system")
+
+
+@pytest.mark.plain_cases("torch-fsdp2", "impl-fsdp1")
+@pytest.mark.parametrize("system", ["torch-fsdp1", "torch-fsdp2", "impl-fsdp1", "impl-fsdp2"])
+def test_the_last_unit_is_gathered_once(fsdpbench: Any, tmp_path: Path, system: str) -> None:
+    resharded = result_of(fsdpbench, tmp_path / "a", *SIM, system)
+    kept = result_of(fsdpbench, tmp_path / "b", *SIM, system, "--set", "keep_last_unsharded=true")
+    assert count(kept, "all_gather") == count(resharded, "all_gather") - 1
+
+
+def test_muon_moves_each_matrix_there_and_back(fsdpbench: Any, tmp_path: Path) -> None:
+    """16 matrices on 8 ranks: two batches, each there and back; the vectors' AdamW communicates nothing."""
+    plain = result_of(fsdpbench, tmp_path / "a", *SIM, "impl-fsdp2")
+    muon = result_of(fsdpbench, tmp_path / "b", *SIM, "impl-fsdp2", "--set", "optimizer=muon")
+    assert count(muon, "all_to_all") == 4
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        assert count(muon, kind) == count(plain, kind)
+
+
+@pytest.mark.campaign
+def test_two_byte_moments_save_four_bytes_a_parameter(fsdpbench: Any, tmp_path: Path) -> None:
+    sizes = ("--device", "sim", "--gpus", "64", "--model", "gpt-2.8b", "--set", "batch=1")
+    held = []
+    for dtype in ("auto", "bf16"):
+        told = ("--system", "impl-fsdp2", *sizes, "--set", f"optimizer_dtype={dtype}")
+        result = result_of(fsdpbench, tmp_path / dtype, *told)
+        held.append(result["peak_memory_bytes"]["allocated"])
+    parameters = 2.78e9 / 64
+    assert 3.5 * parameters < held[0] - held[1] < 4.5 * parameters
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ("keep_last_unsharded=true wrap=root", "no units below the root"),
+        ("keep_last_unsharded=true strategy=SHARD_GRAD_OP", "already"),
+        ("optimizer_dtype=bf16 optimizer=sgd", "AdamW"),
+        ("optimizer=muon cpu_offload=true", "Muon"),
+    ],
+)
+def test_what_changes_nothing_or_cannot_be_is_refused(fsdpbench: Any, settings: str, named: str) -> None:
+    words = [word for setting in settings.split() for word in ("--set", setting)]
+    done = fsdpbench("run", "--model", "gpt-tiny", *SIM, "impl-fsdp2", *words)
+    assert done.stdout.startswith("not_applicable") and named in done.stdout
+
+
+def test_flat_parameters_have_no_matrices(fsdpbench: Any) -> None:
+    done = fsdpbench("run", "--model", "gpt-tiny", *SIM, "torch-fsdp1", "--set", "optimizer=muon")
+    assert done.stdout.startswith("not_applicable") and "use FSDP2" in done.stdout
