@@ -41,7 +41,7 @@ class Unknown(StrEnum):
     NETWORK = "network between nodes not stated"
     SYSTEM = "no published run of this system"
     SOFTWARE = "no published run of this software"
-    MODEL = "no published run of this kind of model and dtype is known in full"
+    MODEL = "no published run of this kind of model, optimizer and dtype is known in full"
     COMPILED = "no compiled run could be compared"
     MEMORY = "memory is full: the allocator retries"
     NEARLY_FULL = "memory is nearly full"
