@@ -13,6 +13,7 @@ import click
 from fsdpbench.cli.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
 from fsdpbench.cli.launchers import Launcher, launcher_options, make_launcher
 from fsdpbench.cli.options import (
+    asks_to_compile,
     given_settings,
     read_space_file,
     sanitize_option,
@@ -52,7 +53,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     where it stopped.
     """
     if options["launcher"] == "local":
-        fork_server.start(device_named(space, options))
+        fork_server.start(device_named(space, options), asks_to_compile(options, assignments, space))
     budget = Budget.of(options)
     request = request_from(space, assignments, options)
     budget.check(request.target.workload())

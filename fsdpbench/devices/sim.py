@@ -157,8 +157,8 @@ class SimDevice:
     @property
     def compilation(self) -> dict[str, Any] | None:
         """What was compiled, if anything was."""
-        report = sys.modules.get("fsdpbench.sim.compile.report")
-        return None if report is None else report.REPORT.to_dict()
+        front_end = sys.modules.get("fsdpbench.sim.compile.front_end")
+        return front_end.told() if front_end is not None else None
 
     def _open_simulation(self) -> Simulation:
         if self._simulation is None:

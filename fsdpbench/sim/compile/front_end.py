@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.compile.refusals import refuse_options
+from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.dynamo import use_real_dynamo
 from fsdpbench.sim.tensors import is_on_device
 from fsdpbench.torch_internals import compiler_config, patch, trace_rules
@@ -19,6 +20,11 @@ from fsdpbench.torch_internals import compiler_config, patch, trace_rules
 _LOWERING = "fsdpbench.sim.compile.lowering"
 _RANDOM_NUMBERS = "fsdpbench.sim.compile.random_numbers"
 """Imported late: they bring Inductor with it."""
+
+
+def told() -> dict[str, Any] | None:
+    """What was compiled, for the result; None where nothing was to be."""
+    return REPORT.to_dict() if install.cache_info().currsize else None
 
 
 @functools.cache
