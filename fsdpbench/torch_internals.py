@@ -70,7 +70,7 @@ IMPORTED_LATE = (
     "sympy.combinatorics",
     "sympy.tensor.tensor",
 )
-"""Modules that torch imports when it first traces or lowers a graph: a server that forks imports them once."""
+"""Modules that torch imports when it first traces or lowers a graph; a server that forks has them before."""
 
 INTERNALS = {
     # Read or called.
