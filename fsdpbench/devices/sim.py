@@ -18,6 +18,7 @@ from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
+from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.account import Lines, MemoryAccount
 from fsdpbench.sim.allocator.conf import AllocatorConf
 from fsdpbench.sim.hardware import HardwareProfile, load_profile
@@ -153,6 +154,10 @@ class SimDevice:
     def unknown_operators(self) -> dict[str, int]:
         """Operators costed by their bytes alone, with how often they ran."""
         return self._open_simulation().unknown_operators
+
+    def memory_traffic(self, steps: int) -> dict[str, Any]:
+        """Bytes that a mean traced step reads and writes in kernels that memory limits; ``steps`` traced."""
+        return {"bytes": round(ACCELERATOR.bytes_traced / steps)}
 
     @property
     def compilation(self) -> dict[str, Any] | None:

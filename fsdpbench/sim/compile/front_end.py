@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -39,6 +40,18 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         patch("compile_fx", functools.partial(_compile_by_device, around))
         importlib.import_module(_RANDOM_NUMBERS).install_random_numbers()
         _hide_the_simulator()
+        _lock_progress_within_process()
+
+
+def _lock_progress_within_process() -> None:
+    """The compiler makes progress bars that it does not show. A process that makes one takes a semaphore of
+    the system, which nobody gives back where a process ends at once, and Python complains of it."""
+    try:
+        tqdm = importlib.import_module("tqdm").tqdm
+    except ImportError:
+        return
+    if not hasattr(tqdm, "_lock"):
+        tqdm.set_lock(threading.RLock())
 
 
 def _hide_the_simulator() -> None:
