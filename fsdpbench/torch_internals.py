@@ -51,6 +51,27 @@ IN_ITS_PLACE = "what the bench puts in its place"
 _COMPILER = "torch.compile on the simulated device"
 _CHECKPOINTS = "saving distributed checkpoints on the simulated device"
 
+IMPORTED_LATE = (
+    "torch._dynamo.backends.cudagraphs",
+    "torch._dynamo.backends.distributed",
+    "torch._dynamo.backends.inductor",
+    "torch._dynamo.backends.tvm",
+    "torch._dynamo.repro.after_dynamo",
+    "torch._functorch._aot_autograd.subclass_codegen",
+    "torch._inductor.choices",
+    "torch._inductor.fx_passes.fuse_attention",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch._inductor.tiling_utils",
+    "torch._subclasses.schema_check_mode",
+    "torch.distributed.tensor.experimental",
+    "torch.export._trace",
+    "torch.export._unlift",
+    "torch.utils._cpp_embed_headers",
+    "sympy.combinatorics",
+    "sympy.tensor.tensor",
+)
+"""Modules that torch imports when it first traces or lowers a graph; a server that forks has them before."""
+
 INTERNALS = {
     # Read or called.
     "Backend_plugins": Internal("torch.distributed:Backend._plugins", "the simulated process group"),
@@ -144,6 +165,7 @@ INTERNALS = {
     "inductor_common": Internal("torch._inductor.codegen.common", _COMPILER),
     "inductor_compile_fx": Internal("torch._inductor.compile_fx", _COMPILER),
     "inductor_config": Internal("torch._inductor.config", _COMPILER),
+    "inductor_torch_key": Internal("torch._inductor.codecache:torch_key", _COMPILER),
     "inductor_virtualized": Internal("torch._inductor.virtualized:V", _COMPILER),
     "run_and_save_rng_state": Internal("torch._prims.rng_prims:run_and_save_rng_state", _COMPILER),
     "run_with_rng_state": Internal("torch._prims.rng_prims:run_with_rng_state", _COMPILER),

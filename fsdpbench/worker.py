@@ -24,7 +24,7 @@ import torch
 from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices import make_device
-from fsdpbench.devices.base import Device, HasTrainer, Placement
+from fsdpbench.devices.base import Device, HasTrainer, Placement, TellsTraffic
 from fsdpbench.files.reading import read_json_object
 from fsdpbench.measuring.training import Batch, TrainingLoop
 from fsdpbench.measuring.warmup import warm_up
@@ -87,6 +87,8 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
         path = trace_path(folder, placement.rank)
         _trace(config.measurement.traced_steps, device, loop, record, path)
         record.trace = path.relative_to(folder).as_posix()
+        if isinstance(device, TellsTraffic):
+            record.memory_traffic = device.memory_traffic(config.measurement.traced_steps)
     record.memory_per_step = [asdict(peaks) for peaks in memory if peaks is not None] or None
     values = [device.loss_value(loss) for loss in losses]
     record.losses = [v for v in values if v is not None] or None

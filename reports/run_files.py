@@ -209,6 +209,8 @@ class ResultFile(msgspec.Struct, frozen=True):
     sanitizer: SanitizerReport | None = None
     rank_check: RankComparison | None = None
     software: str | None = None
+    work: dict[str, Any] | None = None
+    memory_traffic: dict[str, Any] | None = None
 
 
 FileT = TypeVar("FileT", ConfigFile, ResultFile)

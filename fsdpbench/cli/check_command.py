@@ -110,7 +110,7 @@ def swept_side(space: dict[str, Any], repeat: int) -> Side:
 def _prepared(space: dict[str, Any], repeat: int) -> Callable[[Path], None]:
     """The sweep that `space` (as in sweep.toml) describes, without a report, in a folder yet to be named.
     What takes long to import is imported, and its points are known."""
-    fork_server.start(space.get("device"))
+    fork_server.start(space.get("device"), True in (space.get("settings") or {}).get("compile", ()))
     from fsdpbench.cli.progress import make_progress
     from fsdpbench.cli.request import request_of_space
     from fsdpbench.results.store import Store

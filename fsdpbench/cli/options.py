@@ -17,6 +17,7 @@ from fsdpbench.cli.completion import (
     values_of,
 )
 from fsdpbench.cli.values import MOST_SECONDS, Positive, whole
+from fsdpbench.configuration.setting_values import TRUE_WORDS
 from fsdpbench.configuration.settings import SETTINGS, Value, read_list, setting_named, show_value
 from fsdpbench.errors import UsageError
 from fsdpbench.files.reading import read_toml
@@ -140,6 +141,18 @@ def given_settings(flags: Mapping[str, str | None], assignments: tuple[str, ...]
             raise UsageError(f"--set {assignment!r}: write it as key=value, as in seq=4096")
         texts[setting_named(name.strip()).name] = value
     return {name: read_list(name, text) for name, text in texts.items()}
+
+
+def asks_to_compile(
+    flags: Mapping[str, str | None], assignments: tuple[str, ...], space: str | None = None
+) -> bool:
+    """Whether `compile=true` is among what these words, or the TOML file `space`, ask for. A quick look, for
+    the fork server; what is wrong in them is told later."""
+    texts = [flags.get("compile") or "", *(each for each in assignments if each.startswith("compile"))]
+    if space is not None:
+        texts += map(str, read_space_file(space)[1].get("compile", ()))
+    words = {word.strip() for text in texts for word in text.lower().replace("=", ",").split(",")}
+    return not words.isdisjoint(TRUE_WORDS)
 
 
 def single_settings(given: Mapping[str, list[Value]]) -> dict[str, Value]:

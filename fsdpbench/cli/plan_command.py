@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.cli.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
-from fsdpbench.cli.options import setting_options, space_options, target_options
+from fsdpbench.cli.options import asks_to_compile, setting_options, space_options, target_options
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import request_from
 from fsdpbench.cli.units import plus_minus
@@ -43,7 +43,7 @@ def command(
     Each point is run once on simulated GPUs, without a trace; real devices are not touched.
     """
     if not no_predict:
-        fork_server.start("sim")
+        fork_server.start("sim", asks_to_compile(options, assignments, space))
     from fsdpbench.sweep.prediction import best_first, forecast
     from fsdpbench.sweep.runner import jobs_for
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fsdpbench.cli.options import (
+    asks_to_compile,
     given_settings,
     sanitize_option,
     setting_options,
@@ -55,7 +56,8 @@ _POLL_S = 0.2
 @setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run one configuration, or a training script of your own (--script), and print its result."""
-    fork_server.start("sim" if options.get("script") or options.get("module") else options.get("device"))
+    device = "sim" if options.get("script") or options.get("module") else options.get("device")
+    fork_server.start(device, asks_to_compile(options, assignments))
     from fsdpbench.cli.progress import describe_result
     from fsdpbench.results.records import Status
 

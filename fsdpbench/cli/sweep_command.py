@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,7 @@ import click
 from fsdpbench.cli.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
 from fsdpbench.cli.launchers import Launcher, launcher_options, make_launcher
 from fsdpbench.cli.options import (
+    asks_to_compile,
     given_settings,
     read_space_file,
     sanitize_option,
@@ -28,6 +31,8 @@ from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
     from fsdpbench.cli.request import SweepRequest
+    from fsdpbench.configuration.config import Config
+    from fsdpbench.results.store import Store
 
 _PATIENCE_S = 300.0
 
@@ -42,6 +47,11 @@ _PATIENCE_S = 300.0
 @click.option("--repeat", type=whole(most=MOST_RUNS), default=1, help="Runs of each configuration.")
 @click.option("--retry-failed", is_flag=True, help="Run failed configurations of this folder again.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
+@click.option(
+    "--try-compiled",
+    is_flag=True,
+    help="Run the best configuration compiled as well, if none was, to tell what torch.compile gains.",
+)
 @sanitize_option
 @budget_options
 @setting_options(many=True)
@@ -51,8 +61,9 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     Without a GPU for every rank the same training code runs on simulated GPUs. The same command again resumes
     where it stopped.
     """
+    compiles = bool(options["try_compiled"]) or asks_to_compile(options, assignments, space)
     if options["launcher"] == "local":
-        fork_server.start(device_named(space, options))
+        fork_server.start(device_named(space, options), compiles)
     budget = Budget.of(options)
     request = request_from(space, assignments, options)
     budget.check(request.target.workload())
@@ -116,16 +127,19 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
     store = Store.open_or_create(folder)
     with store.locked():
         store.write_space(request.to_space(), plan.points)
-        summary = run_sweep(
+        run = partial(
+            run_sweep,
             store,
-            plan.points,
-            make_progress(),
             jobs=jobs,
             retry_failed=bool(options.get("retry_failed")),
             fail_fast=bool(options.get("fail_fast")),
             repeat=repeat,
-            pool=launcher.pool(folder, jobs),
         )
+        summary = run(plan.points, make_progress(), pool=launcher.pool(folder, jobs))
+        if compiled := _to_try_compiled(store, plan.points, options):
+            plan.points.append(compiled)
+            store.write_space(request.to_space(), plan.points)
+            run([compiled], make_progress(), pool=launcher.pool(folder, jobs))
         report_failed = None
         try:
             with disk_errors(folder):
@@ -151,6 +165,18 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
     if report_failed is not None:
         raise report_failed
     return ExitCode.SOME_FAILED if failed else ExitCode.OK
+
+
+def _to_try_compiled(store: Store, points: Sequence[Config], options: dict[str, Any]) -> Config | None:
+    """What `--try-compiled` adds to what has run, if anything."""
+    from fsdpbench.sweep.compiled_beside import compiled_beside_best
+
+    if not options.get("try_compiled"):
+        return None
+    config, why_not = compiled_beside_best(store, points)
+    if config is None:
+        tell(f"  --try-compiled: nothing to run ({why_not})")
+    return config
 
 
 def _by_count(records: list[dict[str, Any]], budget: Budget) -> list[Row]:

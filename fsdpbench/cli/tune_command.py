@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdpbench.cli.options import given_settings, setting_options, space_options, target_options
+from fsdpbench.cli.options import (
+    asks_to_compile,
+    given_settings,
+    setting_options,
+    space_options,
+    target_options,
+)
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.sweep_command import default_name, device_named, request_from
 from fsdpbench.cli.units import plus_minus
@@ -54,7 +60,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     --real-time the search goes on there, led by the simulated ranking. Leaves the front of throughput against
     memory, the best configuration as TOML, and as code for each FSDP API.
     """
-    fork_server.start(device_named(space, options))
+    fork_server.start(device_named(space, options), asks_to_compile(options, assignments, space))
     from fsdpbench.cli.progress import SilentProgress, make_progress
     from fsdpbench.reports.page import write_report
     from fsdpbench.results.store import REPORT_FILE, Store, disk_errors

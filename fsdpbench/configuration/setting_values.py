@@ -32,10 +32,13 @@ def one_of(*choices: str) -> Callable[[str], Value]:
     return parse
 
 
+TRUE_WORDS = ("true", "on", "yes", "1")
+
+
 def flag(text: str) -> bool:
     """True or false, as people write them."""
     lowered = text.lower()
-    if lowered in ("true", "on", "yes", "1"):
+    if lowered in TRUE_WORDS:
         return True
     if lowered in ("false", "off", "no", "0"):
         return False

@@ -73,6 +73,14 @@ class HasTrainer(Protocol):
         """What is entered around each microbatch of `model`, which is wrapped."""
 
 
+@runtime_checkable
+class TellsTraffic(Protocol):
+    """A device that knows what its kernels read and write."""
+
+    def memory_traffic(self, steps: int) -> dict[str, Any]:
+        """Of a mean one of `steps` traced steps."""
+
+
 class Device(Protocol):
     """One kind of device, in one process. Times are in seconds, memory in bytes."""
 

@@ -18,6 +18,7 @@ from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
+from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.account import Lines, MemoryAccount
 from fsdpbench.sim.allocator.conf import AllocatorConf
 from fsdpbench.sim.hardware import HardwareProfile, load_profile
@@ -154,11 +155,15 @@ class SimDevice:
         """Operators costed by their bytes alone, with how often they ran."""
         return self._open_simulation().unknown_operators
 
+    def memory_traffic(self, steps: int) -> dict[str, Any]:
+        """Bytes that a mean traced step reads and writes in kernels that memory limits; ``steps`` traced."""
+        return {"bytes": round(ACCELERATOR.bytes_traced / steps)}
+
     @property
     def compilation(self) -> dict[str, Any] | None:
         """What was compiled, if anything was."""
-        report = sys.modules.get("fsdpbench.sim.compile.report")
-        return None if report is None else report.REPORT.to_dict()
+        front_end = sys.modules.get("fsdpbench.sim.compile.front_end")
+        return front_end.told() if front_end is not None else None
 
     def _open_simulation(self) -> Simulation:
         if self._simulation is None:

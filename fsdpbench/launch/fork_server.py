@@ -19,14 +19,19 @@ from fsdpbench.lifetime import PARENT
 
 _PRELOAD = ["fsdpbench.launch.preload_first", "fsdpbench.launch.preload"]
 _PRELOAD_REAL = [*_PRELOAD, "fsdpbench.launch.preload_real"]
+_PRELOAD_COMPILER = [*_PRELOAD, "fsdpbench.launch.preload_compiler"]
 
 
-def start(device: str | None) -> None:
+def start(device: str | None, compiles: bool = False) -> None:
     """Let the server import torch while this process is still reading its command line.
 
-    `device`: as asked for. Points on another one run too, and import themselves what the server lacks.
+    `device`: as asked for. `compiles`: simulated points that compile are to come. Others than those run too,
+    and import themselves what the server lacks.
     """
-    context(_PRELOAD if _is_simulated(device) else _PRELOAD_REAL)
+    if not _is_simulated(device):
+        context(_PRELOAD_REAL)
+    else:
+        context(_PRELOAD_COMPILER if compiles else _PRELOAD)
     ensure()
 
 

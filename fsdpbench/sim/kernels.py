@@ -201,6 +201,7 @@ def _launch(plan: Plan) -> None:
     payload = None
     if accelerator.trace is not None:
         payload = KernelRecord(plan.cost.kernel, launch_start, timeline.cpu)
+        accelerator.bytes_traced += plan.cost.nbytes
     timeline.launch(accelerator.stream, _COMPUTE, plan.duration_ns, payload)
     accelerator.operators_launched += 1
     if plan.flops is not None and accelerator.flops is not None:

@@ -146,7 +146,7 @@ class Simulation:
         accelerator.flops = None
         accelerator.follows_numbers = False
         accelerator.on_value = None
-        accelerator.operators_launched = 0
+        accelerator.operators_launched = accelerator.bytes_traced = 0
         accelerator.unknown_operators = {}
         forget_plans()
         accelerator.undo_software = install(software).close

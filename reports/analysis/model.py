@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.analysis.findings import Verdict
+from fsdpbench.reports.analysis.fused_kernels import FusedGroup, fused_groups
 from fsdpbench.reports.analysis.idle import IdleCauses
 from fsdpbench.reports.analysis.lateness import GatherTiming
 from fsdpbench.reports.analysis.memory import MemoryAnalysis
@@ -252,6 +253,11 @@ class RankAnalysis:
     names: tuple[NameTotal, ...] = field(default=(), repr=False)
 
     @property
+    def fused(self) -> tuple[FusedGroup, ...]:
+        """Kernels that Inductor made, by what they were made of; empty for eager programs."""
+        return fused_groups(self.names)
+
+    @property
     def gathers(self) -> list[GatherTiming]:
         """All timed all-gathers in order of their issue."""
         return sorted((each for unit in self.units for each in unit.gathers), key=lambda each: each.issued)
@@ -288,6 +294,7 @@ class RankAnalysis:
             "units": [unit.to_dict(self.steps[-1]) for unit in self.units],
             "late_all_gathers": late_dict(self.gathers),
             "work": self.work.to_dict(),
+            "fused_kernels": [group.to_dict() for group in self.fused],
             "idle_causes_s": self.idle_causes.to_dict(),
             "memory": self.memory.to_dict(),
         }

@@ -14,6 +14,7 @@ _MS = 1e6
 _MIB = 2**20
 _MAX_UNITS = 12
 _MAX_HELD = 6
+_MAX_GROUPS = 8
 _MAX_RETRIES = 8
 _WORTH_NS = 1000
 _IDLE_WORDS = {
@@ -75,9 +76,26 @@ def _rank(rank: RankAnalysis) -> list[str]:
             f"  {name:<16}{figures.count} x, {figures.time / _MS:.3f} ms, "
             f"{figures.exposed / _MS:.3f} ms exposed{size}{_bandwidth(figures, rank)}"
         )
+    lines += _fused(rank)
     lines += _units(rank)
     lines += _memory(rank.memory)
     lines += _retries(rank)
+    return lines
+
+
+def _fused(rank: RankAnalysis) -> list[str]:
+    """What the compiler fused: a line a group of kernels of the same operators."""
+    steps = max(len(rank.steps), 1)
+    groups = rank.fused
+    lines = [
+        f"  {'fused kernels':<16}{group.time / steps / _MS:.3f} ms, {group.count / steps:g} a step: "
+        f"{group.kind} of {group.operators}"
+        for group in groups[:_MAX_GROUPS]
+    ]
+    if len(groups) > _MAX_GROUPS:
+        rest = groups[_MAX_GROUPS:]
+        time = sum(group.time for group in rest) / steps / _MS
+        lines.append(f"  and {_count(len(rest), 'group')} of fused kernels more, {time:.3f} ms")
     return lines
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsdpbench.reports.analysis.activity import Activity
+from fsdpbench.reports.analysis.fused_kernels import moves_only
 from fsdpbench.reports.analysis.units import FsdpSpans
 from fsdpbench.reports.analysis.windows import Window
 from fsdpbench.reports.trace import Trace
@@ -26,8 +27,8 @@ class WorkCounts:
     """Over all steps.
 
     kernels: computation launched (operators on a CPU trace).  copies: what of it moves data only, with memcpy
-    and memset; by name, so a copy fused into another kernel is none.  limiter_waits: times that the CPU asked
-    the rate limiter and waited for a mark of it.
+    and memset; by name, and a copy fused into a kernel that computes is none.  limiter_waits:
+    times that the CPU asked the rate limiter and waited for a mark of it.
     """
 
     kernels: int = 0
@@ -44,7 +45,7 @@ def count_work(trace: Trace, activity: Activity, spans: FsdpSpans, windows: Sequ
     """Counts what was launched inside the steps that the CPU annotated."""
     work = activity.work
     inside = _inside(work.asked(), windows)
-    copying = np.fromiter((bool(_COPY.search(name)) for name in trace.names), np.bool_, len(trace.names))
+    copying = np.fromiter((_is_copy(name) for name in trace.names), np.bool_, len(trace.names))
     computing = inside & ~work.is_communication & ~work.is_copy
     moving = inside & (work.is_copy | (computing & copying[trace.events.name[work.row]]))
     waits = 0
@@ -52,6 +53,11 @@ def count_work(trace: Trace, activity: Activity, spans: FsdpSpans, windows: Sequ
         asked = spans.start[spans.event == spans.events.index(_LIMITER)]
         waits = int(_inside(asked, windows).sum())
     return WorkCounts(int(computing.sum()), int(moving.sum()), waits)
+
+
+def _is_copy(name: str) -> bool:
+    fused = moves_only(name)
+    return bool(_COPY.search(name)) if fused is None else fused
 
 
 def _inside(times: Int64, windows: Sequence[Window]) -> np.ndarray:

@@ -6,15 +6,15 @@ message in the place of the charts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis, TimeParts, analyze_trace
 from fsdpbench.reports.analysis.findings import Verdict
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.charts import Table
-from fsdpbench.reports.page.held_table import held_by_unit, held_table
+from fsdpbench.reports.page.held_table import held_by_phase, held_by_unit, held_table
 from fsdpbench.reports.page.idle_table import idle_table
 from fsdpbench.reports.page.memory_chart import memory_chart
 from fsdpbench.reports.page.ranking import Ranked, short_label
@@ -34,13 +34,15 @@ _MOST_EVENTS = 6_000
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """One configuration's part of the page: `content` is what its script draws, in plain JSON values."""
+    """One configuration's part of the page: `content` is what its script draws, in plain JSON values. `held`:
+    bytes alive at the peak of its trace, by the phase that took them."""
 
     folder: str
     place: int | None
     words: str
     content: dict[str, Any]
     verdict: Verdict | None = None
+    held: Mapping[str, int] = field(default_factory=dict)
 
 
 def build_details(ranked: Sequence[Ranked], varying: Sequence[str], links: Links) -> list[Detail]:
@@ -76,16 +78,16 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> D
         "results": _results(entry),
         "links": links(row),
     }
-    verdict = None
+    verdict, held = None, {}
     if row.traces:
         try:
             trace = read_trace(row.traces[0])
             analysis = analyze_trace(trace)
-            verdict = analysis.verdict
+            verdict, held = analysis.verdict, held_by_phase(analysis.memory)
             content |= _from_trace(row, trace, analysis, most)
         except TraceError as error:
             content["warnings"] = [f"{error.path.name} is not shown: {error.reason}"]
-    return Detail(row.folder.name, entry.place, words[:160], content, verdict)
+    return Detail(row.folder.name, entry.place, words[:160], content, verdict, held)
 
 
 def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:

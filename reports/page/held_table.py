@@ -38,6 +38,17 @@ def held_table(memory: MemoryAnalysis) -> Table | None:
     return Table(("allocated in", "by", "FSDP unit", "GiB", "of the peak"), tuple(rows))
 
 
+def held_by_phase(memory: MemoryAnalysis) -> dict[str, int]:
+    """Bytes alive at the peak, by the phase that took them; empty where the trace does not tell."""
+    if not memory.at_peak or not memory.peak_allocated:
+        return {}
+    held = {"before the trace": memory.before_trace or 0}
+    for holding in memory.at_peak:
+        phase = holding.phase or "outside phases"
+        held[phase] = held.get(phase, 0) + holding.bytes
+    return held
+
+
 def held_by_unit(memory: MemoryAnalysis) -> Table | None:
     """What each unit holds at the peak, by the phase that allocated it; None where no unit is named."""
     by_unit: dict[str, dict[str, int]] = {}

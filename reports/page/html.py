@@ -21,6 +21,7 @@ from fsdpbench.reports.page import display
 from fsdpbench.reports.page.decisions_table import decisions_table
 from fsdpbench.reports.page.details import Detail, build_details
 from fsdpbench.reports.page.effects import effects
+from fsdpbench.reports.page.fusion import fusion_table
 from fsdpbench.reports.page.interval_words import plus_minus, reserved_words, time_words
 from fsdpbench.reports.page.races import races
 from fsdpbench.reports.page.rank_differences import rank_differences
@@ -138,6 +139,7 @@ def render(view: RunView, target: Path, *, title: str | None = None) -> str:
         ranking=_ranking(view, ranked, varying, details, target),
         decisions=decisions_table(rows),
         races=races(rows),
+        fusion=fusion_table(ranked, varying, {detail.folder: detail.held for detail in details}),
         rank_differences=rank_differences(rows),
         charts=sections(ranked, varying, metric_of(view)),
         details=[_choice(detail) for detail in details],

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fsdpbench.reports.analysis.findings import Suggestion, Verdict
 from fsdpbench.reports.page.display import count, gib, number, percent, setting, signed_percent
 from fsdpbench.reports.page.effects import WORTH_SAYING, Effect, effects
+from fsdpbench.reports.page.fusion import compile_findings
 from fsdpbench.reports.page.interval_words import interval_findings, plus_minus
 from fsdpbench.reports.page.ranking import (
     NEAR,
@@ -63,6 +64,7 @@ def findings(view: RunView) -> list[str]:
     found += [
         *interval_findings(ranked),
         *_ties(ranked),
+        *compile_findings(view, ranked),
         *_exposure(ranked),
         *_retries(ranked),
         *_out_of_memory(view),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.compile.refusals import refuse_options
+from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.dynamo import use_real_dynamo
 from fsdpbench.sim.tensors import is_on_device
 from fsdpbench.torch_internals import compiler_config, patch, trace_rules
@@ -19,6 +21,11 @@ from fsdpbench.torch_internals import compiler_config, patch, trace_rules
 _LOWERING = "fsdpbench.sim.compile.lowering"
 _RANDOM_NUMBERS = "fsdpbench.sim.compile.random_numbers"
 """Imported late: they bring Inductor with it."""
+
+
+def told() -> dict[str, Any] | None:
+    """What was compiled, for the result; None where nothing was to be."""
+    return REPORT.to_dict() if install.cache_info().currsize else None
 
 
 @functools.cache
@@ -33,6 +40,18 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         patch("compile_fx", functools.partial(_compile_by_device, around))
         importlib.import_module(_RANDOM_NUMBERS).install_random_numbers()
         _hide_the_simulator()
+        _lock_progress_within_process()
+
+
+def _lock_progress_within_process() -> None:
+    """The compiler makes progress bars that it does not show. A process that makes one takes a semaphore of
+    the system, which nobody gives back where a process ends at once, and Python complains of it."""
+    try:
+        tqdm = importlib.import_module("tqdm").tqdm
+    except ImportError:
+        return
+    if not hasattr(tqdm, "_lock"):
+        tqdm.set_lock(threading.RLock())
 
 
 def _hide_the_simulator() -> None:

@@ -86,12 +86,19 @@ class Plan:
             if accelerator.trace is not None:
                 accelerator.trace.cpu_op("CompiledFxGraph", start, accelerator.timeline.cpu)
 
-    def duration_ns(self, index: int, args: Sequence[Any]) -> int:
+    def nbytes_of(self, index: int, args: Sequence[Any]) -> int:
+        """Bytes that a launch with these arguments moves."""
+        launch = self.launches[index]
+        if not launch.of_args:
+            return launch.nbytes
+        sizes = (a.numel() * a.element_size() for a in args if isinstance(a, torch.Tensor))
+        return round(launch.nbytes * sum(sizes) / launch.of_args)
+
+    def duration_ns(self, index: int, nbytes: int) -> int:
         """Duration of a launch on the present hardware."""
         costs, launch = ACCELERATOR.kernel_costs, self.launches[index]
         if launch.of_args:
-            sizes = (a.numel() * a.element_size() for a in args if isinstance(a, torch.Tensor))
-            return costs.memory_bound_ns(round(launch.nbytes * sum(sizes) / launch.of_args), launch.kind)
+            return costs.memory_bound_ns(nbytes, launch.kind)
         if self._costs is not costs:
             self._costs = costs
             self._durations_ns = [costs.memory_bound_ns(each.nbytes, each.kind) for each in self.launches]
@@ -109,7 +116,8 @@ class FusedKernel:
         accelerator = ACCELERATOR
         if accelerator.backward.is_active:
             accelerator.backward.arrive(args)
-        launch, duration_ns = self._plan.launches[index], self._plan.duration_ns(index, args)
+        launch, nbytes = self._plan.launches[index], self._plan.nbytes_of(index, args)
+        duration_ns = self._plan.duration_ns(index, nbytes)
         if accelerator.known_values:
             for place in launch.writes:
                 forget(record_of(args[place].untyped_storage()))
@@ -118,7 +126,10 @@ class FusedKernel:
         launched = start + costs.operator_ns
         timeline.cpu = launched + costs.launch_ns
         trace = accelerator.trace
-        payload = None if trace is None else KernelRecord(launch.name, launched, timeline.cpu)
+        payload = None
+        if trace is not None:
+            payload = KernelRecord(launch.name, launched, timeline.cpu)
+            accelerator.bytes_traced += nbytes
         timeline.launch(accelerator.stream, Work.COMPUTE, duration_ns, payload)
         accelerator.operators_launched += 1
         if trace is not None:

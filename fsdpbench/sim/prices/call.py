@@ -22,12 +22,14 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """Price of one call: kernel name, nanoseconds, scratch memory in bytes, and whether it is a guess."""
+    """Price of one call: kernel name, nanoseconds, scratch memory in bytes, and whether it is a guess.
+    ``nbytes``: read and written, of what memory limits; 0 for products and attention."""
 
     kernel: str
     duration_ns: int
     workspace_bytes: tuple[int, ...] = ()
     unknown: bool = False
+    nbytes: int = 0
 
 
 Price = Callable[[Call, KernelCosts], OperatorCost]

@@ -31,7 +31,7 @@ def moves(
             nbytes += sum(map(tensor_bytes, tensors_in(call.args[:2], {})))
         found = "memcpy" if _is_plain_copy(name, call.args, call.outs) else kind
         return OperatorCost(
-            name.strip("_") + "_kernel", costs.memory_bound_ns(nbytes, found), unknown=unknown
+            name.strip("_") + "_kernel", costs.memory_bound_ns(nbytes, found), unknown=unknown, nbytes=nbytes
         )
 
     return price

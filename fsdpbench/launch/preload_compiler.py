@@ -1,0 +1,42 @@
+"""What points that compile need besides, imported by the fork server where such are to come.
+
+The compiler's import takes longer than tracing a block with it, and the hash of torch's sources, which its
+cache on disk asks for, as long as an eager configuration takes to train.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+
+from fsdpbench.sim.dynamo import use_real_dynamo
+from fsdpbench.torch_internals import IMPORTED_LATE, inductor_common, inductor_torch_key
+
+_NEEDED = (
+    "fsdpbench.sim.compile.front_end",
+    "fsdpbench.sim.compile.lowering",
+    "fsdpbench.sim.compile.random_numbers",
+    "fsdpbench.sim.compile.running",
+)
+
+
+def _import_all() -> None:
+    use_real_dynamo()
+    for name in _NEEDED:
+        importlib.import_module(name)
+    for name in IMPORTED_LATE:
+        # Each is but a saving: what another version of torch does not have is imported there by whoever asks.
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            logging.getLogger(__name__).debug("torch has no %s", name)
+    inductor_common.init_backend_registration()
+    inductor_common.get_device_op_overrides("cuda")
+    inductor_torch_key()
+
+
+gc.disable()
+_import_all()
+gc.freeze()
+gc.enable()
