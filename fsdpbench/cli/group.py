@@ -31,6 +31,7 @@ _COMMANDS = {
     "baseline": "Make or update a baseline from a sweep.",
     "calibrate": "Measure a machine's GPUs and write its hardware profile.",
     "validate": "Simulate published runs and compare.",
+    "reproduce": "The FSDP paper's figures, published and simulated on one page.",
     "doctor": "What this machine can run, and what is missing for the rest.",
     "list": "Models, systems, hardware profiles and settings.",
     "completion": "What makes the shell complete models, hardware and settings.",

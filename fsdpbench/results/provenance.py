@@ -26,7 +26,10 @@ from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.plugins import foreign_identity, foreign_model
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_SHOWING_ONLY = ("reports/page/", "cli/", "sweep/", "tune/", "check/", "doctor.py")
+_SHOWING_ONLY = (
+    *("reports/page/", "cli/", "sweep/", "tune/", "check/", "validation/", "reproduce/"),
+    "doctor.py",
+)
 
 
 @functools.cache

@@ -8,43 +8,58 @@ the published time of its first bar; the ratio of the others to it is what is pr
 
 from __future__ import annotations
 
+import dataclasses
+
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.hardware import load_profile
 from fsdpbench.sim.network import Network
 from fsdpbench.validation.case import Case, Figure
 from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.published import published
 
 _HARDWARE = "a100-40gb"
 _GPUS = 128
-_EVEN_MS, _LIST_MS, _UNEVEN_MS = 17.92, 19.29, 20.05
 _ELEMENTS = 1 << 30
 _FP32 = 4
-# Elements a piece (2^30 and its halves): milliseconds for all pieces together.
-_PIECES_MS = {
-    1: 92.1, 2: 92.0, 4: 94.1, 8: 94.4, 16: 96.2, 32: 102.7, 64: 141.0, 128: 195.2, 256: 305.2,
-}  # fmt: skip
 
 
-def network_predictions() -> list[Prediction]:
-    """Every point of the figure beside the network model's answer."""
+def network_predictions(
+    gpus: int = _GPUS, nic_gb_s: float | None = None, efficiency: float | None = None
+) -> list[Prediction]:
+    """Every point of the figure beside the network model's answer, for `gpus` in all.
+
+    `nic_gb_s`: what a node's NICs send at once, `efficiency`: the share of it that collectives reach; where
+    they are not given, they are the profile's.
+    """
     profile = load_profile(_HARDWARE)
-    network = Network(profile, _GPUS, profile.gpus_per_node)
-    ranks = range(_GPUS)
+    nic = dataclasses.replace(
+        profile.nic,
+        gb_s_per_node=nic_gb_s or profile.nic.gb_s_per_node,
+        efficiency=efficiency or profile.nic.efficiency,
+    )
+    profile = dataclasses.replace(profile, nic=nic)
+    network = Network(profile, gpus, profile.gpus_per_node)
+    ranks = range(gpus)
 
     def gather_ms(nbytes: int, *, uneven: bool = False) -> float:
         return network.collective_ns("all_gather", nbytes, ranks, uneven=uneven) / 1e6
 
-    size = _size_of(_EVEN_MS, gather_ms(_ELEMENTS * _FP32))
+    ways, pieces = published("2a").along("all-gather"), published("2b").along("2^30 fp32 elements")
+    even_ms = next(iter(ways.values()))
+    size = _size_of(even_ms, gather_ms(_ELEMENTS * _FP32))
     copy_ms = KernelCosts(profile).memory_bound_ns(2 * size, "copy") / 1e6
-    predictions = [
-        _prediction("2a", "into one tensor", _EVEN_MS, gather_ms(size)),
-        _prediction("2a", "into a list", _LIST_MS, gather_ms(size) + copy_ms),
-        _prediction("2a", "uneven inputs", _UNEVEN_MS, gather_ms(size, uneven=True)),
+    uneven_ms = gather_ms(size, uneven=True)
+    taken = [gather_ms(size), gather_ms(size) + copy_ms, uneven_ms, uneven_ms]
+    return [
+        *(
+            _prediction("2a", f"{way}", found, took, gpus)
+            for (way, found), took in zip(ways.items(), taken, strict=True)
+        ),
+        *(
+            _prediction("2b", f"in {n} pieces", found, int(n) * gather_ms(_ELEMENTS * _FP32 // int(n)), gpus)
+            for n, found in pieces.items()
+        ),
     ]
-    for pieces, published in _PIECES_MS.items():
-        each = gather_ms(_ELEMENTS * _FP32 // pieces)
-        predictions.append(_prediction("2b", f"in {pieces} pieces", published, pieces * each))
-    return predictions
 
 
 def _size_of(published_ms: float, whole_ms: float) -> int:
@@ -52,14 +67,14 @@ def _size_of(published_ms: float, whole_ms: float) -> int:
     return round(_ELEMENTS * _FP32 * published_ms / whole_ms)
 
 
-def _prediction(figure: str, what: str, published_ms: float, predicted_ms: float) -> Prediction:
+def _prediction(figure: str, what: str, published_ms: float, predicted_ms: float, gpus: int) -> Prediction:
     case = Case(
         name=f"all-gather {what}",
         group=f"FSDP paper, Fig {figure}",
         source="arXiv 2304.11277",
         model="",
         hardware=_HARDWARE,
-        gpus=_GPUS,
+        gpus=gpus,
         settings={},
         published={Figure.MILLISECONDS: published_ms},
         system="network model",

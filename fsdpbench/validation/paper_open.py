@@ -7,10 +7,12 @@ and an issue of PyTorch (104509). Figure 2 stands in `paper_network.py`.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from fsdpbench.configuration.settings import Value
 from fsdpbench.validation.case import Case, Figure
+from fsdpbench.validation.published import published
 
 _PAPER = "arXiv 2304.11277"
 _OF_2022 = "torch-fsdp1-1.13"
@@ -26,7 +28,7 @@ _COMMON: Mapping[str, Value] = {
 # are then in TF32, matrix products are not: torch's defaults.
 _FP32: Mapping[str, Value] = {**_COMMON, "param_dtype": "fp32", "reduce_dtype": "fp32"}
 # The rate limiter, on and off.
-_LIMITS: tuple[Value, Value] = (2, "off")
+_LIMITS: Mapping[Value, str] = {2: "limiter on", "off": "limiter off"}
 
 
 def open_cases() -> list[Case]:
@@ -42,18 +44,14 @@ def open_cases() -> list[Case]:
 
 
 def _full_sharding_and_replication() -> list[Case]:
-    """Figure 6a. 148.5 TFLOPS of T5-11B are those of figure 7c at batch 8 on 64 GPUs."""
+    """Figure 6a. The TFLOPS of T5-11B are those of figure 7c at batch 8 on 64 GPUs."""
     ways: dict[str, tuple[str, dict[str, Value]]] = {
         "full sharding": (_OF_2022, {}),
         "hybrid sharding": (_OF_2022, {"strategy": "HYBRID_SHARD"}),
         "full replication": (_OF_2022, {"strategy": "NO_SHARD"}),
         "DDP": ("torch-ddp", {}),
     }
-    published = {
-        "t5-611m": (15.18, 15.28, 14.61, 14.65),
-        "t5-2.28b": (27.40, 27.70, 25.76, 26.04),
-        "t5-11b": (148.48, 145.81),
-    }
+    figure = published("6a")
     return [
         Case(
             name=f"{model}, {way}",
@@ -70,25 +68,20 @@ def _full_sharding_and_replication() -> list[Case]:
                 "activation_checkpointing": "full",
                 **settings,
             },
-            published={Figure.HARDWARE_TFLOPS: tflops},
+            published={} if tflops is None else {Figure.HARDWARE_TFLOPS: tflops},
+            ran_out=tflops is None,
             assumed="64 GPUs, batch 8, sequences of 512, recomputation; T5-11B in bf16, the others in fp32; "
             "shapes of the small T5s",
         )
-        for model, figures in published.items()
-        for (way, (system, settings)), tflops in zip(ways.items(), figures, strict=False)
+        for model in map(str, figure.x)
+        for way, (system, settings) in ways.items()
+        for tflops in (figure.at(way, model),)
     ]
 
 
 def _rate_limiter() -> list[Case]:
     """Figure 6c: seconds a batch with the rate limiter and without."""
-    published = {
-        ("regnet-9b", 16, 48): (14.81, 14.80),
-        ("regnet-9b", 32, 72): (21.70, 21.81),
-        ("t5-11b", 16, 2): (8.36, 18.61),
-        ("t5-11b", 32, 2): (5.02, 15.33),
-        ("deepvit-8b", 16, 105): (18.78, 18.00),
-        ("deepvit-8b", 32, 120): (22.79, 21.64),
-    }
+    figure = published("6c")
     recomputed: dict[str, Value] = {"activation_checkpointing": "full"}
     fits: dict[str, dict[str, Value]] = {
         "regnet-9b": recomputed,
@@ -102,15 +95,17 @@ def _rate_limiter() -> list[Case]:
             source=_PAPER,
             model=model,
             hardware=_ROCE,
-            gpus=gpus,
+            gpus=int(gpus),
             system=_OF_2022,
             settings={**_FP32, **fits[model], "batch": batch, "limit_all_gathers": limit},
             published={Figure.SECONDS: seconds},
             assumed="80 GB GPUs on 2 Tb/s RoCE; fp32, DeepViT bf16; recomputation where nothing fits "
             "without: RegNet, DeepViT",
         )
-        for (model, gpus, batch), pair in published.items()
-        for limit, seconds in zip(_LIMITS, pair, strict=True)
+        for place, batch in zip(figure.x, figure.batch, strict=True)
+        for model, gpus in (re.findall(r"[^ ,]+", str(place))[:2],)
+        for limit, series in _LIMITS.items()
+        if (seconds := figure.at(series, place)) is not None
     ]
 
 
@@ -122,20 +117,14 @@ def _recommendation() -> list[Case]:
         "hybrid RAF": "HYBRID_SHARD",
         "hybrid NRAF": "_HYBRID_SHARD_ZERO2",
     }
-    samples = {
-        32: (4263, 4447, 4298, 4424),
-        64: (4078, 4300, 4190, 4301),
-        128: (3553, 3662, 3609, 3735),
-        256: (3817, 3951, 3915, 3910),
-        512: (2876, 3049, 3084, 3176),
-    }
-    memory = {32: (72.9, 73.9), 64: (46.1, 46.6), 128: (35.3, 36.5), 256: (34.3, 36.2), 512: (29.1, 32.0)}
+    samples, memory = published("7a"), published("8a")
     cases = []
-    for gpus, row in samples.items():
-        for index, (way, strategy) in enumerate(ways.items()):
-            published = {Figure.SAMPLES: float(row[index])}
-            if index < len(memory[gpus]):
-                published[Figure.RESERVED] = memory[gpus][index]
+    for gpus in map(int, samples.x):
+        for way, strategy in ways.items():
+            found = {
+                Figure.SAMPLES: samples.at(way, gpus),
+                Figure.RESERVED: memory.at(way, gpus) if way in memory.series else None,
+            }
             cases.append(
                 Case(
                     name=f"DHEN, {gpus} GPUs, {way}",
@@ -146,7 +135,7 @@ def _recommendation() -> list[Case]:
                     gpus=gpus,
                     system=_OF_2022,
                     settings={**_FP32, "batch": 1024, "strategy": strategy},
-                    published=published,
+                    published={figure: value for figure, value in found.items() if value is not None},
                     assumed="the model's shape, fp32, peak memory is reserved memory",
                 )
             )
@@ -154,12 +143,13 @@ def _recommendation() -> list[Case]:
 
 
 def _announcement() -> list[Case]:
-    """159 and 84 TFLOPS (81 on 512 GPUs). They kept parameters on the host, which is left out here."""
-    runs: dict[tuple[str, int, str], tuple[dict[str, Value], float]] = {
-        ("gpt-175b", 128, "a100-40gb"): ({"batch": 20, "seq": 512}, 159.0),
-        ("gpt-1t", 128, "a100-80gb"): ({"batch": 4, "seq": 2048}, 84.0),
-        ("gpt-1t", 512, "a100-80gb"): ({"batch": 4, "seq": 2048}, 81.0),
+    """GPT-175B and GPT-1T on AWS. They kept parameters on the host, which is left out here."""
+    runs: dict[tuple[str, int, str], dict[str, Value]] = {
+        ("gpt-175b", 128, "a100-40gb"): {"batch": 20, "seq": 512},
+        ("gpt-1t", 128, "a100-80gb"): {"batch": 4, "seq": 2048},
+        ("gpt-1t", 512, "a100-80gb"): {"batch": 4, "seq": 2048},
     }
+    figure = published("2022")
     return [
         Case(
             name=f"{model}, {gpus} GPUs, batch {sizes['batch']}, fp16, SGD",
@@ -180,12 +170,13 @@ def _announcement() -> list[Case]:
             published={Figure.HARDWARE_TFLOPS: tflops},
             assumed="no CPU offload (the runs had it), fused attention, GPT-1T on 80 GB GPUs",
         )
-        for (model, gpus, hardware), (sizes, tflops) in runs.items()
+        for (model, gpus, hardware), sizes in runs.items()
+        if (tflops := figure.at("FSDP", f"{model}, {gpus} GPUs")) is not None
     ]
 
 
 def _issue() -> list[Case]:
-    published = (5.0, 0.0), (7.3, 46.0)
+    figure = published("104509")
     return [
         Case(
             name=f"7B GPT, 16 GPUs, batch 8, limiter {'off' if limit == 'off' else 'on'}",
@@ -202,8 +193,9 @@ def _issue() -> list[Case]:
                 "reduce_dtype": "bf16",
                 "activation_checkpointing": "full",
             },
-            published={Figure.SECONDS: seconds, Figure.RETRIES: retries},
+            published={Figure.SECONDS: seconds, Figure.RETRIES: figure.along("retries")[series]},
             assumed="40 GB GPUs, sequences of 2048, fused attention, recomputation, bf16 reduction",
         )
-        for limit, (seconds, retries) in zip(_LIMITS, published, strict=True)
+        for limit, series in _LIMITS.items()
+        for seconds in (figure.along("step")[series],)
     ]

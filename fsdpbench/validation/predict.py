@@ -17,7 +17,7 @@ from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
 from fsdpbench.validation.case import Case, Figure
 
 # Step time and memory come from the untraced pass.
-_MEASUREMENT = Measurement(2, 1, 0, timeout_s=600.0, most_warmup_steps=12, most_timed_steps=8)
+UNTRACED = Measurement(2, 1, 0, timeout_s=600.0, most_warmup_steps=12, most_timed_steps=8)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Prediction:
         return None if self.speed is None else self.error(self.speed)
 
 
-def config_of(case: Case, system: str | None = None) -> Config:
+def config_of(case: Case, system: str | None = None, measurement: Measurement = UNTRACED) -> Config:
     """The case as a configuration, of the software that it names unless `system` is given."""
     target = make_target(
         model=case.model,
@@ -60,7 +60,7 @@ def config_of(case: Case, system: str | None = None) -> Config:
         gpus=case.gpus,
         gpus_per_node=None,
         data=None,
-        measurement=_MEASUREMENT,
+        measurement=measurement,
         software=case.software,
     )
     return without_absent(
@@ -74,6 +74,16 @@ def predict(
     """Run what `folder` does not hold yet and return every case with its result, in order; one that its
     system cannot do has status `not_applicable`."""
     configs = [config_of(case, system) for case in cases]
+    results = simulate(configs, folder, progress, jobs)
+    return [
+        Prediction(case, results[content_key(config)]) for case, config in zip(cases, configs, strict=True)
+    ]
+
+
+def simulate(
+    configs: Sequence[Config], folder: Path, progress: Progress, jobs: int | None = None
+) -> dict[str, dict[str, Any]]:
+    """Run what `folder` does not hold yet; the results by content key, `not_applicable` among them."""
     refused = {content_key(c): not_applicable_result(c, why) for c in configs if (why := not_applicable(c))}
     unique = list({key: c for c in configs if (key := content_key(c)) not in refused}.values())
     store = Store.open_or_create(folder)
@@ -81,7 +91,4 @@ def predict(
         systems = sorted({config.system for config in unique})
         store.write_space({"schema": 1, "system": systems}, unique)
         run_sweep(store, unique, progress, jobs=jobs or jobs_for("sim"))
-    results = refused | {key: stored.result for key, stored in store.finished().items()}
-    return [
-        Prediction(case, results[content_key(config)]) for case, config in zip(cases, configs, strict=True)
-    ]
+    return refused | {key: stored.result for key, stored in store.finished().items()}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +20,7 @@ from fsdpbench.reports.page.details import Detail, build_details
 from fsdpbench.reports.page.effects import effects
 from fsdpbench.reports.page.fusion import fusion_table
 from fsdpbench.reports.page.interval_words import plus_minus, reserved_words, time_words
+from fsdpbench.reports.page.offline import island, own_file, policy
 from fsdpbench.reports.page.races import races
 from fsdpbench.reports.page.rank_differences import rank_differences
 from fsdpbench.reports.page.ranking import (
@@ -121,11 +119,11 @@ def render(view: RunView, target: Path, *, title: str | None = None) -> str:
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
     details = build_details(ranked, varying, lambda row: _links(row, target))
-    plotly, script = Markup(get_plotlyjs()), Markup("\n".join(_own_file(name) for name in _SCRIPTS))
+    plotly, script = Markup(get_plotlyjs()), Markup("\n".join(own_file(name) for name in _SCRIPTS))
     return _template().render(
         title=title or view.title,
-        policy=_policy(plotly, script),
-        css=Markup(_own_file("report.css")),
+        policy=policy(plotly, script),
+        css=Markup(own_file("report.css")),
         plotly=plotly,
         script=script,
         island=island,
@@ -147,14 +145,6 @@ def render(view: RunView, target: Path, *, title: str | None = None) -> str:
         definitions=DEFINITIONS,
         sweep_toml=view.sweep_toml,
     )
-
-
-def island(value: Any) -> Markup:
-    """JSON for a script element: nothing in it can end the element or open a comment."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
 
 
 def simulated_words(rows: Sequence[Configuration]) -> str | None:
@@ -185,7 +175,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     environment.filters["unbroken"] = _unbroken
     environment.filters["breakable"] = _breakable
-    return environment.from_string(_own_file("report.html.jinja"))
+    return environment.from_string(own_file("report.html.jinja"))
 
 
 def _unbroken(text: str) -> str:
@@ -196,24 +186,6 @@ def _unbroken(text: str) -> str:
 def _breakable(text: str) -> Markup:
     """A header that may continue on the next line behind an underscore or a slash."""
     return Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))
-
-
-def _own_file(name: str) -> str:
-    return resources.files("fsdpbench.reports.page").joinpath(name).read_text(encoding="utf-8")
-
-
-def _policy(*scripts: str) -> str:
-    """Only these scripts run, and nothing is fetched: a hostile name could do nothing even if it got
-    through.
-    """
-    allowed = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-        for script in scripts
-    )
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:

@@ -1,0 +1,86 @@
+"""The whole outcome as JSON values: what lies beside the page, and what the page is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fsdpbench.reproduce.outcome import Outcome, Simulated
+from fsdpbench.reproduce.traced import TracedRun
+from fsdpbench.results.provenance import versions
+
+SCHEMA = 1
+
+
+def as_dict(
+    publication: str, outcomes: Sequence[Outcome], traced: Sequence[Sequence[Sequence[TracedRun]]]
+) -> dict[str, Any]:
+    """Every figure with its points, claims, variants and traces."""
+    return {
+        "schema": SCHEMA,
+        "publication": publication,
+        "simulated": True,
+        "versions": versions(),
+        "figures": [_figure(outcome, runs) for outcome, runs in zip(outcomes, traced, strict=True)],
+    }
+
+
+def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str, Any]:
+    figure, words = outcome.figure, outcome.figure.words
+    nearest = outcome.nearest
+    return {
+        "name": figure.name,
+        "title": words.title,
+        "shows": words.shows,
+        "source": figure.about.source,
+        "read": figure.about.read,
+        "unit": figure.about.unit,
+        "assumed": list(words.assumed),
+        "settings_published": not figure.is_open,
+        "mean_error": outcome.mean_error,
+        "worst_error": outcome.worst_error,
+        "points": [_point(each) for each in outcome.points],
+        "variants": [
+            {
+                "words": each.words,
+                "mean_error": each.mean_error,
+                "mean_error_assumed": outcome.mean_error_of(each),
+                "points": [
+                    {"series": series, "x": x, "simulated": value}
+                    for (series, x), value in each.values.items()
+                ],
+            }
+            for each in outcome.tried
+        ],
+        "nearest": None if nearest is None else nearest.words,
+        "claims": [
+            {
+                "words": each.claim.words,
+                "least": each.claim.least,
+                "most": each.claim.most,
+                "unit": each.claim.unit,
+                "published": each.published,
+                "simulated": each.simulated,
+                "same": each.same,
+            }
+            for each in outcome.claims
+        ],
+        "differs": words.differs or None,
+        "contrasts": [
+            {"why": why, "runs": [{"words": run.words, **run.facts} for run in runs]}
+            for why, runs in zip(words.why, traced, strict=True)
+        ],
+    }
+
+
+def _point(each: Simulated) -> dict[str, Any]:
+    return {
+        "series": each.point.series,
+        "x": each.point.x,
+        "published": each.point.published,
+        "simulated": each.value,
+        "status": each.status.value,
+        "error": each.error,
+        "interval": each.interval,
+        "band": each.band,
+    }
