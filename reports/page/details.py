@@ -27,6 +27,9 @@ from fsdpbench.reports.trace import Trace, TraceError, read_trace
 
 Links = Callable[[Configuration], list[dict[str, str]]]
 
+Known = dict[tuple[str, int, int, int], tuple[Verdict | None, dict[str, Any]]]
+"""What was drawn of traces already, by path, time of change, number of traces and events allowed."""
+
 # What all timelines together may take of the page, in events of about 25 bytes, and the most for one of them.
 _EVENTS_IN_ALL = 180_000
 _MOST_EVENTS = 6_000
@@ -43,14 +46,17 @@ class Detail:
     verdict: Verdict | None = None
 
 
-def build_details(ranked: Sequence[Ranked], varying: Sequence[str], links: Links) -> list[Detail]:
-    """A detail for every configuration, in the order of the ranking."""
+def build_details(
+    ranked: Sequence[Ranked], varying: Sequence[str], links: Links, known: Known | None = None
+) -> list[Detail]:
+    """A detail for every configuration, in the order of the ranking; `known`: of an earlier page."""
     traced = sum(bool(entry.row.traces) for entry in ranked)
     most = min(_MOST_EVENTS, _EVENTS_IN_ALL // max(1, traced))
-    return [_detail(entry, varying, links, most) for entry in ranked]
+    drawn = {} if known is None else known
+    return [_detail(entry, varying, links, most, drawn) for entry in ranked]
 
 
-def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> Detail:
+def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int, known: Known) -> Detail:
     row = entry.row
     words = (
         f"{entry.place}. {short_label(row, varying)}"
@@ -79,13 +85,25 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> D
     verdict = None
     if row.traces:
         try:
-            trace = read_trace(row.traces[0])
-            analysis = analyze_trace(trace)
-            verdict = analysis.verdict
-            content |= _from_trace(row, trace, analysis, most)
+            verdict, drawn = _drawn(row, most, known)
+            content |= drawn
         except TraceError as error:
             content["warnings"] = [f"{error.path.name} is not shown: {error.reason}"]
     return Detail(row.folder.name, entry.place, words[:160], content, verdict)
+
+
+def _drawn(row: Configuration, most: int, known: Known) -> tuple[Verdict | None, dict[str, Any]]:
+    """What the trace says, and the parts that need it. Raises `TraceError`."""
+    path = row.traces[0]
+    try:
+        key = (str(path), path.stat().st_mtime_ns, len(row.traces), most)
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror})") from None
+    if key not in known:
+        trace = read_trace(path)
+        analysis = analyze_trace(trace)
+        known[key] = analysis.verdict, _from_trace(row, trace, analysis, most)
+    return known[key]
 
 
 def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:

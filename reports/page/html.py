@@ -19,7 +19,7 @@ from plotly.offline import get_plotlyjs
 
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.decisions_table import decisions_table
-from fsdpbench.reports.page.details import Detail, build_details
+from fsdpbench.reports.page.details import Detail, Known, build_details
 from fsdpbench.reports.page.effects import effects
 from fsdpbench.reports.page.interval_words import plus_minus, reserved_words, time_words
 from fsdpbench.reports.page.races import races
@@ -87,11 +87,22 @@ DEFINITIONS = (
 )
 
 
-def write_report(run_dir: Path, out: Path | None = None, *, title: str | None = None) -> Path:
+def write_report(
+    run_dir: Path,
+    out: Path | None = None,
+    *,
+    title: str | None = None,
+    reload_s: int | None = None,
+    known: Known | None = None,
+) -> Path:
     """Write the page of a run folder and return where it is (`run_dir/report.html` unless `out` says
     otherwise).
 
     The file appears whole or not at all. Links to traces are relative to it.
+
+    Args:
+        reload_s: of a sweep that goes on: the page says so, and loads itself again after so many seconds.
+        known: what was drawn of traces for an earlier page of the same run; added to.
 
     Raises:
         RunFolderError: `run_dir` is not a run folder.
@@ -100,7 +111,11 @@ def write_report(run_dir: Path, out: Path | None = None, *, title: str | None = 
     run_dir = Path(run_dir)
     view = load_run(run_dir)
     target = Path(out) if out is not None else run_dir / "report.html"
-    page = render(view, target, title=title)
+    return write_page(target, render(view, target, title=title, reload_s=reload_s, known=known))
+
+
+def write_page(target: Path, page: str) -> Path:
+    """Write `page` to `target`, whole or not at all. Raises `OSError`."""
     content = page.encode("utf-8", errors="backslashreplace")  # a folder's name may be no text
     if is_written_into(target):
         write_into(target, content)
@@ -114,16 +129,24 @@ def write_report(run_dir: Path, out: Path | None = None, *, title: str | None = 
     return target
 
 
-def render(view: RunView, target: Path, *, title: str | None = None) -> str:
-    """The page as text; `target` is where it will lie, for its links."""
+def render(
+    view: RunView,
+    target: Path,
+    *,
+    title: str | None = None,
+    reload_s: int | None = None,
+    known: Known | None = None,
+) -> str:
+    """The page as text; `target` is where it will lie, for its links. The rest as of `write_report`."""
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
-    details = build_details(ranked, varying, lambda row: _links(row, target))
+    details = build_details(ranked, varying, lambda row: _links(row, target), known)
     plotly, script = Markup(get_plotlyjs()), Markup("\n".join(_own_file(name) for name in _SCRIPTS))
     return _template().render(
         title=title or view.title,
         policy=_policy(plotly, script),
+        reload_s=reload_s,
         css=Markup(_own_file("report.css")),
         plotly=plotly,
         script=script,
