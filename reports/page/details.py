@@ -10,18 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fsdpbench.reports.analysis import RankAnalysis, TimeParts, analyze_trace
+from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
 from fsdpbench.reports.analysis.findings import Verdict
 from fsdpbench.reports.page import display
-from fsdpbench.reports.page.charts import Table
-from fsdpbench.reports.page.held_table import held_by_unit, held_table
-from fsdpbench.reports.page.idle_table import idle_table
-from fsdpbench.reports.page.memory_chart import memory_chart
 from fsdpbench.reports.page.ranking import Ranked, short_label
 from fsdpbench.reports.page.ranks_table import ranks_table
-from fsdpbench.reports.page.timeline_data import pack_timeline
-from fsdpbench.reports.page.units_chart import units_chart
+from fsdpbench.reports.page.trace_parts import trace_parts
 from fsdpbench.reports.page.view import Configuration, Status
+from fsdpbench.reports.page.work_tables import island_table
 from fsdpbench.reports.run_files import ResultFile
 from fsdpbench.reports.trace import Trace, TraceError, read_trace
 
@@ -107,100 +103,10 @@ def _drawn(row: Configuration, most: int, known: Known) -> tuple[Verdict | None,
 
 
 def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:
-    """The parts that need the trace."""
-    step = analysis.steps[-1] if analysis.steps else None
-    packed = pack_timeline(trace, step, most) if step else None
-    memory = memory_chart(trace, analysis, row.capacity_bytes, min(600, 60 + most // 6))
-    held, by_unit = held_table(analysis.memory), held_by_unit(analysis.memory)
-    idle = idle_table(analysis)
+    """The parts that need the trace, and what the other ranks' traces say."""
     ranks = ranks_table(analysis, row.traces[1:])
-    return {
-        "warnings": _warnings(analysis),
-        "timeline": packed,
-        "retries": _retry_offsets(trace, analysis),
-        "memory": memory.figure if memory else None,
-        "memory_table": _island_table(memory.table) if memory else None,
-        "memory_note": None if memory else "The trace has no memory events.",
-        "units": _units(analysis),
-        "verdict": _verdict(analysis),
-        "held": _island_table(held) if held else None,
-        "held_by_unit": _island_table(by_unit) if by_unit else None,
-        "idle": _island_table(idle) if idle else None,
-        "ranks": {"lead": ranks.lead, "table": _island_table(ranks.table)} if ranks else None,
-        "phases": _phases(analysis),
-        "communication": _communication(analysis),
-    }
-
-
-def _warnings(analysis: RankAnalysis) -> list[str]:
-    doubts = [] if analysis.trusted else ["The figures of this trace are not to be trusted as they are:"]
-    return [*doubts, *analysis.warnings]
-
-
-def _retry_offsets(trace: Trace, analysis: RankAnalysis) -> list[int]:
-    """Retries inside the shown step, ns from its start."""
-    step = analysis.steps[-1]
-    return [int(time) - step.start for time in trace.retries.time if step.start <= time < step.end]
-
-
-def _phases(analysis: RankAnalysis) -> dict[str, Any] | None:
-    """Parts of forward, backward and optimizer of the mean step, ms."""
-    steps = len(analysis.steps)
-    if not steps or not analysis.phases:
-        return None
-    spans = [*((name, parts) for name, parts in analysis.phases.items()), ("step", analysis.time)]
-    return _island_table(
-        Table(
-            (
-                "phase",
-                *("compute only", "overlapped", "exposed", "idle", "in all"),
-                "overlap",
-            ),
-            tuple(_phase_row(name, parts.per(steps)) for name, parts in spans),
-        )
-    )
-
-
-def _phase_row(name: str, parts: TimeParts) -> tuple[str, ...]:
-    amounts = (parts.compute_only, parts.overlapped, parts.exposed_communication, parts.idle, parts.total)
-    return (name, *(_ms(amount) for amount in amounts), display.percent(parts.overlap_fraction))
-
-
-def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
-    """By collective type, the mean step."""
-    steps = len(analysis.steps)
-    if not steps or not analysis.communication:
-        return None
-    rows = tuple(
-        (
-            name.replace("_", "-"),
-            display.count(figures.count / steps),
-            display.size(figures.bytes / steps if figures.bytes is not None else None),
-            _ms(figures.time / steps),
-            _ms(figures.exposed / steps),
-            display.number(figures.bus_bandwidth / 1e9) if figures.bus_bandwidth else display.NOTHING,
-            display.percent(figures.roof_share, 0),
-        )
-        for name, figures in analysis.communication.items()
-    )
-    roof = f"of {analysis.links.name}'s roof" if analysis.links else "of the best one seen"
-    columns = ("collective", "calls", "size", "time, ms", "exposed, ms", "bus, GB/s", roof)
-    return _island_table(Table(columns, rows))
-
-
-def _units(analysis: RankAnalysis) -> dict[str, Any] | None:
-    chart = units_chart(analysis)
-    if chart is None:
-        return None
-    return {"lead": chart.lead, "figure": chart.figure, "table": _island_table(chart.table)}
-
-
-def _verdict(analysis: RankAnalysis) -> list[str]:
-    """What the analysis concludes: its findings in order of what they cost, or why there are none."""
-    verdict = analysis.verdict
-    if verdict is None:
-        return []
-    return [finding.text for finding in verdict.findings] or [verdict.sentence]
+    told = {"lead": ranks.lead, "table": island_table(ranks.table)} if ranks else None
+    return trace_parts(trace, analysis, row.capacity_bytes, most) | {"ranks": told}
 
 
 def _results(entry: Ranked) -> list[list[str]]:
@@ -254,11 +160,3 @@ def _sampling(result: ResultFile) -> list[tuple[str, str]]:
 
 def _with_unit(text: str, unit: str) -> str:
     return text if text == display.NOTHING else f"{text} {unit}"
-
-
-def _ms(ns: float) -> str:
-    return display.ms(ns / 1e6)
-
-
-def _island_table(table: Table) -> dict[str, Any]:
-    return {"columns": table.columns, "rows": table.rows, "numeric": sorted(table.numeric)}

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.decisions_table import decisions_table
@@ -36,8 +28,8 @@ from fsdpbench.reports.page.ranking import (
 from fsdpbench.reports.page.ranking_table import RankingTable, ranking_table
 from fsdpbench.reports.page.recommendation import advice, best_sentence, findings
 from fsdpbench.reports.page.sections import sections
+from fsdpbench.reports.page.shell import render_page, write_page
 from fsdpbench.reports.page.view import Configuration, RunView, Status, load_run
-from fsdpbench.reports.writing import is_written_into, write_into
 
 _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 
@@ -114,21 +106,6 @@ def write_report(
     return write_page(target, render(view, target, title=title, reload_s=reload_s, known=known))
 
 
-def write_page(target: Path, page: str) -> Path:
-    """Write `page` to `target`, whole or not at all. Raises `OSError`."""
-    content = page.encode("utf-8", errors="backslashreplace")  # a folder's name may be no text
-    if is_written_into(target):
-        write_into(target, content)
-        return target
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return target
-
-
 def render(
     view: RunView,
     target: Path,
@@ -142,15 +119,11 @@ def render(
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
     details = build_details(ranked, varying, lambda row: _links(row, target), known)
-    plotly, script = Markup(get_plotlyjs()), Markup("\n".join(_own_file(name) for name in _SCRIPTS))
-    return _template().render(
+    return render_page(
+        "page/report.html.jinja",
+        _SCRIPTS,
         title=title or view.title,
-        policy=_policy(plotly, script),
         reload_s=reload_s,
-        css=Markup(_own_file("report.css")),
-        plotly=plotly,
-        script=script,
-        island=island,
         facts=_facts(view, ranked),
         simulated=simulated_words(rows),
         sentence=best_sentence(view),
@@ -168,14 +141,6 @@ def render(
         definitions=DEFINITIONS,
         sweep_toml=view.sweep_toml,
     )
-
-
-def island(value: Any) -> Markup:
-    """JSON for a script element: nothing in it can end the element or open a comment."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
 
 
 def simulated_words(rows: Sequence[Configuration]) -> str | None:
@@ -200,41 +165,6 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
     verb = "comes" if len(simulated) == len(rows) else "come"
     how = "The FSDP code was run; time and memory were simulated."
     return f"{scope} {verb} from simulated GPUs{f': {told}' if told else ''}. {how}"
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["unbroken"] = _unbroken
-    environment.filters["breakable"] = _breakable
-    return environment.from_string(_own_file("report.html.jinja"))
-
-
-def _unbroken(text: str) -> str:
-    """Figures stay on one line with their units."""
-    return re.sub(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)", "\u00a0", text)
-
-
-def _breakable(text: str) -> Markup:
-    """A header that may continue on the next line behind an underscore or a slash."""
-    return Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))
-
-
-def _own_file(name: str) -> str:
-    return resources.files("fsdpbench.reports.page").joinpath(name).read_text(encoding="utf-8")
-
-
-def _policy(*scripts: str) -> str:
-    """Only these scripts run, and nothing is fetched: a hostile name could do nothing even if it got
-    through.
-    """
-    allowed = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-        for script in scripts
-    )
-    return (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
 
 
 def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
