@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fsdpbench.cli.output import show, show_json
-from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
-from fsdpbench.errors import UsageError
+from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, PossiblePath, whole
+from fsdpbench.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
     from fsdpbench.reports.analysis import Analysis
+    from fsdpbench.reports.analysis.operators import Chip
     from fsdpbench.reports.analysis.roof import Links
     from fsdpbench.reports.flight_recorder import Verdict
     from fsdpbench.reports.trace import TraceLimits
+
+    Roofs = tuple[dict[str, Links], dict[str, Chip]]
 
 
 @click.command("analyze")
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     metavar="NAME=VALUE",
     help="How much a file may ask for: unpacked=4GiB, depth=200, event=16MiB, events=10000000.",
 )
+@click.option("-o", "--output", type=PlaceForFile(), help="Write an offline HTML page there as well.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def command(
     paths: tuple[Path, ...],
@@ -39,6 +44,7 @@ def command(
     hta: bool,
     jobs: int | None,
     limits: tuple[str, ...],
+    output: Path | None,
     as_json: bool,
 ) -> None:
     """Overlap, exposed communication, idle time and memory of Kineto traces (files or folders); of Flight
@@ -49,19 +55,23 @@ def command(
 
     verdict = _dumps(paths)
     if verdict is not None:
-        if against is not None or hta:
-            raise UsageError("--against and --hta are for traces, and these are Flight Recorder dumps")
+        if against is not None or hta or output is not None:
+            raise UsageError("--against, --hta and -o are for traces, and these are Flight Recorder dumps")
         if as_json:
             show_json(verdict.to_dict())
         else:
             show(describe_dumps(verdict))
         return
-    links = _links(hardware)
+    if against is not None and output is not None:
+        raise UsageError(
+            "-o makes a page of traces, not of what changed since --against: ask for one of both"
+        )
+    roofs = _roofs(hardware)
     allowed = _limits(limits)
-    analysis = _analyzed(paths, jobs, links, allowed)
+    analysis = _analyzed(paths, jobs, roofs, allowed, draws=output is not None)
     content: dict[str, Any] = analysis.to_dict()
     texts = [describe(analysis)]
-    before = _analyzed((against,), jobs, links, allowed) if against is not None else None
+    before = _analyzed((against,), jobs, roofs, allowed) if against is not None else None
     if before is not None:
         content, texts = _compared(before, analysis)
     if hta:
@@ -74,6 +84,19 @@ def command(
         show_json(content)
     else:
         show("\n\n".join(texts))
+    if output is not None:
+        _write_page(analysis, output, paths)
+
+
+def _write_page(analysis: Analysis, output: Path, paths: tuple[Path, ...]) -> None:
+    from fsdpbench.reports.trace_page import write_trace_page
+
+    title = paths[0].resolve().name + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+    try:
+        write_trace_page(analysis, output, title)
+    except OSError as error:
+        raise BenchError(f"{output}: cannot be written ({error.strerror})") from None
+    tell(f"wrote {output}")
 
 
 def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
@@ -98,37 +121,49 @@ def _limits(texts: tuple[str, ...]) -> TraceLimits:
 
 
 def _analyzed(
-    paths: tuple[Path, ...], jobs: int | None, links: dict[str, Links], limits: TraceLimits
+    paths: tuple[Path, ...], jobs: int | None, roofs: Roofs, limits: TraceLimits, *, draws: bool = False
 ) -> Analysis:
     from fsdpbench.reports.analysis import analyze
     from fsdpbench.reports.analysis.inputs import find_traces
     from fsdpbench.reports.analysis.parallel import suitable_processes
     from fsdpbench.reports.trace import TraceError
+    from fsdpbench.reports.trace_page import draw_rank
 
     try:
-        processes = jobs or suitable_processes([file.path for file in find_traces(paths)])
-        return analyze(paths, processes=processes, links=links, limits=limits)
+        files = [file.path for file in find_traces(paths)]
+        processes = jobs or suitable_processes(files)
+        draw = partial(draw_rank, traces=len(files)) if draws else None
+        links, chips = roofs
+        return analyze(paths, processes=processes, links=links, limits=limits, chips=chips, draw=draw)
     except TraceError as error:
         raise UsageError(str(error)) from None
 
 
-def _links(hardware: str | None) -> dict[str, Links]:
-    """The links by device name: of all packaged profiles, or of the one asked for, for any device."""
+def _roofs(hardware: str | None) -> Roofs:
+    """Links and chips by device name: of all packaged profiles, or of the one asked for, for any device."""
+    from fsdpbench.reports.analysis.operators import Chip
+    from fsdpbench.reports.analysis.operators.chip import ANY_CHIP
     from fsdpbench.reports.analysis.roof import ANY_DEVICE, Links
-    from fsdpbench.sim.hardware import ProfileError, load_profile, profile_names
+    from fsdpbench.sim.hardware import HardwareProfile, ProfileError, load_profile, profile_names
 
-    def of(name: str) -> tuple[str, Links]:
-        profile = load_profile(name)
+    def links_of(profile: HardwareProfile) -> Links:
         nic = profile.nic.gb_s_per_node * 1e9
-        links = Links(profile.name, profile.gpus_per_node, profile.nvlink.peak_gb_s * 1e9, nic)
-        return profile.title, links
+        return Links(profile.name, profile.gpus_per_node, profile.nvlink.peak_gb_s * 1e9, nic)
+
+    def chip_of(profile: HardwareProfile) -> Chip:
+        peaks = {**profile.peak_flops, **profile.narrow_peak_flops}
+        return Chip(profile.name, peaks, profile.memory_bandwidth)
 
     if hardware is None:
-        return dict(of(name) for name in profile_names())
+        profiles = [load_profile(name) for name in profile_names()]
+        links = {profile.title: links_of(profile) for profile in profiles}
+        chips = {name: chip_of(profile) for profile in profiles for name in (profile.title, profile.name)}
+        return links, chips
     try:
-        return {ANY_DEVICE: of(hardware)[1]}
+        profile = load_profile(hardware)
     except ProfileError as error:
         raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
+    return {ANY_DEVICE: links_of(profile)}, {ANY_CHIP: chip_of(profile)}
 
 
 def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, Any], list[str]]:

@@ -25,6 +25,7 @@ _COMMANDS = {
     "tune": "Search a space for its best configurations.",
     "analyze": "Overlap, exposed communication and memory of any Kineto trace.",
     "explain": "Why memory ran out, and the smallest changes that fit.",
+    "watch": "Watch a sweep that runs, its page rewritten as results arrive.",
     "report": "Write the report of a run folder again.",
     "compare": "Is B worse than A? Run folders or results; exit 1 on a regression.",
     "check": "Compare a sweep with a baseline; exit 1 on a regression.",

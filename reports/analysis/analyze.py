@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from fsdpbench.reports.analysis.activity import Activity, find_activity
 from fsdpbench.reports.analysis.figures import collective_figures, phase_parts, time_parts
@@ -28,6 +29,8 @@ from fsdpbench.reports.analysis.model import (
     merge,
 )
 from fsdpbench.reports.analysis.name_totals import name_totals
+from fsdpbench.reports.analysis.operators import Chip, work_tables
+from fsdpbench.reports.analysis.operators.chip import chip_of
 from fsdpbench.reports.analysis.parallel import end_with_the_caller, interruptions_held
 from fsdpbench.reports.analysis.ranks import summarize
 from fsdpbench.reports.analysis.roof import Links, links_of
@@ -39,7 +42,9 @@ from fsdpbench.reports.analysis.units import NUMBERED_UNITS, fsdp_spans
 from fsdpbench.reports.analysis.verdict import judge_rank
 from fsdpbench.reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
 from fsdpbench.reports.analysis.work_counts import count_work
-from fsdpbench.reports.trace import Trace, TraceError, TraceLimits, read_trace
+from fsdpbench.reports.trace import Category, Trace, TraceError, TraceLimits, read_trace
+
+Draw = Callable[[Trace, RankAnalysis], Any]
 
 
 def analyze(
@@ -48,6 +53,8 @@ def analyze(
     processes: int = 1,
     links: Mapping[str, Links] | None = None,
     limits: TraceLimits | None = None,
+    chips: Mapping[str, Chip] | None = None,
+    draw: Draw | None = None,
 ) -> Analysis:
     """Analyses every trace and memory snapshot behind the paths (files, or folders searched for them).
 
@@ -59,6 +66,9 @@ def analyze(
             calling program must be importable, as `multiprocessing` demands); 1 reads here, one by one.
         links: by the devices' names in traces, what they are connected by; simulated traces say it.
         limits: how much a file may ask for, as for `read_trace`.
+        chips: by the devices' names in traces, what they can do at most.
+        draw: called with each trace while it is there; what it returns is the rank's `drawing`. With several
+            processes a function of a module, or a `partial` of one.
 
     Raises:
         TraceError: see above, or a path that does not exist.
@@ -68,7 +78,7 @@ def analyze(
     snapshots: list[SnapshotAnalysis] = []
     problems: list[Problem] = []
     unread: Counter[str] = Counter()
-    read = partial(_outcome, links=links or {}, limits=limits)
+    read = partial(_outcome, links=links or {}, limits=limits, chips=chips or {}, draw=draw)
     for file, outcome in zip(files, _outcomes(files, min(processes, len(files)), read), strict=True):
         if isinstance(outcome, RankAnalysis):
             ranks.append(outcome)
@@ -107,12 +117,19 @@ def _outcomes(
             raise TraceError(files[0].path, reason) from None
 
 
-def _outcome(file: TraceFile, links: Mapping[str, Links], limits: TraceLimits | None) -> _Outcome:
+def _outcome(
+    file: TraceFile,
+    links: Mapping[str, Links],
+    limits: TraceLimits | None,
+    chips: Mapping[str, Chip],
+    draw: Draw | None,
+) -> _Outcome:
     try:
         if file.is_snapshot:
             return read_snapshot(file.path, limits)
         trace = read_trace(file.path, limits)
-        return analyze_trace(trace, configuration=file.configuration, links=links)
+        rank = analyze_trace(trace, configuration=file.configuration, links=links, chips=chips)
+        return rank if draw is None else replace(rank, drawing=draw(trace, rank))
     except TraceError as error:
         return error
     except MemoryError:
@@ -120,9 +137,13 @@ def _outcome(file: TraceFile, links: Mapping[str, Links], limits: TraceLimits | 
 
 
 def analyze_trace(
-    trace: Trace, *, configuration: str | None = None, links: Mapping[str, Links] | None = None
+    trace: Trace,
+    *,
+    configuration: str | None = None,
+    links: Mapping[str, Links] | None = None,
+    chips: Mapping[str, Chip] | None = None,
 ) -> RankAnalysis:
-    """All figures of one rank's trace; `links` as for `analyze`."""
+    """All figures of one rank's trace; `links` and `chips` as for `analyze`."""
     spans = fsdp_spans(trace)
     connected = links_of(trace, links or {})
     activity = find_activity(trace, spans, connected)
@@ -159,6 +180,8 @@ def analyze_trace(
         durations=collective_durations(trace, activity),
         work=count_work(trace, activity, spans, windows),
         names=name_totals(trace, activity, windows),
+        cpu_seen=bool(len(trace.rows(Category.CPU_OP, Category.RUNTIME))),
+        tables=work_tables(trace, activity, windows, chip_of(trace, chips or {})),
     )
     return replace(rank, verdict=judge_rank(rank))
 

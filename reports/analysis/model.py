@@ -17,10 +17,12 @@ from fsdpbench.reports.analysis.idle import IdleCauses
 from fsdpbench.reports.analysis.lateness import GatherTiming
 from fsdpbench.reports.analysis.memory import MemoryAnalysis
 from fsdpbench.reports.analysis.name_totals import NameTotal
+from fsdpbench.reports.analysis.operators.model import WorkTables
 from fsdpbench.reports.analysis.roof import Links
 from fsdpbench.reports.analysis.snapshot import SnapshotAnalysis
 from fsdpbench.reports.analysis.stragglers import CollectiveDurations, Waiting
 from fsdpbench.reports.analysis.time_units import seconds
+from fsdpbench.reports.analysis.torch_words import in_torch
 from fsdpbench.reports.analysis.work_counts import WorkCounts
 
 
@@ -227,7 +229,9 @@ class RankAnalysis:
     """One trace: figures over all its steps. `kind`: "gpu" (kernels on streams) or "cpu" (operators).
 
     links: whose roof the bandwidths are held against; None: the best one that the trace itself shows.
-    names: what ran within the steps, by name.
+    names: what ran within the steps, by name; tables: the same by kernel, operator, module and device.
+    cpu_seen: whether the trace has launches or operators of a CPU.
+    drawing: what the caller of `analyze` asked to keep of the trace.
     """
 
     rank: int
@@ -251,6 +255,9 @@ class RankAnalysis:
     durations: CollectiveDurations | None = field(default=None, repr=False, compare=False)
     work: WorkCounts = field(default_factory=WorkCounts)
     names: tuple[NameTotal, ...] = field(default=(), repr=False)
+    cpu_seen: bool = True
+    tables: WorkTables = field(default_factory=WorkTables, repr=False)
+    drawing: Any = field(default=None, repr=False, compare=False)
 
     @property
     def fused(self) -> tuple[FusedGroup, ...]:
@@ -282,6 +289,7 @@ class RankAnalysis:
             "trusted": self.trusted,
             "warnings": list(self.warnings),
             "verdict": self.verdict.to_dict() if self.verdict else None,
+            "advice_in_torch": list(in_torch(self.verdict)) if self.verdict else [],
             "overlap_fraction": self.overlap_fraction,
             "duration_s": seconds(self.time.total),
             "step_time_s": seconds(self.mean_step.total),
@@ -297,6 +305,7 @@ class RankAnalysis:
             "fused_kernels": [group.to_dict() for group in self.fused],
             "idle_causes_s": self.idle_causes.to_dict(),
             "memory": self.memory.to_dict(),
+            **self.tables.to_dict(),
         }
 
 

@@ -32,21 +32,39 @@ COLLECTIVE_TYPES = tuple(CollectiveType)
 
 # In this order: "reduce_scatter" and "all_reduce" hold "reduce", "allgather" is a part of other names.
 _TYPE_PATTERNS = (
-    (re.compile(r"reduce_?scatter", re.I), CollectiveType.REDUCE_SCATTER),
-    (re.compile(r"all_?reduce|cross_device_reduce", re.I), CollectiveType.ALL_REDUCE),
-    (re.compile(r"all_?gather|(^|[_:])gather", re.I), CollectiveType.ALL_GATHER),
-    (re.compile(r"all_?to_?all", re.I), CollectiveType.ALL_TO_ALL),
-    (re.compile(r"broadcast", re.I), CollectiveType.BROADCAST),
-    (re.compile(r"barrier", re.I), CollectiveType.BARRIER),
-    (re.compile(r"send_?recv|(^|[_:])(i?send|i?recv)", re.I), CollectiveType.SEND_RECV),
+    (re.compile(r"reduce_?scatter|userbuffers_\w*_rs(_|$)", re.I), CollectiveType.REDUCE_SCATTER),
+    (
+        re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce|userbuffers_\w*_sum", re.I),
+        CollectiveType.ALL_REDUCE,
+    ),
+    (re.compile(r"all_?gather|(^|[_:])f?collect(_|$)|(^|[_:])gather", re.I), CollectiveType.ALL_GATHER),
+    (
+        re.compile(r"all_?to_?all|(intra|inter)node::|deep_ep::|internode_ll", re.I),
+        CollectiveType.ALL_TO_ALL,
+    ),
+    (re.compile(r"broadcast|bcast", re.I), CollectiveType.BROADCAST),
+    (re.compile(r"barrier|sync_all|quiet", re.I), CollectiveType.BARRIER),
+    (
+        re.compile(
+            r"send_?recv|(^|[_:])(i?send|i?recv)|(put|get|wait|signal)_?(nbi|signal|mem|until|block|wrapper)"
+            r"|shmemi?x?_\w*(put|get|wait|signal|p2p)|(put|wait)_signal|stream_(write|wait)_value",
+            re.I,
+        ),
+        CollectiveType.SEND_RECV,
+    ),
     (re.compile(r"reduce", re.I), CollectiveType.REDUCE),
 )
 
-# NCCL and RCCL kernels ("ncclDevKernel_...", "ncclKernel_...", "rccl..."), MSCCL's, and torch's own
-# symmetric-memory and custom all-reduce kernels.
+# Kernels that carry out collectives and what belongs to them, by their libraries' names.
 _COMMUNICATION_KERNEL = re.compile(
-    r"^(void )?(nccl|rccl|mscclKernel|msccl)|ncclDevKernel|ncclKernel"
-    r"|(multimem|one_shot|two_shot)_all_?(reduce|gather)|cross_device_reduce",
+    r"^(void )?(nccl|rccl|msccl|hccl|oneccl|ucc_|oneapi::ccl)|ncclDevKernel|ncclKernel|mscclKernel|mscclpp"
+    # torch's symmetric memory (CUDASymmetricMemoryOps.cu): multimem_*, one_shot_*, two_shot_*, signals.
+    r"|(^|[ :_])multimem_\w+|(one|two)_shot_\w*(reduce|gather|scatter)|_symm_mem|symm(etric)?_mem(ory)?[_:]"
+    r"|(^|[ :])(barrier|put_signal|wait_signal)_kernel|stream_(write|wait)_value"
+    # NVSHMEM, rocSHMEM, and what is built on them.
+    r"|(nv|roc|ish|open)?shmem(i|x|m)?_\w+|all_to_all_vdev|deep_ep::|(intra|inter)node(_ll)?::\w*(dispatch|combine)"
+    # Custom all-reduces of vLLM, SGLang, TensorRT-LLM, FlashInfer, Transformer Engine.
+    r"|cross_device_reduce|quick_?reduce::|all_?reduce_(fusion|prototype|kernel)|trtllm_\w*all_?reduce|userbuffers_",
     re.IGNORECASE,
 )
 
@@ -64,7 +82,7 @@ _COMPUTATION_OPERATOR = re.compile(r"^[A-Za-z_]\w*::\w|^(graph_\d+_)?cpp_fused|^
 def collective_type(name: str) -> CollectiveType:
     """The type behind a kernel's, a span's or a metadata name ("_allgather_base", "gloo:all_reduce")."""
     # RCCL's and NCCL's template arguments may name other things; the type stands before the first bracket.
-    head = name.split("(", 1)[0].split("<", 1)[0]
+    head = name.replace("(anonymous namespace)::", "").split("(", 1)[0].split("<", 1)[0]
     for pattern, kind in _TYPE_PATTERNS:
         if pattern.search(head):
             return kind

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
+from fsdpbench.reports.analysis.largest_share import largest_idle
 from fsdpbench.reports.analysis.lateness import GatherTiming, LateCause
 from fsdpbench.reports.analysis.model import RankAnalysis
 from fsdpbench.reports.analysis.units import ROOT_UNIT
@@ -73,6 +74,8 @@ def judge_rank(rank: RankAnalysis) -> Verdict:
     if not rank.time.total:
         return Verdict(Outcome.CANNOT_TELL, "Cannot tell, because the trace's steps have no length.")
     found = [finding for rule in _RULES for finding in rule(rank) if finding.share >= WORTH]
+    idle = largest_idle(rank, found)
+    found += [idle] if idle is not None else []
     found.sort(key=lambda finding: finding.share, reverse=True)
     exposed = rank.time.exposed_communication / rank.time.total
     if found:

@@ -86,7 +86,10 @@ def step_windows(trace: Trace, activity: Activity) -> list[Window]:
             start, end = int(activity.work.start.min()), int(activity.work.end.max())
         else:
             start, end = int(events.start.min()), int(events.end.max())
-        return [Window(Mark("", start, end), start, end)]
+        # Everything was asked for within it: the first kernels' launches lie before the first kernel.
+        asked = activity.work.asked()
+        first, last = int(asked.min(initial=start)), int(asked.max(initial=end - 1)) + 1
+        return [Window(Mark("", min(first, start), max(last, end)), start, end)]
     windows: list[Window] = []
     reach = marks[0].start
     for mark, busy_until in zip(marks, _last_ends(marks, activity), strict=True):

@@ -2,11 +2,13 @@
 
 from fsdpbench.reports.page.exports import write_csv, write_json, write_markdown
 from fsdpbench.reports.page.html import write_report
+from fsdpbench.reports.page.live import LivePage
 from fsdpbench.reports.page.recommendation import best_sentence, findings
 from fsdpbench.reports.page.view import Configuration, RunFolderError, RunView, Status, load_run
 
 __all__ = [
     "Configuration",
+    "LivePage",
     "RunFolderError",
     "RunView",
     "Status",

@@ -59,6 +59,13 @@ const Detail = (() => {
       built.push(make("h3", { text: "What this trace says" }), make("ul", { class: "said" }, ...content.verdict.map((text) => make("li", { text }))));
     }
     if (content.timeline) built.push(...timelineParts(content));
+    if (content.kernels) {
+      built.push(make("h3", { text: "Top kernels" }), make("p", { class: "muted small", text: content.roof_note }), table(content.kernels, "Top kernels"));
+      if (content.families) built.push(behind(content.families, "By kind of work"));
+      if (content.operators) built.push(behind(content.operators, "By operator, against the roof"));
+      if (content.modules) built.push(behind(content.modules, "By module (forward)"));
+      if (content.devices) built.push(behind(content.devices, "By device"));
+    }
     if (content.units) {
       built.push(make("h3", { text: "Communication by FSDP unit" }), make("p", { class: "muted small", text: content.units.lead }));
       built.push(chart("units", "Bars of hidden and exposed communication by FSDP unit; the table below has the figures."));
@@ -79,7 +86,7 @@ const Detail = (() => {
     built.push(make("div", { class: "two" },
       block("Where each phase goes, ms", content.phases), block("Communication by type, a step", content.communication),
       block("Why the device idles", content.idle)));
-    built.push(make("div", { class: "two" }, make("div", {}, make("h3", { text: "Every setting" }), pairs(content.settings)),
+    built.push(make("div", { class: "two" }, content.settings.length ? make("div", {}, make("h3", { text: "Every setting" }), pairs(content.settings)) : null,
       make("div", {}, make("h3", { text: "Results" }), pairs(content.results), ...links(content.links))));
     return built;
   }

@@ -10,22 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.reports.analysis import RankAnalysis, TimeParts, analyze_trace
+from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
 from fsdpbench.reports.analysis.findings import Verdict
 from fsdpbench.reports.page import display
-from fsdpbench.reports.page.charts import Table
-from fsdpbench.reports.page.held_table import held_by_phase, held_by_unit, held_table
-from fsdpbench.reports.page.idle_table import idle_table
-from fsdpbench.reports.page.memory_chart import memory_chart
+from fsdpbench.reports.page.held_table import held_by_phase
 from fsdpbench.reports.page.ranking import Ranked, short_label
 from fsdpbench.reports.page.ranks_table import ranks_table
-from fsdpbench.reports.page.timeline_data import pack_timeline
-from fsdpbench.reports.page.units_chart import units_chart
+from fsdpbench.reports.page.trace_parts import trace_parts
 from fsdpbench.reports.page.view import Configuration, Status
+from fsdpbench.reports.page.work_tables import island_table
 from fsdpbench.reports.run_files import ResultFile
 from fsdpbench.reports.trace import Trace, TraceError, read_trace
 
 Links = Callable[[Configuration], list[dict[str, str]]]
+
+Drawn = tuple[Verdict | None, Mapping[str, int], dict[str, Any]]
+"""Of a trace: its verdict, bytes alive at the peak by phase, what is drawn."""
+
+Known = dict[tuple[str, int, int, int], Drawn]
+"""What was drawn of traces already, by path, time of change, number of traces and events allowed."""
 
 # What all timelines together may take of the page, in events of about 25 bytes, and the most for one of them.
 _EVENTS_IN_ALL = 180_000
@@ -45,14 +48,17 @@ class Detail:
     held: Mapping[str, int] = field(default_factory=dict)
 
 
-def build_details(ranked: Sequence[Ranked], varying: Sequence[str], links: Links) -> list[Detail]:
-    """A detail for every configuration, in the order of the ranking."""
+def build_details(
+    ranked: Sequence[Ranked], varying: Sequence[str], links: Links, known: Known | None = None
+) -> list[Detail]:
+    """A detail for every configuration, in the order of the ranking; `known`: of an earlier page."""
     traced = sum(bool(entry.row.traces) for entry in ranked)
     most = min(_MOST_EVENTS, _EVENTS_IN_ALL // max(1, traced))
-    return [_detail(entry, varying, links, most) for entry in ranked]
+    drawn = {} if known is None else known
+    return [_detail(entry, varying, links, most, drawn) for entry in ranked]
 
 
-def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> Detail:
+def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int, known: Known) -> Detail:
     row = entry.row
     words = (
         f"{entry.place}. {short_label(row, varying)}"
@@ -78,113 +84,37 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> D
         "results": _results(entry),
         "links": links(row),
     }
-    verdict, held = None, {}
+    verdict: Verdict | None = None
+    held: Mapping[str, int] = {}
     if row.traces:
         try:
-            trace = read_trace(row.traces[0])
-            analysis = analyze_trace(trace)
-            verdict, held = analysis.verdict, held_by_phase(analysis.memory)
-            content |= _from_trace(row, trace, analysis, most)
+            verdict, held, drawn = _drawn(row, most, known)
+            content |= drawn
         except TraceError as error:
             content["warnings"] = [f"{error.path.name} is not shown: {error.reason}"]
     return Detail(row.folder.name, entry.place, words[:160], content, verdict, held)
 
 
+def _drawn(row: Configuration, most: int, known: Known) -> Drawn:
+    """What the trace says, and the parts that need it. Raises `TraceError`."""
+    path = row.traces[0]
+    try:
+        key = (str(path), path.stat().st_mtime_ns, len(row.traces), most)
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror})") from None
+    if key not in known:
+        trace = read_trace(path)
+        analysis = analyze_trace(trace)
+        content = _from_trace(row, trace, analysis, most)
+        known[key] = analysis.verdict, held_by_phase(analysis.memory), content
+    return known[key]
+
+
 def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:
-    """The parts that need the trace."""
-    step = analysis.steps[-1] if analysis.steps else None
-    packed = pack_timeline(trace, step, most) if step else None
-    memory = memory_chart(trace, analysis, row.capacity_bytes, min(600, 60 + most // 6))
-    held, by_unit = held_table(analysis.memory), held_by_unit(analysis.memory)
-    idle = idle_table(analysis)
+    """The parts that need the trace, and what the other ranks' traces say."""
     ranks = ranks_table(analysis, row.traces[1:])
-    return {
-        "warnings": _warnings(analysis),
-        "timeline": packed,
-        "retries": _retry_offsets(trace, analysis),
-        "memory": memory.figure if memory else None,
-        "memory_table": _island_table(memory.table) if memory else None,
-        "memory_note": None if memory else "The trace has no memory events.",
-        "units": _units(analysis),
-        "verdict": _verdict(analysis),
-        "held": _island_table(held) if held else None,
-        "held_by_unit": _island_table(by_unit) if by_unit else None,
-        "idle": _island_table(idle) if idle else None,
-        "ranks": {"lead": ranks.lead, "table": _island_table(ranks.table)} if ranks else None,
-        "phases": _phases(analysis),
-        "communication": _communication(analysis),
-    }
-
-
-def _warnings(analysis: RankAnalysis) -> list[str]:
-    doubts = [] if analysis.trusted else ["The figures of this trace are not to be trusted as they are:"]
-    return [*doubts, *analysis.warnings]
-
-
-def _retry_offsets(trace: Trace, analysis: RankAnalysis) -> list[int]:
-    """Retries inside the shown step, ns from its start."""
-    step = analysis.steps[-1]
-    return [int(time) - step.start for time in trace.retries.time if step.start <= time < step.end]
-
-
-def _phases(analysis: RankAnalysis) -> dict[str, Any] | None:
-    """Parts of forward, backward and optimizer of the mean step, ms."""
-    steps = len(analysis.steps)
-    if not steps or not analysis.phases:
-        return None
-    spans = [*((name, parts) for name, parts in analysis.phases.items()), ("step", analysis.time)]
-    return _island_table(
-        Table(
-            (
-                "phase",
-                *("compute only", "overlapped", "exposed", "idle", "in all"),
-                "overlap",
-            ),
-            tuple(_phase_row(name, parts.per(steps)) for name, parts in spans),
-        )
-    )
-
-
-def _phase_row(name: str, parts: TimeParts) -> tuple[str, ...]:
-    amounts = (parts.compute_only, parts.overlapped, parts.exposed_communication, parts.idle, parts.total)
-    return (name, *(_ms(amount) for amount in amounts), display.percent(parts.overlap_fraction))
-
-
-def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
-    """By collective type, the mean step."""
-    steps = len(analysis.steps)
-    if not steps or not analysis.communication:
-        return None
-    rows = tuple(
-        (
-            name.replace("_", "-"),
-            display.count(figures.count / steps),
-            display.size(figures.bytes / steps if figures.bytes is not None else None),
-            _ms(figures.time / steps),
-            _ms(figures.exposed / steps),
-            display.number(figures.bus_bandwidth / 1e9) if figures.bus_bandwidth else display.NOTHING,
-            display.percent(figures.roof_share, 0),
-        )
-        for name, figures in analysis.communication.items()
-    )
-    roof = f"of {analysis.links.name}'s roof" if analysis.links else "of the best one seen"
-    columns = ("collective", "calls", "size", "time, ms", "exposed, ms", "bus, GB/s", roof)
-    return _island_table(Table(columns, rows))
-
-
-def _units(analysis: RankAnalysis) -> dict[str, Any] | None:
-    chart = units_chart(analysis)
-    if chart is None:
-        return None
-    return {"lead": chart.lead, "figure": chart.figure, "table": _island_table(chart.table)}
-
-
-def _verdict(analysis: RankAnalysis) -> list[str]:
-    """What the analysis concludes: its findings in order of what they cost, or why there are none."""
-    verdict = analysis.verdict
-    if verdict is None:
-        return []
-    return [finding.text for finding in verdict.findings] or [verdict.sentence]
+    told = {"lead": ranks.lead, "table": island_table(ranks.table)} if ranks else None
+    return trace_parts(trace, analysis, row.capacity_bytes, most) | {"ranks": told}
 
 
 def _results(entry: Ranked) -> list[list[str]]:
@@ -238,11 +168,3 @@ def _sampling(result: ResultFile) -> list[tuple[str, str]]:
 
 def _with_unit(text: str, unit: str) -> str:
     return text if text == display.NOTHING else f"{text} {unit}"
-
-
-def _ms(ns: float) -> str:
-    return display.ms(ns / 1e6)
-
-
-def _island_table(table: Table) -> dict[str, Any]:
-    return {"columns": table.columns, "rows": table.rows, "numeric": sorted(table.numeric)}

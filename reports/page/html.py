@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
-
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.decisions_table import decisions_table
-from fsdpbench.reports.page.details import Detail, build_details
+from fsdpbench.reports.page.details import Detail, Known, build_details
 from fsdpbench.reports.page.effects import effects
 from fsdpbench.reports.page.fusion import fusion_table
 from fsdpbench.reports.page.interval_words import plus_minus, reserved_words, time_words
-from fsdpbench.reports.page.offline import island, own_file, policy
 from fsdpbench.reports.page.races import races
 from fsdpbench.reports.page.rank_differences import rank_differences
 from fsdpbench.reports.page.ranking import (
@@ -35,8 +29,8 @@ from fsdpbench.reports.page.ranking import (
 from fsdpbench.reports.page.ranking_table import RankingTable, ranking_table
 from fsdpbench.reports.page.recommendation import advice, best_sentence, findings
 from fsdpbench.reports.page.sections import sections
+from fsdpbench.reports.page.shell import render_page, write_page
 from fsdpbench.reports.page.view import Configuration, RunView, Status, load_run
-from fsdpbench.reports.writing import is_written_into, write_into
 
 _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 
@@ -86,11 +80,22 @@ DEFINITIONS = (
 )
 
 
-def write_report(run_dir: Path, out: Path | None = None, *, title: str | None = None) -> Path:
+def write_report(
+    run_dir: Path,
+    out: Path | None = None,
+    *,
+    title: str | None = None,
+    reload_s: int | None = None,
+    known: Known | None = None,
+) -> Path:
     """Write the page of a run folder and return where it is (`run_dir/report.html` unless `out` says
     otherwise).
 
     The file appears whole or not at all. Links to traces are relative to it.
+
+    Args:
+        reload_s: of a sweep that goes on: the page says so, and loads itself again after so many seconds.
+        known: what was drawn of traces for an earlier page of the same run; added to.
 
     Raises:
         RunFolderError: `run_dir` is not a run folder.
@@ -99,34 +104,27 @@ def write_report(run_dir: Path, out: Path | None = None, *, title: str | None = 
     run_dir = Path(run_dir)
     view = load_run(run_dir)
     target = Path(out) if out is not None else run_dir / "report.html"
-    page = render(view, target, title=title)
-    content = page.encode("utf-8", errors="backslashreplace")  # a folder's name may be no text
-    if is_written_into(target):
-        write_into(target, content)
-        return target
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return target
+    return write_page(target, render(view, target, title=title, reload_s=reload_s, known=known))
 
 
-def render(view: RunView, target: Path, *, title: str | None = None) -> str:
-    """The page as text; `target` is where it will lie, for its links."""
+def render(
+    view: RunView,
+    target: Path,
+    *,
+    title: str | None = None,
+    reload_s: int | None = None,
+    known: Known | None = None,
+) -> str:
+    """The page as text; `target` is where it will lie, for its links. The rest as of `write_report`."""
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
-    details = build_details(ranked, varying, lambda row: _links(row, target))
-    plotly, script = Markup(get_plotlyjs()), Markup("\n".join(own_file(name) for name in _SCRIPTS))
-    return _template().render(
+    details = build_details(ranked, varying, lambda row: _links(row, target), known)
+    return render_page(
+        "page/report.html.jinja",
+        _SCRIPTS,
         title=title or view.title,
-        policy=policy(plotly, script),
-        css=Markup(own_file("report.css")),
-        plotly=plotly,
-        script=script,
-        island=island,
+        reload_s=reload_s,
         facts=_facts(view, ranked),
         simulated=simulated_words(rows),
         sentence=best_sentence(view),
@@ -169,23 +167,6 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
     verb = "comes" if len(simulated) == len(rows) else "come"
     how = "The FSDP code was run; time and memory were simulated."
     return f"{scope} {verb} from simulated GPUs{f': {told}' if told else ''}. {how}"
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    environment.filters["unbroken"] = _unbroken
-    environment.filters["breakable"] = _breakable
-    return environment.from_string(own_file("report.html.jinja"))
-
-
-def _unbroken(text: str) -> str:
-    """Figures stay on one line with their units."""
-    return re.sub(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)", "\u00a0", text)
-
-
-def _breakable(text: str) -> Markup:
-    """A header that may continue on the next line behind an underscore or a slash."""
-    return Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))
 
 
 def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:

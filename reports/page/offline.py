@@ -20,8 +20,8 @@ def island(value: Any) -> Markup:
 
 
 def own_file(name: str) -> str:
-    """The text of a file beside this one."""
-    return resources.files("fsdpbench.reports.page").joinpath(name).read_text(encoding="utf-8")
+    """The text of a file of `reports`, such as `page/report.css`."""
+    return resources.files("fsdpbench.reports").joinpath(name).read_text(encoding="utf-8")
 
 
 def policy(*scripts: str) -> str:

@@ -46,6 +46,14 @@ class SpanArguments(Struct, frozen=True, gc=False):
     input_types: list[Any] | None = field(name="Input type", default=None)
 
 
+class CalledArguments(Struct, frozen=True, gc=False):
+    """Of an operator: what it was called with (with `record_shapes`)."""
+
+    sizes: list[Any] | None = field(name="Input Dims", default=None)
+    types: list[Any] | None = field(name="Input type", default=None)
+    values: list[Any] | None = field(name="Concrete Inputs", default=None)
+
+
 class MemoryArguments(Struct, frozen=True, gc=False):
     """Of "[memory]" and "[alloc_retry]" events; numbers are bytes."""
 

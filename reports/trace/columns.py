@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -11,11 +12,13 @@ import numpy as np
 
 from fsdpbench.reports.trace.arguments import (
     CallArguments,
+    CalledArguments,
     DeviceArguments,
     Number,
     SpanArguments,
     decode_arguments,
 )
+from fsdpbench.reports.trace.categories import CATEGORIES, is_module, unknown_categories
 from fsdpbench.reports.trace.dtypes import dtype_from_input_type
 from fsdpbench.reports.trace.instants import InstantColumns, integers
 from fsdpbench.reports.trace.model import (
@@ -27,50 +30,14 @@ from fsdpbench.reports.trace.model import (
     Int32,
     Int64,
     MemoryEvents,
+    OperatorCall,
     RetryEvents,
 )
 from fsdpbench.reports.trace.raw import ExactEvent, FloatEvent
 from fsdpbench.reports.trace.same_instant import in_order
+from fsdpbench.reports.trace.shaped import SHAPED, call_of
 from fsdpbench.reports.trace.times import from_digits, from_floats
 
-CATEGORIES = {
-    "cpu_op": Category.CPU_OP,
-    "user_annotation": Category.USER_ANNOTATION,
-    "gpu_user_annotation": Category.GPU_USER_ANNOTATION,
-    "cuda_runtime": Category.RUNTIME,
-    "cuda_driver": Category.RUNTIME,
-    "hip_runtime": Category.RUNTIME,
-    "privateuse1_runtime": Category.RUNTIME,
-    "xpu_runtime": Category.RUNTIME,
-    "kernel": Category.KERNEL,
-    "gpu_memcpy": Category.MEMCPY,
-    "gpu_memset": Category.MEMSET,
-    "cuda_sync": Category.SYNC,
-    # Names of torch 1.8 to 1.11.
-    "Operator": Category.CPU_OP,
-    "Runtime": Category.RUNTIME,
-    "Kernel": Category.KERNEL,
-    "Memcpy": Category.MEMCPY,
-    "Memset": Category.MEMSET,
-}
-IGNORED = frozenset(
-    {
-        "",
-        *(
-            "Trace",
-            "ac2g",
-            "fwdbwd",
-            "async",
-            "async_gpu",
-            "async_cpu_to_gpu",
-            "async_cpu_gpu",
-            "python_function",
-        ),
-        *("cpu_instant_event", "overhead", "collective_comm", "cuda_profiler_range", "gpu_pm_counter"),
-        *("PythonFunction", "User Annotation", "forward_backward", "mtia_runtime", "hpu_op", "External"),
-    }
-)
-"""Other categories of Kineto, which say nothing of what is measured here."""
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 
 SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:", "emulated:")
@@ -87,6 +54,7 @@ class EventColumns:
     names: tuple[str, ...]
     lanes: tuple[tuple[int | str, int | str], ...]
     collectives: dict[int, CollectiveInfo]
+    calls: dict[int, OperatorCall]
     memory: MemoryEvents
     retries: RetryEvents
     problems: list[str]
@@ -112,23 +80,26 @@ class ColumnBuilder:
         self._placed: list[tuple[Bool, Bool]] = []
         self._rows = 0
         self._collectives: dict[int, CollectiveInfo] = {}
+        self._calls: dict[int, OperatorCall] = {}
+        self._known_calls: dict[OperatorCall, OperatorCall] = {}
         self._memory = InstantColumns(MemoryEvents)
         self._retries = InstantColumns(RetryEvents)
         self._incomplete = self._uncategorised = self._broken = 0
-        self._unknown: set[str] = set()
+        self._unknown: Counter[str] = Counter()
 
     def add(self, events: Sequence[AnyEvent]) -> None:
         """Appends a chunk; its events and their texts are not needed afterwards."""
         self.seen += len(events)
         known = CATEGORIES
-        counting = [event for event in events if event.cat in known]
+        counting = [event for event in events if event.cat in known or is_module(event.cat, event.name)]
         complete = [event for event in counting if event.ph == "X"]
         self._incomplete += len(counting) - len(complete)
         if len(counting) < len(events):
-            self._add_others([event for event in events if event.cat not in known])
+            others = [event for event in events if event.cat not in known]
+            self._add_others([event for event in others if not is_module(event.cat, event.name)])
         if not complete:
             return
-        category = np.array([known[event.cat] for event in complete], np.int8)
+        category = np.array([known.get(event.cat, Category.MODULE) for event in complete], np.int8)
         start, has_start = _times(complete, [event.ts for event in complete])
         duration, has_duration = _times(complete, [event.dur for event in complete])
         correlation = np.full(len(complete), MISSING, np.int64)
@@ -137,6 +108,7 @@ class ColumnBuilder:
         self._add_calls(complete, category, correlation)
         self._add_device(complete, category, correlation, stream, device)
         self._add_spans(complete, category)
+        self._add_operators(complete, category)
         # The process is part of the lane: two processes may number their threads alike.
         threads = [(event.pid, event.tid) for event in complete]
         lanes = map(self._lanes.__getitem__, threads)
@@ -166,28 +138,25 @@ class ColumnBuilder:
         dropped = int((np.isin(columns.category, DEVICE_CATEGORIES) & ~usable).sum())
         if dropped:
             problems.append(f"{dropped} device events could not be placed in time")
-        collectives = self._collectives
+        on_device = bool(np.isin(columns.category, DEVICE_CATEGORIES).any())
+        unknown = unknown_categories(self._unknown, on_device)
+        collectives, calls = self._collectives, self._calls
         if not usable.all():
             place = np.cumsum(usable) - 1
             collectives = {int(place[row]): info for row, info in collectives.items() if usable[row]}
+            calls = {int(place[row]): call for row, call in calls.items() if usable[row]}
             columns = columns.select(usable)
         return EventColumns(
             events=columns,
             names=tuple(self._names),
             lanes=tuple((_lane(pid), _lane(tid)) for pid, tid in self._lanes),
             collectives=collectives,
+            calls=calls,
             memory=in_order(MemoryEvents(*self._memory.finish())),
             retries=RetryEvents(*self._retries.finish()),
-            problems=problems,
-            remarks=self._remarks(),
+            problems=problems + unknown.problems,
+            remarks=unknown.remarks,
         )
-
-    def _remarks(self) -> list[str]:
-        if not self._unknown:
-            return []
-        some = ", ".join(repr(name[:40]) for name in sorted(self._unknown)[:5])
-        more = f" and {len(self._unknown) - 5} more" if len(self._unknown) > 5 else ""
-        return [f"events of categories that are not known do not count: {some}{more}"]
 
     def _problems(self, columns: Events) -> list[str]:
         """What else the figures may lack."""
@@ -207,7 +176,7 @@ class ColumnBuilder:
     def _add_others(self, events: Sequence[AnyEvent]) -> None:
         complete = [event.cat for event in events if event.ph == "X"]
         self._uncategorised += complete.count("")
-        self._unknown |= set(complete) - IGNORED
+        self._unknown.update(complete)
         instants = [event for event in events if event.ph == "i"]
         for name, kept in (("[memory]", self._memory), ("[alloc_retry]", self._retries)):
             chosen = [event for event in instants if event.name == name]
@@ -236,6 +205,16 @@ class ColumnBuilder:
         for row, each in zip(rows.tolist(), arguments, strict=True):
             if each.collective is not None:
                 self._collectives[self._rows + row] = _described(each.collective, each)
+
+    def _add_operators(self, events: Sequence[AnyEvent], category: Any) -> None:
+        operators = np.flatnonzero(category == Category.CPU_OP).tolist()
+        rows = [row for row in operators if events[row].name in SHAPED]
+        arguments, broken = decode_arguments([events[row].args for row in rows], CalledArguments)
+        self._broken += broken
+        for row, each in zip(rows, arguments, strict=True):
+            call = call_of(each)
+            if call is not None:
+                self._calls[self._rows + row] = self._known_calls.setdefault(call, call)
 
     def _add_spans(self, events: Sequence[AnyEvent], category: Any) -> None:
         annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()

@@ -39,7 +39,8 @@ class TraceError(Exception):
 
 
 class Category(IntEnum):
-    """The kinds of events that the analysis uses; everything else (flows, Python frames) is not kept."""
+    """The kinds of events that the analysis uses; everything else (flows, Python frames) is not kept. Of
+    Python's frames those of modules are."""
 
     CPU_OP = 1
     USER_ANNOTATION = 2
@@ -49,6 +50,7 @@ class Category(IntEnum):
     MEMCPY = 6
     MEMSET = 7
     SYNC = 8
+    MODULE = 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +114,17 @@ class CollectiveInfo:
     group_ranks: str | None = None
 
 
+@dataclass(frozen=True)
+class OperatorCall:
+    """What an operator was called with (`record_shapes`): for each input its sizes (none for what is no
+    tensor, or has no dimension), its type and, where it is a plain value, its text; all as the file has
+    them."""
+
+    sizes: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...]
+    values: tuple[str, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class MemoryEvents:
     """Allocations and frees: int64 columns time (ns), bytes (signed), allocated and reserved (totals after
@@ -147,7 +160,8 @@ class RetryEvents:
 class Trace:
     """One rank's trace.
 
-    `collectives` maps a row of `events` to its metadata; `lanes` holds (pid, tid) as the file has them;
+    `collectives` maps a row of `events` to its metadata, `calls` one of an operator whose cost follows from
+    its shapes (`trace.shaped`) to them; `lanes` holds (pid, tid) as the file has them;
     `simulated` is the file's "fsdpbench" object or None.  Findings of the decoder, each a line: `problems`
     say what figures may lack or what contradicts itself, `remarks` do no harm.
     """
@@ -157,6 +171,7 @@ class Trace:
     names: tuple[str, ...]
     lanes: tuple[tuple[int | str, int | str], ...]
     collectives: dict[int, CollectiveInfo]
+    calls: dict[int, OperatorCall]
     memory: MemoryEvents
     retries: RetryEvents
     rank: int | None

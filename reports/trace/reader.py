@@ -177,6 +177,7 @@ def _assemble(path: Path, decoded: _Decoded) -> Trace:
         names=columns.names,
         lanes=columns.lanes,
         collectives=columns.collectives,
+        calls=columns.calls,
         memory=columns.memory,
         retries=columns.retries,
         rank=identity.rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,23 @@ def test_four_cpu_configurations_and_an_array_of_twenty(slurm: Any, swept: Sweep
     assert done.returncode == 0, done.stderr
     assert [result["status"] for result in results] == ["ok"] * 20
     assert len({job.split("_")[0] for job in jobs(slurm)} - before) == 1
+
+
+@pytest.mark.campaign
+def test_watched_from_outside(slurm: Any, swept: Sweep, tmp_path: Path) -> None:
+    """One line a configuration, the jobs' states, and the page while jobs run and after them."""
+    folder = tmp_path / "run"
+    words = [sys.executable, "-m", "fsdpbench", "watch", str(folder)]
+    watcher = subprocess.Popen(
+        words, env=slurm.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    done, _ = swept(slurm, folder, *SIM, *TWO)
+    out, err = watcher.communicate(timeout=60)
+    assert (done.returncode, watcher.returncode) == (0, 0), err
+    assert out.startswith("2/2 configurations")
+    assert sum("ms a step" in line for line in err.splitlines()) == 2
+    assert any(line.startswith("Slurm: ") for line in err.splitlines())
+    assert 'http-equiv="refresh"' not in (folder / "report.html").read_text()
 
 
 @pytest.mark.campaign

@@ -1,0 +1,156 @@
+"""How far a sweep is, as its folder tells: for those that watch it from outside, on any machine that sees it.
+
+    sweep.toml        what it is made of          .lock       whether somebody still works at it
+    <name>-<key8>/    what has ended              .work-*/    what is under way, .slurm/jobs: as which jobs
+
+Nothing is written, so a watcher disturbs nobody. What is half there at a look is whole at the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fsdpbench.errors import UsageError
+from fsdpbench.files.reading import UnreadableFileError, read_json_object, read_toml
+from fsdpbench.results.records import Status
+from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
+
+_WORK = ".work-"
+_KEY = re.compile(r"-[0-9a-f]{8}(\.run\d+)?$")
+_SLURM_S = 10
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A configuration that has ended; `changed_ns`: when its result was written, by the file system."""
+
+    name: str
+    result: Mapping[str, Any]
+    changed_ns: int
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is an answer (out of memory is one), and not a failure."""
+        return Status(self.result["status"]).is_answer
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of one GPU; 0 where it has no such figure."""
+        rate = self.result.get("tokens_per_s_per_gpu")
+        return float(rate) if self.result["status"] == Status.OK and isinstance(rate, int | float) else 0.0
+
+
+@dataclass(frozen=True)
+class SweepState:
+    """One look at a sweep's folder.
+
+    points: the folders that the sweep is made of.  ended: those with a result, in the order of their ends.
+    under_way: names of those that were started (as Slurm jobs they may still wait for a node).  is_held:
+    somebody works at it.  began_ns: when the sweep was started last, by the file system.
+    """
+
+    points: tuple[str, ...]
+    ended: tuple[Ended, ...]
+    under_way: tuple[str, ...]
+    is_held: bool
+    began_ns: int
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every configuration has a result."""
+        return len(self.ended) == len(self.points)
+
+    @property
+    def failed(self) -> int:
+        """How many ended without an answer."""
+        return sum(not each.is_answer for each in self.ended)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to go at the pace of those that ended since the sweep was started; None where none has."""
+        new = [each.changed_ns for each in self.ended if each.changed_ns > self.began_ns]
+        missing = len(self.points) - len(self.ended)
+        return (max(new) - self.began_ns) / len(new) * missing / 1e9 if new and missing else None
+
+
+@dataclass
+class SweepFolder:
+    """Looks at one folder again and again; results are read once."""
+
+    path: Path
+    _store: Store = field(init=False)
+    _read: dict[str, Ended] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._store = Store(self.path)
+
+    def look(self) -> SweepState | None:
+        """How it stands; None where no sweep's folder is there (yet).
+
+        Raises `UsageError` if something else lies there.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path} is a file; give the folder that a sweep writes, such as runs/NAME")
+        # The lock first: what is written before it is let go is then seen.
+        held = self._store.is_locked
+        try:
+            began = (self.path / SWEEP_FILE).stat().st_mtime_ns
+            points = tuple(map(str, read_toml(self.path / SWEEP_FILE).get("points", [])))
+        except (OSError, UsageError, TypeError):
+            return None
+        ended = sorted(
+            (each for name in points if (each := self._ended(name)) is not None),
+            key=lambda each: each.changed_ns,
+        )
+        return SweepState(points, tuple(ended), self._under_way() if held else (), held, began)
+
+    def _ended(self, folder: str) -> Ended | None:
+        path = self.path / folder / RESULT_FILE
+        try:
+            changed = path.stat().st_mtime_ns
+            known = self._read.get(folder)
+            if known is None or known.changed_ns != changed:
+                result = read_json_object(path)
+                Status(result["status"])
+                known = self._read[folder] = Ended(point_name(folder), result, changed)
+        except (OSError, UnreadableFileError, KeyError, ValueError):
+            return None
+        return known
+
+    def _under_way(self) -> tuple[str, ...]:
+        with contextlib.suppress(OSError):
+            found = sorted(self.path.glob(f"{_WORK}*"))
+            names = [path.name.removeprefix(_WORK) for path in found]
+            return tuple(point_name(name) for name in names if not name.startswith("old-"))
+        return ()
+
+
+def point_name(folder: str) -> str:
+    """A configuration's name from that of its folder; further runs with their number."""
+    found = _KEY.search(folder)
+    if found is None:
+        return folder
+    run = (found[1] or "").removeprefix(".run")
+    return folder[: found.start()] + (f" (run {run})" if run else "")
+
+
+def slurm_words(folder: Path) -> str:
+    """`3 running, 5 pending`: the sweep's Slurm jobs by state; empty where there are none, or no Slurm."""
+    try:
+        ids = [word for word in (folder / ".slurm" / "jobs").read_text().split() if word.isdecimal()]
+        if not ids or shutil.which("squeue") is None:
+            return ""
+        asked = ["squeue", "--noheader", "--array", f"--jobs={','.join(ids)}", "--format=%T"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=_SLURM_S, check=False)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ""
+    states = Counter(done.stdout.lower().split())
+    return ", ".join(f"{count} {state}" for state, count in states.most_common())

@@ -1,0 +1,133 @@
+"""FLOPs and bytes of one operator's call, from its shapes.
+
+A product of m x k and k x n is 2 m n k FLOPs; bytes are the least that must cross the memory: each input
+read once, each output written once. What does not follow from the shapes is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from fsdpbench.reports.trace import OperatorCall, dtype_bytes
+from fsdpbench.reports.trace.shaped import ATTENTION, CONVOLUTIONS, PASSES, PRODUCTS
+
+_IS_CAUSAL = {
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_cudnn_attention": 6,
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention_backward": 11,
+    "_scaled_dot_product_cudnn_attention_backward": 14,
+}
+"""Where "causal" stands among the inputs (native_functions.yaml)."""
+
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CallCost:
+    """FLOPs and least bytes of a call; `dtype`: the profiler's name of the type of what is computed with."""
+
+    flops: int | None
+    bytes: int | None
+    dtype: str
+
+
+@lru_cache(maxsize=4096)
+def cost_of(name: str, call: OperatorCall) -> CallCost:
+    """Of an operator by its name (`aten::mm`)."""
+    short = name.removeprefix("aten::")
+    first = next((kind for size, kind in zip(call.sizes, call.types, strict=True) if size and kind), "")
+    rule = _RULES.get(short)
+    try:
+        flops, elements = rule(short, call) if rule is not None else (None, None)
+    except (IndexError, ValueError):  # shapes that this operator does not have
+        flops, elements = None, None
+    each = dtype_bytes(first or None)
+    return CallCost(flops, None if elements is None or each is None else elements * each, first)
+
+
+def _product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
+    """[b x] m x k times [b x] k x n, behind what is added to it."""
+    left, right = call.sizes[1:3] if name in ("addmm", "baddbmm") else call.sizes[:2]
+    (*batch, m, k), (*_, inner, n) = left, right
+    if len(left) != len(right) or k != inner or len(left) not in (2, 3):
+        return None, None
+    many = prod(batch)
+    return 2 * many * m * n * k, many * (m * k + k * n + m * n)
+
+
+def _convolution(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
+    if name == "convolution_backward":
+        out, image, weight = call.sizes[:3]
+        wanted = call.values[-1].count("True") if call.values[-1] else 0
+        if len(out) < 3 or len(out) != len(weight) or not wanted:
+            return None, None
+        # The gradient of the bias is no product.
+        ways = min(wanted, 2)
+        return ways * 2 * prod(out) * prod(weight[1:]), prod(out) + 2 * (prod(image) + prod(weight))
+    image, weight = call.sizes[:2]
+    stride, padding, dilation = (_numbers(call.values[place]) for place in (3, 4, 5))
+    if call.values[6] != "False" or len(image) < 3 or len(image) != len(weight):
+        return None, None
+    spatial = len(image) - 2
+    if not (len(stride) == len(padding) == len(dilation) == spatial) or min(stride) < 1:
+        return None, None
+    out = (
+        image[0],
+        weight[0],
+        *(
+            (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
+            for size, pad, gap, kernel, step in zip(
+                image[2:], padding, dilation, weight[2:], stride, strict=True
+            )
+        ),
+    )
+    if min(out) < 1:
+        return None, None
+    return 2 * prod(out) * prod(weight[1:]), prod(image) + prod(weight) + prod(out)
+
+
+def _attention(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
+    """Two products forward, five backward; half of each where the mask is causal."""
+    backward = name.endswith("_backward")
+    query, key, value = call.sizes[1:4] if backward else call.sizes[:3]
+    if len(query) != 4 or len(key) != 4 or len(value) != 4:
+        return None, None
+    batch, heads, rows, width = query
+    columns, value_width = key[2], value[3]
+    causal = call.values[_IS_CAUSAL[name]] if _IS_CAUSAL[name] < len(call.values) else ""
+    if causal not in ("True", "False"):
+        return None, None
+    widths = 3 * width + 2 * value_width if backward else width + value_width
+    flops = 2 * batch * heads * rows * columns * widths
+    out = batch * heads * rows * value_width
+    moved = prod(query) + prod(key) + prod(value) + out
+    if backward:  # read with the gradient of the output, three gradients written
+        moved += out + prod(query) + prod(key) + prod(value)
+    return flops // 2 if causal == "True" else flops, moved
+
+
+def _one_pass(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
+    elements = [prod(size) for size in call.sizes if size]
+    if not elements:
+        return None, None
+    read = 0 if name in ("fill_", "zero_") else sum(elements)
+    if name == "copy_":
+        read = elements[-1]
+    return None, read + max(elements)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.strip("[] ").split(",") if word.strip())
+
+
+_RULES: dict[str, Callable[[str, OperatorCall], tuple[int | None, int | None]]] = {
+    **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys(CONVOLUTIONS, _convolution),
+    **dict.fromkeys(ATTENTION, _attention),
+    **dict.fromkeys(PASSES, _one_pass),
+}

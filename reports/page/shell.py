@@ -1,0 +1,64 @@
+"""What every page shares: one HTML file with its styles, scripts and data inside, which fetches nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+from fsdpbench.reports.page.offline import island, own_file, policy
+from fsdpbench.reports.writing import is_written_into, write_into
+
+
+def render_page(template: str, scripts: Sequence[str], **values: Any) -> str:
+    """The page of a template of `reports` (`page/report.html.jinja`) with these scripts of `reports/page`."""
+    plotly = Markup(get_plotlyjs())
+    script = Markup("\n".join(own_file(f"page/{name}") for name in scripts))
+    return _template(template).render(
+        policy=policy(plotly, script),
+        css=Markup(own_file("page/report.css")),
+        plotly=plotly,
+        script=script,
+        island=island,
+        **values,
+    )
+
+
+def write_page(target: Path, page: str) -> Path:
+    """Write `page` to `target`, whole or not at all. Raises `OSError`."""
+    content = page.encode("utf-8", errors="backslashreplace")  # a folder's name may be no text
+    if is_written_into(target):
+        write_into(target, content)
+        return target
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def _template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(own_file)
+    )
+    environment.filters["unbroken"] = _unbroken
+    environment.filters["breakable"] = _breakable
+    return environment.get_template(name)
+
+
+def _unbroken(text: str) -> str:
+    """Figures stay on one line with their units."""
+    return re.sub(r"(?<=\d) (?=%|GiB|ms|TFLOPS|tokens|samples)", "\u00a0", text)
+
+
+def _breakable(text: str) -> Markup:
+    """A header that may continue on the next line behind an underscore or a slash."""
+    return Markup("<wbr>").join(re.findall(r"[^_/]*[_/]?", text))

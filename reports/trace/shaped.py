@@ -1,0 +1,55 @@
+"""Which operators are read with their shapes: those whose FLOPs or bytes follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fsdpbench.reports.trace.arguments import CalledArguments
+from fsdpbench.reports.trace.model import OperatorCall
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm")
+CONVOLUTIONS = ("convolution", "convolution_backward")
+ATTENTION = tuple(
+    f"_scaled_dot_product_{how}_attention{way}"
+    for how in ("flash", "efficient", "cudnn")
+    for way in ("", "_backward")
+)
+PASSES = (
+    *("add", "add_", "sub", "mul", "mul_", "div", "div_", "copy_", "neg", "pow", "rsqrt", "exp", "sqrt"),
+    *("gelu", "gelu_backward", "silu", "silu_", "silu_backward", "relu", "relu_", "threshold_backward"),
+    *("tanh", "tanh_backward", "sigmoid", "sigmoid_backward", "clamp", "clamp_min", "where", "masked_fill_"),
+    *("native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "native_batch_norm"),
+    *("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+    *("native_dropout", "native_dropout_backward", "lerp_", "addcmul_", "addcdiv_", "fill_", "zero_"),
+)
+"""One pass over memory: read what comes in, write as much as the largest of it."""
+
+SHAPED = frozenset(f"aten::{name}" for name in (*PRODUCTS, *CONVOLUTIONS, *ATTENTION, *PASSES))
+
+_MOST_INPUTS = 64
+_MOST_SIZES = 16
+_LARGEST = 1 << 48
+
+
+def call_of(arguments: CalledArguments) -> OperatorCall | None:
+    """The call, of plain and bounded values; None where the file tells no sizes that could be."""
+    if not arguments.sizes or len(arguments.sizes) > _MOST_INPUTS:
+        return None
+    sizes = tuple(_shape(each) for each in arguments.sizes)
+    count = len(sizes)
+    return OperatorCall(sizes, _texts(arguments.types, count), _texts(arguments.values, count))
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """Sizes of one tensor; of a list of tensors, and of what is none, nothing."""
+    if not isinstance(value, list) or len(value) > _MOST_SIZES:
+        return ()
+    if any(type(size) is not int or not 0 <= size <= _LARGEST for size in value):
+        return ()
+    return tuple(value)
+
+
+def _texts(values: Sequence[Any] | None, count: int) -> tuple[str, ...]:
+    found = [each[:80] if isinstance(each, str) else "" for each in (values or [])[:count]]
+    return (*found, *[""] * (count - len(found)))
