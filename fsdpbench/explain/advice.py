@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.explain.changes import Change, changes_for, is_possible
-from fsdpbench.explain.trials import Trial, simulate, with_account, with_room
 from fsdpbench.results.records import Status
+from fsdpbench.sweep.trials import Trial, simulate, with_account, with_room
 
 _STRONGEST = 5
 """Changes of which pairs are tried."""

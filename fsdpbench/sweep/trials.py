@@ -36,6 +36,10 @@ class Trial:
     reserved: int | None = None
     retries: float = 0.0
     account: dict[str, Any] | None = None
+    flops: float | None = None
+    """The model's, of one step."""
+    risky: bool = False
+    """Whether memory fits only inside the prediction's error, or with retries."""
 
     @property
     def fits(self) -> bool:
@@ -58,12 +62,13 @@ def simulate(configs: Sequence[Config], jobs: int, tell: Callable[[int], None]) 
                     places[folder] = index
                     pool.start(config, folder)
                 for config, folder, result in pool.finished(_POLL_S):
-                    found[places[folder]] = _trial(config, result)
+                    found[places[folder]] = trial_of(config, result)
                     tell(len(found))
     return [found[index] for index in range(len(configs))]
 
 
-def _trial(config: Config, result: dict[str, Any]) -> Trial:
+def trial_of(config: Config, result: dict[str, Any]) -> Trial:
+    """A result as a trial."""
     memory = result.get("peak_memory_bytes") or {}
     step = result.get("step_time_s")
     samples = result.get("samples_per_s_per_gpu")
@@ -77,6 +82,8 @@ def _trial(config: Config, result: dict[str, Any]) -> Trial:
         memory.get("reserved"),
         result.get("alloc_retries_per_step") or 0.0,
         result.get("memory_account"),
+        step * result["tflops_per_gpu"] * 1e12 if step and result.get("tflops_per_gpu") else None,
+        bool((result.get("interval") or {}).get("risky")),
     )
 
 
