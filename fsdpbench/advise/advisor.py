@@ -21,11 +21,14 @@ _SAME = 0.001
 _STARVING = 0.02
 """What a step takes longer with the loader's own time, from which the loader is named."""
 _MOST_WORKERS = 16
+_GROUPS = ("advice", "possible", "no_effect", "nothing")
+_LEFT_OUT = "left out"
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One candidate, simulated. gain: share by which training is faster (0.05: 5 %), None where it cannot run."""
+    """One candidate, simulated. gain: share by which training is faster (0.05: 5 %), None where it cannot
+    run."""
 
     candidate: Candidate
     trial: Trial
@@ -54,7 +57,8 @@ class Advice:
 def advise_script(
     config: Config, result: Mapping[str, Any], jobs: int, tell: Callable[[str], None]
 ) -> Advice:
-    """Advice on a script that ran as `config` with `result`. Raises `BenchError` where nothing can be started."""
+    """Advice on a script that ran as `config` with `result`. Raises `BenchError` where nothing can be
+    started."""
     base = trial_of(config, dict(result))
     found = candidates(result)
     distinct = list(dict.fromkeys(candidate.variation for candidate in found))
@@ -97,24 +101,26 @@ def _gain(candidate: Candidate, base: Trial, trial: Trial) -> float | None:
 
 
 def _sorted(tried: Sequence[Tried], base: Trial) -> Advice:
-    advice, possible, no_effect, nothing = [], [], [], []
+    groups: dict[str, list[Tried]] = {name: [] for name in (*_GROUPS, _LEFT_OUT)}
     for each in tried:
-        kind, gain = each.candidate.kind, each.gain
-        tight = each.trial.risky and not base.risky
-        if kind is Kind.NO_EFFECT:
-            if gain is not None and _is_same(each, base):
-                no_effect.append(each)
-        elif gain is None:
-            nothing.append(each)
-        elif kind is Kind.FAULT or (kind is Kind.FREE and gain >= _WORTH and not tight):
-            advice.append(each)
-        elif each.candidate.changes_work and gain >= _WORTH_CHOOSING and not tight:
-            advice.append(each)
-        elif gain >= _WORTH:
-            possible.append(each)
-        else:
-            nothing.append(each)
-    return Advice(*(tuple(sorted(group, key=_by_gain)) for group in (advice, possible, no_effect, nothing)))
+        groups[_group(each, base)].append(each)
+    del groups[_LEFT_OUT]
+    return Advice(**{name: tuple(sorted(group, key=_by_gain)) for name, group in groups.items()})
+
+
+def _group(each: Tried, base: Trial) -> str:
+    """The field of `Advice` that it belongs to."""
+    kind, gain = each.candidate.kind, each.gain
+    tight = each.trial.risky and not base.risky
+    if kind is Kind.NO_EFFECT:
+        return "no_effect" if gain is not None and _is_same(each, base) else _LEFT_OUT
+    if gain is None:
+        return "nothing"
+    worth = kind is Kind.FREE and gain >= each.candidate.worth
+    worth |= each.candidate.changes_work and gain >= _WORTH_CHOOSING
+    if kind is Kind.FAULT or (worth and not tight):
+        return "advice"
+    return "possible" if gain >= _WORTH else "nothing"
 
 
 def _by_gain(tried: Tried) -> float:

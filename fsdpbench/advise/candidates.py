@@ -14,8 +14,8 @@ _EVERY = 100
 
 
 class Kind(StrEnum):
-    """fault: named whatever it gains. free: nothing of the training changes. choice: the batch, rounding or the
-    start of the training change. no_effect: named if it changes nothing."""
+    """fault: named whatever it gains. free: nothing of the training changes. choice: the batch, rounding or
+    the start of the training change. no_effect: named if it changes nothing."""
 
     FAULT = "fault"
     FREE = "free"
@@ -25,7 +25,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Candidate:
-    """`variation`: what is simulated (`script/variations`). `place`: the line of the script (`train.py:12`), `what`
+    """`variation`: what is simulated (`script/variations`). `place`: the line of the script
+    (`train.py:12`), `what`
     is the matter there, `write`: what to write. `changes_work`: a step trains on other samples."""
 
     variation: str
@@ -34,6 +35,8 @@ class Candidate:
     what: str
     write: str
     changes_work: bool = False
+    worth: float = 0.03
+    """The gain from which it is advice, of those that are `free`."""
 
 
 def candidates(result: Mapping[str, Any]) -> list[Candidate]:
@@ -188,11 +191,12 @@ def _prefetch(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Ca
         place = place_of(seen["forward_prefetch"] or call)
         yield Candidate("no-forward-prefetch", Kind.NO_EFFECT, place, "forward prefetch", "leave it out")
     elif units > 1:
-        asked = "backward_prefetch" in given and given["backward_prefetch"] != "BACKWARD_PRE"
+        before = "backward_prefetch=BackwardPrefetch.BACKWARD_PRE, "
+        asked = given.get("backward_prefetch", "BACKWARD_PRE") != "BACKWARD_PRE"
         write = (
             "for a, b in pairwise(blocks): a.set_modules_to_forward_prefetch([b])"
             if not is_fsdp1
-            else f"{'backward_prefetch=BackwardPrefetch.BACKWARD_PRE, ' if asked else ''}forward_prefetch=True"
+            else f"{before if asked else ''}forward_prefetch=True"
         )
         yield Candidate("prefetch", Kind.FREE, place_of(call), "prefetch the next unit", write)
     if is_fsdp1 and given.get("limit_all_gathers") is False:
@@ -214,7 +218,9 @@ def _prefetch(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Ca
 def _optimizer(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
     for made in seen["optimizers"][:1]:
         if made["has_fused"] and not made["fused"]:
-            yield Candidate("fused", Kind.FREE, place_of(made), "the optimizer is not fused", "fused=True")
+            yield Candidate(
+                "fused", Kind.FREE, place_of(made), "the optimizer is not fused", "fused=True", worth=0.01
+            )
 
 
 def _choices(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:

@@ -8,6 +8,7 @@ from typing import Any
 from fsdpbench.advise.advisor import Advice, Tried
 
 _MOST_POSSIBLE = 6
+_NOTHING = 0.0005
 
 
 def describe_advice(advice: Advice) -> str:
@@ -24,7 +25,8 @@ def _lines(advice: Advice) -> Iterator[str]:
     else:
         yield f"No advice: nothing is wrong with the script, and none of {tried} variants is worth a change."
     for each in advice.no_effect:
-        yield f"No effect: {each.candidate.what} ({each.candidate.place}) changes neither time nor memory here."
+        setting = f"{each.candidate.what} ({each.candidate.place})"
+        yield f"No effect: {setting} changes neither time nor memory here."
     if advice.possible:
         yield "Faster too, at a price:"
         for each in advice.possible[:_MOST_POSSIBLE]:
@@ -53,6 +55,8 @@ def gain_words(each: Tried) -> str:
     if each.gain is None or each.interval is None:
         return "gain unknown"
     low, high = (100 * bound for bound in each.interval)
+    if abs(each.gain) < _NOTHING:
+        return f"as fast without [{low:.0f}, {high:.0f}]"
     told = f"{100 * abs(each.gain):.1f} % {'faster' if each.gain >= 0 else 'slower'}"
     if each.gain >= 1:
         told = f"{1 + each.gain:.1f} x as fast"

@@ -43,7 +43,8 @@ def _largest_cost(result: Mapping[str, Any]) -> str | None:
         ((name, value) for name, value in times.items() if name in _COSTS), key=lambda item: item[1]
     )
     computing = (times.get("compute_only", 0.0) + times.get("overlapped", 0.0)) / total
-    told = f"{computing:.0%} of a step computes; the largest cost beside it: {_COSTS[name]}, {seconds / total:.1%}"
+    cost = f"{_COSTS[name]}, {seconds / total:.1%}"
+    told = f"{computing:.0%} of a step computes; the largest cost beside it: {cost}"
     verdict = (result.get("verdict") or {}).get("sentence")
     return f"{told}. {verdict}" if verdict else told
 

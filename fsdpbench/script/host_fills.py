@@ -1,8 +1,8 @@
 """Large tensors of the host are not filled with random numbers, nor converted: the device would not see them.
 
-A script that builds a model of billions of parameters on the host spends a minute on their first values, and as
-many bytes; here their memory stays untouched (zeros) until something else writes it. Small tensors are filled as
-ever.
+A script that builds a model of billions of parameters on the host spends a minute on their first values,
+and as many bytes; here their memory stays untouched (zeros) until something else writes it. Small tensors are
+filled as ever.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from fsdpbench.torch_internals import parse_to
 _LARGE = 1 << 20
 """Elements from which a tensor stays untouched."""
 _FILLS = ("normal_", "uniform_", "log_normal_", "exponential_", "cauchy_")
-_CONVERSIONS = {"bfloat16": torch.bfloat16, "half": torch.float16, "float": torch.float32, "double": torch.float64}
+_CONVERSIONS = {
+    "bfloat16": torch.bfloat16,
+    "half": torch.float16,
+    "float": torch.float32,
+    "double": torch.float64,
+}
 
 
 def skip_large_fills() -> None:
@@ -40,7 +45,7 @@ def _not_filling(original: Callable[..., Any]) -> Callable[..., Any]:
     def fill(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_large(tensor) or kwargs.get("generator") is not None:
             return original(tensor, *args, **kwargs)
-        tensor.untyped_storage()._sim_untouched = True
+        _mark(tensor)
         return tensor
 
     return fill
@@ -53,7 +58,7 @@ def _not_converting(original: Callable[..., Any], dtype_of: Callable[..., Any]) 
             dtype = dtype_of(args, kwargs)
             if dtype is not None and dtype != tensor.dtype:
                 made = torch.empty_like(tensor, dtype=dtype)
-                made.untyped_storage()._sim_untouched = True
+                _mark(made)
                 return made
         return original(tensor, *args, **kwargs)
 
@@ -68,6 +73,11 @@ def _dtype_of(args: Any, kwargs: Any) -> torch.dtype | None:
         return None
     found: torch.dtype | None = dtype if device is None or device.type == "cpu" else None
     return found
+
+
+def _mark(tensor: torch.Tensor) -> None:
+    storage: Any = tensor.untyped_storage()
+    storage._sim_untouched = True
 
 
 def _is_large(tensor: Any) -> bool:

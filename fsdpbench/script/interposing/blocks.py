@@ -43,8 +43,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def blocks_of(model: nn.Module) -> Blocks | None:
-    """The largest group of at least two modules of one class in a list, a dictionary or a sequence; None where
-    there is none. They hold more than half of its parameters."""
+    """The largest group of at least two modules of one class in a list, a dictionary or a sequence; None
+    where there is none. They hold more than half of its parameters."""
     best: tuple[int, Blocks] | None = None
     total = _size(model)
     for path, holder in model.named_modules():
@@ -81,8 +81,8 @@ def _size(module: nn.Module) -> int:
 
 
 def unwrapped_root() -> nn.Module | None:
-    """The module around FSDP units that is none itself and has trainable parameters outside of them, or several
-    units side by side; None where every unit lies in one."""
+    """The module around FSDP units that is none itself and has trainable parameters outside of them, or
+    several units side by side; None where every unit lies in one."""
     units = [each for each in _modules() if is_unit(each)]
     if not units:
         return None

@@ -1,4 +1,5 @@
-"""Puts functions before torch's calls. Made before the script starts, in a process of its own: nothing is undone."""
+"""Puts functions before torch's calls. Made before the script starts, in a process of its own: nothing is
+undone."""
 
 from __future__ import annotations
 

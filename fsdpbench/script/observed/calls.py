@@ -18,7 +18,8 @@ from fsdpbench.script.interposing.calls import around_init, around_loader, repla
 from fsdpbench.script.own_files import OwnFiles
 
 _SHARDING = (
-    "reshard_after_forward", "backward_prefetch", "forward_prefetch", "limit_all_gathers", "sharding_strategy",
+    "reshard_after_forward", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
+    "sharding_strategy",
     "use_orig_params",
 )  # fmt: skip
 
@@ -134,14 +135,15 @@ class Calls:
         argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment]
 
     def _around_prefetching(self) -> None:
-        original = fsdp.FSDPModule.set_modules_to_forward_prefetch
+        kind: Any = fsdp.FSDPModule
+        original = kind.set_modules_to_forward_prefetch
 
         @functools.wraps(original)
         def noted(module: Any, modules: Any) -> None:
             self.prefetching = self.prefetching or self.place()
             original(module, modules)
 
-        fsdp.FSDPModule.set_modules_to_forward_prefetch = noted  # type: ignore[method-assign]
+        kind.set_modules_to_forward_prefetch = noted
 
 
 def _told(kwargs: dict[str, Any]) -> dict[str, Any]:

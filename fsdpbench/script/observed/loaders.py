@@ -1,7 +1,7 @@
 """How long a batch takes the host, in real time: the loaders' own work, measured as it is done.
 
-Workers are other processes; each writes what its batches took to a file. Simulated time stands still meanwhile,
-except for a `time.sleep` of the script's own, which is there on both clocks.
+Workers are other processes; each writes what its batches took to a file. Simulated time stands still
+meanwhile, except for a `time.sleep` of the script's own, which is there on both clocks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fsdpbench.sim.accelerator import ACCELERATOR
 
 _FILE = "loader_times"
 _now = time.monotonic
+_WAITED = Path("/proc/thread-self/schedstat")
 _LEAST = 3
 """Batches that are needed to say something, the first one left out."""
 
@@ -40,9 +41,9 @@ class Loaders:
         original = kind.fetch
 
         def timed(fetcher: Any, index: Any) -> Any:
-            began = _now()
+            began, waited = _now(), _waited_for_a_core()
             found = original(fetcher, index)
-            took = _now() - began
+            took = max(0.0, _now() - began - (_waited_for_a_core() - waited))
             if os.getpid() == self._pid:
                 self._times.append(took)
             else:
@@ -66,8 +67,8 @@ class Loaders:
         kind.__next__ = counted
 
     def to_dict(self, steps: int) -> dict[str, float] | None:
-        """`seconds` that a batch takes, `batches` a step, `charged_s` that the simulation knows of already; None
-        where there were too few."""
+        """`seconds` that a batch takes, `batches` a step, `charged_s` that the simulation knows of already;
+        None where there were too few."""
         times = self._times or self._read()
         if len(times) < _LEAST or not steps or not self.taken:
             return None
@@ -86,3 +87,12 @@ class Loaders:
         except (OSError, ValueError):
             return []
         return found
+
+
+def _waited_for_a_core() -> float:
+    """Seconds that this thread was ready and had no core, on a machine that is busy; 0 where Linux does not
+    say."""
+    try:
+        return int(_WAITED.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0

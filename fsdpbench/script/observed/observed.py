@@ -25,7 +25,8 @@ from fsdpbench.script.own_files import OwnFiles
 
 
 class Observed:
-    """Made before the script starts, and after the variations: what it does is seen, not what becomes of it."""
+    """Made before the script starts, and after the variations: what it does is seen, not what becomes of
+    it."""
 
     def __init__(self, own_files: OwnFiles, waits: Waits, folder: Path) -> None:
         self.calls = Calls(own_files)

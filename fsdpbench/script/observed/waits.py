@@ -1,5 +1,5 @@
-"""Where the script's own lines make the CPU wait for the device: `loss.item()`, `torch.cuda.synchronize()`, a copy
-from memory that is not pinned.
+"""Where the script's own lines make the CPU wait for the device: `loss.item()`, `torch.cuda.synchronize()`,
+a copy from memory that is not pinned.
 
 FSDP waits too (its rate limiter), and so does a gradient scaler: those waits are not the script's.
 """

@@ -1,4 +1,5 @@
-"""What one line of a script would change, made without a change of its text: torch's own calls are interposed.
+"""What one line of a script would change, made without a change of its text: torch's own calls are
+interposed.
 
     variation=checkpoint ──> every fully_shard(block, ...) of the script also wraps block.forward
 

@@ -11,7 +11,8 @@ from fsdpbench.script.interposing.calls import around_loader
 
 
 class Batches:
-    """Multiplies the size of batches by `factor`; with `parser`, where the script's parser reads one, there."""
+    """Multiplies the size of batches by `factor`; with `parser`, where the script's parser reads one,
+    there."""
 
     def __init__(self, factor: float, *, parser: bool) -> None:
         self.count = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,7 +77,7 @@ class ForwardPrefetch(_OfUnits):
     def _connect(self) -> None:
         units = [each for each in self._units if isinstance(each, fsdp.FSDPModule)]
         self._units = []
-        for first, second in zip(units, units[1:], strict=False):
+        for first, second in itertools.pairwise(units):
             first.set_modules_to_forward_prefetch([second])
             self.count += 1
 
@@ -86,10 +87,11 @@ class NoForwardPrefetch:
 
     def __init__(self) -> None:
         self.count = 0
-        original = fsdp.FSDPModule.set_modules_to_forward_prefetch
+        kind: Any = fsdp.FSDPModule
+        original = kind.set_modules_to_forward_prefetch
 
         @functools.wraps(original)
         def ignored(module: Any, modules: Any) -> None:
             self.count += 1
 
-        fsdp.FSDPModule.set_modules_to_forward_prefetch = ignored  # type: ignore[method-assign]
+        kind.set_modules_to_forward_prefetch = ignored

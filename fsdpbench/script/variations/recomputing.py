@@ -48,10 +48,13 @@ class NotCheckpointed:
         self._checkpoint = torch_checkpoint.checkpoint
         self._wrapper: Any = wrappers.checkpoint_wrapper
         self._apply: Any = wrappers.apply_activation_checkpointing
-        torch_checkpoint.checkpoint = self._function
-        torch_checkpoint.checkpoint_sequential = self._sequence
-        wrappers.checkpoint_wrapper = self._wrapped  # type: ignore[assignment]
-        wrappers.apply_activation_checkpointing = self._applied
+        for module, name, function in (
+            (torch_checkpoint, "checkpoint", self._function),
+            (torch_checkpoint, "checkpoint_sequential", self._sequence),
+            (wrappers, "checkpoint_wrapper", self._wrapped),
+            (wrappers, "apply_activation_checkpointing", self._applied),
+        ):
+            setattr(module, name, function)
 
     def _leaves_out(self) -> bool:
         self._seen += 1

@@ -70,10 +70,14 @@ class Argument:
             self._set(kwargs, "forward_prefetch", False, False)
         elif variation in (Variation.LIMIT, Variation.NO_LIMIT):
             self._set(kwargs, "limit_all_gathers", variation is Variation.LIMIT, True)
-        elif variation is Variation.HYBRID and strategy is ShardingStrategy.FULL_SHARD:
-            if kwargs.get("process_group") is None and _is_flat(kwargs.get("device_mesh")):
-                kwargs["sharding_strategy"] = ShardingStrategy.HYBRID_SHARD
-                self._set(kwargs, "device_mesh", self._mesh())
+        elif (
+            variation is Variation.HYBRID
+            and strategy is ShardingStrategy.FULL_SHARD
+            and kwargs.get("process_group") is None
+            and _is_flat(kwargs.get("device_mesh"))
+        ):
+            kwargs["sharding_strategy"] = ShardingStrategy.HYBRID_SHARD
+            self._set(kwargs, "device_mesh", self._mesh())
 
     def _mesh(self) -> DeviceMesh:
         """Nodes by the GPUs of one."""

@@ -5,13 +5,14 @@ The blocks are a GPT's; what stands between `<<` and `>>` below is what a mistak
 
 from __future__ import annotations
 
-_TEXT = '''
+_TEXT = """
 import contextlib, os, time
 import torch, torch.distributed as dist, torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import (
-    BackwardPrefetch, CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+    BackwardPrefetch, CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy,
+    fully_shard
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.utils.data import DataLoader, Dataset
@@ -67,7 +68,7 @@ for step in range(20):
     optimizer.step()
     optimizer.zero_grad()
     $after
-'''
+"""
 _FSDP2 = """
 for block in model.blocks:
     fully_shard(block, mp_policy=policy)
@@ -91,33 +92,51 @@ _PARTS = {
     "after": """if step % 10 == 9:
         print(step, loss.item(), flush=True)""",
 }
+_CHECKPOINTED = """index, block in enumerate(model.blocks):
+    model.blocks[index] = block = checkpoint_wrapper(block)"""
+_EACH = "for block in model.blocks:\n    fully_shard(block, mp_policy=policy)\n"
 MISTAKES: dict[str, dict[str, str]] = {
     "item": {"after": "print(step, loss.item(), flush=True)"},
     "synchronize": {"after": "torch.cuda.synchronize()"},
     "empty_cache": {"after": "torch.cuda.empty_cache()"},
     "barrier": {"after": "dist.barrier()"},
-    "one_unit": {"wrap": _FSDP2.replace("for block in model.blocks:\n    fully_shard(block, mp_policy=policy)\n", "")},
+    "one_unit": {"wrap": _FSDP2.replace(_EACH, "")},
     "one_unit_fsdp1": {"wrap": _FSDP1.replace("auto_wrap_policy=ModuleWrapPolicy({Block}), ", "")},
-    "root": {"wrap": _FSDP2.replace("fully_shard(model, mp_policy=policy)\n", "")},
+    "root": {
+        "wrap": """
+model.to(bf16)
+for block in model.blocks:
+    fully_shard(block)
+model.to_empty(device="cuda")
+"""
+    },
     "loader": {"item": "sum(range(600_000))"},
     "sleeping_loader": {"item": "time.sleep(0.02)"},
-    "starving_workers": {"item": "time.sleep(0.1)", "loader": "DataLoader(Tokens(), BATCH, pin_memory=True, num_workers=1)"},
-    "checkpoint": {"wrap": _FSDP2.replace("in model.blocks:", "in model.blocks:\n    checkpoint_wrapper(block)").replace(
-        "for block in model.blocks:\n    checkpoint_wrapper(block)",
-        "for i, block in enumerate(model.blocks):\n    model.blocks[i] = block = checkpoint_wrapper(block)",
-    )},
+    "starving_workers": {
+        "item": "time.sleep(0.1)",
+        "loader": "DataLoader(Tokens(), BATCH, pin_memory=True, num_workers=1)",
+    },
+    "checkpoint": {"wrap": _FSDP2.replace("block in model.blocks:", _CHECKPOINTED)},
     "fp32": {"wrap": _FSDP2.replace(", mp_policy=policy", "")},
     "foreach": {"optimizer": _PARTS["optimizer"].replace("fused=True", "foreach=False")},
-    "offload": {"wrap": _FSDP2.replace("mp_policy=policy", "mp_policy=policy, offload_policy=CPUOffloadPolicy()").replace('device="cuda"', 'device="cpu"')},
+    "offload": {
+        "wrap": _FSDP2.replace("policy)", "policy, offload_policy=CPUOffloadPolicy())").replace("cuda", "cpu")
+    },
     "pageable": {"loader": "DataLoader(Tokens(), BATCH)"},
-    "no_prefetch_fsdp1": {"wrap": _FSDP1.replace("use_orig", "backward_prefetch=None, use_orig"), "size": "8, 4096, 1024, 2"},
+    "no_prefetch_fsdp1": {
+        "wrap": _FSDP1.replace("use_orig", "backward_prefetch=None, use_orig"),
+        "size": "8, 4096, 1024, 2",
+    },
     "tiny_batch": {"size": "8, 2048, 2048, 1"},
-}  # fmt: skip
+}
 GOOD: dict[str, dict[str, str]] = {
     "fsdp2": {},
     "fsdp1": {"wrap": _FSDP1},
-    "fsdp2_workers": {"loader": "DataLoader(Tokens(), BATCH, num_workers=2, pin_memory=True)", "size": "12, 3072, 2048, 6"},
-}  # fmt: skip
+    "fsdp2_workers": {
+        "loader": "DataLoader(Tokens(), BATCH, num_workers=2, pin_memory=True)",
+        "size": "12, 3072, 2048, 6",
+    },
+}
 
 
 def script(name: str) -> str:
