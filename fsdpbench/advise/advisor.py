@@ -11,10 +11,9 @@ from fsdpbench.advise.candidates import Candidate, Kind, candidates, place_of
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.results.residuals.differences import apart
-from fsdpbench.sweep.trials import Trial, simulate, trial_of
+from fsdpbench.sweep.trials import Trial, expected, simulate, trial_of
 
-_WORTH = 0.03
-"""A gain from which a change that costs nothing is advice."""
+_WORTH_SAYING = 0.03
 _WORTH_CHOOSING = 0.10
 """A gain from which a change of the batch is."""
 _SAME = 0.001
@@ -68,7 +67,7 @@ def advise_script(
     def progress(done: int) -> None:
         tell(f"simulated {done} of {len(asked)} variants")
 
-    tell(f"simulating {len(asked)} variants of {config.name}")
+    tell(f"simulating {len(asked)} variants of {config.name}{expected(base, len(asked), jobs)}")
     configs = [_varied(config, variation) for variation in asked]
     trials = dict(zip(asked, simulate(configs, jobs, progress), strict=True)) if asked else {}
     tried = [
@@ -105,7 +104,7 @@ def _sorted(tried: Sequence[Tried], base: Trial) -> Advice:
     for each in tried:
         groups[_group(each, base)].append(each)
     del groups[_LEFT_OUT]
-    return Advice(**{name: tuple(sorted(group, key=_by_gain)) for name, group in groups.items()})
+    return Advice(**{name: tuple(sorted(group, key=_place)) for name, group in groups.items()})
 
 
 def _group(each: Tried, base: Trial) -> str:
@@ -116,15 +115,17 @@ def _group(each: Tried, base: Trial) -> str:
         return "no_effect" if gain is not None and _is_same(each, base) else _LEFT_OUT
     if gain is None:
         return "nothing"
-    worth = kind is Kind.FREE and gain >= each.candidate.worth
+    worth = kind in (Kind.FREE, Kind.MISTAKE) and gain >= each.candidate.worth
     worth |= each.candidate.changes_work and gain >= _WORTH_CHOOSING
     if kind is Kind.FAULT or (worth and not tight):
         return "advice"
-    return "possible" if gain >= _WORTH else "nothing"
+    return "possible" if gain >= _WORTH_SAYING else "nothing"
 
 
-def _by_gain(tried: Tried) -> float:
-    return -(tried.gain if tried.gain is not None else -1.0)
+def _place(tried: Tried) -> tuple[int, float]:
+    """What is wrong comes before what could be better, and that before what changes the training."""
+    tier = {Kind.FAULT: 0, Kind.MISTAKE: 0, Kind.FREE: 1}.get(tried.candidate.kind, 2)
+    return tier, -(tried.gain if tried.gain is not None else -1.0)
 
 
 def _is_same(tried: Tried, base: Trial) -> bool:

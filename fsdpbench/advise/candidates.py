@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+_NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
+"""Calls that a training step does not need."""
 _EVERY = 100
 """How often a script should log, in steps."""
 
 
 class Kind(StrEnum):
-    """fault: named whatever it gains. free: nothing of the training changes. choice: the batch, rounding or
-    the start of the training change. no_effect: named if it changes nothing."""
+    """fault: named whatever it gains. mistake: what the script asks for is worse than what it would get
+    unasked. free: nothing of the training changes. choice: the batch, or the start of the training, changes.
+    no_effect: named if it changes nothing."""
 
     FAULT = "fault"
+    MISTAKE = "mistake"
     FREE = "free"
     CHOICE = "choice"
     NO_EFFECT = "no_effect"
@@ -64,7 +68,8 @@ def _waits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
         write = "pin_memory=True in the DataLoader, and .to(device, non_blocking=True)"
     else:
         what = f"the CPU waits for the GPU in every step{others}"
-        write = f"if step % {_EVERY} == 0: {first['text']}"
+        needless = any(call in first["text"] for call in _NEEDLESS)
+        write = f"without: {first['text']}" if needless else f"if step % {_EVERY} == 0: {first['text']}"
     yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write)
 
 
@@ -101,7 +106,7 @@ def _one_unit(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Ca
         write = f"before it: for block in {name}.{blocks['path']}: fully_shard(block)"
     else:
         write = f"auto_wrap_policy=ModuleWrapPolicy({{{blocks['class']}}})"
-    yield Candidate("wrap-blocks", Kind.FAULT if alone else Kind.FREE, place_of(calls[-1]), what, write)
+    yield Candidate("wrap-blocks", Kind.FAULT if alone else Kind.MISTAKE, place_of(calls[-1]), what, write)
 
 
 def _checkpointing(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
@@ -110,14 +115,14 @@ def _checkpointing(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterat
         place = place_of(found)
         yield Candidate(
             "no-checkpoint",
-            Kind.FREE,
+            Kind.MISTAKE,
             place,
             "memory allows to recompute nothing",
             f"without: {found['text']}",
         )
         yield Candidate(
             "half-checkpoint",
-            Kind.FREE,
+            Kind.MISTAKE,
             place,
             "memory allows to recompute every other block only",
             f"of every other block: {found['text']}",
@@ -144,7 +149,7 @@ def _sharding(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Ca
         offload = "cpu_offload" if is_fsdp1 else "offload_policy"
         yield Candidate(
             "no-offload",
-            Kind.FREE,
+            Kind.MISTAKE,
             place,
             "memory allows to keep the shards on the GPU",
             f"without {offload}=",
@@ -177,7 +182,7 @@ def _sharding(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Ca
             if is_fsdp1
             else f"mp_policy=MixedPrecisionPolicy({policy})"
         )
-        yield Candidate("bf16", Kind.FREE, place, "it computes in fp32; in bf16 rounding changes", name)
+        yield Candidate("bf16", Kind.MISTAKE, place, "it computes in fp32; in bf16 rounding changes", name)
 
 
 def _prefetch(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
@@ -191,17 +196,19 @@ def _prefetch(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Ca
         place = place_of(seen["forward_prefetch"] or call)
         yield Candidate("no-forward-prefetch", Kind.NO_EFFECT, place, "forward prefetch", "leave it out")
     elif units > 1:
-        before = "backward_prefetch=BackwardPrefetch.BACKWARD_PRE, "
-        asked = given.get("backward_prefetch", "BACKWARD_PRE") != "BACKWARD_PRE"
+        if is_fsdp1 and given.get("backward_prefetch", "BACKWARD_PRE") != "BACKWARD_PRE":
+            write = "backward_prefetch=BackwardPrefetch.BACKWARD_PRE"
+            what = "backward does not prefetch the next unit"
+            yield Candidate("backward-prefetch", Kind.MISTAKE, place_of(call), what, write)
         write = (
             "for a, b in pairwise(blocks): a.set_modules_to_forward_prefetch([b])"
             if not is_fsdp1
-            else f"{before if asked else ''}forward_prefetch=True"
+            else "forward_prefetch=True"
         )
         yield Candidate("prefetch", Kind.FREE, place_of(call), "prefetch the next unit", write)
     if is_fsdp1 and given.get("limit_all_gathers") is False:
         yield Candidate(
-            "limit", Kind.FREE, place_of(call), "limit the all-gathers in flight", "limit_all_gathers=True"
+            "limit", Kind.MISTAKE, place_of(call), "limit the all-gathers in flight", "limit_all_gathers=True"
         )
         yield Candidate("limit", Kind.NO_EFFECT, place_of(call), "limit_all_gathers=False", "leave it out")
     blocks = seen["model"].get("blocks")
@@ -219,7 +226,7 @@ def _optimizer(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[C
     for made in seen["optimizers"][:1]:
         if made["has_fused"] and not made["fused"]:
             yield Candidate(
-                "fused", Kind.FREE, place_of(made), "the optimizer is not fused", "fused=True", worth=0.01
+                "fused", Kind.MISTAKE, place_of(made), "the optimizer is not fused", "fused=True", worth=0.01
             )
 
 

@@ -40,6 +40,8 @@ class Trial:
     """The model's, of one step."""
     risky: bool = False
     """Whether memory fits only inside the prediction's error, or with retries."""
+    took_s: float = 0.0
+    """Real seconds that the simulation took."""
 
     @property
     def fits(self) -> bool:
@@ -84,7 +86,14 @@ def trial_of(config: Config, result: dict[str, Any]) -> Trial:
         result.get("memory_account"),
         step * result["tflops_per_gpu"] * 1e12 if step and result.get("tflops_per_gpu") else None,
         bool((result.get("interval") or {}).get("risky")),
+        float((result.get("bench") or {}).get("duration_s") or 0.0),
     )
+
+
+def expected(like: Trial, count: int, jobs: int) -> str:
+    """How long `count` trials like that one will take, in words; nothing where that is no time."""
+    seconds = like.took_s * -(-count // jobs)
+    return f", about {seconds:.0f} s" if seconds >= 1 else ""
 
 
 def with_room(config: Config) -> Config:

@@ -6,6 +6,7 @@ FSDP waits too (its rate limiter), and so does a gradient scaler: those waits ar
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -52,26 +53,31 @@ class Waits:
         self.step: Callable[[], int] = lambda: 0
         self.skipped = False
         self.count = 0
+        self._inside = False
         self._own_files = own_files
         self._places: dict[tuple[str, int], _Place] = defaultdict(_Place)
         timeline: Any = ACCELERATOR.timeline
         timeline.wait_for = self._following(timeline.wait_for)
-        module: Any = torch.get_device_module(DEVICE_TYPE)
-        for name in ("synchronize", "empty_cache"):
-            setattr(module, name, self._following(getattr(module, name)))
+        device: Any = torch.get_device_module(DEVICE_TYPE)
+        for module in (device, torch.cuda, torch.cuda.memory, torch.accelerator):
+            for name in {"synchronize", "empty_cache"} & set(dir(module)):
+                setattr(module, name, self._following(getattr(module, name)))
 
     def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def wait(*args: Any, **kwargs: Any) -> Any:
-            found = self._line()
+            found = None if self._inside else self._line()
             if found is None:
                 return original(*args, **kwargs)
             if self.skipped:
                 self.count += 1
                 return None
             timeline, before = ACCELERATOR.timeline, ACCELERATOR.timeline.cpu
+            self._inside = True
             try:
                 return original(*args, **kwargs)
             finally:
+                self._inside = False
                 line, copies_in = found
                 place, step = self._places[line], self.step()
                 place.counts[step] += 1

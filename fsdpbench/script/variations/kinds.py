@@ -28,6 +28,8 @@ class Variation(StrEnum):
     """Two blocks in a row are one unit."""
     PREFETCH = "prefetch"
     """Forward prefetches the next unit; backward too, where that was switched off."""
+    BACKWARD_PREFETCH = "backward-prefetch"
+    """FSDP1: backward prefetches, as it does where nobody says otherwise."""
     NO_FORWARD_PREFETCH = "no-forward-prefetch"
     LIMIT = "limit"
     NO_LIMIT = "no-limit"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, MixedPrecisionPolicy, ShardingStrategy
 
@@ -26,6 +27,8 @@ class Argument:
         self._variation = variation
         around_fully_shard(self._fully_shard)
         around_fsdp1(self._fsdp1)
+        if variation is Variation.NO_OFFLOAD:
+            _make_on_the_device()
 
     def _set(self, kwargs: _Arguments, name: str, value: Any, default: Any = None) -> None:
         if kwargs.get(name, default) != value:
@@ -61,11 +64,11 @@ class Argument:
             kwargs.get("cpu_offload"), "offload_params", False
         ):
             self._set(kwargs, "cpu_offload", None, kwargs["cpu_offload"])
-        elif variation is Variation.PREFETCH:
-            self._set(
-                kwargs, "backward_prefetch", BackwardPrefetch.BACKWARD_PRE, BackwardPrefetch.BACKWARD_PRE
-            )
-            self._set(kwargs, "forward_prefetch", True, False)
+        elif variation in (Variation.PREFETCH, Variation.BACKWARD_PREFETCH):
+            early = BackwardPrefetch.BACKWARD_PRE
+            self._set(kwargs, "backward_prefetch", early, early)
+            if variation is Variation.PREFETCH:
+                self._set(kwargs, "forward_prefetch", True, False)
         elif variation is Variation.NO_FORWARD_PREFETCH:
             self._set(kwargs, "forward_prefetch", False, False)
         elif variation in (Variation.LIMIT, Variation.NO_LIMIT):
@@ -95,3 +98,15 @@ def _is_flat(mesh: DeviceMesh | None) -> bool:
 
 def _computes_in_fp32(policy: Any) -> bool:
     return policy is None or policy.param_dtype in (None, torch.float32)
+
+
+def _make_on_the_device() -> None:
+    """What the script makes on the host because its shards were to stay there is made on the device."""
+    kind: Any = nn.Module
+    original = kind.to_empty
+
+    def to_empty(module: Any, *, device: Any, recurse: bool = True) -> Any:
+        on_host = device is not None and torch.device(device).type == "cpu"
+        return original(module, device="cuda" if on_host else device, recurse=recurse)
+
+    kind.to_empty = to_empty

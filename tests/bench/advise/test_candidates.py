@@ -57,7 +57,7 @@ def test_units_other_than_the_blocks_are_told() -> None:
     assert (alone.kind, alone.place) == (Kind.FAULT, "train.py:41")
     assert alone.write == "before it: for block in model.layers: fully_shard(block)"
     fine = found({"model": MODEL | {"units": 60, "unit_classes": {"Linear": 59}}})["wrap-blocks"]
-    assert fine.kind is Kind.FREE
+    assert fine.kind is Kind.MISTAKE
     assert "wrap-blocks" not in found({})
     policy = found({"model": MODEL | {"units": 1, "unit_classes": {}}, **call("FullyShardedDataParallel")})
     assert policy["wrap-blocks"].write == "auto_wrap_policy=ModuleWrapPolicy({Block})"
