@@ -136,7 +136,7 @@ def _is_same(tried: Tried, base: Trial) -> bool:
 def _loader(result: Mapping[str, Any], base: Trial) -> tuple[str, ...]:
     """What to simulate of the loader: as it is, and with as many workers as it would need."""
     seen: Mapping[str, Any] = (result.get("script") or {}).get("observed") or {}
-    batches, loaders = seen.get("batches"), seen.get("loaders")
+    batches, loaders = (result.get("bench") or {}).get("loader"), seen.get("loaders")
     if not batches or not loaders or not base.step_time_s:
         return ()
     workers = loaders[0]["num_workers"]
@@ -154,8 +154,7 @@ def _starving(
     """The loader, where a step takes longer with what it really takes than without."""
     if len(trials) < 2 or not all(trial.step_time_s for trial in trials):
         return []
-    seen = result["script"]["observed"]
-    batches, loader = seen["batches"], seen["loaders"][0]
+    batches, loader = result["bench"]["loader"], result["script"]["observed"]["loaders"][0]
     slow, better = (trial.step_time_s or 0.0 for trial in trials)
     if slow < (1 + _STARVING) * better:
         return []

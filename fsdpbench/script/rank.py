@@ -124,6 +124,7 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
     if steps.step_times_s:
         _fill_figures(record, steps, device)
         assert record.script is not None
+        record.loader = observed.loaders.to_dict(steps.count)
         kind = steps.flops[-1].main_type if steps.flops else None
         record.script |= {"observed": {**observed.to_dict(steps.count), "computes_in": kind}}
         _export(requests, steps, record)

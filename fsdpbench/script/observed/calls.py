@@ -11,9 +11,11 @@ from typing import Any
 import torch
 import torch.distributed.fsdp as fsdp
 import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 
 from fsdpbench.script.interposing.arguments import batch_argument
+from fsdpbench.script.interposing.blocks import blocks_of
 from fsdpbench.script.interposing.calls import around_init, around_loader, replace_fully_shard
 from fsdpbench.script.own_files import OwnFiles
 
@@ -34,6 +36,8 @@ class Calls:
         self.checkpointing: dict[str, Any] | None = None
         self.batch: dict[str, Any] | None = None
         self.prefetching: dict[str, Any] | None = None
+        self.blocks: dict[str, Any] | None = None
+        """Of the last module that was wrapped and has blocks: their path, class and count."""
         self.roots: list[Any] = []
         """Modules that were wrapped, the last of which is the model where it is one."""
         self._own_files = own_files
@@ -83,6 +87,9 @@ class Calls:
     def _note_sharding(self, api: str, module: Any, kwargs: dict[str, Any]) -> None:
         place = self.place()
         self.roots.append(module)
+        # Now, since what FSDP1 wraps has other sizes.
+        if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
+            self.blocks = {"path": found.path, "class": found.class_name, "count": len(found.modules)}
         for call in self.sharding:
             if (call["file"], call["line"]) == (place["file"], place["line"]):
                 call["count"] += 1

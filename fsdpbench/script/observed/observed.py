@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fsdpbench.script.interposing.blocks import (
+    Blocks,
     bare_parameters,
     blocks_of,
     class_name,
@@ -47,15 +48,12 @@ class Observed:
         model = bare or (modules[-1] if modules else None)
         if model is None:
             return {}
-        blocks = blocks_of(model)
         units = [each for each in model.modules() if is_unit(each)]
         kinds = Counter(class_name(each) for each in units if each is not model)
         dtypes = Counter(parameter.dtype for parameter in model.parameters())
         return {
             "class": class_name(model),
-            "blocks": None
-            if blocks is None
-            else {"path": blocks.path, "class": blocks.class_name, "count": len(blocks.modules)},
+            "blocks": self.calls.blocks if bare is None else _told(blocks_of(bare)),
             "units": len(units),
             "unit_classes": dict(kinds),
             "unwrapped_root": bare is not None,
@@ -71,9 +69,14 @@ class Observed:
             "model": self._model or {},
             "optimizers": calls.optimizers,
             "loaders": calls.loaders,
-            "batches": self.loaders.to_dict(steps),
             "checkpointing": calls.checkpointing,
             "forward_prefetch": calls.prefetching,
             "batch": calls.batch,
             "waits": self.waits.to_list(steps),
         }
+
+
+def _told(blocks: Blocks | None) -> dict[str, Any] | None:
+    if blocks is None:
+        return None
+    return {"path": blocks.path, "class": blocks.class_name, "count": len(blocks.modules)}

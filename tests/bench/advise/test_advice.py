@@ -110,7 +110,7 @@ def test_a_setting_is_without_effect_where_time_and_memory_stay(
 
 def test_a_loader_starves_where_a_step_waits_for_it(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
     loader = {"file": "/a/train.py", "line": 60, "batch_size": 8, "num_workers": 0, "pin_memory": True}
-    seen = {"loaders": [loader], "batches": {"seconds": 0.5, "batches": 1.0, "charged_s": 0.0}}
+    seen = {"loaders": [loader]}
     steps = iter((1.5, 1.0))
 
     def simulate(configs: Sequence[Config], jobs: int, tell: Any) -> list[Trial]:
@@ -120,7 +120,6 @@ def test_a_loader_starves_where_a_step_waits_for_it(monkeypatch: pytest.MonkeyPa
             Trial(each, Status.OK, None, 1.0, time, 10, 10) for each, time in zip(configs, found, strict=True)
         ]
 
-    advised(monkeypatch, config, seen, {})
     monkeypatch.setattr(advisor, "simulate", simulate)
     result = {
         "status": "ok",
@@ -128,6 +127,7 @@ def test_a_loader_starves_where_a_step_waits_for_it(monkeypatch: pytest.MonkeyPa
         "step_time_s": 1.0,
         "peak_memory_bytes": {"reserved": 10},
         "script": {"observed": SEEN | seen},
+        "bench": {"loader": {"seconds": 0.5, "batches": 1.0}},
     }
     found = advise_script(config, result, 1, lambda line: None)
     (first, *_) = found.advice

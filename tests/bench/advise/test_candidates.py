@@ -22,7 +22,6 @@ SEEN: dict[str, Any] = {
     "model": MODEL,
     "optimizers": [],
     "loaders": [],
-    "batches": None,
     "checkpointing": None,
     "forward_prefetch": None,
     "batch": None,
