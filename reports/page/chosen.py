@@ -34,7 +34,7 @@ def chosen(ranked: Sequence[Ranked]) -> Chosen:
 def doubt(row: Configuration) -> str:
     """What a reader should know before running it, as words in brackets; nothing where there is nothing."""
     told = []
-    if _system(row).startswith("impl-") and not OURS_RAN_ON_GPUS and row.device != "cuda":
+    if _system(row).startswith("impl-") and not OURS_RAN_ON_GPUS and row.simulated:
         told.append(_NOT_YET)
     if row.result.interval is not None and row.result.interval.risky:
         told.append("risky: its memory fits only inside the prediction's error")
