@@ -57,7 +57,8 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         _add(advice, content, texts)
     if not texts:
         raise UsageError(
-            "explain what? A message, a log, a run folder or a snapshot (FILE), or --model or --script"
+            "explain what? A message, a log, a run folder or a snapshot (FILE), or --model, --hf-config "
+            "or --script"
         )
     if options["output"] is not None:
         from fsdpbench.explain.page import write_page
@@ -182,21 +183,24 @@ def _measured_config(
 
 
 def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config | None:
-    """The configuration that --model or --script names. Raises `UsageError`."""
-    from fsdpbench.cli.request import target_of
+    """The configuration that --model, --hf-config or --script names. Raises `UsageError`."""
+    from fsdpbench.cli.request import target_of, told_assumed
     from fsdpbench.configuration.settings import Settings
+    from fsdpbench.sweep.hf_model import usual_settings
     from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
 
     config = script_config(options, assignments)
     given = {} if config is not None else single_settings(given_settings(options, assignments))
-    if config is not None or not options.get("model"):
+    if config is not None or not (options.get("model") or options.get("hf_config")):
         if given:
-            raise UsageError(f"{', '.join(given)}: of which model? Name it with --model")
+            raise UsageError(f"{', '.join(given)}: of which model? Name it with --model or --hf-config")
         return config
     target, _ = target_of(options)
-    config = make_config(
-        target, options.get("system") or "impl-fsdp2", Settings.of(**given), target.workload()
-    )
+    usual = usual_settings(target.model, given)
+    if usual:
+        tell(f"{target.model}{told_assumed(usual)}")
+    settings = Settings.of(**usual | given)
+    config = make_config(target, options.get("system") or "impl-fsdp2", settings, target.workload())
     reasons = not_applicable(config, given)
     if reasons:
         raise UsageError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))

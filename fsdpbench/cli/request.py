@@ -86,8 +86,11 @@ class SweepRequest:
         if not self.of_preset and len(self.space.systems) < 2:
             return None
         lists = self.space.lists
+        ruled = {name: values for rule in self.space.when for name, values in rule.lists.items()}
         told = [
-            f"{name} ({', '.join(map(show_value, lists[name]))})" for name in self.of_preset if name in lists
+            f"{name} ({', '.join(map(show_value, dict.fromkeys((*lists[name], *ruled.get(name, ())))))})"
+            for name in self.of_preset
+            if name in lists
         ]
         told += [f"{name} (by condition)" for name in self.of_preset if name not in lists]
         if not told:

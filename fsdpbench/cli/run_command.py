@@ -52,6 +52,11 @@ _POLL_S = 0.2
     metavar="SEED",
     help="Simulated GPUs: noise and late ranks (a seed, or seed=1,kernels=0.02,arrival_us=20,straggler=0).",
 )
+@click.option(
+    "--advise",
+    is_flag=True,
+    help="Simulate variants of the script, each one line away: what each gains, and the line to write.",
+)
 @sanitize_option
 @setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
@@ -59,27 +64,50 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     device = "sim" if options.get("script") or options.get("module") else options.get("device")
     fork_server.start(device, asks_to_compile(options, assignments))
     from fsdpbench.cli.progress import describe_result
+    from fsdpbench.cli.script_notes import describe_script
     from fsdpbench.results.records import Status
 
+    advice = None
     config = script_config(options, assignments)
+    if options["advise"] and config is None:
+        raise UsageError("--advise belongs to --script; for a model of the bench: `tune` or `sweep`")
     if config is not None:
         config = _with_jitter(config, options.get("jitter"))
         config = replace(config, sanitize=bool(options.get("sanitize")))
         tell(f"{config.name}: {config.gpus} simulated GPUs")
         result = _run(config, options.get("output"))
         _tell_notes(result)
+        if options["advise"]:
+            advice = _advice(config, result)
     else:
         result = _run_model(assignments, options)
     for line in sanitizer_notes(result, terminal_width()):
         tell(one_line(line))
     if as_json:
-        show_json(result, indent=1)
+        show_json(result | ({} if advice is None else {"advice": advice[0]}), indent=1)
     else:
-        show(describe_result(result))
+        show(
+            "\n".join(
+                [describe_result(result), *describe_script(result), *([] if advice is None else [advice[1]])]
+            )
+        )
     if result["status"] == Status.OOM:
         tell(f"why, and what fits: fsdpbench explain {result['folder']}")
     if not Status(result["status"]).is_answer:
         raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
+
+
+def _advice(config: Config, result: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
+    """For programs, and in words; None where the script did not run to its figures."""
+    from fsdpbench.advise import advise_script
+    from fsdpbench.advise.text import as_dict, describe_advice
+    from fsdpbench.sweep.runner import jobs_for
+
+    if not result.get("step_time_s"):
+        tell("no advice: the script has no figures that variants could be compared with")
+        return None
+    found = advise_script(config, result, jobs_for("sim"), tell)
+    return as_dict(found), describe_advice(found)
 
 
 def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:

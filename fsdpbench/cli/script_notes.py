@@ -8,6 +8,45 @@ from pathlib import Path
 from typing import Any
 
 _TOLD = 5
+_GIB = 2**30
+_COSTS = {
+    "exposed_communication": "communication that nothing hides",
+    "idle": "an idle GPU",
+    "memory_copy": "copies",
+}
+
+
+def describe_script(result: Mapping[str, Any]) -> list[str]:
+    """Of a script that was measured, the lines behind its speed: memory, MFU, what costs most."""
+    if not result.get("script") or not result.get("step_time_s"):
+        return []
+    told = []
+    memory = result.get("peak_memory_bytes") or {}
+    if memory.get("reserved"):
+        capacity = (result.get("hardware") or {}).get("memory_bytes")
+        of = f" of {capacity / _GIB:.1f}" if capacity else ""
+        told.append(f"{memory['reserved'] / _GIB:.1f}{of} GiB reserved at the peak")
+    if result.get("mfu"):
+        told.append(f"MFU {result['mfu']:.1%}")
+    lines = [", ".join(told)] if told else []
+    largest = _largest_cost(result)
+    return [*lines, largest] if largest else lines
+
+
+def _largest_cost(result: Mapping[str, Any]) -> str | None:
+    """What the step's time goes to beside computing, as its trace says."""
+    times = result.get("time_s") or {}
+    total = sum(times.values())
+    if not total:
+        return None
+    name, seconds = max(
+        ((name, value) for name, value in times.items() if name in _COSTS), key=lambda item: item[1]
+    )
+    computing = (times.get("compute_only", 0.0) + times.get("overlapped", 0.0)) / total
+    cost = f"{_COSTS[name]}, {seconds / total:.1%}"
+    told = f"{computing:.0%} of a step computes; the largest cost beside it: {cost}"
+    verdict = (result.get("verdict") or {}).get("sentence")
+    return f"{told}. {verdict}" if verdict else told
 
 
 def script_notes(result: Mapping[str, Any]) -> list[str]:

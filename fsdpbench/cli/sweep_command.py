@@ -23,7 +23,7 @@ from fsdpbench.cli.options import (
     space_options,
     target_options,
 )
-from fsdpbench.cli.output import show_json, tell
+from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, MOST_RUNS, PossiblePath, whole
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import BenchError, ExitCode, UsageError
@@ -105,6 +105,7 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
     from fsdpbench.results.provenance import content_key
     from fsdpbench.results.records import Status
     from fsdpbench.results.store import REPORT_FILE, Store, disk_errors
+    from fsdpbench.sweep.recommended import write_recommended
     from fsdpbench.sweep.runner import jobs_for, run_sweep
 
     plan = request.plan()
@@ -148,16 +149,20 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
             report_failed = error  # once the results are told
     keys = {content_key(config) for config in plan.points}
     stored = [point for point in store.points() if point.key in keys]
+    with disk_errors(folder):
+        pasted = write_recommended(folder, [point.result for point in stored])
     failed = [p for p in stored if not Status(p.result["status"]).is_answer]
     by_count = _by_count([point.config | point.result for point in stored], budget)
     if as_json:
         results = [{"name": p.config["name"], "folder": str(p.folder), **p.result} for p in stored]
         show_json(
             {"schema": 1, "folder": str(folder), "notes": plan.notes, "results": results}
-            | {"by_gpus": [row.to_dict() for row in by_count]}
+            | {"by_gpus": [row.to_dict() for row in by_count], "code": [str(path) for path in pasted]}
         )
     else:
         print_ranking(folder, ran=len(summary.ran), already_done=summary.already_done)
+        for path in pasted:
+            show(f"as code to paste: {path}")
         if any(Status(point.result["status"]) is Status.OOM for point in stored):
             tell(f"why memory ran out, and what fits: fsdpbench explain {folder}")
         if is_wanted(by_count, budget):

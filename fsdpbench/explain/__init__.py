@@ -2,6 +2,6 @@
 
 from fsdpbench.explain.advice import Advice, advise
 from fsdpbench.explain.changes import Change
-from fsdpbench.explain.trials import Trial
+from fsdpbench.sweep.trials import Trial
 
 __all__ = ["Advice", "Change", "Trial", "advise"]

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.explain.changes import Change, changes_for, is_possible
-from fsdpbench.explain.trials import Trial, simulate, with_account, with_room
 from fsdpbench.results.records import Status
+from fsdpbench.sweep.trials import Trial, expected, simulate, with_account, with_room
 
 _STRONGEST = 5
 """Changes of which pairs are tried."""
 _MOST_PAIRS = 8
+_ENOUGH = 3
+"""Combinations that fit, after which no more are tried: those that take most memory come first."""
 _DEAR = 0.3
 """Above this price of every single change, combinations are looked at too."""
 _SAME_PRICE = 0.005
@@ -55,13 +57,16 @@ def advise(config: Config, jobs: int, tell: Callable[[str], None], *, search: bo
     if as_it_is.status is not Status.OOM or not search:
         return Advice(as_it_is, roomy, simulated=2)
     changes = changes_for(config)
+    tell(f"trying {len(changes)} changes{expected(roomy, len(changes), jobs)}")
     trials = _tried(config, changes, jobs, tell)
     simulated = 2 + len(changes)
     if not any(_is_good(change, trial, roomy) for change, trial in zip(changes, trials, strict=True)):
         singles = [change for change in changes if not change.last_resort]
+        tell(f"none is enough; trying pairs{expected(roomy, len(singles) + _MOST_PAIRS, jobs)} at most")
         more = combinations(config, singles, roomy, jobs, tell)
-        simulated += len(singles) + len(more)
-        changes, trials = [*changes, *more], [*trials, *_tried(config, more, jobs, tell)]
+        found = _until_some_fit(config, more, jobs, tell)
+        simulated += len(singles) + len(found)
+        changes, trials = [*changes, *more[: len(found)]], [*trials, *found]
     proposals = [
         Proposal(change, trial, _price(change, trial, roomy))
         for change, trial in zip(changes, trials, strict=True)
@@ -71,6 +76,16 @@ def advise(config: Config, jobs: int, tell: Callable[[str], None], *, search: bo
         change for change, trial in zip(changes, trials, strict=True) if trial.status is Status.OOM
     )
     return Advice(as_it_is, roomy, tuple(sorted(_without_needless(proposals), key=_order)), misses, simulated)
+
+
+def _until_some_fit(
+    config: Config, changes: Sequence[Change], jobs: int, tell: Callable[[str], None]
+) -> list[Trial]:
+    """Trials of the first changes, in their order, until enough of them fit without retries."""
+    trials: list[Trial] = []
+    while len(trials) < len(changes) and sum(each.fits and not each.retries for each in trials) < _ENOUGH:
+        trials += _tried(config, changes[len(trials) : len(trials) + max(jobs, _ENOUGH)], jobs, tell)
+    return trials
 
 
 def combinations(

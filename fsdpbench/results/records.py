@@ -21,6 +21,8 @@ OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled",
 """What the records of scripts alone hold."""
 OPTIONAL = (*OF_SCRIPTS, "sanitizer", "memory_account", "compilation", "memory_traffic")
 """What a record holds only where there is something to say."""
+_REAL_TIME = ("loader",)
+"""Likewise; it is measured in real time, and stands in the result's `bench`."""
 
 
 class Status(StrEnum):
@@ -77,6 +79,9 @@ class RankRecord:
     memory_traffic: dict[str, Any] | None = None
     """Simulated GPUs, a mean traced step: bytes of kernels that memory limits."""
 
+    loader: dict[str, float] | None = None
+    """Of a script with loaders: what a batch takes the host, seconds, and batches a step."""
+
     def add_sanitizer(self, found: dict[str, Any] | None) -> None:
         """What the sanitizer found, if it ran; a run that is fine otherwise ends with `race`."""
         self.sanitizer = found
@@ -89,7 +94,7 @@ class RankRecord:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         content = asdict(self)
-        for name in OPTIONAL:
+        for name in (*OPTIONAL, *_REAL_TIME):
             if content[name] is None:
                 del content[name]
         partial.write_text(json.dumps({"schema": 1, **content}, indent=1))

@@ -77,6 +77,9 @@ def write_result(
         "duration_s": round(duration_s, 3),
         "cpu_s": None if cpu_s is None else round(cpu_s, 3),
     }
+    for record in read_records(folder)[:1]:
+        if "loader" in record:
+            result["bench"]["loader"] = record["loader"]
     partial = folder / "result.json.partial"
     partial.write_text(json.dumps(result, indent=1, sort_keys=False, allow_nan=False))
     os.replace(partial, folder / "result.json")

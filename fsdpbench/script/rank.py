@@ -27,6 +27,9 @@ from fsdpbench.script.cuda import ProfilerRequests, compile_notes, has_compiled,
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.explain import explained, name_cuda
 from fsdpbench.script.files import ScriptFiles
+from fsdpbench.script.host_fills import skip_large_fills
+from fsdpbench.script.observed import Observed
+from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.optimizers import Optimizers
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.peaks import Peaks
@@ -34,7 +37,7 @@ from fsdpbench.script.rank_check.calls import Ended
 from fsdpbench.script.rank_check.recording import Recorder
 from fsdpbench.script.rank_check.start import start_recording
 from fsdpbench.script.steps import MeasuredAllError, Steps
-from fsdpbench.script.variations import NoEffectError, Variation, Varied
+from fsdpbench.script.variations import NoEffectError, Varied
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.flops import FlopCount
 
@@ -64,6 +67,7 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
     map_clock(simulation, own_files)
     decisions = Decisions(own_files)
     decisions.follow()
+    skip_large_fills()
     recorder = None
     if source.check_ranks:
         recorder = start_recording(placement.rank, folder, rank_0 or folder, own_files)
@@ -95,7 +99,10 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
     if recorder is not None:
         recorder.follow_files(files.overlay, (rank_0 or folder) / "files")
     what_if = config.what_if
-    varied = Varied(Variation(what_if.variation)) if what_if is not None and what_if.variation else None
+    waits = Waits(own_files)
+    waits.step = lambda: steps.count
+    varied = Varied(what_if.variation, waits) if what_if is not None and what_if.variation else None
+    observed = Observed(own_files, waits, folder)
     status, cause = _execute(source, own_files, decisions, recorder)
     if varied is not None and status is Status.OK and not varied.count:
         status, cause = Status.ERROR, str(NoEffectError(varied.variation))
@@ -116,6 +123,10 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
     record.memory_account = record.memory_account or device.memory_account
     if steps.step_times_s:
         _fill_figures(record, steps, device)
+        assert record.script is not None
+        record.loader = observed.loaders.to_dict(steps.count)
+        kind = steps.flops[-1].main_type if steps.flops else None
+        record.script |= {"observed": {**observed.to_dict(steps.count), "computes_in": kind}}
         _export(requests, steps, record)
     elif record.status is Status.OK:
         record.status, record.cause = Status.ERROR, _too_few(steps, source, optimizers, decisions)

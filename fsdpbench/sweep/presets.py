@@ -20,7 +20,9 @@ from fsdpbench.sweep.rules import Rule
 DEFAULT_SYSTEMS = ("impl-fsdp1", "impl-fsdp2")
 SYSTEM_ALONE = ("impl-fsdp2",)
 """Where settings are named and no system; `run` takes it too."""
-REFERENCE_SYSTEMS = ("torch-fsdp1", "torch-fsdp2", "torch-ddp")
+TORCHS_AND_OURS = ("torch-fsdp1", "torch-fsdp2", "impl-fsdp1", "impl-fsdp2")
+"""What the default sweep compares: where torch's FSDPs have a setting, it is swept for them too."""
+REFERENCE_SYSTEMS = ("torch-ddp",)
 Lists = Mapping[str, list[Value]]
 
 
@@ -69,13 +71,17 @@ def preset_names() -> list[str]:
 def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
     if device == "cpu":  # no caching allocator to press
         return Preset({"wrap": ["block", "root"], "backward_prefetch": ["pre", "none"]})
+    # Without prefetch there is next to nothing in flight, and nothing to limit.
+    unlimited = Rule({"backward_prefetch": ("pre",)}, {"limit_all_gathers": (2, "off")})
     return Preset(
         {
             "wrap": ["block", "every-4"],
             "backward_prefetch": ["pre", "none"],
-            "limit_all_gathers": [2, "off"],
+            "limit_all_gathers": [2],
             "reduce_dtype": ["fp32", "bf16"],
         },
+        when=(unlimited,),
+        systems=TORCHS_AND_OURS,
         references=REFERENCE_SYSTEMS,
     )
 

@@ -25,11 +25,11 @@ from fsdpbench.results.store import Store
 from fsdpbench.sweep.arithmetic import cannot_fit
 from fsdpbench.sweep.prediction import as_simulated
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
+from fsdpbench.sweep.snippets import snippets
 from fsdpbench.tune.front import Candidate, judge, pareto, ranks
 from fsdpbench.tune.measured_search import RealBudget, search_measured
 from fsdpbench.tune.real_runs import RealRuns, rank_agreement
 from fsdpbench.tune.search import search
-from fsdpbench.tune.snippets import snippets
 
 BEST_FILE = "best.toml"
 RECORD_FILE = "tune.json"

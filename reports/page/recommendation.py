@@ -1,4 +1,4 @@
-"""The recommendation in one sentence, and the findings behind it, in words with their figures."""
+"""The recommendation in three sentences, and the findings behind it, in words with their figures."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fsdpbench.reports.analysis.findings import Suggestion, Verdict
+from fsdpbench.reports.page.chosen import chosen, doubt
 from fsdpbench.reports.page.display import count, gib, number, percent, setting, signed_percent
 from fsdpbench.reports.page.effects import WORTH_SAYING, Effect, effects
 from fsdpbench.reports.page.fusion import compile_findings
@@ -28,10 +29,10 @@ from fsdpbench.reports.page.view import Configuration, RunView, Status
 
 
 def best_sentence(view: RunView) -> str:
-    """What to run and why, in one sentence; plain text.
+    """What to run and why, in three short sentences; plain text.
 
-    It names the configuration with the best throughput among those that finished, what it reaches, how far it
-    is from the slowest, and the settings that mattered most.
+    The settings that are best for torch's FSDPs and for ours, what they reach and how far that is from the
+    slowest and from the first, and which settings mattered most.
     """
     ranked = rank(view)
     if not ranked:
@@ -40,19 +41,37 @@ def best_sentence(view: RunView) -> str:
         return f"No configuration ended without a fault: {endings(view.configurations)}."
     if not ranked[0].throughput:
         return f"None of the {len(ranked)} configurations finished: {endings(view.configurations)}."
-    metric = metric_of(view)
-    best = ranked[0]
-    varying = varying_settings([entry.row for entry in ranked])
+    found = chosen(ranked)
+    named = [each for each in (found.torchs, found.ours) if each] if found.both else [ranked[0]]
     finished = [entry for entry in ranked if entry.throughput]
-    hardware = best.row.hardware.get("name")
-    simulated = f"Simulated{f' on {hardware}' if hardware else ''}: run " if best.row.simulated else "Run "
-    error = f" {plus_minus(best.row.result.interval)}" if best.row.result.interval else ""
-    reached = f"{number(best.throughput)} {metric.words}{error}{_reached(best, metric.each)}"
-    sentence = f"{simulated}{label(best.row, varying)}: {reached}"
+    told = [_settings(named, ranked), _given(named, finished, len(ranked), view)]
     if len(finished) > 1:
-        against = _against(best, finished, len(ranked), view.first_point)
-        sentence += f", {against}; {_mattered(effects(ranked))}"
-    return f"{sentence}."
+        told.append(_mattered(effects(ranked)))
+    return " ".join(f"{sentence}." for sentence in told)
+
+
+def _settings(named: Sequence[Ranked], ranked: Sequence[Ranked]) -> str:
+    """The first sentence: what to run."""
+    varying = varying_settings([entry.row for entry in ranked])
+    hardware = named[0].row.hardware.get("name")
+    start = f"Simulated{f' on {hardware}' if hardware else ''}: run " if named[0].row.simulated else "Run "
+    labels = [label(each.row, varying) + doubt(each.row) for each in named]
+    return start + " or ".join(labels)
+
+
+def _given(named: Sequence[Ranked], finished: Sequence[Ranked], tried: int, view: RunView) -> str:
+    """The second one: what that gives."""
+    metric = metric_of(view)
+    figures = []
+    for each in named:
+        error = f" {plus_minus(each.row.result.interval)}" if each.row.result.interval else ""
+        figures.append(f"{number(each.throughput)} {metric.words}{error}{_reached(each, metric.each)}")
+    told = f"{'They reach' if len(named) > 1 else 'It reaches'} {' and '.join(figures)}"
+    if len(finished) > 1:
+        best = max(named, key=lambda each: each.throughput or 0.0)
+        against = _against(best, finished, tried, view.first_point)
+        told += f"; {'the faster is ' if len(named) > 1 else ''}{against}"
+    return told
 
 
 def findings(view: RunView) -> list[str]:
@@ -171,8 +190,8 @@ def _mattered(found: Sequence[Effect]) -> str:
     told = [effect for effect in strongest.values() if effect.strength >= WORTH_SAYING]
     told.sort(key=lambda effect: effect.strength, reverse=True)
     if not told:
-        return "no setting changed throughput by 1 % with the others held equal"
-    return "what mattered most: " + ", then ".join(_effect_words(effect) for effect in told[:2])
+        return "No setting changed throughput by 1 % with the others held equal"
+    return "What mattered most: " + ", then ".join(_effect_words(effect) for effect in told[:2])
 
 
 def _effect_words(effect: Effect) -> str:

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.cli import explain_command
 from fsdpbench.explain import advice, changes
+from fsdpbench.results.records import Status
+from fsdpbench.sweep.trials import Trial
 
 CommandLine = Callable[..., Any]
 BIG_BATCH = "--model gpt-tiny --gpus 8 --device sim --batch 40000"
@@ -214,3 +217,32 @@ def test_parameters_gradients_and_optimizer_are_told_apart(fsdpbench: CommandLin
         assert account["held_bytes"][kind] == pytest.approx(state, rel=0.01), kind
     assert state < account["held_bytes"]["optimizer states"] < 2 * state
     assert found["needed_bytes"] >= 4 * state
+
+
+def test_a_model_of_hugging_face_is_explained_as_run_would_run_it(tmp_path: Path) -> None:
+    shape = {
+        "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 64, "max_position_embeddings": 16,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    options = {"hf_config": str(tmp_path), "gpus": "8", "device": "sim", "script_arguments": ()}
+    config = explain_command._asked_for(options, ())
+    assert config is not None
+    assert (config.gpus, config.shape["layers"], config.settings.seq) == (8, 2, 16)
+
+
+def test_pairs_are_tried_until_enough_of_them_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = changes_config(BIG_BATCH)
+    assert config is not None
+    fits = iter((Status.OOM, Status.OK, Status.OK, Status.OOM, Status.OK, Status.OK, Status.OK))
+    tried: list[int] = []
+
+    def simulate(configs: Any, jobs: int, tell: Any) -> list[Trial]:
+        tried.append(len(configs))
+        return [Trial(each, next(fits), None) for each in configs]
+
+    monkeypatch.setattr(advice, "simulate", simulate)
+    several = [changes.Change(f"--x {place}", "") for place in range(9)]
+    found = advice._until_some_fit(config, several, 1, lambda line: None)
+    assert (tried, len(found)) == ([3, 3], 6)

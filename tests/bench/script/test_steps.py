@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -77,8 +78,8 @@ def test_a_profiler_s_steps(run_probe: RunScript) -> None:
     assert run.result["script"]["steps"] == 7
 
 
-def test_two_runs_are_equal_to_the_byte(run_probe: RunScript) -> None:
-    runs = [run_probe("train(7)") for _ in range(2)]
+def test_two_runs_are_equal_to_the_byte(run_probe: RunScript, run_script: RunScript, tmp_path: Path) -> None:
+    runs = [run_probe("train(7)"), run_script(tmp_path / "probe0.py")]
     traces = [(run.folder / "trace" / "rank0_trace.json.gz").read_bytes() for run in runs]
     assert traces[0] == traces[1]
     assert runs[0].record() == runs[1].record()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import random
 from typing import Any
 
 import pytest
@@ -10,9 +11,13 @@ import pytest
 from fsdpbench.cli.request import SweepRequest, make_request
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
+from fsdpbench.errors import UsageError
 from fsdpbench.sweep import prediction
 from fsdpbench.sweep.arithmetic import cannot_fit, state_bytes
 from fsdpbench.sweep.planning import make_config, without_absent
+from fsdpbench.sweep.prediction import as_simulated
+from fsdpbench.sweep.trials import simulate, with_room
+from fsdpbench.systems import get_system
 
 SIM: dict[str, Any] = {"model": "gpt-tiny", "device": "sim", "gpus": 8}
 
@@ -104,15 +109,40 @@ def _result(config: Config) -> dict[str, Any]:
     }
 
 
+DRAWN = {
+    "batch": (1, 2),
+    "grad_accum": (1, 2),
+    "grad_sync": ("every", "last"),
+    "strategy": ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "NO_SHARD"),
+    "wrap": ("block", "every-2", "root"),
+    "param_dtype": ("bf16", "fp32"),
+    "reduce_dtype": ("bf16", "fp32"),
+    "activation_checkpointing": ("none", "full"),
+    "optimizer": ("adamw", "adamw-foreach", "sgd"),
+    "zero_grad": ("release", "fill"),
+    "backward_prefetch": ("pre", "post", "none"),
+}
+
+
 @pytest.mark.campaign
-@pytest.mark.parametrize("system", ["impl-fsdp2", "impl-fsdp1", "torch-fsdp2", "torch-ddp", "single"])
-def test_what_fits_is_never_ruled_out(system: str, fsdpbench: Any, tmp_path: Any) -> None:
-    """The bound is below what a simulated step holds at its peak."""
-    config = configuration("gpt-125m", system, 1 if system == "single" else 8, batch=1)
-    words = f"run --model gpt-125m --system {system} --gpus {config.gpus} --device sim --batch 1 --json"
-    done = fsdpbench(*words.split(), "-o", str(tmp_path / "run"))
-    peak = json.loads(done.stdout)["peak_memory_bytes"]["allocated"]
-    assert (state_bytes(config) or 0) <= peak
+@pytest.mark.parametrize(
+    "system", ["impl-fsdp2", "impl-fsdp1", "torch-fsdp2", "torch-fsdp1", "torch-ddp", "single"]
+)
+def test_what_fits_is_never_ruled_out(system: str) -> None:
+    """The bound is below what a simulated step holds at its peak, with settings drawn by seed."""
+    draw = random.Random(7)
+    configs: list[Config] = []
+    while len(configs) < 12:
+        settings = {name: draw.choice(values) for name, values in DRAWN.items()}
+        with contextlib.suppress(UsageError):
+            made = configuration("gpt-125m", system, 1 if system == "single" else 16, **settings)
+            if not get_system(system).not_applicable(made):
+                configs.append(made)
+    probes = [with_room(as_simulated(config) or config) for config in configs]
+    trials = simulate(probes, 1, lambda done: None)
+    for config, trial in zip(configs, trials, strict=True):
+        assert trial.fits, trial.cause
+        assert (state_bytes(config) or 0) <= (trial.allocated or 0), config.name
 
 
 def test_progress_is_told_in_lines_where_it_goes_to_a_file(fsdpbench: Any) -> None:

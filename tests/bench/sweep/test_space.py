@@ -12,7 +12,7 @@ from fsdpbench.cli.options import read_space_file
 from fsdpbench.cli.request import SweepRequest, make_request, request_of_space
 from fsdpbench.errors import UsageError
 from fsdpbench.files.toml_text import to_toml
-from fsdpbench.sweep.presets import preset_names
+from fsdpbench.sweep.presets import DEFAULT_SYSTEMS, TORCHS_AND_OURS, preset_names
 from fsdpbench.sweep.space import MOST_COMBINATIONS
 
 SIM = {"model": "gpt-tiny", "gpus": 8, "device": "sim"}
@@ -57,7 +57,8 @@ def test_every_preset_has_points_for_both_front_ends_and_can_be_written_down(nam
     made = request({"preset": name, "device": device, "gpus": 4})
     points = made.plan().points
     references = set(made.space.references)
-    assert {config.system for config in points} - references == {"impl-fsdp1", "impl-fsdp2"}
+    wanted = TORCHS_AND_OURS if (name, device) == ("default", "sim") else DEFAULT_SYSTEMS
+    assert {config.system for config in points} - references == set(wanted)
     again = request_of_space(made.to_space())
     assert [config.to_dict() for config in again.plan().points] == [config.to_dict() for config in points]
 

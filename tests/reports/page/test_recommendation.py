@@ -28,7 +28,9 @@ def change(run: Path, name: str, **figures: object) -> None:
 def test_the_sentence_names_the_best_its_figures_and_what_mattered(sweep: Path) -> None:
     sentence = best_sentence(load_run(sweep))
     chosen = "impl-fsdp1, wrap=block, backward_prefetch=pre, param_dtype=bf16, limit_all_gathers=2"
-    assert sentence.startswith(f"Simulated on a100-80gb: run {chosen}: ")
+    assert sentence.startswith(
+        f"Simulated on a100-80gb: run {chosen} (ours has not run on GPUs yet). It reaches "
+    )
     for words in (
         "tokens/s/GPU",
         "TFLOPS/GPU",
@@ -39,7 +41,7 @@ def test_the_sentence_names_the_best_its_figures_and_what_mattered(sweep: Path) 
     ):
         assert words in sentence
     assert (
-        "what mattered most: param_dtype (fp32 instead of bf16: −58 %, 6 pairs without allocator retries; "
+        "What mattered most: param_dtype (fp32 instead of bf16: −58 %, 6 pairs without allocator retries; "
         "−58 % over 4 with them), then wrap (root" in sentence
     )
     assert sentence.endswith(".")
@@ -106,7 +108,7 @@ def test_settings_that_change_nothing_are_said_to_change_nothing(copy: Path) -> 
         if result["status"] == "ok":
             path.write_text(json.dumps(result | {"tokens_per_s_per_gpu": 1000.0}))
     sentence = best_sentence(load_run(copy))
-    assert "no setting changed throughput by 1 %" in sentence
+    assert "No setting changed throughput by 1 %" in sentence
     assert "as fast as the slowest" in sentence
 
 
@@ -117,14 +119,14 @@ def test_unlike_environments_are_said(copy: Path) -> None:
 
 
 def test_the_best_is_compared_with_where_the_space_begins(copy: Path) -> None:
-    assert " and the first one tried (the first value of each setting);" in best_sentence(load_run(copy))
+    assert " and the first one tried (the first value of each setting). " in best_sentence(load_run(copy))
     (other,) = copy.glob("impl-fsdp1-every-2-none-bf16-off-????????")
     (copy / "sweep.toml").unlink()
     assert "point" not in best_sentence(load_run(copy))
     names = [other.name, *(path.name for path in copy.iterdir() if path.is_dir() and path != other)]
     (copy / "sweep.toml").write_text(f"points = {json.dumps(names)}")
     assert re.search(
-        r" and \+\S+ % over the first one tried \(the first value of each setting\);",
+        r" and \+\S+ % over the first one tried \(the first value of each setting\)\.",
         best_sentence(load_run(copy)),
     )
 

@@ -12,7 +12,7 @@ import pytest
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.sweep.planning import without_absent
-from fsdpbench.tune.snippets import snippets
+from fsdpbench.sweep.snippets import snippets
 
 TRY = """
 import importlib.util, os, sys, torch, torch.distributed as dist

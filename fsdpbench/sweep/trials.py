@@ -36,6 +36,12 @@ class Trial:
     reserved: int | None = None
     retries: float = 0.0
     account: dict[str, Any] | None = None
+    flops: float | None = None
+    """The model's, of one step."""
+    risky: bool = False
+    """Whether memory fits only inside the prediction's error, or with retries."""
+    took_s: float = 0.0
+    """Real seconds that the simulation took."""
 
     @property
     def fits(self) -> bool:
@@ -58,12 +64,13 @@ def simulate(configs: Sequence[Config], jobs: int, tell: Callable[[int], None]) 
                     places[folder] = index
                     pool.start(config, folder)
                 for config, folder, result in pool.finished(_POLL_S):
-                    found[places[folder]] = _trial(config, result)
+                    found[places[folder]] = trial_of(config, result)
                     tell(len(found))
     return [found[index] for index in range(len(configs))]
 
 
-def _trial(config: Config, result: dict[str, Any]) -> Trial:
+def trial_of(config: Config, result: dict[str, Any]) -> Trial:
+    """A result as a trial."""
     memory = result.get("peak_memory_bytes") or {}
     step = result.get("step_time_s")
     samples = result.get("samples_per_s_per_gpu")
@@ -77,7 +84,16 @@ def _trial(config: Config, result: dict[str, Any]) -> Trial:
         memory.get("reserved"),
         result.get("alloc_retries_per_step") or 0.0,
         result.get("memory_account"),
+        step * result["tflops_per_gpu"] * 1e12 if step and result.get("tflops_per_gpu") else None,
+        bool((result.get("interval") or {}).get("risky")),
+        float((result.get("bench") or {}).get("duration_s") or 0.0),
     )
+
+
+def expected(like: Trial, count: int, jobs: int) -> str:
+    """How long `count` trials like that one will take, in words; nothing where that is no time."""
+    seconds = like.took_s * -(-count // jobs)
+    return f", about {seconds:.0f} s" if seconds >= 1 else ""
 
 
 def with_room(config: Config) -> Config:

@@ -1,0 +1,170 @@
+"""Simulates what could be changed in a script, and puts what is worth it in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fsdpbench.advise.candidates import Candidate, Kind, candidates, place_of
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.what_if import WhatIf
+from fsdpbench.results.residuals.differences import apart
+from fsdpbench.sweep.trials import Trial, expected, simulate, trial_of
+
+_WORTH_SAYING = 0.03
+_WORTH_CHOOSING = 0.10
+"""A gain from which a change of the batch is."""
+_SAME = 0.001
+_STARVING = 0.02
+"""What a step takes longer with the loader's own time, from which the loader is named."""
+_MOST_WORKERS = 16
+_GROUPS = ("advice", "possible", "no_effect", "nothing")
+_LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One candidate, simulated. gain: share by which training is faster (0.05: 5 %), None where it cannot
+    run."""
+
+    candidate: Candidate
+    trial: Trial
+    gain: float | None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Where the real gain lies in 9 of 10 cases."""
+        if self.gain is None:
+            return None
+        factor = math.exp(apart())
+        return (1 + self.gain) / factor - 1, (1 + self.gain) * factor - 1
+
+
+@dataclass(frozen=True)
+class Advice:
+    """advice: faults and changes worth it, the largest gain first. possible: what else gains, at a price.
+    no_effect: settings that change nothing. nothing: tried, and not worth it or not possible."""
+
+    advice: tuple[Tried, ...]
+    possible: tuple[Tried, ...]
+    no_effect: tuple[Tried, ...]
+    nothing: tuple[Tried, ...]
+
+
+def advise_script(
+    config: Config, result: Mapping[str, Any], jobs: int, tell: Callable[[str], None]
+) -> Advice:
+    """Advice on a script that ran as `config` with `result`. Raises `BenchError` where nothing can be
+    started."""
+    base = trial_of(config, dict(result))
+    found = candidates(result)
+    distinct = list(dict.fromkeys(candidate.variation for candidate in found))
+    loader = _loader(result, base)
+    asked = distinct + list(loader)
+
+    def progress(done: int) -> None:
+        tell(f"simulated {done} of {len(asked)} variants")
+
+    tell(f"simulating {len(asked)} variants of {config.name}{expected(base, len(asked), jobs)}")
+    configs = [_varied(config, variation) for variation in asked]
+    trials = dict(zip(asked, simulate(configs, jobs, progress), strict=True)) if asked else {}
+    tried = [
+        Tried(candidate, trials[candidate.variation], _gain(candidate, base, trials[candidate.variation]))
+        for candidate in found
+    ]
+    starving = _starving(result, base, [trials[variation] for variation in loader], list(loader))
+    return _sorted([*starving, *tried], base)
+
+
+def _varied(config: Config, variation: str) -> Config:
+    measurement = replace(config.measurement, traced_steps=0)
+    script = config.script
+    if script is not None:
+        script = replace(script, check_ranks=(), to_the_end=False)
+    return replace(
+        config, what_if=WhatIf(variation=variation), measurement=measurement, sanitize=False, script=script
+    )
+
+
+def _gain(candidate: Candidate, base: Trial, trial: Trial) -> float | None:
+    if not trial.fits or not trial.step_time_s or not base.step_time_s:
+        return None
+    work = 1.0
+    if candidate.changes_work:
+        if not trial.flops or not base.flops or trial.flops < 1.5 * base.flops:
+            return None  # what was doubled is no batch
+        work = trial.flops / base.flops
+    return work * base.step_time_s / trial.step_time_s - 1
+
+
+def _sorted(tried: Sequence[Tried], base: Trial) -> Advice:
+    groups: dict[str, list[Tried]] = {name: [] for name in (*_GROUPS, _LEFT_OUT)}
+    for each in tried:
+        groups[_group(each, base)].append(each)
+    del groups[_LEFT_OUT]
+    return Advice(**{name: tuple(sorted(group, key=_place)) for name, group in groups.items()})
+
+
+def _group(each: Tried, base: Trial) -> str:
+    """The field of `Advice` that it belongs to."""
+    kind, gain = each.candidate.kind, each.gain
+    tight = each.trial.risky and not base.risky
+    if kind is Kind.NO_EFFECT:
+        return "no_effect" if gain is not None and _is_same(each, base) else _LEFT_OUT
+    if gain is None:
+        return "nothing"
+    worth = kind in (Kind.FREE, Kind.MISTAKE) and gain >= each.candidate.worth
+    worth |= each.candidate.changes_work and gain >= _WORTH_CHOOSING
+    if kind is Kind.FAULT or (worth and not tight):
+        return "advice"
+    return "possible" if gain >= _WORTH_SAYING else "nothing"
+
+
+def _place(tried: Tried) -> tuple[int, float]:
+    """What is wrong comes before what could be better, and that before what changes the training."""
+    tier = {Kind.FAULT: 0, Kind.MISTAKE: 0, Kind.FREE: 1}.get(tried.candidate.kind, 2)
+    return tier, -(tried.gain if tried.gain is not None else -1.0)
+
+
+def _is_same(tried: Tried, base: Trial) -> bool:
+    memory = abs((tried.trial.reserved or 0) - (base.reserved or 0))
+    return abs(tried.gain or 0.0) < _SAME and memory <= _SAME * (base.reserved or 0)
+
+
+def _loader(result: Mapping[str, Any], base: Trial) -> tuple[str, ...]:
+    """What to simulate of the loader: as it is, and with as many workers as it would need."""
+    seen: Mapping[str, Any] = (result.get("script") or {}).get("observed") or {}
+    batches, loaders = (result.get("bench") or {}).get("loader"), seen.get("loaders")
+    if not batches or not loaders or not base.step_time_s:
+        return ()
+    workers = loaders[0]["num_workers"]
+    a_step = batches["seconds"] * batches["batches"] / max(workers, 1)
+    if a_step < _STARVING * base.step_time_s:
+        return ()
+    needed = math.ceil(1.25 * batches["seconds"] * batches["batches"] / base.step_time_s) + 1
+    needed = min(max(needed, workers + 1), _MOST_WORKERS)
+    return f"loader-time={batches['seconds']:.6f}/{workers}", f"loader-time={batches['seconds']:.6f}/{needed}"
+
+
+def _starving(
+    result: Mapping[str, Any], base: Trial, trials: Sequence[Trial], variations: Sequence[str]
+) -> list[Tried]:
+    """The loader, where a step takes longer with what it really takes than without."""
+    if len(trials) < 2 or not all(trial.step_time_s for trial in trials):
+        return []
+    batches, loader = result["bench"]["loader"], result["script"]["observed"]["loaders"][0]
+    slow, better = (trial.step_time_s or 0.0 for trial in trials)
+    if slow < (1 + _STARVING) * better:
+        return []
+    workers = variations[1].rpartition("/")[2]
+    candidate = Candidate(
+        variations[1],
+        Kind.FAULT,
+        place_of(loader),
+        f"the loader starves the GPU: a batch takes it {1e3 * batches['seconds']:,.1f} ms here, and a step "
+        f"takes {1e3 * slow:,.1f} ms instead of {1e3 * better:,.1f} ms",
+        f"DataLoader(..., num_workers={workers}, pin_memory=True)",
+    )
+    return [Tried(candidate, trials[1], slow / better - 1)]

@@ -1,0 +1,255 @@
+"""What could be changed in a script: read off what it was seen to do, before anything of it is simulated."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+_NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
+"""Calls that a training step does not need."""
+_EVERY = 100
+"""How often a script should log, in steps."""
+
+
+class Kind(StrEnum):
+    """fault: named whatever it gains. mistake: what the script asks for is worse than what it would get
+    unasked. free: nothing of the training changes. choice: the batch, or the start of the training, changes.
+    no_effect: named if it changes nothing."""
+
+    FAULT = "fault"
+    MISTAKE = "mistake"
+    FREE = "free"
+    CHOICE = "choice"
+    NO_EFFECT = "no_effect"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`variation`: what is simulated (`script/variations`). `place`: the line of the script
+    (`train.py:12`), `what`
+    is the matter there, `write`: what to write. `changes_work`: a step trains on other samples."""
+
+    variation: str
+    kind: Kind
+    place: str
+    what: str
+    write: str
+    changes_work: bool = False
+    worth: float = 0.03
+    """The gain from which it is advice, of those that are `free`."""
+
+
+def candidates(result: Mapping[str, Any]) -> list[Candidate]:
+    """Of the result of a script's run, those that may help; the starving loader is another question."""
+    seen: Mapping[str, Any] = (result.get("script") or {}).get("observed") or {}
+    if not seen:
+        return []
+    return [candidate for rule in _RULES for candidate in rule(seen, result)]
+
+
+def place_of(call: Mapping[str, Any]) -> str:
+    """`train.py:12`."""
+    return f"{os.path.basename(call['file'])}:{call['line']}" if call.get("file") else ""
+
+
+def _waits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+    waits = seen["waits"]
+    if not waits:
+        return
+    first = waits[0]
+    others = "".join(f" (also {place_of(each)})" for each in waits[1:2])
+    if first["copies"]:
+        useless = "; non_blocking=True has no effect on it" if "non_blocking=True" in first["text"] else ""
+        what = f"every step copies from memory that is not pinned, and the CPU waits for it{useless}"
+        write = "pin_memory=True in the DataLoader, and .to(device, non_blocking=True)"
+    else:
+        what = f"the CPU waits for the GPU in every step{others}"
+        needless = any(call in first["text"] for call in _NEEDLESS)
+        write = f"without: {first['text']}" if needless else f"if step % {_EVERY} == 0: {first['text']}"
+    yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write)
+
+
+def _root(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+    model, calls = seen["model"], seen["sharding"]
+    if not model.get("unwrapped_root") or calls[-1]["api"] != "fully_shard":
+        return
+    count = model["unsharded_parameters"]
+    yield Candidate(
+        "wrap-root",
+        Kind.FAULT,
+        place_of(calls[-1]),
+        f"the model around the units is not wrapped: {count:,} parameters are neither sharded nor "
+        "reduced over the ranks, and each unit gathers by itself",
+        "after that line, for the whole model: fully_shard(model, ...)",
+    )
+
+
+def _one_unit(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+    model, calls = seen["model"], seen["sharding"]
+    blocks = model.get("blocks")
+    if not calls or not blocks or model.get("unwrapped_root"):
+        return
+    classes = model["unit_classes"]
+    if classes.get(blocks["class"], 0) == blocks["count"] and len(classes) == 1:
+        return
+    alone = model["units"] <= 1
+    what = "the whole model is one unit: nothing can be gathered beside computation" if alone else (
+        f"its {model['units']} units ({', '.join(classes)}) are other than its {blocks['count']} blocks"
+    )  # fmt: skip
+    root = re.search(r"fully_shard\((\w+)", calls[-1]["text"])
+    name = root[1] if root else "model"
+    if calls[-1]["api"] == "fully_shard":
+        write = f"before it: for block in {name}.{blocks['path']}: fully_shard(block)"
+    else:
+        write = f"auto_wrap_policy=ModuleWrapPolicy({{{blocks['class']}}})"
+    yield Candidate("wrap-blocks", Kind.FAULT if alone else Kind.MISTAKE, place_of(calls[-1]), what, write)
+
+
+def _checkpointing(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+    found = seen["checkpointing"]
+    if found is not None:
+        place = place_of(found)
+        yield Candidate(
+            "no-checkpoint",
+            Kind.MISTAKE,
+            place,
+            "memory allows to recompute nothing",
+            f"without: {found['text']}",
+        )
+        yield Candidate(
+            "half-checkpoint",
+            Kind.MISTAKE,
+            place,
+            "memory allows to recompute every other block only",
+            f"of every other block: {found['text']}",
+        )
+    elif seen["sharding"] and result.get("alloc_retries_per_step"):
+        yield Candidate(
+            "checkpoint",
+            Kind.FREE,
+            place_of(seen["sharding"][0]),
+            "memory is full (allocator retries); recompute the blocks",
+            "before each block is wrapped: block = checkpoint_wrapper(block)",
+        )
+
+
+def _sharding(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+    calls = seen["sharding"]
+    if not calls:
+        return
+    call = calls[0]
+    given = call["arguments"]
+    place, is_fsdp1 = place_of(call), call["api"] != "fully_shard"
+    strategy = given.get("sharding_strategy") or "FULL_SHARD"
+    if given["offload"]:
+        offload = "cpu_offload" if is_fsdp1 else "offload_policy"
+        yield Candidate(
+            "no-offload",
+            Kind.MISTAKE,
+            place,
+            "memory allows to keep the shards on the GPU",
+            f"without {offload}=",
+        )
+    kept = given.get("reshard_after_forward") is False or strategy == "SHARD_GRAD_OP"
+    if kept and result.get("alloc_retries_per_step"):
+        write = "ShardingStrategy.FULL_SHARD" if is_fsdp1 else "reshard_after_forward=True"
+        yield Candidate("reshard", Kind.FREE, place, "memory is full: free parameters after forward", write)
+    elif not kept and strategy == "FULL_SHARD" and seen["model"].get("units", 0) > 1:
+        write = (
+            "sharding_strategy=ShardingStrategy.SHARD_GRAD_OP" if is_fsdp1 else "reshard_after_forward=False"
+        )
+        yield Candidate(
+            "keep", Kind.FREE, place, "memory allows to keep parameters from forward to backward", write
+        )
+    config = result["config"]
+    nodes = config["gpus"] // config["gpus_per_node"]
+    if nodes > 1 and config["gpus"] % config["gpus_per_node"] == 0 and given["mesh"] in (None, 1):
+        sizes = f"({nodes}, {config['gpus_per_node']})"
+        mesh = f'init_device_mesh("cuda", {sizes}, mesh_dim_names=("replicate", "shard"))'
+        more = "sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=" if is_fsdp1 else "mesh="
+        if strategy == "FULL_SHARD":
+            yield Candidate(
+                "hybrid", Kind.FREE, place, "shard inside of a node, replicate over nodes", more + mesh
+            )
+    if seen["computes_in"] == "fp32" and given.get("param_dtype") in (None, "None", "torch.float32"):
+        policy = "param_dtype=torch.bfloat16, reduce_dtype=torch.float32"
+        name = (
+            f"mixed_precision=MixedPrecision({policy})"
+            if is_fsdp1
+            else f"mp_policy=MixedPrecisionPolicy({policy})"
+        )
+        yield Candidate("bf16", Kind.MISTAKE, place, "it computes in fp32; in bf16 rounding changes", name)
+
+
+def _prefetch(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+    calls = seen["sharding"]
+    if not calls:
+        return
+    call, units = calls[-1], seen["model"].get("units", 0)
+    given = call["arguments"]
+    is_fsdp1 = call["api"] != "fully_shard"
+    if given.get("forward_prefetch") or seen["forward_prefetch"]:
+        place = place_of(seen["forward_prefetch"] or call)
+        yield Candidate("no-forward-prefetch", Kind.NO_EFFECT, place, "forward prefetch", "leave it out")
+    elif units > 1:
+        if is_fsdp1 and given.get("backward_prefetch", "BACKWARD_PRE") != "BACKWARD_PRE":
+            write = "backward_prefetch=BackwardPrefetch.BACKWARD_PRE"
+            what = "backward does not prefetch the next unit"
+            yield Candidate("backward-prefetch", Kind.MISTAKE, place_of(call), what, write)
+        write = (
+            "for a, b in pairwise(blocks): a.set_modules_to_forward_prefetch([b])"
+            if not is_fsdp1
+            else "forward_prefetch=True"
+        )
+        yield Candidate("prefetch", Kind.FREE, place_of(call), "prefetch the next unit", write)
+    if is_fsdp1 and given.get("limit_all_gathers") is False:
+        yield Candidate(
+            "limit", Kind.MISTAKE, place_of(call), "limit the all-gathers in flight", "limit_all_gathers=True"
+        )
+        yield Candidate("limit", Kind.NO_EFFECT, place_of(call), "limit_all_gathers=False", "leave it out")
+    blocks = seen["model"].get("blocks")
+    if not is_fsdp1 and blocks and seen["model"]["unit_classes"].get(blocks["class"]) == blocks["count"]:
+        yield Candidate(
+            "wrap-pairs",
+            Kind.FREE,
+            place_of(calls[0]),
+            "units of two blocks: fewer, larger collectives",
+            "for a, b in zip(blocks[::2], blocks[1::2]): fully_shard([a, b])",
+        )
+
+
+def _optimizer(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+    for made in seen["optimizers"][:1]:
+        if made["has_fused"] and not made["fused"]:
+            yield Candidate(
+                "fused", Kind.MISTAKE, place_of(made), "the optimizer is not fused", "fused=True", worth=0.01
+            )
+
+
+def _choices(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+    batch, loaders = seen["batch"], seen["loaders"]
+    told = "memory allows twice the batch; the optimization changes with it"
+    if batch is not None:
+        write = f"{batch['option']} {2 * batch['value']}"
+        yield Candidate("double-batch", Kind.CHOICE, "", told, write, changes_work=True)
+    elif loaders and loaders[0]["batch_size"]:
+        write = f"batch_size={2 * loaders[0]['batch_size']}"
+        yield Candidate("double-batch", Kind.CHOICE, place_of(loaders[0]), told, write, changes_work=True)
+    if seen["sharding"] and not result.get("compiled"):
+        yield Candidate(
+            "compile",
+            Kind.CHOICE,
+            place_of(seen["sharding"][0]),
+            "compile each block: the first step takes longer",
+            "before each block is wrapped: block.compile()",
+        )
+
+
+_Rule = Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[Candidate]]
+_RULES: tuple[_Rule, ...] = (
+    _waits, _root, _one_unit, _checkpointing, _sharding, _prefetch, _optimizer, _choices,
+)  # fmt: skip

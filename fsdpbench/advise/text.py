@@ -1,0 +1,94 @@
+"""The advice in words, and as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fsdpbench.advise.advisor import Advice, Tried
+
+_MOST_POSSIBLE = 6
+_NOTHING = 0.0005
+
+
+def describe_advice(advice: Advice) -> str:
+    """Several lines, for people."""
+    return "\n".join(_lines(advice))
+
+
+def _lines(advice: Advice) -> Iterator[str]:
+    tried = len(advice.advice) + len(advice.possible) + len(advice.nothing)
+    if advice.advice:
+        yield "Advice, each line simulated (the real gain lies in the brackets in 9 of 10 cases):"
+        for number, each in enumerate(advice.advice, 1):
+            yield from _numbered(number, each)
+    else:
+        yield f"No advice: nothing is wrong with the script, and none of {tried} variants is worth a change."
+    for each in advice.no_effect:
+        setting = f"{each.candidate.what} ({each.candidate.place})"
+        yield f"No effect: {setting} changes neither time nor memory here."
+    if advice.possible:
+        yield "Faster too, at a price:"
+        for each in advice.possible[:_MOST_POSSIBLE]:
+            tight = " (memory is tight)" if each.trial.risky else ""
+            yield f"  {gain_words(each)}: {each.candidate.write}{tight}"
+    slower = [each for each in advice.nothing if each.gain is not None]
+    unfit = [each for each in advice.nothing if each.gain is None and each.trial.status.value == "oom"]
+    failed = [each for each in advice.nothing if each.gain is None and each.trial.status.value != "oom"]
+    if slower:
+        yield "No gain: " + ", ".join(f"{e.candidate.variation} ({e.gain:+.1%})" for e in slower)
+    if unfit:
+        yield "Do not fit: " + ", ".join(each.candidate.variation for each in unfit)
+    if failed:
+        yield "Could not be tried: " + ", ".join(each.candidate.variation for each in failed)
+
+
+def _numbered(number: int, each: Tried) -> Iterator[str]:
+    candidate = each.candidate
+    place = f"{candidate.place}: " if candidate.place else ""
+    yield f"{number:>2}. {gain_words(each)}: {place}{candidate.what}"
+    yield f"    write: {candidate.write}"
+
+
+def gain_words(each: Tried) -> str:
+    """`12.3 % faster [6, 19]`."""
+    if each.gain is None or each.interval is None:
+        return "gain unknown"
+    low, high = (100 * bound for bound in each.interval)
+    if abs(each.gain) < _NOTHING:
+        return f"as fast without [{low:.0f}, {high:.0f}]"
+    told = f"{100 * abs(each.gain):.1f} % {'faster' if each.gain >= 0 else 'slower'}"
+    if each.gain >= 1:
+        told = f"{1 + each.gain:.1f} x as fast"
+        return f"{told} [{1 + low / 100:.1f}, {1 + high / 100:.1f}]"
+    return f"{told} [{low:.0f}, {high:.0f}]"
+
+
+def as_dict(advice: Advice) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "simulated": True,
+        "level": 0.9,
+        **{
+            name: [_entry(each) for each in getattr(advice, name)]
+            for name in ("advice", "possible", "no_effect", "nothing")
+        },
+    }
+
+
+def _entry(each: Tried) -> dict[str, Any]:
+    candidate = each.candidate
+    return {
+        "variation": candidate.variation,
+        "kind": candidate.kind.value,
+        "place": candidate.place,
+        "what": candidate.what,
+        "write": candidate.write,
+        "gain": each.gain,
+        "interval": None if each.interval is None else list(each.interval),
+        "status": each.trial.status.value,
+        "cause": each.trial.cause,
+        "step_time_s": each.trial.step_time_s,
+        "peak_reserved_bytes": each.trial.reserved,
+        "risky": each.trial.risky,
+    }

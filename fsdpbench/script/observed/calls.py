@@ -1,0 +1,173 @@
+"""Which of torch's calls a script makes, with their lines and the arguments that matter."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import linecache
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed.fsdp as fsdp
+import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
+from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
+
+from fsdpbench.script.interposing.arguments import batch_argument
+from fsdpbench.script.interposing.blocks import blocks_of
+from fsdpbench.script.interposing.calls import around_init, around_loader, replace_fully_shard
+from fsdpbench.script.own_files import OwnFiles
+
+_SHARDING = (
+    "reshard_after_forward", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
+    "sharding_strategy",
+    "use_orig_params",
+)  # fmt: skip
+
+
+class Calls:
+    """Notes them. Made before the script starts."""
+
+    def __init__(self, own_files: OwnFiles) -> None:
+        self.sharding: list[dict[str, Any]] = []
+        self.optimizers: list[dict[str, Any]] = []
+        self.loaders: list[dict[str, Any]] = []
+        self.checkpointing: dict[str, Any] | None = None
+        self.batch: dict[str, Any] | None = None
+        self.prefetching: dict[str, Any] | None = None
+        self.blocks: dict[str, Any] | None = None
+        """Of the last module that was wrapped and has blocks: their path, class and count."""
+        self.roots: list[Any] = []
+        """Modules that were wrapped, the last of which is the model where it is one."""
+        self._own_files = own_files
+        replace_fully_shard(self._fully_shard)
+        self._around_fsdp1()
+        around_loader(self._loader)
+        around_init(torch.optim.Optimizer, self._optimizer)
+        self._around_checkpointing()
+        self._around_parser()
+        self._around_prefetching()
+
+    def place(self) -> dict[str, Any]:
+        """`file`, `line` and `text` of the script's own that runs."""
+        frame = self._own_files.innermost()
+        if frame is None:
+            return {"file": "", "line": 0, "text": ""}
+        file = self._own_files.whole_name(frame.f_code.co_filename)
+        return {"file": file, "line": frame.f_lineno, "text": linecache.getline(file, frame.f_lineno).strip()}
+
+    def _fully_shard(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+            self._note_sharding("fully_shard", module, kwargs)
+            return original(module, *args, **kwargs)
+
+        return fully_shard
+
+    def _around_fsdp1(self) -> None:
+        kind: Any = fsdp.FullyShardedDataParallel
+        original = kind.__init__
+        inside = False
+
+        @functools.wraps(original)
+        def init(made: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+            nonlocal inside
+            if not inside:
+                self._note_sharding("FullyShardedDataParallel", module, kwargs)
+                self.roots[-1] = made
+            before, inside = inside, True
+            try:
+                original(made, module, *args, **kwargs)
+            finally:
+                inside = before
+
+        kind.__init__ = init
+
+    def _note_sharding(self, api: str, module: Any, kwargs: dict[str, Any]) -> None:
+        place = self.place()
+        self.roots.append(module)
+        # Now, since what FSDP1 wraps has other sizes.
+        if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
+            self.blocks = {"path": found.path, "class": found.class_name, "count": len(found.modules)}
+        for call in self.sharding:
+            if (call["file"], call["line"]) == (place["file"], place["line"]):
+                call["count"] += 1
+                return
+        self.sharding.append({"api": api, **place, "count": 1, "arguments": _told(kwargs)})
+
+    def _loader(self, dataset: Any, kwargs: dict[str, Any]) -> None:
+        told = {name: kwargs.get(name) for name in ("batch_size", "num_workers", "pin_memory")}
+        size = told["batch_size"]
+        told["batch_size"] = size if type(size) is int else None
+        workers, pinned = int(told["num_workers"] or 0), bool(told["pin_memory"])
+        self.loaders.append({**self.place(), **told, "num_workers": workers, "pin_memory": pinned})
+
+    def _optimizer(self, parameters: Any, kwargs: dict[str, Any]) -> None:
+        defaults = kwargs.get("defaults") or {}
+        self.optimizers.append(
+            {**self.place(), "has_fused": "fused" in defaults, "fused": bool(defaults.get("fused"))}
+        )
+
+    def _around_checkpointing(self) -> None:
+        for module, names in (
+            (torch_checkpoint, ("checkpoint", "checkpoint_sequential")),
+            (wrappers, ("checkpoint_wrapper", "apply_activation_checkpointing")),
+        ):
+            for name in names:
+                setattr(module, name, self._checkpointing(getattr(module, name)))
+
+    def _checkpointing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self.checkpointing is None:
+                self.checkpointing = self.place()
+            return original(*args, **kwargs)
+
+        return call
+
+    def _around_parser(self) -> None:
+        original = argparse.ArgumentParser.parse_known_args
+
+        @functools.wraps(original)
+        def parse_known_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
+            found, rest = original(parser, *args, **kwargs)
+            name = batch_argument(found)
+            if name is not None:
+                options = [action.option_strings for action in parser._actions if action.dest == name]
+                flags = [flag for flag in options[0] if flag.startswith("--")] if options else []
+                self.batch = {"option": flags[0] if flags else name, "value": getattr(found, name)}
+            return found, rest
+
+        argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment]
+
+    def _around_prefetching(self) -> None:
+        kind: Any = fsdp.FSDPModule
+        original = kind.set_modules_to_forward_prefetch
+
+        @functools.wraps(original)
+        def noted(module: Any, modules: Any) -> None:
+            self.prefetching = self.prefetching or self.place()
+            original(module, modules)
+
+        kind.set_modules_to_forward_prefetch = noted
+
+
+def _told(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that variations change, as plain values."""
+    found: dict[str, Any] = {}
+    for name in _SHARDING:
+        if name in kwargs:
+            value = kwargs[name]
+            found[name] = (
+                value if isinstance(value, bool | int | type(None)) else getattr(value, "name", str(value))
+            )
+    for name in ("mp_policy", "mixed_precision"):
+        if kwargs.get(name) is not None:
+            found["param_dtype"] = str(kwargs[name].param_dtype)
+    found["offload"] = isinstance(kwargs.get("offload_policy"), fsdp.CPUOffloadPolicy) or bool(
+        getattr(kwargs.get("cpu_offload"), "offload_params", False)
+    )
+    mesh = kwargs.get("mesh", kwargs.get("device_mesh"))
+    found["mesh"] = None if mesh is None else mesh.ndim
+    return found

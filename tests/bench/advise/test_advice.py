@@ -1,0 +1,136 @@
+"""The advice is in order of what it gains; what is not worth it, at a price, or does not fit is said
+apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpbench.advise import advise_script, advisor
+from fsdpbench.advise.text import as_dict, describe_advice
+from fsdpbench.cli.script_request import script_config
+from fsdpbench.configuration.config import Config
+from fsdpbench.results.records import Status
+from fsdpbench.sweep.trials import Trial
+
+from .test_candidates import SEEN
+
+WAIT = {"file": "/a/train.py", "line": 57, "text": "loss.item()", "per_step": 1.0, "copies": False}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    (tmp_path / "train.py").write_text("")
+    found = script_config({"script": tmp_path / "train.py", "gpus": "8"}, ())
+    assert found is not None
+    return found
+
+
+def advised(
+    monkeypatch: pytest.MonkeyPatch, config: Config, seen: dict[str, Any], steps: dict[str, Trial | float]
+) -> advisor.Advice:
+    """Advice where a variation's step takes `steps[name]` seconds (others 1 s, as the script's own)."""
+
+    def simulate(configs: Sequence[Config], jobs: int, tell: Any) -> list[Trial]:
+        trials = []
+        for each in configs:
+            assert each.what_if is not None
+            told = steps.get(str(each.what_if.variation).partition("=")[0], 1.0)
+            if isinstance(told, float):
+                told = Trial(each, Status.OK, None, 1 / told, told, 10, 10, flops=1e12)
+            trials.append(told)
+        return trials
+
+    monkeypatch.setattr(advisor, "simulate", simulate)
+    result = {
+        "status": "ok",
+        "config": {"gpus": 8, "gpus_per_node": 8},
+        "step_time_s": 1.0,
+        "tflops_per_gpu": 1.0,
+        "peak_memory_bytes": {"allocated": 10, "reserved": 10},
+        "script": {"observed": SEEN | seen},
+    }
+    return advise_script(config, result, 1, lambda line: None)
+
+
+def names(group: Sequence[advisor.Tried]) -> list[str]:
+    return [each.candidate.variation.partition("=")[0] for each in group]
+
+
+def test_a_fault_comes_first_and_then_the_largest_gain(
+    monkeypatch: pytest.MonkeyPatch, config: Config
+) -> None:
+    found = advised(monkeypatch, config, {"waits": [WAIT]}, {"keep": 0.8, "prefetch": 0.99})
+    assert names(found.advice) == ["no-waits", "keep"]
+    assert found.advice[1].gain == pytest.approx(0.25)
+    low, high = found.advice[1].interval or (0, 0)
+    assert low < 0.25 < high
+    assert "prefetch" in names(found.nothing)
+    told = describe_advice(found)
+    assert " 2. 25.0 % faster [" in told
+    assert "train.py:57" in told
+    assert as_dict(found)["advice"][1]["write"] == "reshard_after_forward=False"
+
+
+def test_what_is_worth_nothing_is_no_advice(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
+    found = advised(monkeypatch, config, {}, {"compile": 0.9, "keep": 0.98})
+    assert not found.advice
+    assert names(found.possible) == ["compile"]
+    assert describe_advice(found).startswith("No advice: nothing is wrong with the script")
+
+
+def test_twice_the_batch_has_to_be_twice_the_work(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
+    seen = {"batch": {"option": "--batch", "value": 4}}
+    assert "double-batch" in names(advised(monkeypatch, config, seen, {"double-batch": 1.5}).nothing)
+    doubled = Trial(config, Status.OK, None, None, 1.5, 10, 10, flops=2e12)
+    (best, *_) = advised(monkeypatch, config, seen, {"double-batch": doubled}).advice
+    assert best.gain == pytest.approx(2 / 1.5 - 1)
+
+
+def test_memory_that_may_not_suffice_is_a_price(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
+    risky = Trial(config, Status.OK, None, None, 0.5, 10, 10, flops=1e12, risky=True)
+    found = advised(monkeypatch, config, {}, {"keep": risky, "wrap-pairs": replace(risky, status=Status.OOM)})
+    assert (names(found.advice), names(found.possible)) == ([], ["keep"])
+    assert "Do not fit: wrap-pairs" in describe_advice(found)
+
+
+def test_a_setting_is_without_effect_where_time_and_memory_stay(
+    monkeypatch: pytest.MonkeyPatch, config: Config
+) -> None:
+    seen = {"forward_prefetch": {"file": "/a/train.py", "line": 44, "text": ""}}
+    found = advised(monkeypatch, config, seen, {})
+    assert names(found.no_effect) == ["no-forward-prefetch"]
+    assert "train.py:44" in describe_advice(found)
+    assert not advised(monkeypatch, config, seen, {"no-forward-prefetch": 1.1}).no_effect
+
+
+def test_a_loader_starves_where_a_step_waits_for_it(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
+    loader = {"file": "/a/train.py", "line": 60, "batch_size": 8, "num_workers": 0, "pin_memory": True}
+    seen = {"loaders": [loader]}
+    steps = iter((1.5, 1.0))
+
+    def simulate(configs: Sequence[Config], jobs: int, tell: Any) -> list[Trial]:
+        variations = [str(each.what_if and each.what_if.variation) for each in configs]
+        found = [next(steps) if name.startswith("loader-time") else 1.0 for name in variations]
+        return [
+            Trial(each, Status.OK, None, 1.0, time, 10, 10) for each, time in zip(configs, found, strict=True)
+        ]
+
+    monkeypatch.setattr(advisor, "simulate", simulate)
+    result = {
+        "status": "ok",
+        "config": {"gpus": 8, "gpus_per_node": 8},
+        "step_time_s": 1.0,
+        "peak_memory_bytes": {"reserved": 10},
+        "script": {"observed": SEEN | seen},
+        "bench": {"loader": {"seconds": 0.5, "batches": 1.0}},
+    }
+    found = advise_script(config, result, 1, lambda line: None)
+    (first, *_) = found.advice
+    assert first.candidate.variation == "loader-time=0.500000/2"
+    assert "num_workers=2" in first.candidate.write
+    assert "500.0 ms" in first.candidate.what

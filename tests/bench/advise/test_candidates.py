@@ -1,0 +1,115 @@
+"""What could be changed in a script is read off what it was seen to do, with its line and what to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fsdpbench.advise.candidates import Kind, candidates
+
+CALL = {"api": "fully_shard", "file": "/a/train.py", "line": 41, "text": "fully_shard(model)", "count": 1}
+PLAIN: dict[str, Any] = {"param_dtype": "torch.bfloat16", "offload": False, "mesh": None}
+MODEL = {
+    "class": "Model",
+    "blocks": {"path": "layers", "class": "Block", "count": 12},
+    "units": 13,
+    "unit_classes": {"Block": 12},
+    "unwrapped_root": False,
+    "unsharded_parameters": 0,
+    "dtype": "torch.float32",
+}
+SEEN: dict[str, Any] = {
+    "sharding": [{**CALL, "arguments": PLAIN}],
+    "model": MODEL,
+    "optimizers": [],
+    "loaders": [],
+    "checkpointing": None,
+    "forward_prefetch": None,
+    "batch": None,
+    "waits": [],
+    "computes_in": "bf16",
+}
+
+
+def found(seen: dict[str, Any], **result: Any) -> dict[str, Any]:
+    config = {"gpus": 64, "gpus_per_node": 8}
+    every = candidates({"config": config, "script": {"observed": SEEN | seen}, **result})
+    return {each.variation: each for each in every}
+
+
+def call(api: str = "fully_shard", **arguments: Any) -> dict[str, Any]:
+    return {"sharding": [{**CALL, "api": api, "arguments": PLAIN | arguments}]}
+
+
+def test_a_wait_in_every_step_is_a_fault_with_its_line() -> None:
+    wait = {"file": "/a/train.py", "line": 57, "text": "print(loss.item())", "per_step": 1.0, "copies": False}
+    each = found({"waits": [wait]})["no-waits"]
+    assert (each.kind, each.place) == (Kind.FAULT, "train.py:57")
+    assert each.write == "if step % 100 == 0: print(loss.item())"
+    copy = wait | {"text": 'x.to("cuda", non_blocking=True)', "copies": True}
+    each = found({"waits": [copy]})["no-waits"]
+    assert "non_blocking=True has no effect" in each.what
+    assert "pin_memory=True" in each.write
+
+
+def test_units_other_than_the_blocks_are_told() -> None:
+    alone = found({"model": MODEL | {"units": 1, "unit_classes": {}}})["wrap-blocks"]
+    assert (alone.kind, alone.place) == (Kind.FAULT, "train.py:41")
+    assert alone.write == "before it: for block in model.layers: fully_shard(block)"
+    fine = found({"model": MODEL | {"units": 60, "unit_classes": {"Linear": 59}}})["wrap-blocks"]
+    assert fine.kind is Kind.MISTAKE
+    assert "wrap-blocks" not in found({})
+    policy = found({"model": MODEL | {"units": 1, "unit_classes": {}}, **call("FullyShardedDataParallel")})
+    assert policy["wrap-blocks"].write == "auto_wrap_policy=ModuleWrapPolicy({Block})"
+
+
+def test_a_model_around_its_units_is_a_fault() -> None:
+    root = found({"model": MODEL | {"unwrapped_root": True, "unsharded_parameters": 1_000}})["wrap-root"]
+    assert root.kind is Kind.FAULT
+    assert "1,000 parameters" in root.what
+
+
+def test_each_api_has_its_own_words() -> None:
+    for api, words in (
+        ("fully_shard", {"keep": "reshard_after_forward=False", "hybrid": "mesh=init_device_mesh"}),
+        (
+            "FullyShardedDataParallel",
+            {"keep": "SHARD_GRAD_OP", "hybrid": "HYBRID_SHARD", "prefetch": "forward_prefetch"},
+        ),
+    ):
+        every = found(call(api))
+        assert {name: word in every[name].write for name, word in words.items()} == dict.fromkeys(words, True)
+    assert '(8, 8), mesh_dim_names=("replicate", "shard")' in found({})["hybrid"].write
+
+
+def test_what_the_script_has_already_is_not_tried() -> None:
+    assert "keep" not in found(call(reshard_after_forward=False))
+    assert "bf16" not in found({})
+    assert "hybrid" not in found(call(mesh=2))
+    assert "compile" not in found({}, compiled=True)
+    made = {"file": "/a/train.py", "line": 50, "text": "", "has_fused": True, "fused": True}
+    assert "fused" not in found({"optimizers": [made]})
+    assert found({"optimizers": [made | {"fused": False}]})["fused"].place == "train.py:50"
+
+
+def test_fp32_and_offloaded_shards_are_tried_otherwise() -> None:
+    slow = found({**call(param_dtype=None, offload=True), "computes_in": "fp32"})
+    assert "mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16" in slow["bf16"].write
+    assert slow["no-offload"].write == "without offload_policy="
+
+
+def test_a_full_memory_is_relieved_and_a_free_one_used() -> None:
+    kept = call("FullyShardedDataParallel", sharding_strategy="SHARD_GRAD_OP")
+    assert "reshard" in found(kept, alloc_retries_per_step=2.0)
+    assert "checkpoint" in found(kept, alloc_retries_per_step=2.0)
+    place = {"file": "/a/train.py", "line": 38, "text": "block = checkpoint_wrapper(block)"}
+    assert found({"checkpointing": place})["no-checkpoint"].write == f"without: {place['text']}"
+
+
+def test_the_batch_is_the_parsers_or_the_loaders() -> None:
+    loader = {"file": "/a/train.py", "line": 60, "batch_size": 8, "num_workers": 0, "pin_memory": True}
+    assert found({"loaders": [loader]})["double-batch"].write == "batch_size=16"
+    assert found({"batch": {"option": "--bs", "value": 2}})["double-batch"].write == "--bs 4"
+
+
+def test_a_run_without_figures_has_no_candidates() -> None:
+    assert candidates({"config": {}, "script": None}) == []
