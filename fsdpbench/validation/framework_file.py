@@ -143,7 +143,7 @@ def _shape(row: Row) -> dict[str, ShapeValue]:
             shape[name.strip()] = whole_number(value.strip())
         except ValueError:
             raise row.wrong("shape", "write it as layers=32,d_model=4096") from None
-    return {**shape, **epochs.shape_of(row.text("source"))}
+    return shape
 
 
 def _network(row: Row) -> float | Network:
