@@ -182,6 +182,14 @@ class SoftwareProfile:
         return [key for key in self.changes if key in _OF_THE_BENCH or key.startswith("llama.")]
 
     @property
+    def differs_in_models_alone(self) -> bool:
+        """Whether all that it changes is how models are written and on which stream collectives run."""
+        return all(
+            key in ("collectives.own_streams", "operators.fused_rotary") or key.startswith("llama.")
+            for key in self.changes
+        )
+
+    @property
     def compiles_as_installed(self) -> bool:
         """Whether the installed compiler does with this software what the compiler of its time did."""
         return all(key in _OUTSIDE_OF_GRAPHS or key.startswith("llama.") for key in self.changes)
