@@ -19,11 +19,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fsdpbench.workloads import rotations
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from fsdpbench.workloads.decoder.norms import DecoderNorm
 from fsdpbench.workloads.errors import ShapeError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
@@ -33,6 +34,7 @@ from fsdpbench.workloads.shape import check_divides, check_positive
 from fsdpbench.workloads.shaped import Shaped
 
 FAMILY = "llama"
+NORMS = ("fused", "composed")
 _NORM_EPS = 1e-5
 
 
@@ -44,8 +46,14 @@ class LlamaShape:
     feed-forward width; `rope_theta`: base of the rotary angles; `tied`: the lm head shares the token
     embedding; `max_seq`: default sequence length; `fp32_loss`: logits are cast to fp32 before the loss.
 
+    How published code computed the same: `norms`: `fused`, torch's one kernel, or `composed` of operators in
+    fp32; `rotary`: `halves` in the model's dtype, `complex` numbers in fp32 (Meta's code, TorchTitan's) or
+    `matrices` of 2 x 2 in fp32 (foundation-model-stack's); `repeat_kv`: keys and values are copied for every
+    query head before attention.
+
     Raises:
-        ShapeError: a number is below 1, heads do not divide as they must, or a head's width is odd.
+        ShapeError: a number is below 1, heads do not divide as they must, a head's width is odd, or a word is
+            unknown.
     """
 
     layers: int
@@ -58,8 +66,14 @@ class LlamaShape:
     tied: bool = False
     max_seq: int = 4096
     fp32_loss: bool = True
+    norms: str = "fused"
+    rotary: str = "halves"
+    repeat_kv: bool = False
 
     def __post_init__(self) -> None:
+        for name, words in (("norms", NORMS), ("rotary", tuple(rotations.ROTATIONS))):
+            if getattr(self, name) not in words:
+                raise ShapeError(f"shape field {name} is {getattr(self, name)!r}: one of {', '.join(words)}")
         check_positive(
             self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "rope_theta", "max_seq"
         )
@@ -94,23 +108,11 @@ SIZES: Mapping[str, LlamaShape] = {
 }
 
 
-def rotary_tables(seq: int, width: int, theta: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary angles, [seq, width] each, in `like`'s dtype and on its device.
-
-    Element k and k + width / 2 of a head are a pair, turned by position x theta^(-2k / width).
-    """
-    pairs = torch.arange(0, width, 2, device=like.device, dtype=torch.float32)
-    speeds = torch.exp(pairs * (-math.log(theta) / width))
-    positions = torch.arange(seq, device=like.device, dtype=torch.float32)
-    angles = positions[:, None] * speeds[None, :]
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
-
-
-def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn the pairs of x, [batch, heads, seq, width], by the angles of their positions."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cosines + torch.cat((-second, first), dim=-1) * sines
+def make_norm(shape: LlamaShape) -> nn.Module:
+    """RMSNorm over d_model, as the shape has it."""
+    if shape.norms == "composed":
+        return DecoderNorm(shape.d_model, _NORM_EPS, offset=False, composed=True)
+    return nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
 
 
 class LlamaAttention(nn.Module):
@@ -119,20 +121,26 @@ class LlamaAttention(nn.Module):
     def __init__(self, shape: LlamaShape, output_std: float) -> None:
         super().__init__()
         self.width = shape.head_width
+        self.rotary = shape.rotary
         self.grouped = shape.kv_heads != shape.heads
+        self.repeats = shape.heads // shape.kv_heads if shape.repeat_kv and self.grouped else 0
         kv_width = shape.kv_heads * shape.head_width
         self.query = Projection(shape.d_model, shape.d_model, False)
         self.key = Projection(shape.d_model, kv_width, False)
         self.value = Projection(shape.d_model, kv_width, False)
         self.output = Projection(shape.d_model, shape.d_model, False, output_std)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
         query, key, value = (
             projected.unflatten(-1, (-1, self.width)).transpose(1, 2)
             for projected in (self.query(x), self.key(x), self.value(x))
         )
-        query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=self.grouped)
+        turn = rotations.ROTATIONS[self.rotary].turn
+        query, key = turn(query, *tables), turn(key, *tables)
+        if self.repeats:
+            key, value = (x.repeat_interleave(self.repeats, 1) for x in (key, value))
+        grouped = self.grouped and not self.repeats
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
         projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return projected
 
@@ -157,14 +165,14 @@ class LlamaBlock(CheckpointedBlock):
     def __init__(self, shape: LlamaShape, checkpointing: ActivationCheckpointing, index: int) -> None:
         super().__init__(checkpointing, index)
         output_std = WEIGHT_STD / math.sqrt(2 * shape.layers)
-        self.attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+        self.attention_norm = make_norm(shape)
         self.attention = LlamaAttention(shape, output_std)
-        self.feed_forward_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+        self.feed_forward_norm = make_norm(shape)
         self.feed_forward = LlamaFeedForward(shape, output_std)
 
-    def transform(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        """[batch, seq, d_model] to the same."""
-        x = x + self.attention(self.attention_norm(x), cosines, sines)
+    def transform(self, x: Tensor, *tables: Tensor) -> Tensor:
+        """[batch, seq, d_model] to the same; `tables` of the rotary angles."""
+        x = x + self.attention(self.attention_norm(x), *tables)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -177,20 +185,21 @@ class Llama(nn.Module):
     def __init__(self, shape: LlamaShape, checkpointing: ActivationCheckpointing) -> None:
         super().__init__()
         self.fp32_loss = shape.fp32_loss
-        self.head_width = shape.head_width
-        self.rope_theta = shape.rope_theta
+        self.shape = shape
         self.token_embedding = Lookup(shape.vocab, shape.d_model)
         self.blocks = nn.ModuleList(LlamaBlock(shape, checkpointing, index) for index in range(shape.layers))
-        self.final_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+        self.final_norm = make_norm(shape)
         self.lm_head = Projection(shape.d_model, shape.vocab, bias=False)
         if shape.tied:
             self.lm_head.weight = self.token_embedding.weight
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         x = self.token_embedding(inputs)
-        cosines, sines = rotary_tables(inputs.shape[1], self.head_width, self.rope_theta, x)
+        shape = self.shape
+        rotation = rotations.ROTATIONS[shape.rotary]
+        tables = rotation.tables(inputs.shape[1], shape.head_width, shape.rope_theta, x)
         for block in self.blocks:
-            x = block(x, cosines, sines)
+            x = block(x, *tables)
         logits: Tensor = self.lm_head(self.final_norm(x))
         return logits if targets is None else token_loss(logits, targets, self.fp32_loss)
 

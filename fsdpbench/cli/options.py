@@ -61,6 +61,13 @@ def target_options(function: F) -> F:
             help="Profile to simulate (a100-80gb, FILE.toml, ...).",
         ),
         click.option(
+            "--nic-gb-s",
+            type=Positive(1e6),
+            default=None,
+            metavar="GB/S",
+            help="Network of a node each way, in place of the profile's: 50 for 400 Gb/s.",
+        ),
+        click.option(
             "--emulate",
             is_flag=True,
             default=None,

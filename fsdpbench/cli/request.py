@@ -15,7 +15,7 @@ from fsdpbench.configuration.settings import Value, show_value
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
 from fsdpbench.sweep.hf_model import usual_settings, with_hf_model
-from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target
+from fsdpbench.sweep.planning import DEFAULT_HARDWARE, Target, check_device, check_systems, make_target
 from fsdpbench.sweep.presets import Preset, get_preset, of_what_is_named
 from fsdpbench.sweep.rules import Rule, parse_exclude, parse_when, read_rule
 from fsdpbench.sweep.shape_text import parse_shape
@@ -177,7 +177,7 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
     """The target in `given`, its device resolved, and why it is that one."""
     given = with_hf_model(given)
     (gpus,) = _one_count(given.get("gpus"))
-    hardware = given.get("hardware")
+    hardware = hardware_of(given)
     emulate = bool(given.get("emulate"))
     choice = choose_device(
         check_device(given.get("device") or "auto"),
@@ -210,6 +210,14 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
         software=given.get("software"),
     )
     return target, choice
+
+
+def hardware_of(given: Mapping[str, Any]) -> str | None:
+    """The profile that `given` names, with its `--nic-gb-s`."""
+    from fsdpbench.sim.hardware import with_nic
+
+    hardware, rate = given.get("hardware"), given.get("nic_gb_s")
+    return hardware if rate is None else with_nic(hardware or DEFAULT_HARDWARE, rate)
 
 
 def gpu_counts(given: object) -> list[int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fsdpbench.cli.output import tell
+from fsdpbench.cli.request import hardware_of
 from fsdpbench.cli.values import PossiblePath
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module, spread_ranks
 from fsdpbench.configuration.settings import SETTINGS, Settings
@@ -96,7 +97,7 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
     from fsdpbench.sweep.planning import DEFAULT_HARDWARE
 
     gpus = _world(options)
-    hardware = options.get("hardware") or DEFAULT_HARDWARE
+    hardware = hardware_of(options) or DEFAULT_HARDWARE
     try:
         per_node = options.get("gpus_per_node") or load_profile(hardware).gpus_per_node
     except ProfileError as error:

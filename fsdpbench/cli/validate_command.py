@@ -69,8 +69,7 @@ def command(
 
     if system is not None:
         get_system(system)
-    networks = output.with_name(f"{output.name}-networks")
-    rows = [row for path in runs for row in _chosen(cases_of_file(path, networks), only)]
+    rows = [row for path in runs for row in _chosen(cases_of_file(path), only)]
     cases = _chosen(_known_cases(), only) + rows
     network = [p for p in network_predictions() if p.case in _chosen([p.case], only)]
     if not cases and not network:

@@ -7,11 +7,13 @@ in the simulator's units (bytes, FLOP/s) are properties of `HardwareProfile`.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.configuration.numbers import finite_number
 from fsdpbench.sim.hardware_sections import (
     DTYPES,
     GIB,
@@ -43,6 +45,7 @@ __all__ = [
     "parse_profile",
     "profile_layers",
     "profile_names",
+    "with_nic",
 ]
 
 
@@ -142,13 +145,45 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
 
     Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be read,
     is no TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
+
+    `h100-80gb+nic-50` is a profile with 50 GB/s of network a node.
     """
-    return _PROFILES.load(name_or_path)
+    base, rate = _without_nic(name_or_path)
+    profile = _PROFILES.load(base)
+    if rate is None:
+        return profile
+    return dataclasses.replace(
+        profile,
+        name=f"{profile.name}+nic-{rate:g}",
+        title=f"{profile.title}, {rate:g} GB/s a node",
+        nic=dataclasses.replace(profile.nic, gb_s_per_node=rate),
+    )
+
+
+def with_nic(hardware: str, gb_s_per_node: float) -> str:
+    """The name of `hardware` with so much network a node, each way."""
+    return f"{hardware}+nic-{gb_s_per_node:g}"
 
 
 def profile_layers(name_or_path: str | Path) -> list[tuple[str, frozenset[str]]]:
     """The files that a profile is made of, from its own to its last base: name, and the keys given there."""
-    return _PROFILES.layers(name_or_path)
+    base, rate = _without_nic(name_or_path)
+    own = [] if rate is None else [(str(name_or_path), frozenset(("nic",)))]
+    return own + _PROFILES.layers(base)
+
+
+_WITH_NIC = re.compile(r"(.+)\+nic-([0-9.]+(?:e[+-]?[0-9]+)?)")
+
+
+def _without_nic(name_or_path: str | Path) -> tuple[str | Path, float | None]:
+    """A profile's name or path, and the GB/s a node that stand behind it."""
+    found = _WITH_NIC.fullmatch(str(name_or_path))
+    if found is None:
+        return name_or_path, None
+    try:
+        return found[1], finite_number(found[2])
+    except ValueError:
+        raise ProfileError(f"hardware {name_or_path}: {found[2]!r} is no number of GB/s") from None
 
 
 def parse_profile(content: str | bytes, origin: str) -> HardwareProfile:

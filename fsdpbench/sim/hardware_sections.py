@@ -71,12 +71,20 @@ class MemoryProfile:
 
 @dataclass(frozen=True)
 class ComputeProfile:
-    """Streaming multiprocessors and dense peak rates; ``peak_tflops`` has the keys bf16, fp16, tf32, fp32."""
+    """Streaming multiprocessors and dense peak rates; ``peak_tflops`` has the keys bf16, fp16, tf32, fp32.
+
+    ``clock_spread``: standard deviation of the clocks that GPUs of this kind hold under load, as a share
+    (`fsdpbench.sim.slowest_rank`).
+    """
 
     sm_count: int
     peak_tflops: Mapping[str, float]
+    clock_spread: float = 0.0
 
     def __post_init__(self) -> None:
+        _require(
+            0 <= self.clock_spread <= 0.1, "compute.clock_spread", self.clock_spread, "is a share up to 0.1"
+        )
         _require_positive(self, "compute", "sm_count")
         for dtype in DTYPES:
             _require(

@@ -23,7 +23,7 @@ from statistics import NormalDist
 from typing import Any
 
 from fsdpbench.configuration.jitter import JitterSettings
-from fsdpbench.sim.timeline import Contention, Finished, Timeline, Work
+from fsdpbench.sim.timeline import FULL_TRAFFIC, Contention, Finished, Timeline, Work
 
 _DRAWS = 4
 # The sum of n uniform draws has the variance n / 12.
@@ -80,6 +80,13 @@ class JitteredTimeline(Timeline):
         super().__init__(contention, on_finished)
         self._jitter = jitter
 
-    def launch(self, stream: int, work: Work, duration_ns: int, payload: Any = None) -> None:
+    def launch(
+        self,
+        stream: int,
+        work: Work,
+        duration_ns: int,
+        payload: Any = None,
+        traffic: int = FULL_TRAFFIC,
+    ) -> None:
         """Queue work, its duration drawn."""
-        super().launch(stream, work, self._jitter.duration_ns(work, duration_ns), payload)
+        super().launch(stream, work, self._jitter.duration_ns(work, duration_ns), payload, traffic)

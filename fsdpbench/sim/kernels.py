@@ -32,7 +32,7 @@ _graph_task = current_graph_task_id
 # torch's own kernels for these are right for any device (`nn.Parameter` needs them as they are).
 _LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift"}
 # Composed of other operators for most devices, one kernel on CUDA.
-_ONE_KERNEL = {"_fused_rms_norm"}
+_ONE_KERNEL = {"_fused_rms_norm", "silu_backward", "mish_backward", "native_channel_shuffle"}
 # Of other devices and storage formats; never called with a dense tensor of this one.
 _FOREIGN = ("quantize", "sparse", "mkldnn", "cudnn", "miopen", "nested", "jagged")
 

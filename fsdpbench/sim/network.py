@@ -43,6 +43,7 @@ class Network:
         self.world_size = world_size
         self.gpus_per_node = gpus_per_node
         self._cache: dict[tuple[str, int, int, int, bool], int] = {}
+        self._fullest = profile.nvlink.all_gather.points[-1][1] * 1e9
 
     def collective_ns(self, kind: str, nbytes: int, ranks: Sequence[int], *, uneven: bool = False) -> int:
         """Duration of one collective among ``ranks``, in nanoseconds.
@@ -61,6 +62,20 @@ class Network:
             found = self._cache[key] = round(seconds * 1e9)
         return found
 
+    def traffic_permille(self, kind: str, nbytes: int, ranks: Sequence[int], *, uneven: bool = False) -> int:
+        """What the collective moves through each rank, as a share (thousandths) of what a large all-gather
+        moves inside a node.
+
+        It takes channels, and with them multiprocessors and memory bandwidth, in about that share: NCCL gives
+        a channel 10 to 15 GB/s of A100's links, and as many channels as the slower of NVLink and NICs feeds.
+        """
+        size, _ = self._shape(ranks)
+        seconds = self.collective_ns(kind, nbytes, ranks, uneven=uneven) * 1e-9
+        if size == 1 or not seconds:
+            return 0
+        share = self._wire(kind, nbytes, size) / seconds / self._fullest
+        return min(1000, round(1000 * share))
+
     def _shape(self, ranks: Sequence[int]) -> tuple[int, int]:
         """Number of ranks and of nodes they are on; a range is not walked through."""
         size, per_node = len(ranks), self.gpus_per_node
@@ -76,14 +91,18 @@ class Network:
     def _seconds(self, kind: str, nbytes: int, size: int, nodes: int) -> float:
         if size == 1:
             return _ALONE_S + 2 * nbytes / self.profile.memory_bandwidth
-        passes = 2 if kind in ("all_reduce", "barrier") else 1
-        wire = nbytes * passes * (1.0 if kind == "broadcast" else (size - 1) / size)
+        passes, wire = _passes(kind), self._wire(kind, nbytes, size)
         if nodes == 1:
             return self._by_library(kind, nbytes, size) or self._inside(kind, wire, size, passes)
         ring = self._ring(kind, wire, size, nodes, passes)
         if kind in ("all_reduce", "barrier"):
             return min(ring, self._tree(nbytes, size, nodes))
         return ring
+
+    @staticmethod
+    def _wire(kind: str, nbytes: int, size: int) -> float:
+        """Bytes that a rank sends."""
+        return nbytes * _passes(kind) * (1.0 if kind == "broadcast" else (size - 1) / size)
 
     def _by_library(self, kind: str, nbytes: int, size: int) -> float | None:
         """Within one node, by the measured curves of the libraries that price runs here."""
@@ -134,6 +153,11 @@ class Network:
         if rails > 1:
             bandwidth = min(bandwidth, self.profile.nvlink.peak_gb_s)
         return bandwidth * 1e9
+
+
+def _passes(kind: str) -> int:
+    """How often a ring carries the bytes around."""
+    return 2 if kind in ("all_reduce", "barrier") else 1
 
 
 def _tree_time(protocol: NicProtocol, depth: int, inside: int, nbytes: int, bandwidth: float) -> float:

@@ -162,7 +162,8 @@ class SimProcessGroup(CollectiveCalls):
                 self, kind, inputs, outputs, launched - accelerator.cpu_costs.launch_ns, launched
             )
             accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched)
-        timeline.launch(stream, WorkKind.COLLECTIVE, duration, payload)
+        traffic = accelerator.network.traffic_permille(kind, nbytes, self._ranks, uneven=uneven)
+        timeline.launch(stream, WorkKind.COLLECTIVE, duration, payload, traffic)
         self._last = timeline.record(stream)
 
     def run_list(

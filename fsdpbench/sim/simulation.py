@@ -35,6 +35,7 @@ from fsdpbench.sim.process_group import BACKEND, register_backend
 from fsdpbench.sim.sanitizer import Sanitizer
 from fsdpbench.sim.sanitizer.watched import WatchedAllocator, WatchedJitteredTimeline, WatchedTimeline
 from fsdpbench.sim.shape_rules import register_shape_rules
+from fsdpbench.sim.slowest_rank import of_slowest
 from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software
 from fsdpbench.sim.software.mechanisms import install
 from fsdpbench.sim.storage import use_on_stream
@@ -134,7 +135,7 @@ class Simulation:
         accelerator.stream = DEFAULT_STREAM
         accelerator.backward = BackwardStreams(accelerator, use_on_stream)
         accelerator.device_count = gpus_per_node
-        accelerator.kernel_costs = KernelCosts(software.applied_to(profile))
+        accelerator.kernel_costs = KernelCosts(of_slowest(software.applied_to(profile), world_size))
         accelerator.cpu_costs = CpuCosts(profile)
         accelerator.network = Network(profile, world_size, gpus_per_node)
         accelerator.allocator = _make_allocator(profile, accelerator.timeline, allocator_conf, sanitizer)

@@ -3,7 +3,7 @@
 The CPU runs ahead of the device, as with a real GPU. A launch only appends to its stream's queue; *when* it
 runs is decided later, as soon as somebody has to know (a synchronisation, an event that is asked for, memory
 that may be reused, a full launch queue). Deciding late is what makes contention right: a collective slows
-down kernels that were launched before it but run beside it.
+down kernels that were launched before it but run beside it, by as much traffic as it has.
 
     CPU       |launch k1|launch k2|launch AG|              |wait(e)
                   |         |        |
@@ -42,7 +42,7 @@ class Work(IntEnum):
 
 
 # Read in inner loops, where looking a member up in its class would be a third of the time.
-_COPY, _MARK, _WAIT = Work.COPY, Work.MARK, Work.WAIT
+_COMPUTE, _COLLECTIVE, _COPY, _MARK, _WAIT = Work
 
 
 class Marker:
@@ -78,18 +78,29 @@ class _Queue:
         self.change_at = NEVER
 
 
-# (kind of work, CPU time of the launch, duration when alone, what to report), (MARK, time, 0, marker) or
-# (WAIT, time, what to report, marker).
-_Item = tuple[Work, int, Any, Any]
+# (kind of work, CPU time of the launch, duration when alone, what to report, traffic),
+# (MARK, time, 0, marker) or (WAIT, time, what to report, marker).
+_Item = tuple[Any, ...]
 Finished = Callable[[int, Any, int, int], None]
+
+
+FULL_TRAFFIC = 1000
 
 
 @dataclass(frozen=True)
 class Contention:
-    """Slow-down of computation beside collectives and of collectives beside computation, in thousandths."""
+    """Slow-down of computation beside collectives and of collectives beside computation, in thousandths.
+
+    Computation slows by `compute_permille` beside a collective with `FULL_TRAFFIC`, which moves what the
+    links inside a node can; one that moves less takes so many fewer channels, and slows it so much less.
+    """
 
     compute_permille: int = 1000
     collective_permille: int = 1000
+
+    def of_computation(self, traffic: int) -> int:
+        """Slow-down of computation beside collectives of so much `traffic` in all."""
+        return 1000 + (self.compute_permille - 1000) * min(traffic, FULL_TRAFFIC) // FULL_TRAFFIC
 
     def __post_init__(self) -> None:
         for name in ("compute_permille", "collective_permille"):
@@ -111,9 +122,11 @@ class Timeline:
         self._contention = contention or Contention()
         self._queues: list[_Queue] = []
         self._next_change = NEVER
-        # How many streams run each kind of work right now, and the rates (thousandths) that follow from it.
+        # How many streams run each kind of work right now, the traffic of the collectives among them, and the
+        # slow-down of computation (thousandths) that follows from it.
         self._active = [0, 0, 0]
-        self._rates = [1000, 1000, 1000]
+        self._traffic = 0
+        self._compute_rate = 1000
 
     # ------------------------------------------------------------------------------------ what the CPU does
 
@@ -122,12 +135,22 @@ class Timeline:
         self._queues.append(_Queue(len(self._queues)))
         return len(self._queues) - 1
 
-    def launch(self, stream: int, work: Work, duration_ns: int, payload: Any = None) -> None:
-        """Queue work that takes ``duration_ns`` when alone on a stream, at the CPU's present time."""
+    def launch(
+        self,
+        stream: int,
+        work: Work,
+        duration_ns: int,
+        payload: Any = None,
+        traffic: int = FULL_TRAFFIC,
+    ) -> None:
+        """Queue work that takes ``duration_ns`` when alone on a stream, at the CPU's present time.
+
+        ``traffic``: of a collective, the share (thousandths) of what the links inside a node can move.
+        """
         queue = self._queues[stream]
         if len(queue.items) >= LAUNCH_QUEUE_DEPTH:
             self.wait_for_room(stream)
-        queue.items.append((work, self.cpu, duration_ns, payload))
+        queue.items.append((work, self.cpu, duration_ns, payload, traffic))
         if queue.running is None and len(queue.items) == 1:
             self._reach_head(queue)
 
@@ -230,9 +253,11 @@ class Timeline:
         queue.running = item
         queue.started_at = now
         self._active[work] += 1
-        if self._active[work] == 1:
-            self._update_rates(now)
-        queue.change_at = now + item[2] * self._rates[work] // 1000
+        if work is _COLLECTIVE:
+            self._change_traffic(now, item[4])
+        elif self._active[work] == 1 and work is _COMPUTE:
+            self._slow_collectives(now)
+        queue.change_at = now + item[2] * self._rate(item) // 1000
 
     def _finish(self, queue: _Queue, horizon: int, until: Marker | None) -> None:
         """End what a stream runs, and run on through its queue while no other stream changes (``horizon``).
@@ -240,7 +265,9 @@ class Timeline:
         Kernels that follow each other leave the rates as they are, so that the common case costs little.
         """
         items = queue.items
-        work = queue.running[0]  # type: ignore[index]
+        ended = queue.running
+        assert ended is not None
+        work = ended[0]
         other_is_idle = work is _COPY or not self._active[1 - work]
         report = self.on_finished
         while True:
@@ -253,20 +280,22 @@ class Timeline:
                 _, launched_at, _, marker = items.popleft()
                 marker.time = max(now, launched_at)
                 stop = stop or marker is until
-            if not items or items[0][0] is not work:
+            if not items or items[0][0] is not work or work is _COLLECTIVE:
                 break
             start = max(now, items[0][1])
             if start > now and not (other_is_idle and start <= horizon):
                 break
             item = queue.running = items.popleft()
             queue.started_at = start
-            queue.change_at = start + item[2] * self._rates[work] // 1000
+            queue.change_at = start + item[2] * self._rate(item) // 1000
             if stop or queue.change_at > horizon:
                 return
         queue.running = None
         self._active[work] -= 1
-        if not self._active[work]:
-            self._update_rates(now)
+        if work is _COLLECTIVE:
+            self._change_traffic(now, -ended[4])
+        elif not self._active[work] and work is _COMPUTE:
+            self._slow_collectives(now)
         self._reach_head(queue)
 
     def _reach_head(self, queue: _Queue) -> None:
@@ -277,7 +306,7 @@ class Timeline:
             queue.change_at = NEVER
             items = queue.items
             while items:
-                work, launched_at, payload, marker = items[0]
+                work, launched_at, payload, marker = items[0][:4]
                 if work is not _MARK and work is not _WAIT:
                     queue.change_at = max(queue.free_at, launched_at)
                     break
@@ -299,18 +328,31 @@ class Timeline:
                         marker.waiters = None
             self._next_change = min(self._next_change, queue.change_at)
 
-    def _update_rates(self, now: int) -> None:
-        """Adapt the rates to what runs beside what, and move the ends of what is running accordingly."""
-        computing, communicating = self._active[Work.COMPUTE] > 0, self._active[Work.COLLECTIVE] > 0
-        rates = (
-            self._contention.compute_permille if communicating else 1000,
-            self._contention.collective_permille if computing else 1000,
-        )
-        for work, rate in zip((Work.COMPUTE, Work.COLLECTIVE), rates, strict=True):
-            before = self._rates[work]
-            if rate == before:
-                continue
-            self._rates[work] = rate
-            for queue in self._queues:
-                if queue.running is not None and queue.running[0] == work and queue.change_at > now:
-                    queue.change_at = now + (queue.change_at - now) * rate // before
+    def _rate(self, item: _Item) -> int:
+        """How much longer than alone work takes right now, in thousandths."""
+        work = item[0]
+        if work is _COMPUTE:
+            return self._compute_rate
+        if work is _COLLECTIVE and self._active[_COMPUTE]:
+            return self._contention.collective_permille
+        return 1000
+
+    def _change_traffic(self, now: int, change: int) -> None:
+        """Adapt the rate of computation to the collectives that run, and move what computes accordingly."""
+        self._traffic += change
+        before = self._compute_rate
+        rate = self._contention.of_computation(self._traffic)
+        if rate == before:
+            return
+        self._compute_rate = rate
+        for queue in self._queues:
+            if queue.running is not None and queue.running[0] is _COMPUTE and queue.change_at > now:
+                queue.change_at = now + (queue.change_at - now) * rate // before
+
+    def _slow_collectives(self, now: int) -> None:
+        """Move the ends of collectives that run, now that computation begins or ends beside them."""
+        slowed = self._contention.collective_permille
+        before, rate = (1000, slowed) if self._active[_COMPUTE] else (slowed, 1000)
+        for queue in self._queues:
+            if queue.running is not None and queue.running[0] is _COLLECTIVE and queue.change_at > now:
+                queue.change_at = now + (queue.change_at - now) * rate // before

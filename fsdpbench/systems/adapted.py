@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
+from fsdpbench.sim.software import load_software
 from fsdpbench.systems.dtypes import TORCH_DTYPES
-from fsdpbench.workloads import Workload, get_workload
+from fsdpbench.workloads import Workload, get_workload, llama
 from fsdpbench.workloads.lora import Lora, LoraWorkload
 
 
@@ -21,5 +22,9 @@ def adapted(workload: Workload, settings: Settings) -> Workload:
 
 
 def workload_of(config: Config) -> Workload:
-    """The workload that `config` trains."""
-    return adapted(get_workload(config.model, shape=dict(config.shape_given) or None), config.settings)
+    """The workload that `config` trains; what its shape does not give is as its software has it."""
+    workload = get_workload(config.model, shape=dict(config.shape_given) or None)
+    of_software = load_software(config.software).of_llamas if config.software else {}
+    if of_software and workload.family == llama.FAMILY:
+        workload = get_workload(config.model, shape={**of_software, **config.shape_given})
+    return adapted(workload, config.settings)

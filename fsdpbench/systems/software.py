@@ -7,7 +7,7 @@ import functools
 from fsdpbench.configuration.config import Config
 from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software
 from fsdpbench.systems.adapted import workload_of
-from fsdpbench.workloads import gpt
+from fsdpbench.workloads import gpt, llama
 
 
 def software_of(config: Config) -> SoftwareProfile:
@@ -32,12 +32,15 @@ def refused_by_software(config: Config) -> dict[str, str]:
     if software.of_gpts and workload_of(config).family != gpt.FAMILY:
         told = ", ".join(software.of_gpts)
         refused["model"] = f"software {software.name} ({told}) is of GPTs, not of {config.model}"
+    family = workload_of(config).family
+    if (software.of_llamas or software.operators.fused_rotary) and family != llama.FAMILY:
+        refused["model"] = f"software {software.name} is of Llamas, not of {config.model}"
     by_operator = str(config.settings.activation_checkpointing).startswith("op")
     if by_operator and not software.checkpointing.by_operator:
         refused["activation_checkpointing"] = (
             f"checkpointing by operator came with torch 2.4, after software {software.name}"
         )
-    if config.settings.compile:
+    if config.settings.compile and not software.compiles_as_installed:
         refused["compile"] = f"the compiler is the installed one, not that of software {software.name}"
     return refused
 

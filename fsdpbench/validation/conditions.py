@@ -6,8 +6,8 @@ runs that have been published, by predicting them without what is known of it:
     KNOWN      as they were
     CHIP       the keys that were fitted to runs on their chip come from another chip (`held_out.py`)
     NETWORK    the packaged profile's network in place of the one that was stated
-    SYSTEM     PyTorch's FSDP2 in place of its FSDP1, and the other way round, with today's software
-    SOFTWARE   PyTorch's FSDP1 as installed in place of the software of their time
+    SYSTEM     PyTorch's FSDP2 in place of its FSDP1, and the other way round
+    SOFTWARE   today's software in place of that of their time
     MODEL      runs of models whose shape or settings had to be assumed
 """
 
@@ -17,8 +17,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from fsdpbench.files.toml_text import to_toml
 from fsdpbench.results.residuals.table import Condition
-from fsdpbench.sim.software import CURRENT
+from fsdpbench.sim.software import CURRENT, load_software
 from fsdpbench.systems import get_system
 from fsdpbench.validation.case import Case, Network
 from fsdpbench.validation.held_out import held_out_cases
@@ -31,9 +32,13 @@ _RUN_OF_MODELS = ("FSDP paper, Fig 6a", "FSDP paper, Fig 6c", "FSDP paper, Fig 7
 def under(
     condition: Condition, cases: Sequence[Case], open_cases: Sequence[Case], folder: Path
 ) -> list[Case]:
-    """The cases that `condition` changes, changed; profiles are written to `folder`."""
+    """The cases that `condition` changes, changed; profiles are written to `folder`.
+
+    Compiled runs are predicted as they were alone: no interval rests on them in another condition.
+    """
     if condition is Condition.KNOWN:
         return list(cases)
+    cases = [case for case in cases if not case.settings.get("compile")]
     if condition is Condition.CHIP:
         return held_out_cases(cases, folder)
     if condition is Condition.NETWORK:
@@ -44,12 +49,27 @@ def under(
         ]
     if condition is Condition.SYSTEM:
         return [
-            dataclasses.replace(case, system=_OTHER[case.system]) for case in cases if case.system in _OTHER
+            dataclasses.replace(
+                case, system=_OTHER[case.system], software=_on_one_stream(case.software, folder)
+            )
+            for case in cases
+            if case.system in _OTHER
         ]
     if condition is Condition.SOFTWARE:
         return [
-            dataclasses.replace(case, system=_TODAYS, software=None)
+            dataclasses.replace(case, system=case.system if case.system in _OTHER else _TODAYS, software=None)
             for case in cases
             if case.software or get_system(case.system).software != CURRENT
         ]
     return [case for case in open_cases if case.group in _RUN_OF_MODELS]
+
+
+def _on_one_stream(software: str | None, folder: Path) -> str | None:
+    """`software` with collectives where the installed torch has them, as FSDP2 needs."""
+    if software is None or not load_software(software).collectives.own_streams:
+        return software
+    folder.mkdir(parents=True, exist_ok=True)
+    path = (folder / f"{software}-one-stream.toml").resolve()
+    head = {"base": software, "name": path.stem}
+    path.write_text(to_toml({**head, "collectives": {"own_streams": False}}))
+    return str(path)

@@ -15,8 +15,7 @@ from fsdpbench.configuration.config import ShapeValue
 from fsdpbench.configuration.numbers import finite_number, whole_number
 from fsdpbench.configuration.settings import Settings, Value
 from fsdpbench.errors import UsageError
-from fsdpbench.files.toml_text import to_toml
-from fsdpbench.sim.hardware import profile_names
+from fsdpbench.sim.hardware import profile_names, with_nic
 from fsdpbench.systems import get_system
 from fsdpbench.validation import epochs
 from fsdpbench.validation.case import Case, Figure, Network
@@ -76,8 +75,8 @@ class Row:
         return choices[self.text(column)]
 
 
-def case_of_row(row: Row, folder: Path) -> Case:
-    """The row as a case; a profile with its network is written to `folder` where it states one.
+def case_of_row(row: Row) -> Case:
+    """The row as a case, on its network where it states one.
 
     Raises `UsageError` that names file, line and column.
     """
@@ -102,7 +101,7 @@ def case_of_row(row: Row, folder: Path) -> Case:
         source=source,
         model=row.text("model"),
         shape=shape,
-        hardware=_hardware(chip, network, folder) if isinstance(network, float) else chip,
+        hardware=with_nic(chip, network) if isinstance(network, float) else chip,
         chip=chip,
         gpus=gpus,
         network=Network.STATED if isinstance(network, float) else network,
@@ -143,7 +142,7 @@ def _shape(row: Row) -> dict[str, ShapeValue]:
             shape[name.strip()] = whole_number(value.strip())
         except ValueError:
             raise row.wrong("shape", "write it as layers=32,d_model=4096") from None
-    return {**shape, **epochs.shape_of(row.text("source"))}
+    return shape
 
 
 def _network(row: Row) -> float | Network:
@@ -157,14 +156,6 @@ def _network(row: Row) -> float | Network:
     if row.text("network") not in known:
         raise row.wrong("network", "write `one node`, `not stated` or `400 Gb/s a node`")
     return known[row.text("network")]
-
-
-def _hardware(chip: str, gb_s: float, folder: Path) -> str:
-    name = f"{chip}-nic-{gb_s:g}"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = (folder / f"{name}.toml").resolve()
-    path.write_text(to_toml({"base": chip, "name": name, "nic": {"gb_s_per_node": gb_s}}))
-    return str(path)
 
 
 def _published(row: Row) -> dict[Figure, float]:

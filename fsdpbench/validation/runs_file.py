@@ -28,12 +28,8 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def cases_of_file(path: Path, folder: Path | None = None) -> list[Case]:
-    """Every row as a case; profiles with a row's network are written to `folder` (default: beside the file).
-
-    Raises `UsageError` that names file, line and column.
-    """
-    profiles = path.with_name(f"{path.stem}-profiles") if folder is None else folder
+def cases_of_file(path: Path) -> list[Case]:
+    """Every row as a case. Raises `UsageError` that names file, line and column."""
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
         columns = tuple(reader.fieldnames or ())
@@ -44,10 +40,7 @@ def cases_of_file(path: Path, folder: Path | None = None) -> list[Case]:
             raise UsageError(f"{path}: lacks the columns {', '.join(missing)}")
         rows = enumerate(reader, start=2)
         if general:
-            return [
-                framework_file.case_of_row(framework_file.Row(path, line, row), profiles)
-                for line, row in rows
-            ]
+            return [framework_file.case_of_row(framework_file.Row(path, line, row)) for line, row in rows]
         return [_case(path, line, row) for line, row in rows]
     except csv.Error as error:
         raise UsageError(f"{path}: is no CSV ({error})") from None

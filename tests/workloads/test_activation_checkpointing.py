@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpbench.workloads import ActivationCheckpointing, WorkloadError, get_workload
-from fsdpbench.workloads.llama import rotary_tables
+from fsdpbench.workloads.rotations import rotary_tables
 
 SHAPE = {"layers": 4, "d_model": 32, "heads": 4, "vocab": 64, "max_seq": 16}
 

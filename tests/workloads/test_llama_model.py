@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fsdpbench.workloads import get_workload
-from fsdpbench.workloads.llama import rotary_tables, rotate
+from fsdpbench.workloads import ShapeError, get_workload
+from fsdpbench.workloads.rotations import ROTATIONS, rotary_tables, rotate
 
 
 def build(seed=0, **fields):
@@ -44,6 +44,27 @@ def test_rotation_turns_pairs_by_position():
     angles = torch.arange(9, dtype=torch.float64)[:, None] * speeds
     expected = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)
     torch.testing.assert_close(turned, torch.cat((expected.real, expected.imag), -1), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["complex", "matrices"])
+def test_other_forms_turn_neighbours_as_halves_turn_theirs(form: str):
+    x = torch.randn(1, 2, 9, 8)
+    halves = rotate(x, *rotary_tables(9, 8, 100, x))
+    rotation = ROTATIONS[form]
+    neighbours = x.unflatten(-1, (2, 4)).transpose(-1, -2).flatten(-2)
+    turned = rotation.turn(neighbours, *rotation.tables(9, 8, 100, x))
+    torch.testing.assert_close(turned.unflatten(-1, (4, 2)).transpose(-1, -2).flatten(-2), halves)
+
+
+def test_norms_and_repeated_keys_change_no_result(tokens):
+    fused, composed = build(), build(norms="composed", repeat_kv=True)
+    composed.load_state_dict(fused.state_dict())
+    torch.testing.assert_close(composed(tokens), fused(tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_unknown_words_are_refused():
+    with pytest.raises(ShapeError, match="rotary is 'sines': one of halves, complex, matrices"):
+        build(rotary="sines")
 
 
 def test_scores_depend_on_the_distance_of_tokens_only():

@@ -19,7 +19,7 @@ from fsdpbench.results.residuals.differences import apart
 from fsdpbench.results.residuals.table import Condition, Quantity, read_table
 from fsdpbench.results.residuals.widths import LEVEL, Unknown, width_of
 from fsdpbench.sim.hardware import ProfileError, load_profile, profile_layers
-from fsdpbench.sim.software import CURRENT
+from fsdpbench.sim.software import CURRENT, load_software
 
 _SPEEDS = (
     "samples_per_s_per_gpu",
@@ -93,13 +93,23 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
 
 @functools.cache
 def _known() -> tuple[frozenset[str], frozenset[tuple[str, str]], frozenset[str]]:
-    """Chips, systems with their software, and families that published runs are known of."""
+    """Chips, systems with their software, and families that published runs are known of.
+
+    What a run's software says of models alone a user says by a shape: today's software is known with it.
+    """
     rows = [row for row in read_table() if row.condition is Condition.KNOWN]
+    software = {(row.system, row.software) for row in rows}
+    todays = {(system, CURRENT) for system, name in software if _is_todays(name)}
     return (
         frozenset(row.chip for row in rows),
-        frozenset((row.system, row.software) for row in rows),
+        frozenset(software | todays),
         frozenset(row.family for row in rows),
     )
+
+
+@functools.cache
+def _is_todays(software: str) -> bool:
+    return load_software(software).differs_in_models_alone
 
 
 def _is_known_kind(config: Config, families: Iterable[str]) -> bool:

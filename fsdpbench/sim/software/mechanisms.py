@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 
-from fsdpbench.sim.software import gpt_parts, torch_1_13
+from fsdpbench.sim.software import gpt_parts, llama_parts, torch_1_13
 from fsdpbench.sim.software.profile import SoftwareProfile
 
 Mechanism = Callable[[], AbstractContextManager[None]]
@@ -20,6 +20,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "fsdp1.views_on_compute_stream": torch_1_13.views_on_compute_stream,
     "checkpointing.reentrant": torch_1_13.reentrant_checkpoints,
     "operators.composed_rms_norm": torch_1_13.composed_rms_norm,
+    "operators.fused_rotary": llama_parts.fused_rotary,
     "attention.unpads": gpt_parts.unpadded_attention,
     "trainer.fused_loss": gpt_parts.fused_loss,
 }

@@ -62,9 +62,22 @@ class CheckpointingSoftware:
 
 @dataclass(frozen=True)
 class OperatorsSoftware:
-    """``composed_rms_norm``: RMSNorm is composed of operators, as before torch 2.4 had one."""
+    """``composed_rms_norm``: RMSNorm is composed of operators, as before torch 2.4 had one. ``fused_rotary``:
+    Llamas turn queries and keys in one pass each, by a kernel of their own."""
 
     composed_rms_norm: bool = False
+    fused_rotary: bool = False
+
+
+@dataclass(frozen=True)
+class LlamaSoftware:
+    """Fields of the bench's Llamas as published code of a time had them, where a shape does not give them
+    (`workloads/llama.py`)."""
+
+    norms: str = "fused"
+    rotary: str = "halves"
+    repeat_kv: bool = False
+    fp32_loss: bool = True
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,7 @@ class SoftwareProfile:
     operators: OperatorsSoftware = OperatorsSoftware()
     fsdp1: Fsdp1Software = Fsdp1Software()
     trainer: TrainerSoftware = TrainerSoftware()
+    llama: LlamaSoftware = LlamaSoftware()
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -146,7 +160,7 @@ class SoftwareProfile:
                 raise ProfileError(f"{key} = {value!r}: name where it comes from under [sources]")
 
     @property
-    def changes(self) -> dict[str, bool | int | float]:
+    def changes(self) -> dict[str, bool | int | float | str]:
         """What differs from the installed software: dotted key -> value."""
         return {key: value for key, value, default in self._values() if value != default}
 
@@ -156,9 +170,29 @@ class SoftwareProfile:
         return [key for key in _OF_GPTS if key in self.changes]
 
     @property
+    def of_llamas(self) -> dict[str, bool | int | float | str]:
+        """What the bench's own Llamas had otherwise: field of the shape -> value."""
+        return {
+            key.partition(".")[2]: value for key, value in self.changes.items() if key.startswith("llama.")
+        }
+
+    @property
     def of_the_bench(self) -> list[str]:
         """Keys among `changes` that act on the bench's own models and training loop, which scripts lack."""
-        return [key for key in self.changes if key in _OF_GPTS or key == "trainer.host_us"]
+        return [key for key in self.changes if key in _OF_THE_BENCH or key.startswith("llama.")]
+
+    @property
+    def differs_in_models_alone(self) -> bool:
+        """Whether all that it changes is how models are written and on which stream collectives run."""
+        return all(
+            key in ("collectives.own_streams", "operators.fused_rotary") or key.startswith("llama.")
+            for key in self.changes
+        )
+
+    @property
+    def compiles_as_installed(self) -> bool:
+        """Whether the installed compiler does with this software what the compiler of its time did."""
+        return all(key in _OUTSIDE_OF_GRAPHS or key.startswith("llama.") for key in self.changes)
 
     @property
     def left_to_scripts(self) -> list[str]:
@@ -182,6 +216,9 @@ class SoftwareProfile:
                 yield f"{name}.{spec.name}", getattr(section, spec.name), spec.default
 
 
-_SECTIONS = ("collectives", "attention", "checkpointing", "operators", "fsdp1", "trainer")
+_SECTIONS = ("collectives", "attention", "checkpointing", "operators", "fsdp1", "trainer", "llama")
 _OF_GPTS = ("attention.unpads", "trainer.fused_loss", "trainer.keeps_outputs", "trainer.metrics")
+_OF_THE_BENCH = (*_OF_GPTS, "trainer.host_us", "operators.fused_rotary")
+# Collectives and library kernels, which a compiled graph calls as eager code does.
+_OUTSIDE_OF_GRAPHS = ("collectives.own_streams", "attention.forward_rate", "attention.backward_rate")
 _CALLS = ("checkpointing.reentrant", "checkpointing.by_operator", "fsdp1.use_orig_params")

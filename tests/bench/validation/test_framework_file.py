@@ -28,7 +28,7 @@ def cases(folder: Path, **changes: str) -> list[Case]:
     row = ROW | changes
     values = (f'"{row[name]}"' for name in COLUMNS)
     path.write_text(",".join(COLUMNS) + "\n" + ",".join(values) + "\n")
-    return cases_of_file(path, folder / "profiles")
+    return cases_of_file(path)
 
 
 def test_a_row_becomes_its_configuration(tmp_path: Path) -> None:
@@ -90,4 +90,4 @@ def test_missing_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("source,model\na,llama2-7b\n")
     with pytest.raises(UsageError, match="lacks the columns run, gpu"):
-        cases_of_file(path, tmp_path)
+        cases_of_file(path)

@@ -273,6 +273,22 @@ def test_rms_norm_is_one_kernel_each_way_as_on_cuda() -> None:
     assert (of_x.shape, of_weight.shape) == (x.shape, weight.shape)
 
 
+@pytest.mark.parametrize("activation", [F.silu, F.mish, F.gelu])
+def test_gradients_of_activations_are_one_kernel_as_on_cuda(
+    activation: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    from device_training import start
+
+    sim = start()
+    x = floats("sim", 4, 64).requires_grad_()
+    y = activation(x)
+    gradient = torch.ones_like(y)
+    before = sim.operators_launched
+    (of_x,) = torch.autograd.grad(y, (x,), gradient)
+    assert sim.operators_launched - before == 1
+    assert of_x.shape == x.shape
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing_recomputes(reentrant: bool) -> None:
     from device_training import start

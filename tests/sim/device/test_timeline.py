@@ -95,6 +95,27 @@ def test_a_collective_slows_kernels_launched_before_it() -> None:
     assert spans["compute"][2] == 125 + (300 - 125) * 1000 // 1500
 
 
+def test_a_collective_slows_kernels_by_its_traffic() -> None:
+    """At two fifths of the traffic 1.5 becomes 1.2; collectives at once add up, to full traffic at most."""
+    timeline, spans = observed(Contention(1500, 1000), streams=4)
+    timeline.launch(0, Work.COMPUTE, 200, "compute")
+    timeline.launch(1, Work.COLLECTIVE, 120, "gather", traffic=400)
+    timeline.wait_for_all()
+    assert spans["compute"] == (0, 0, 120 + (200 - 100))
+    began = timeline.cpu
+    timeline.launch(0, Work.COMPUTE, 200, "beside two")
+    timeline.launch(1, Work.COLLECTIVE, 140, "first", traffic=400)
+    timeline.launch(2, Work.COLLECTIVE, 140, "second", traffic=400)
+    timeline.wait_for_all()
+    assert spans["beside two"] == (0, began, began + 140 + (200 - 100))
+    timeline.launch(0, Work.COMPUTE, 200, "beside three")
+    began = timeline.cpu
+    for stream, name in ((1, "a"), (2, "b"), (3, "c")):
+        timeline.launch(stream, Work.COLLECTIVE, 150, name, traffic=400)
+    timeline.wait_for_all()
+    assert spans["beside three"] == (0, began, began + 150 + (200 - 100))
+
+
 def test_copies_disturb_nobody() -> None:
     timeline, spans = observed(Contention(1500, 1500))
     timeline.launch(0, Work.COMPUTE, 200, "compute")

@@ -17,6 +17,7 @@ VALUES: dict[str, Any] = {
     "checkpointing.reentrant": "true",
     "checkpointing.by_operator": "false",
     "operators.composed_rms_norm": "true",
+    "operators.fused_rotary": "true",
     "fsdp1.use_orig_params": "false",
     "fsdp1.copies_gradients": "true",
     "fsdp1.limits_prefetched_units": "true",
@@ -25,6 +26,10 @@ VALUES: dict[str, Any] = {
     "trainer.keeps_outputs": "true",
     "trainer.metrics": "3",
     "trainer.host_us": "500",
+    "llama.norms": '"composed"',
+    "llama.rotary": '"matrices"',
+    "llama.repeat_kv": "true",
+    "llama.fp32_loss": "false",
 }
 REFUSES = {"checkpointing.by_operator"}
 # Of two kinds in the plain suite: one that is read where it counts, one that changes torch's code.
@@ -60,7 +65,8 @@ def test_a_key_alone_changes_the_figures(key: str, tmp_path: Path) -> None:
         "fsdp1.limits_prefetched_units": "gpt-125m",
         "fsdp1.views_on_compute_stream": "gpt-125m",
     }
-    model = models.get(key, "gpt-tiny")
+    of_llamas = key.startswith("llama.") or key == "operators.fused_rotary"
+    model = "llama-tiny" if of_llamas else models.get(key, "gpt-tiny")
     settings = {"model": model, "activation_checkpointing": "full", "batch": 4}
     plain, changed = run_in_fork("torch-fsdp1", **settings), run("torch-fsdp1", str(path), **settings)
     figures = ("step_times_s", "memory_per_step", "flops_per_step")

@@ -24,7 +24,16 @@ OWN = HEAD + "[attention]\nbackward_rate = 0.5\n"
 
 
 def test_profiles_that_come_along() -> None:
-    assert software_names() == ["composer-2023-autumn", "composer-2023-spring", CURRENT, "fsdp1-2022"]
+    assert software_names() == [
+        "composer-2023-autumn",
+        "composer-2023-spring",
+        CURRENT,
+        "fms-acceleration-2024",
+        "fms-fsdp-2024",
+        "fsdp1-2022",
+        "torchtitan-2024-summer",
+        "torchtitan-2024-winter",
+    ]
 
 
 @pytest.mark.parametrize("name", software_names())

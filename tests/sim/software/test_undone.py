@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.simulated
 
-PUBLISHED = ("fsdp1-2022", "composer-2023-spring", "composer-2023-autumn")
+PUBLISHED = ("fsdp1-2022", "composer-2023-spring", "composer-2023-autumn", "fms-acceleration-2024")
 MEASURED = ("step_times_s", "memory_per_step", "flops_per_step", "warmup_times_s")
 
 
@@ -33,13 +33,14 @@ def places() -> dict[str, Any]:
     from torch import nn
 
     from fsdpbench.torch_internals import find
-    from fsdpbench.workloads import checkpointing, gpt
+    from fsdpbench.workloads import checkpointing, gpt, rotations
 
     return {
         "checkpoint": checkpointing.checkpoint,
         "token_loss": gpt.token_loss,
         "attend": gpt.GPTAttention.attend,
         "norm": nn.RMSNorm.forward,
+        "rotations": rotations.ROTATIONS,
         "reduce_scatter": find("reduce_scatter_tensors"),
         "prefetch": find("prefetch_handle"),
         "views": find("use_unsharded_views"),
