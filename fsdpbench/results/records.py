@@ -19,7 +19,7 @@ from fsdpbench.files.reading import UnreadableFileError, read_json_object
 TRACE_FOLDER = "trace"
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
 """What the records of scripts alone hold."""
-OPTIONAL = (*OF_SCRIPTS, "sanitizer", "memory_account", "compilation")
+OPTIONAL = (*OF_SCRIPTS, "sanitizer", "memory_account", "compilation", "soak")
 """What a record holds only where there is something to say."""
 
 
@@ -74,6 +74,8 @@ class RankRecord:
     memory_account: dict[str, Any] | None = None
     compilation: dict[str, Any] | None = None
     """Of a compiled run on simulated GPUs: graphs, kernels, breaks, recompilations, fallbacks."""
+    soak: dict[str, Any] | None = None
+    """Of a soak: memory over its steps (docs/lengths.md)."""
 
     def add_sanitizer(self, found: dict[str, Any] | None) -> None:
         """What the sanitizer found, if it ran; a run that is fine otherwise ends with `race`."""
