@@ -4,7 +4,7 @@
     lengths.txt,layout=padded,multiple=64                    as a file says, sample by sample
 
 A step has `batch` samples. *Padded*, its tensors are [batch, longest]; *packed*, the samples lie one behind the
-other in a single row. What is longer than `seq` is cut off there.
+other in a single row. No row is longer than `seq`: what is, is cut off there.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class LengthSettings:
             yield max(1, round(math.exp(min(draw(centre, sigma), 40.0))))
 
     def shape(self, lengths: list[int], longest: int) -> tuple[int, int]:
-        """Rows and tokens a row of a step with samples of these lengths, none longer than `longest`."""
-        cut = [min(max(length, self.least), longest) for length in lengths]
+        """Rows and tokens a row of a step with samples of these lengths, no row longer than `longest`."""
+        taken = [max(length, self.least) for length in lengths]
         if self.layout == PACKED:
-            return 1, self._padded(sum(cut), longest * len(cut))
-        return len(cut), self._padded(max(cut), longest)
+            return 1, self._padded(min(sum(taken), longest), longest)
+        return len(taken), self._padded(min(max(taken), longest), longest)
 
     def _padded(self, length: int, most: int) -> int:
         if self.buckets:
@@ -155,5 +155,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
                 f"--seq-lengths {path}, line {number}: {line.strip()[:40]!r} is no length (a whole number from 1)"
             ) from None
     if not 1 <= len(found) <= MOST_LENGTHS:
-        raise UsageError(f"--seq-lengths {path}: {len(found):,} lengths; from 1 to {MOST_LENGTHS:,} are taken")
+        raise UsageError(
+            f"--seq-lengths {path}: {len(found):,} lengths; from 1 to {MOST_LENGTHS:,} are taken"
+        )
     return tuple(found)

@@ -200,7 +200,9 @@ def _let_go(tensors: list[torch.Tensor], timeline: Timeline) -> None:
     before = 0 if log is None else len(log.operations)
     tensors.clear()
     if log is not None and len(log.operations) > before:
-        log.refuse("memory of a collective that nobody waits for is given back once it is done", for_good=True)
+        log.refuse(
+            "memory of a collective that nobody waits for is given back once it is done", for_good=True
+        )
 
 
 def _is_asynchronous(opts: Any) -> bool:

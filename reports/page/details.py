@@ -19,6 +19,8 @@ from fsdpbench.reports.page.idle_table import idle_table
 from fsdpbench.reports.page.memory_chart import memory_chart
 from fsdpbench.reports.page.ranking import Ranked, short_label
 from fsdpbench.reports.page.ranks_table import ranks_table
+from fsdpbench.reports.page.soak_chart import WORDS as soak_words
+from fsdpbench.reports.page.soak_chart import soak_chart
 from fsdpbench.reports.page.timeline_data import pack_timeline
 from fsdpbench.reports.page.units_chart import units_chart
 from fsdpbench.reports.page.view import Configuration, Status
@@ -65,6 +67,7 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> D
         "retries": [],
         "memory": None,
         "memory_note": None,
+        **_soak(row),
         "held": None,
         "held_by_unit": None,
         "ranks": None,
@@ -86,6 +89,15 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int) -> D
         except TraceError as error:
             content["warnings"] = [f"{error.path.name} is not shown: {error.reason}"]
     return Detail(row.folder.name, entry.place, words[:160], content, verdict)
+
+
+def _soak(row: Configuration) -> dict[str, Any]:
+    """Memory over steps, which takes the place of memory in a trace: a soak has none."""
+    soak = row.result.soak
+    chart = None if soak is None else soak_chart(soak, row.capacity_bytes)
+    if chart is None:
+        return {}
+    return {"memory": chart.figure, "memory_table": _island_table(chart.table), "memory_words": soak_words}
 
 
 def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:

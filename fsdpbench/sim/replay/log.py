@@ -144,7 +144,9 @@ class RecordedTimeline(Timeline):
 
     def has_passed(self, marker: Marker) -> bool:
         if self.log is not None:
-            self.log.refuse("it asks whether the device has come to a point, and what it does may hang on that")
+            self.log.refuse(
+                "it asks whether the device has come to a point, and what it does may hang on that"
+            )
         return super().has_passed(marker)
 
     def wait_for(self, marker: Marker) -> None:
