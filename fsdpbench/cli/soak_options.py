@@ -103,5 +103,5 @@ def soak_notes(result: Mapping[str, Any]) -> Iterator[str]:
         fragments = max(value for value in over["inactive_split"])
         yield (
             f"soak: the last cudaMalloc in step {soak['last_device_alloc_step']}; reserved at most "
-            f"{max(reserved) / 2**30:.1f} GiB, of which {fragments / 2**30:.1f} GiB lay in fragments after a step"
+            f"{max(reserved) / 2**30:.1f} GiB; up to {fragments / 2**30:.1f} GiB lay free in fragments"
         )

@@ -114,7 +114,8 @@ class Config:
             raise UsageError("--soak is for models; a script runs as many steps as it says itself")
         if self.soak.lengths is not None and self.settings.seq is None:
             raise UsageError(
-                f"--seq-lengths: {self.model} does not work on sequences; leave it out, --soak alone repeats steps"
+                f"--seq-lengths: {self.model} does not work on sequences; leave it out (--soak alone "
+                "repeats equal steps)"
             )
 
     @property

@@ -3,8 +3,8 @@
     lognormal:900,0.8,layout=packed,buckets=16,seed=1        drawn
     lengths.txt,layout=padded,multiple=64                    as a file says, sample by sample
 
-A step has `batch` samples. *Padded*, its tensors are [batch, longest]; *packed*, the samples lie one behind the
-other in a single row. No row is longer than `seq`: what is, is cut off there.
+A step has `batch` samples. *Padded*, its tensors are [batch, longest]; *packed*, the samples lie one behind
+the other in a single row. No row is longer than `seq`: what is, is cut off there.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class LengthSettings:
         if not sourced or not sourced[0]:
             raise UsageError(f"--seq-lengths {text!r} names no lengths: {_HOW}")
         if sourced[0].startswith(_LOGNORMAL):
-            return cls(source=",".join(sourced), **_lognormal(sourced), **values)
+            mean, sigma = _lognormal(sourced)
+            return cls(source=",".join(sourced), mean=mean, sigma=sigma, **values)
         if len(sourced) > 1:
             raise UsageError(f"--seq-lengths: {sourced[1]!r} says nothing here; known are {', '.join(_KEYS)}")
         return cls(source=Path(sourced[0]).name, values=read_lengths(Path(sourced[0])), **values)
@@ -125,13 +126,13 @@ def _read(name: str, value: str) -> int | str:
         raise UsageError(f"--seq-lengths: {name}={value}: {error}") from None
 
 
-def _lognormal(words: list[str]) -> dict[str, float]:
+def _lognormal(words: list[str]) -> tuple[float, float]:
     numbers = [words[0].removeprefix(_LOGNORMAL), *words[1:]]
     try:
         mean, sigma = map(finite_number, numbers)
     except ValueError:
         raise UsageError(f"--seq-lengths {','.join(words)!r}: {_HOW}") from None
-    return {"mean": mean, "sigma": sigma}
+    return mean, sigma
 
 
 def read_lengths(path: Path) -> tuple[int, ...]:
@@ -152,7 +153,8 @@ def read_lengths(path: Path) -> tuple[int, ...]:
             found.append(whole_number(line.strip(), 1))
         except ValueError:
             raise UsageError(
-                f"--seq-lengths {path}, line {number}: {line.strip()[:40]!r} is no length (a whole number from 1)"
+                f"--seq-lengths {path}, line {number}: {line.strip()[:40]!r} is no length "
+                "(a whole number from 1)"
             ) from None
     if not 1 <= len(found) <= MOST_LENGTHS:
         raise UsageError(

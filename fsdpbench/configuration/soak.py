@@ -1,4 +1,4 @@
-"""A soak: many steps on end, with evaluation between them, to see what memory does over time (docs/lengths.md)."""
+"""A soak: many steps on end, evaluation between them, to see what memory does over time (docs/lengths.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_STEPS = 100_000
 
 
 class StepShape(NamedTuple):
-    """What one step computes on: rows and tokens of each microbatch. `evaluates`: forward alone, no gradient."""
+    """What one step computes on: rows and tokens of each microbatch. `evaluates`: forward alone."""
 
     evaluates: bool
     microbatches: tuple[tuple[int, int | None], ...]
@@ -31,7 +31,7 @@ class StepShape(NamedTuple):
 class SoakSettings:
     """`steps` training steps; after every `eval_every` of them `eval_steps` batches are evaluated (0: never).
 
-    `replay`: whether steps that were run before may be replayed on simulated GPUs (allocator and clock alone).
+    `replay`: whether simulated GPUs may replay steps that were executed before (allocator and clock alone).
     """
 
     steps: int

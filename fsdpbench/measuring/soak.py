@@ -5,7 +5,7 @@ Every step ends with a synchronisation, as in a loop that logs its loss. Steps a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -23,7 +23,9 @@ class Replays(Protocol):
 
     executed: int
     replayed: int
-    refusals: dict[str, int]
+
+    @property
+    def refusals(self) -> Mapping[str, int]: ...
 
     def run(self, index: int, step: Run) -> None: ...
 

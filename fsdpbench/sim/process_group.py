@@ -195,7 +195,7 @@ class SimProcessGroup(CollectiveCalls):
 
 
 def _let_go(tensors: list[torch.Tensor], timeline: Timeline) -> None:
-    """Hold them no longer. When that is hangs on the clock, so a step in which memory dies by it is no record."""
+    """Hold them no longer. When, hangs on the clock: a step in which memory dies by it is no record."""
     log = timeline.log if isinstance(timeline, RecordedTimeline) else None
     before = 0 if log is None else len(log.operations)
     tensors.clear()

@@ -19,8 +19,7 @@ from fsdpbench.reports.page.idle_table import idle_table
 from fsdpbench.reports.page.memory_chart import memory_chart
 from fsdpbench.reports.page.ranking import Ranked, short_label
 from fsdpbench.reports.page.ranks_table import ranks_table
-from fsdpbench.reports.page.soak_chart import WORDS as soak_words
-from fsdpbench.reports.page.soak_chart import soak_chart
+from fsdpbench.reports.page.soak_chart import SOAK_WORDS, soak_chart
 from fsdpbench.reports.page.timeline_data import pack_timeline
 from fsdpbench.reports.page.units_chart import units_chart
 from fsdpbench.reports.page.view import Configuration, Status
@@ -97,7 +96,7 @@ def _soak(row: Configuration) -> dict[str, Any]:
     chart = None if soak is None else soak_chart(soak, row.capacity_bytes)
     if chart is None:
         return {}
-    return {"memory": chart.figure, "memory_table": _island_table(chart.table), "memory_words": soak_words}
+    return {"memory": chart.figure, "memory_table": _island_table(chart.table), "memory_words": SOAK_WORDS}
 
 
 def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:

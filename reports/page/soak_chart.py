@@ -1,4 +1,4 @@
-"""Memory over the steps of a soak: peaks of each, what the allocator reserved, fragments, and where it retried."""
+"""Memory over the steps of a soak: peaks, what the allocator reserved, fragments, and where it retried."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fsdpbench.reports.page.display import GIB
 from fsdpbench.reports.page.memory_chart import MemoryChart
 from fsdpbench.reports.run_files import SoakReport
 
-WORDS = (
-    "Lines of the peaks of allocated memory, of reserved memory and of free memory in fragments over the steps of a "
-    "soak, with allocator retries marked; the table below has the figures."
+SOAK_WORDS = (
+    "Lines of peak allocated memory, of reserved memory and of free memory in fragments over the steps of "
+    "a soak, with allocator retries marked; the table below has the figures."
 )
 _LINES = (
     ("allocated", "peak allocated", "var(--compute)"),
@@ -23,8 +23,10 @@ _LINES = (
 
 
 def soak_chart(soak: SoakReport, capacity: float | None, most_points: int = 1000) -> MemoryChart | None:
-    """The chart of a soak, `most_points` points a line at most: of neighbours the highest is shown. None where
-    the device keeps no account of memory, or no step was finished."""
+    """The chart of a soak, `most_points` points a line at most: of neighbours the highest is shown.
+
+    None where the device keeps no account of memory, or no step was finished.
+    """
     over = soak.over_steps
     if not over.reserved or None in over.reserved:
         return None

@@ -95,10 +95,11 @@ def test_evaluation_comes_between_the_steps() -> None:
 
 def test_a_model_without_sequences_has_no_lengths() -> None:
     soak = SoakSettings(5, LengthSettings.parse("lognormal:9,0.5"))
+    measurement = Measurement.default_for("sim")
     with pytest.raises(UsageError, match="deepvit-tiny does not work on sequences"):
         Config(
             model="deepvit-tiny", shape={}, system="single", device="sim", gpus=1, gpus_per_node=1,
-            hardware="a100-80gb", settings=Settings.of(), measurement=Measurement.default_for("sim"), soak=soak,
+            hardware="a100-80gb", settings=Settings.of(), measurement=measurement, soak=soak,
         )  # fmt: skip
 
 

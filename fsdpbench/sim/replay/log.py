@@ -3,9 +3,9 @@
     (operation, CPU time since the last one, and what it needs)
 
 Blocks and markers stand as numbers: those from before the step first, then the step's own as it made them.
-Nothing else of the program is in it: no tensors, no values, no addresses, no times. So a step that is done again
-meets the allocator and the streams as they are then: it waits, merges, retries and runs out of memory there by
-itself.
+Nothing else of the program is in it: no tensors, no values, no addresses, no times. So a step that is done
+again meets the allocator and the streams as they are then: it waits, merges, retries and runs out of memory
+there by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Operation = tuple[int, int, Any, Any, Any]
 class StepLog:
     """One step as it is recorded. `refusal`: why it cannot be done again, if so (`for_good`: nor can others).
 
-    `before_blocks` and `before_markers`: those from before the step that it used, in order of their first use.
+    `before_blocks` and `before_markers`: those from before the step that it used, by their first use.
     Blocks and markers are known by identity, so that they are held here.
     """
 
@@ -144,9 +144,7 @@ class RecordedTimeline(Timeline):
 
     def has_passed(self, marker: Marker) -> bool:
         if self.log is not None:
-            self.log.refuse(
-                "it asks whether the device has come to a point, and what it does may hang on that"
-            )
+            self.log.refuse("it asks how far the device is, and what it does may hang on that")
         return super().has_passed(marker)
 
     def wait_for(self, marker: Marker) -> None:

@@ -30,8 +30,8 @@ _SIZED = {LAUNCH, MALLOC}
 class RecordedStep:
     """Two are equal if they do the same to the clock and to memory, in every size and time.
 
-    ``operations`` name the step's own blocks and markers by place from 0, those from before by -1, -2, ... into
-    ``blocks_before`` and ``markers_before``. ``structure``: its shape without sizes and times.
+    ``operations`` name the step's own blocks and markers by place from 0, those from before by -1, -2, ...
+    into ``blocks_before`` and ``markers_before``. ``structure``: its shape without sizes and times.
     """
 
     operations: tuple[Operation, ...]

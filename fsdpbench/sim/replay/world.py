@@ -1,7 +1,7 @@
-"""Names for what lives longer than a step, so that one step's log fits the blocks and markers of another time.
+"""Names for what lives longer than a step: one step's log then fits the blocks and markers of another time.
 
-A block or marker is called by the *structure* of the step that made it (its operations without sizes and times),
-by how many steps of that structure ago that was, and by its place among what that step made:
+A block or marker is called by the *structure* of the step that made it (its operations without sizes and
+times), by how many steps of that structure ago that was, and by its place among what that step made:
 
     (structure 4, 1, 17)      the 18th block that the last step of structure 4 was given
     (BEFORE, 0, 3)            was there when the soak began

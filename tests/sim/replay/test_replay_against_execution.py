@@ -1,4 +1,4 @@
-"""Steps that are done again leave the allocator's log that executing them leaves: actions, addresses, sizes, times."""
+"""Steps that are done again leave the log that executing them leaves: actions, addresses, sizes, times."""
 
 from __future__ import annotations
 
