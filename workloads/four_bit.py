@@ -3,10 +3,10 @@
     weight         uint8, [out, in / 2]       two weights a byte: numbers of the 16 levels of NF4
     weight_scale   [out, in / 64]             the largest magnitude of each 64 weights of a row
 
-    y = x W^T,   W = LEVELS[number] * scale   made for the product and dropped; made again for the input's gradient
+    y = x W^T,   W = LEVELS[number] * scale   made for the product, again for the input's gradient
 
-Both are frozen parameters of their own, sharded by rows as any other: half a byte a weight and a scale for 64 of
-them (0.53 bytes with scales in bf16). The scales are not quantised once more.
+Both are frozen parameters of their own, sharded by rows as any other: half a byte a weight and a scale for 64
+of them (0.53 bytes with scales in bf16). The scales are not quantised once more.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ _ALPHA_OF_RANK = 2.0
 @dataclass(frozen=True)
 class Lora:
     """`rank` of the adapters, `targets` (`all` linear layers of the blocks, those of `attention`, or names
-    joined by +), the dtype of what is frozen, and whether the frozen linear layers of the blocks lie in 4 bits
+    joined by +), the dtype of what is frozen, and whether the blocks' frozen linear layers lie in 4 bits
     (`four_bit.py`)."""
 
     rank: int

@@ -183,7 +183,7 @@ def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
     settings = config.settings
     if settings.lora and settings.lora_base == "4bit":
         return {
-            "lora_base": "frozen weights are bytes (uint8) and adapters fp32, and a flat parameter has one dtype: "
+            "lora_base": "frozen weights are bytes and adapters fp32, and a flat parameter has one dtype: "
             "use FSDP2"
         }
     if settings.lora and settings.param_dtype != "fp32":
