@@ -283,9 +283,7 @@ _TABLE: tuple[Setting, ...] = (
 )
 
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
-_NEWER = frozenset(
-    {"keep_last_unsharded", "layout", "lora", "lora_base", "lora_targets", "optimizer_dtype"}
-)
+_NEWER = frozenset({"keep_last_unsharded", "layout", "lora", "lora_base", "lora_targets", "optimizer_dtype"})
 """Settings that older records lack; what they ran is the default."""
 
 
