@@ -16,6 +16,7 @@ import torch.distributed as dist
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
+from fsdpbench.measuring.soak import Replays
 from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.account import Lines, MemoryAccount
@@ -111,7 +112,7 @@ class SimDevice:
         module.reset_peak_memory_stats()
         return taken
 
-    def replays(self, kinds: Sequence[Hashable]) -> ReplaySession | str:
+    def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
         return self._executes_all() or ReplaySession(kinds)
 
     def _executes_all(self) -> str | None:
