@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Device, HasTrainer, Placement, TellsTraffic
 from fsdpbench.files.reading import read_json_object
+from fsdpbench.measuring.soak import ShapedBatches, Soak, mean_flops, mean_tokens, shapes_of
 from fsdpbench.measuring.training import Batch, TrainingLoop
 from fsdpbench.measuring.warmup import warm_up
 from fsdpbench.results.records import RankRecord, Status, trace_path
@@ -74,7 +75,10 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     workload = workload_of(config)
     _fill_constants(config, workload, device, record)
     losses: list[torch.Tensor] = []
-    loop = _training_loop(config, placement, device, workload, losses)
+    if config.soak is not None:
+        _soak(config, placement, device, workload, record)
+        return
+    loop = _training_loop(config, placement, device, workload, losses.append)
     device.settle()
     memory = []
     warm = warm_up(config.measurement, lambda: device.timed_step(loop.step), device.has_settled)
@@ -94,6 +98,49 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     record.losses = [v for v in values if v is not None] or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
     record.compilation = getattr(device, "compilation", None)
+
+
+def _soak(
+    config: Config, placement: Placement, device: Device, workload: Workload, record: RankRecord
+) -> None:
+    """In place of warm-up, timed and traced steps: all steps of a soak, timed."""
+    assert config.soak is not None
+    settings, shapes = config.settings, shapes_of(config)
+    in_full = software_of(config).checkpointing.reentrant
+    model, hardware = mean_flops(workload, shapes, settings.activation_checkpointing, in_full)
+    record.flops_per_step = {"model": model, "hardware": hardware}
+    record.tokens_per_step = mean_tokens(shapes)
+    losses: list[float] = []
+
+    def note_loss(loss: torch.Tensor) -> None:
+        value = device.loss_value(loss)
+        if value is not None:
+            losses.append(value)
+
+    loop = _training_loop(config, placement, device, workload, note_loss)
+    batches = ShapedBatches(_maker_of_batches(config, placement, device, workload), settings.seed)
+    loop.batches = batches
+    device.settle()
+    soak = Soak(config.soak, shapes)
+    record.soak = soak.record
+    record.step_times_s = soak.run(device, loop, batches)
+    record.memory_per_step = soak.memory_per_step()
+    record.losses = losses or None
+    record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
+    record.compilation = getattr(device, "compilation", None)
+
+
+def _maker_of_batches(
+    config: Config, placement: Placement, device: Device, workload: Workload
+) -> Callable[[int, int | None, int], Iterator[Batch]]:
+    """Endless batches of so many rows and tokens, by a seed."""
+    data = Path(config.data) if config.data else None
+    where, world = device.torch_device, placement.world_size
+
+    def make(rows: int, tokens: int | None, seed: int) -> Iterator[Batch]:
+        return workload.batches(rows, tokens, seed, placement.rank, where, data=data, world_size=world)
+
+    return make
 
 
 def _trace(steps: int, device: Device, loop: TrainingLoop, record: RankRecord, path: Path) -> None:
@@ -127,24 +174,15 @@ def _training_loop(
     placement: Placement,
     device: Device,
     workload: Workload,
-    losses: list[torch.Tensor],
+    on_loss: Callable[[torch.Tensor], None],
 ) -> TrainingLoop:
     system, settings = get_system(config.system), config.settings
     context = BuildContext(config, workload, device.torch_device, _deferred(config, workload, device))
     model = system.wrap(context)
     seq = workload.resolve_seq(settings.seq)
-    data = Path(config.data) if config.data else None
-    batches: Iterator[Batch] = workload.batches(
-        settings.batch,
-        seq,
-        settings.seed,
-        placement.rank,
-        device.torch_device,
-        data=data,
-        world_size=placement.world_size,
-    )
+    batches = _maker_of_batches(config, placement, device, workload)(settings.batch, seq, settings.seed)
     optimizer = system.make_optimizer(model, config)
-    loop = TrainingLoop(config, system, model, optimizer, batches, device.torch_device, losses.append)
+    loop = TrainingLoop(config, system, model, optimizer, batches, device.torch_device, on_loss)
     if isinstance(device, HasTrainer):
         loop.around_microbatch = device.trainer(model)
     return loop

@@ -178,6 +178,28 @@ class RankComparison(msgspec.Struct, frozen=True):
     difference: RankDifference | None = None
 
 
+class OverSteps(msgspec.Struct, frozen=True):
+    """A soak, step by step (evaluation included): bytes and counts; None where the device keeps none."""
+
+    training_step: list[int]
+    allocated: list[int | None]
+    reserved: list[int | None]
+    inactive_split: list[int | None]
+    alloc_retries: list[int | None]
+
+
+class SoakReport(msgspec.Struct, frozen=True):
+    """Many steps of different lengths on end; steps count from 1."""
+
+    steps: int
+    steps_done: int
+    over_steps: OverSteps
+    retries: int = 0
+    first_retry_step: int | None = None
+    last_device_alloc_step: int | None = None
+    out_of_memory_step: int | None = None
+
+
 class ResultFile(msgspec.Struct, frozen=True):
     """`result.json`: what came of it. A figure that the device cannot know is None."""
 
@@ -211,6 +233,7 @@ class ResultFile(msgspec.Struct, frozen=True):
     software: str | None = None
     work: dict[str, Any] | None = None
     memory_traffic: dict[str, Any] | None = None
+    soak: SoakReport | None = None
 
 
 FileT = TypeVar("FileT", ConfigFile, ResultFile)

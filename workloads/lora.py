@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from fsdpbench.workloads.base import TRAINING_BYTES, Batch, Workload
 from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
+from fsdpbench.workloads.four_bit import FourBitProjection, block_of, four_bit_linear, reset_packed
 from fsdpbench.workloads.layers import Projection
 from fsdpbench.workloads.products import HasProducts, Product
 
@@ -46,11 +47,13 @@ _ALPHA_OF_RANK = 2.0
 @dataclass(frozen=True)
 class Lora:
     """`rank` of the adapters, `targets` (`all` linear layers of the blocks, those of `attention`, or names
-    joined by +), and the dtype of what is frozen."""
+    joined by +), the dtype of what is frozen, and whether the blocks' frozen linear layers lie in 4 bits
+    (`four_bit.py`)."""
 
     rank: int
     targets: str = ALL
     frozen_dtype: torch.dtype = torch.bfloat16
+    four_bit: bool = False
 
     def takes(self, name: str) -> bool:
         """Whether the layer called `name` in a block gets an adapter."""
@@ -68,6 +71,7 @@ class AdaptedProjection(Projection):
         nn.Module.__init__(self)  # weight and bias are those of `base`
         self.in_features, self.out_features, self.std = base.in_features, base.out_features, base.std
         self.weight, self.bias = base.weight, base.bias
+        self.weight_scale = base.weight_scale if isinstance(base, FourBitProjection) else None
         self.scale = _ALPHA_OF_RANK
         self.lora_a = nn.Parameter(torch.empty(lora.rank, base.in_features, dtype=torch.float32))
         self.lora_b = nn.Parameter(torch.empty(base.out_features, lora.rank, dtype=torch.float32))
@@ -75,7 +79,10 @@ class AdaptedProjection(Projection):
 
     def reset_parameters(self) -> None:
         """The frozen layer's weights, and an adapter that changes nothing yet."""
-        super().reset_parameters()
+        if self.weight_scale is None:
+            super().reset_parameters()
+        else:
+            reset_packed(self.weight, self.weight_scale, self.std)
         self._reset_adapter()
 
     def _reset_adapter(self) -> None:
@@ -83,7 +90,10 @@ class AdaptedProjection(Projection):
         nn.init.zeros_(self.lora_b)
 
     def forward(self, x: Tensor) -> Tensor:
-        base = F.linear(x, self.weight, self.bias)
+        if self.weight_scale is None:
+            base = F.linear(x, self.weight, self.bias)
+        else:
+            base = four_bit_linear(x, self.weight, self.weight_scale, self.bias)
         return base + F.linear(F.linear(x, self.lora_a), self.lora_b) * self.scale
 
 
@@ -95,8 +105,14 @@ def adapt(model: nn.Module, block_classes: tuple[type[nn.Module], ...], lora: Lo
     for block in [module for module in model.modules() if isinstance(module, block_classes)]:
         for parent in list(block.modules()):
             for name, child in list(parent.named_children()):
-                if isinstance(child, Projection) and lora.takes(name):
-                    setattr(parent, name, AdaptedProjection(child, lora))
+                if isinstance(child, Projection) and name not in _NEVER:
+                    setattr(parent, name, _frozen(name, child, lora))
+
+
+def _frozen(name: str, layer: Projection, lora: Lora) -> Projection:
+    """A frozen layer as `lora` wants it: in 4 bits or as it is, with an adapter or without."""
+    base = FourBitProjection(layer, lora.frozen_dtype) if lora.four_bit else layer
+    return AdaptedProjection(base, lora) if lora.takes(name) else base
 
 
 class LoraWorkload(Workload):
@@ -120,6 +136,9 @@ class LoraWorkload(Workload):
                 f"lora_targets: {base.name} has no layer {lora.targets!r}; it has {', '.join(sorted(names))}"
                 ", and all or attention stand for several"
             )
+        if lora.four_bit:
+            for product in self._four_bit_products():
+                block_of(product.inputs)
         unknown = set() if lora.targets in (ALL, ATTENTION) else set(lora.targets.split("+")) - names
         if unknown:
             raise WorkloadError(
@@ -147,10 +166,18 @@ class LoraWorkload(Workload):
     @property
     def training_state_bytes(self) -> int:
         """The frozen parameters as they lie, and 16 bytes an adapter's parameter."""
-        return (
-            self._base.parameters * self._lora.frozen_dtype.itemsize
-            + TRAINING_BYTES * self.adapter_parameters
-        )
+        itemsize = self._lora.frozen_dtype.itemsize
+        packed = self._four_bit_products() if self._lora.four_bit else []
+        in_four_bits = sum(product.inputs * product.outputs for product in packed)
+        scales = sum(product.inputs // block_of(product.inputs) * product.outputs for product in packed)
+        others = self._base.parameters - in_four_bits
+        return in_four_bits // 2 + (scales + others) * itemsize + TRAINING_BYTES * self.adapter_parameters
+
+    def _four_bit_products(self) -> list[Product]:
+        """The layers that lie in 4 bits, of all blocks."""
+        layers = range(self._products.block_count)
+        found = [product for layer in layers for product in self._products.products(layer)]
+        return [product for product in found if product.name not in _NEVER]
 
     @property
     def default_seq(self) -> int | None:

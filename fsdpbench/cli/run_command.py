@@ -24,6 +24,7 @@ from fsdpbench.cli.output import show, show_json, tell, terminal_width
 from fsdpbench.cli.sanitizer_notes import sanitizer_notes
 from fsdpbench.cli.script_notes import script_notes
 from fsdpbench.cli.script_request import script_config, script_options
+from fsdpbench.cli.soak_options import soak_notes, soak_options, with_soak
 from fsdpbench.cli.values import PossiblePath
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import ExitCode, UsageError
@@ -58,6 +59,7 @@ _POLL_S = 0.2
     help="Simulate variants of the script, each one line away: what each gains, and the line to write.",
 )
 @sanitize_option
+@soak_options
 @setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run one configuration, or a training script of your own (--script), and print its result."""
@@ -72,6 +74,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     if options["advise"] and config is None:
         raise UsageError("--advise belongs to --script; for a model of the bench: `tune` or `sweep`")
     if config is not None:
+        config = with_soak(config, options)
         config = _with_jitter(config, options.get("jitter"))
         config = replace(config, sanitize=bool(options.get("sanitize")))
         tell(f"{config.name}: {config.gpus} simulated GPUs")
@@ -81,6 +84,8 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
             advice = _advice(config, result)
     else:
         result = _run_model(assignments, options)
+    for line in soak_notes(result):
+        tell(one_line(line))
     for line in sanitizer_notes(result, terminal_width()):
         tell(one_line(line))
     if as_json:
@@ -127,6 +132,7 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
     usual = usual_settings(target.model, given)
     system = options.get("system") or "impl-fsdp2"
     config = make_config(target, system, Settings.of(**usual | given), target.workload())
+    config = with_soak(config, options)
     reasons = not_applicable(config, given)
     if reasons:
         return not_applicable_result(config, reasons)

@@ -20,6 +20,7 @@ from fsdpbench.configuration.jitter import JitterSettings
 from fsdpbench.configuration.numbers import MOST_GPUS
 from fsdpbench.configuration.script_source import ScriptSource
 from fsdpbench.configuration.settings import SETTINGS, Settings, show_value
+from fsdpbench.configuration.soak import SoakSettings
 from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.errors import UsageError
 
@@ -86,6 +87,8 @@ class Config:
     """The software profile of simulated GPUs, by name or path; `None`: the installed software, as it is."""
     what_if: WhatIf | None = None
     """What `fsdpbench explain` asks of simulated GPUs besides."""
+    soak: SoakSettings | None = None
+    """Many steps on end in place of a few that are timed and traced."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -102,6 +105,18 @@ class Config:
                 f"--software {self.software} is for simulated GPUs; leave it out with --device {self.device}"
             )
         check_world(self.gpus, self.gpus_per_node)
+        self._check_soak()
+
+    def _check_soak(self) -> None:
+        if self.soak is None:
+            return
+        if self.script is not None:
+            raise UsageError("--soak is for models; a script runs as many steps as it says itself")
+        if self.soak.lengths is not None and self.settings.seq is None:
+            raise UsageError(
+                f"--seq-lengths: {self.model} does not work on sequences; leave it out (--soak alone "
+                "repeats equal steps)"
+            )
 
     @property
     def in_one_process(self) -> bool:
@@ -115,6 +130,7 @@ class Config:
         jitter = [] if self.jitter is None else [f"jitter-{self.jitter.seed}"]
         jitter += ["sanitized"] if self.sanitize else []
         jitter += [] if self.software is None else [_of_software(self.software)]
+        jitter += [] if self.soak is None else [f"soak-{self.soak.steps}"]
         if self.script is not None:
             stem = self.script.name.removesuffix(".py")
             words = [stem, f"{self.gpus}x", Path(str(self.hardware)).stem, *jitter]
@@ -145,13 +161,15 @@ class Config:
         record["shape_given"] = dict(self.shape_given)
         record["settings"] = self.settings.to_dict()
         record["measurement"] = dataclasses.asdict(self.measurement)
-        for absent in ("script", "jitter", "sanitize", "software", "what_if"):
+        for absent in ("script", "jitter", "sanitize", "software", "what_if", "soak"):
             if not record[absent]:
                 del record[absent]
         if self.jitter is not None:
             record["jitter"] = dataclasses.asdict(self.jitter)
         if self.what_if is not None:
             record["what_if"] = dataclasses.asdict(self.what_if)
+        if self.soak is not None:
+            record["soak"] = self.soak.to_dict()
         if self.script is not None:
             record["script"], record["settings"] = self.script.to_dict(), {}
         return record
@@ -169,6 +187,8 @@ class Config:
             values["jitter"] = JitterSettings(**record["jitter"])
         if record.get("what_if") is not None:
             values["what_if"] = WhatIf(**record["what_if"])
+        if record.get("soak") is not None:
+            values["soak"] = SoakSettings.from_dict(record["soak"])
         values["measurement"] = Measurement(**record["measurement"])
         return cls(**values)
 

@@ -257,6 +257,14 @@ _TABLE: tuple[Setting, ...] = (
         joined_names,
     ),
     Setting(
+        "lora_base",
+        "param",
+        "param, 4bit",
+        "How the frozen linear layers of the blocks lie in memory: in param_dtype, or in 4 bits (QLoRA).",
+        "`param`: nothing is rounded.",
+        one_of("param", "4bit"),
+    ),
+    Setting(
         "compile",
         False,
         "true, false",
@@ -275,7 +283,7 @@ _TABLE: tuple[Setting, ...] = (
 )
 
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
-_NEWER = frozenset({"keep_last_unsharded", "layout", "lora", "lora_targets", "optimizer_dtype"})
+_NEWER = frozenset({"keep_last_unsharded", "layout", "lora", "lora_base", "lora_targets", "optimizer_dtype"})
 """Settings that older records lack; what they ran is the default."""
 
 
@@ -308,6 +316,7 @@ class Settings:
     zero_grad: str
     lora: int
     lora_targets: str
+    lora_base: str
     compile: bool
     seed: int
 

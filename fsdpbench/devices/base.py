@@ -5,7 +5,7 @@ worker ──> Device.open() ─> build, wrap ─> settle() ─> timed_step(...)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
+
+    from fsdpbench.measuring.soak import Replays
+
+
+REAL_STEPS = "real devices execute every step"
+"""What `Device.replays` answers there."""
 
 
 @dataclass(frozen=True)
@@ -30,32 +36,38 @@ class Placement:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Peaks of one step in bytes, and what the allocator had to do in it."""
+    """Peaks of one step in bytes, and what the allocator had to do in it. `device_allocs`: cudaMallocs;
+    `inactive_split`: free bytes at its end that lie between others (fragments)."""
 
     allocated: int
     active: int
     reserved: int
     alloc_retries: int
     ooms: int
+    device_allocs: int = 0
+    inactive_split: int = 0
 
 
 class AllocatorReadings:
     """Reads what each step did off an allocator's statistics, whose counts run on from step to step."""
 
     def __init__(self) -> None:
-        self._retries = self._ooms = 0
+        self._retries = self._ooms = self._device_allocs = 0
 
     def since_last(self, stats: Mapping[str, int]) -> StepMemory:
         """`stats`: as `torch.cuda.memory_stats()` names them, empty before the first allocation."""
         retries, ooms = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
+        device_allocs = stats.get("num_device_alloc", 0)
         taken = StepMemory(
             allocated=stats.get("allocated_bytes.all.peak", 0),
             active=stats.get("active_bytes.all.peak", 0),
             reserved=stats.get("reserved_bytes.all.peak", 0),
             alloc_retries=retries - self._retries,
             ooms=ooms - self._ooms,
+            device_allocs=device_allocs - self._device_allocs,
+            inactive_split=stats.get("inactive_split_bytes.all.current", 0),
         )
-        self._retries, self._ooms = retries, ooms
+        self._retries, self._ooms, self._device_allocs = retries, ooms, device_allocs
         return taken
 
 
@@ -104,6 +116,9 @@ class Device(Protocol):
 
     def take_memory(self) -> StepMemory | None:
         """Peaks and counts since the last call; `None` where the device keeps none."""
+
+    def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
+        """What replays steps of a soak, whose kinds are these in order; or why they are all executed."""
 
     def trace(self, path: Path) -> AbstractContextManager[Tracer]:
         """Record a Kineto trace into `path` (gzip); the file is whole when the context ends."""

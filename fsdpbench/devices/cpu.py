@@ -10,7 +10,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.devices.base import Placement, StepMemory, Tracer
+from fsdpbench.devices.base import REAL_STEPS, Placement, StepMemory, Tracer
 from fsdpbench.devices.profiling import profile_steps
 from fsdpbench.measuring.warmup import is_stable
 from fsdpbench.results.provenance import machine
@@ -68,6 +68,9 @@ class CpuDevice:
 
     def take_memory(self) -> StepMemory | None:
         return None
+
+    def replays(self, kinds: Sequence[Hashable]) -> str:
+        return REAL_STEPS
 
     def trace(self, path: Path) -> AbstractContextManager[Tracer]:
         return self._traced(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
-from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
+from fsdpbench.devices.base import REAL_STEPS, AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.devices.cpu import COLLECTIVE_GRACE_S
 from fsdpbench.devices.peaks import peak_flops_of
 from fsdpbench.devices.profiling import profile_steps
@@ -78,6 +78,9 @@ class CudaDevice:
         taken = self._readings.since_last(torch.cuda.memory_stats(self.torch_device))
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         return taken
+
+    def replays(self, kinds: Sequence[Hashable]) -> str:
+        return REAL_STEPS
 
     def trace(self, path: Path) -> AbstractContextManager[Tracer]:
         return self._traced(path)

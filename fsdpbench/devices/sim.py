@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,14 @@ import torch.distributed as dist
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
+from fsdpbench.measuring.soak import Replays
 from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.account import Lines, MemoryAccount
 from fsdpbench.sim.allocator.conf import AllocatorConf
 from fsdpbench.sim.hardware import HardwareProfile, load_profile
+from fsdpbench.sim.replay.session import ReplaySession
 from fsdpbench.sim.software import CURRENT, load_software
 from fsdpbench.sim.software.trainer import Trainer
 
@@ -67,6 +69,7 @@ class SimDevice:
             jitter=self._config.jitter,
             sanitize=self._config.sanitize,
             software=self._software,
+            record_steps=self._executes_all() is None,
         )
         self._simulation.on_out_of_memory = self._report_out_of_memory
         if self._what_if.account:
@@ -109,6 +112,24 @@ class SimDevice:
         taken = self._readings.since_last(module.memory_stats())
         module.reset_peak_memory_stats()
         return taken
+
+    def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
+        return self._executes_all() or ReplaySession(kinds)
+
+    def _executes_all(self) -> str | None:
+        """Why no step may be replayed."""
+        config = self._config
+        if config.soak is None:
+            return "no soak was asked for"
+        if not config.soak.replay:
+            return "--no-replay was given"
+        if config.jitter is not None:
+            return "jitter draws anew for every kernel and collective"
+        if config.sanitize:
+            return "the sanitizer follows what operators touch"
+        if self._what_if.account:
+            return "who holds memory is followed through the program itself"
+        return None
 
     def trace(self, path: Path) -> AbstractContextManager[Tracer]:
         return self._open_simulation().trace(path)

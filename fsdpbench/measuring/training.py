@@ -43,6 +43,15 @@ class TrainingLoop:
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=settings.zero_grad == "release")
 
+    def evaluate(self) -> None:
+        """Forward of one batch without gradients, in evaluation mode."""
+        self.model.eval()
+        with record_function("evaluation"), torch.no_grad():
+            batch = next(self.batches)
+            with self.system.forward_context(self.config, self.device):
+                self.model(*batch)
+        self.model.train()
+
     def _forward_backward(self, microbatches: int, is_last: bool) -> None:
         batch = next(self.batches)
         with record_function("forward"):

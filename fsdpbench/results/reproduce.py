@@ -32,6 +32,8 @@ def _of_simulation(config: Config) -> list[str]:
     words = [] if config.jitter is None else ["--jitter", config.jitter.to_text()]
     if config.software is not None:
         words += ["--software", config.software]
+    if config.soak is not None:
+        words += config.soak.words()
     return [*words, "--sanitize"] if config.sanitize else words
 
 

@@ -24,7 +24,6 @@ from fsdpbench.configuration.config import Measurement
 from fsdpbench.devices.base import StepMemory
 from fsdpbench.sim import SimulatedTrace, Simulation
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.device_module import wait_for_all
 from fsdpbench.sim.flops import Flops
 from fsdpbench.sim.timeline import Marker
 
@@ -117,7 +116,7 @@ class Steps:
         """Settle what is open: the script has ended, perhaps before all was measured."""
         if self._trace is not None:
             self._close_trace()
-        wait_for_all(ACCELERATOR.timeline)
+        ACCELERATOR.timeline.drain()
 
     def _close_trace(self) -> None:
         """Write the trace if it holds a whole step, else drop it."""

@@ -50,6 +50,8 @@ class Accelerator:
     that come from the host are. ``on_value`` is told what Python asks for: the operation, the answer, and
     whether that is the truth. ``copied_to_host``: whether tensors of the host hold what has no values.
 
+    ``holders`` has the storages' records by their blocks' identity, where steps are recorded (`replay/`).
+
     ``sanitizer`` follows every use of memory, ``account`` who holds it; None unless asked for.
     """
 
@@ -82,6 +84,7 @@ class Accelerator:
         self.on_value: Callable[[str, Any, bool], None] | None = None
         self.sanitizer: MemoryFollower | None = None
         self.account: HolderFollower | None = None
+        self.holders: dict[int, Any] | None = None
         self.backward = BackwardStreams(self)
         self._listeners: list[AllocatorListener] = []
 

@@ -11,13 +11,11 @@ import torch
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.memory_history import MemoryModule
 from fsdpbench.sim.streams import Event, Stream, StreamContext, switch_to
-from fsdpbench.sim.timeline import DEFAULT_STREAM, Timeline
+from fsdpbench.sim.timeline import DEFAULT_STREAM
 
 # Compute capability by a word of the profile's title; other titles are taken for an A100.
 _CAPABILITIES = {"B200": (10, 0), "H100": (9, 0), "H200": (9, 0), "L40S": (8, 9), "A100": (8, 0)}
 _WARP_SIZE = 32
-# The plain wait, also under the sanitizer: measurements order nothing of the program's.
-wait_for_all = Timeline.wait_for_all
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ def drain() -> None:
     timeline = ACCELERATOR.timeline
     start = timeline.cpu
     timeline.cpu += ACCELERATOR.cpu_costs.synchronize_ns
-    wait_for_all(timeline)
+    timeline.drain()
     if ACCELERATOR.trace is not None:
         ACCELERATOR.trace.device_synchronize(start, timeline.cpu)
 

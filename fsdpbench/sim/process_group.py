@@ -30,6 +30,7 @@ from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.collective_calls import CollectiveCalls, collective_ranks, total_bytes
 from fsdpbench.sim.collective_work import CollectiveRecord, CollectiveWork
 from fsdpbench.sim.known_values import follow_collective
+from fsdpbench.sim.replay.log import RecordedTimeline
 from fsdpbench.sim.storage import use_on_stream
 from fsdpbench.sim.tensors import is_on_device, new_tensor
 from fsdpbench.sim.timeline import Marker, Timeline
@@ -39,8 +40,8 @@ from fsdpbench.torch_internals import Backend_plugins
 
 BACKEND = "sim"
 _MAIN_THREAD = threading.main_thread().ident
-# The plain wait, also under the sanitizer: that a communicator takes its kernels in turns orders no program.
-_take_turns, _has_passed = Timeline.make_wait, Timeline.has_passed
+# The plain query, also under the sanitizer and where steps are recorded: the program asks nothing here.
+_has_passed = Timeline.has_passed
 
 
 class SimProcessGroup(CollectiveCalls):
@@ -123,7 +124,7 @@ class SimProcessGroup(CollectiveCalls):
             marker, tensors = shelves.popleft()
             if tensors and ACCELERATOR.sanitizer is not None:
                 ACCELERATOR.sanitizer.collective_passed(tensors, marker)
-            tensors.clear()
+            _let_go(tensors, timeline)
         if work.marker is not None:
             shelves.append((work.marker, work.held))
 
@@ -150,7 +151,7 @@ class SimProcessGroup(CollectiveCalls):
         accelerator = ACCELERATOR
         timeline = accelerator.timeline
         if self._last is not None:
-            _take_turns(timeline, stream, self._last)
+            timeline.take_turns(stream, self._last)
         uneven = _is_uneven(inputs, outputs)
         duration = accelerator.network.collective_ns(kind, nbytes, self._ranks, uneven=uneven) + extra_ns
         if accelerator.jitter is not None:
@@ -192,6 +193,17 @@ class SimProcessGroup(CollectiveCalls):
             work.marker = self._last = accelerator.timeline.record(stream)
         work.held.append(flat)
         return work
+
+
+def _let_go(tensors: list[torch.Tensor], timeline: Timeline) -> None:
+    """Hold them no longer. When, hangs on the clock: a step in which memory dies by it is no record."""
+    log = timeline.log if isinstance(timeline, RecordedTimeline) else None
+    before = 0 if log is None else len(log.operations)
+    tensors.clear()
+    if log is not None and len(log.operations) > before:
+        log.refuse(
+            "memory of a collective that nobody waits for is given back once it is done", for_good=True
+        )
 
 
 def _is_asynchronous(opts: Any) -> bool:

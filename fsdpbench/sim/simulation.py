@@ -23,7 +23,7 @@ from fsdpbench.sim.autocast import register_autocast
 from fsdpbench.sim.backward_streams import BackwardStreams
 from fsdpbench.sim.clock import TimelineClock
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
-from fsdpbench.sim.device_module import DeviceModule, drain, wait_for_all
+from fsdpbench.sim.device_module import DeviceModule, drain
 from fsdpbench.sim.dynamo import import_config
 from fsdpbench.sim.hardware import HardwareProfile
 from fsdpbench.sim.host_optimizer import register_host_optimizer
@@ -32,6 +32,7 @@ from fsdpbench.sim.kernels import forget_plans, register_kernels
 from fsdpbench.sim.network import Network
 from fsdpbench.sim.patches import apply_patches
 from fsdpbench.sim.process_group import BACKEND, register_backend
+from fsdpbench.sim.replay.log import RecordedAllocator, RecordedTimeline
 from fsdpbench.sim.sanitizer import Sanitizer
 from fsdpbench.sim.sanitizer.watched import WatchedAllocator, WatchedJitteredTimeline, WatchedTimeline
 from fsdpbench.sim.shape_rules import register_shape_rules
@@ -93,13 +94,16 @@ class Simulation:
         jitter: JitterSettings | None = None,
         sanitize: bool = False,
         software: SoftwareProfile | None = None,
+        record_steps: bool = False,
     ) -> Simulation:
         """Start (or start anew) the simulated device of this process.
 
         Autograd runs on the calling thread from now on. ``allocator_conf`` defaults to what
         ``PYTORCH_CUDA_ALLOC_CONF`` says; without ``jitter`` kernels are exact and ranks punctual. With
         ``sanitize`` every use of memory is followed (`sanitizer`). ``software`` (default: the installed one)
-        is put in place until the next start or `end`. Raises ValueError for an impossible world.
+        is put in place until the next start or `end`. With ``record_steps`` a `ReplaySession` may follow;
+        not with jitter, which draws anew for each kernel, nor with ``sanitize``. Raises ValueError for an
+        impossible world.
         """
         if world_size < 1 or gpus_per_node < 1:
             raise ValueError(
@@ -125,7 +129,8 @@ class Simulation:
         if accelerator.account is not None:
             accelerator.account.end()
         sanitizer = accelerator.sanitizer = Sanitizer() if sanitize else None
-        accelerator.timeline = _make_timeline(contention, sanitizer)
+        accelerator.timeline = _make_timeline(contention, sanitizer, record_steps)
+        accelerator.holders = None
         accelerator.streams = {}
         accelerator.process_groups = []
         accelerator.collectives_on_own_streams = software.collectives.own_streams
@@ -264,7 +269,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
     ) -> None:
         recorder = ACCELERATOR.trace
         if exc_type is None:
-            wait_for_all(ACCELERATOR.timeline)
+            ACCELERATOR.timeline.drain()
         ACCELERATOR.trace = None
         ACCELERATOR.stop_listening(_report_memory)
         ACCELERATOR.allocator.device.call_listener = None
@@ -299,12 +304,12 @@ def _report_memory(event: AllocatorEvent) -> None:
         trace.alloc_retry(event.size, event.freed, event.time_ns)
 
 
-def _make_timeline(contention: Contention, sanitizer: Sanitizer | None) -> Timeline:
+def _make_timeline(contention: Contention, sanitizer: Sanitizer | None, record_steps: bool) -> Timeline:
     jitter, report = ACCELERATOR.jitter, ACCELERATOR.report_finished
     if sanitizer is None:
-        return (
-            Timeline(contention, report) if jitter is None else JitteredTimeline(contention, report, jitter)
-        )
+        if jitter is not None:
+            return JitteredTimeline(contention, report, jitter)
+        return (RecordedTimeline if record_steps else Timeline)(contention, report)
     watched: WatchedTimeline | WatchedJitteredTimeline
     if jitter is None:
         watched = WatchedTimeline(contention, report)
@@ -325,7 +330,11 @@ def _make_allocator(
         free_ns_per_gib=round(cpu.cuda_free_us_per_gib * 1000),
         event_ns=round(cpu.event_us * 1000),
     )
-    kind = CachingAllocator if sanitizer is None else WatchedAllocator
+    kind: type[CachingAllocator] = CachingAllocator
+    if sanitizer is not None:
+        kind = WatchedAllocator
+    elif isinstance(timeline, RecordedTimeline):
+        kind = RecordedAllocator
     allocator = kind(
         profile.usable_memory_bytes,
         TimelineClock(timeline),
@@ -335,6 +344,8 @@ def _make_allocator(
     )
     if isinstance(allocator, WatchedAllocator) and sanitizer is not None:
         allocator.sanitizer = sanitizer
+    if isinstance(allocator, RecordedAllocator) and isinstance(timeline, RecordedTimeline):
+        allocator.timeline = timeline
     return allocator
 
 

@@ -212,6 +212,14 @@ class Timeline:
             if queue.free_at > self.cpu:
                 self.cpu = queue.free_at
 
+    def take_turns(self, stream: int, marker: Marker) -> None:
+        """As `make_wait`, of the device's own accord: no program may rely on it."""
+        Timeline.make_wait(self, stream, marker)
+
+    def drain(self) -> None:
+        """As `wait_for_all`, for a measurement: no program may rely on it."""
+        Timeline.wait_for_all(self)
+
     def wait_for_room(self, stream: int) -> None:
         """Block the CPU until a stream's launch queue has room, as the driver does."""
         queue = self._queues[stream]

@@ -18,7 +18,8 @@ def adapted(workload: Workload, settings: Settings) -> Workload:
     if not settings.lora:
         return workload
     frozen = TORCH_DTYPES[settings.param_dtype]
-    return LoraWorkload(workload, Lora(settings.lora, settings.lora_targets, frozen))
+    four_bit = settings.lora_base == "4bit"
+    return LoraWorkload(workload, Lora(settings.lora, settings.lora_targets, frozen, four_bit))
 
 
 def workload_of(config: Config) -> Workload:

@@ -170,15 +170,22 @@ def _refuse_keeping_last(config: Config) -> dict[str, str]:
 
 def refuse_lora(config: Config) -> dict[str, str]:
     """Adapters' own settings where there are none."""
-    settings = config.settings
-    if not settings.lora and settings.lora_targets != SETTINGS["lora_targets"].default:
-        return {"lora_targets": "it belongs to lora, which is off"}
-    return {}
+    settings = config.settings.to_dict()
+    return {
+        name: "it belongs to lora, which is off"
+        for name in ("lora_targets", "lora_base")
+        if not settings["lora"] and settings[name] != SETTINGS[name].default
+    }
 
 
 def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
     """A flat parameter has one dtype (torch: "Must flatten tensors with uniform dtype")."""
     settings = config.settings
+    if settings.lora and settings.lora_base == "4bit":
+        return {
+            "lora_base": "frozen weights are bytes and adapters fp32, and a flat parameter has one dtype: "
+            "use FSDP2"
+        }
     if settings.lora and settings.param_dtype != "fp32":
         return {
             "lora": f"frozen parameters in {settings.param_dtype} and adapters in fp32 lie in one unit, and "

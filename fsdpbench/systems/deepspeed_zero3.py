@@ -44,6 +44,7 @@ class DeepSpeedZero3(System):
         "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
         "lora": "the bench does not build adapters under DeepSpeed's partitioning",
         "lora_targets": "the bench does not build adapters under DeepSpeed's partitioning",
+        "lora_base": "the bench does not build adapters under DeepSpeed's partitioning",
         "zero_grad": "DeepSpeed clears gradients in its own step",
     }
 

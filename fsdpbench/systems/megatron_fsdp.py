@@ -44,6 +44,7 @@ class MegatronFsdp(System):
         "buffer_dtype": "Megatron-FSDP leaves buffers in the dtype of the model",
         "lora": "the bench's Megatron-FSDP casts the whole model, adapters too",
         "lora_targets": "the bench's Megatron-FSDP casts the whole model, adapters too",
+        "lora_base": "the bench's Megatron-FSDP casts the whole model, adapters too",
         "cpu_offload": "Megatron-FSDP keeps its shards on the GPU",
     }
 

@@ -72,8 +72,8 @@ const Detail = (() => {
       built.push(behind(content.units.table, "The units as a table"));
     }
     if (content.memory) {
-      built.push(make("h3", { text: "Memory over time" }));
-      built.push(chart("memory", "Lines of allocated and reserved memory over the traced time, with allocator retries marked."));
+      built.push(make("h3", { text: content.memory_words ? "Memory over the steps of the soak" : "Memory over time" }));
+      built.push(chart("memory", content.memory_words ?? "Lines of allocated and reserved memory over the traced time, with allocator retries marked."));
       built.push(behind(content.memory_table, "Memory as a table"));
       if (content.held) built.push(behind(content.held, "What is held at the peak"));
       if (content.held_by_unit) built.push(behind(content.held_by_unit, "What each unit holds at the peak"));

@@ -16,6 +16,7 @@ from fsdpbench.reports.page import display
 from fsdpbench.reports.page.held_table import held_by_phase
 from fsdpbench.reports.page.ranking import Ranked, short_label
 from fsdpbench.reports.page.ranks_table import ranks_table
+from fsdpbench.reports.page.soak_chart import SOAK_WORDS, soak_chart
 from fsdpbench.reports.page.trace_parts import trace_parts
 from fsdpbench.reports.page.view import Configuration, Status
 from fsdpbench.reports.page.work_tables import island_table
@@ -73,6 +74,7 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int, know
         "retries": [],
         "memory": None,
         "memory_note": None,
+        **_soak(row),
         "held": None,
         "held_by_unit": None,
         "ranks": None,
@@ -108,6 +110,15 @@ def _drawn(row: Configuration, most: int, known: Known) -> Drawn:
         content = _from_trace(row, trace, analysis, most)
         known[key] = analysis.verdict, held_by_phase(analysis.memory), content
     return known[key]
+
+
+def _soak(row: Configuration) -> dict[str, Any]:
+    """Memory over steps, which takes the place of memory in a trace: a soak has none."""
+    soak = row.result.soak
+    chart = None if soak is None else soak_chart(soak, row.capacity_bytes)
+    if chart is None:
+        return {}
+    return {"memory": chart.figure, "memory_table": island_table(chart.table), "memory_words": SOAK_WORDS}
 
 
 def _from_trace(row: Configuration, trace: Trace, analysis: RankAnalysis, most: int) -> dict[str, Any]:

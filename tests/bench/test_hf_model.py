@@ -188,17 +188,39 @@ def test_a_frozen_bf16_model_trains_alike_under_either_fully_shard(fsdpbench: An
 
 
 @pytest.mark.campaign
+@pytest.mark.parametrize("changes", [{}, MIXTURE], ids=["qwen3", "moe"])
+def test_a_base_in_4_bits_trains_as_it_does_unsharded(
+    fsdpbench: Any, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    file = write(tmp_path / "c.json", **changes)
+    words = (
+        "--hf-config", str(file), "--param-dtype", "fp32", "--batch", "2", "--wrap", "block",
+        "--backward-prefetch", "pre", "--lora", "4", "--lora-base", "4bit",
+        "--system", "torch-ddp,torch-fsdp2,impl-fsdp2",
+    )  # fmt: skip
+    found = losses(fsdpbench, tmp_path / "out", *words)
+    reference = next(values for name, values in found.items() if name.startswith("torch-ddp"))
+    assert len(found) == 3
+    assert reference[0] != reference[-1]
+    for name, values in found.items():
+        assert values == pytest.approx(reference, rel=2e-5), name
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("four_bit", [False, True], ids=["bf16", "4bit"])
 @pytest.mark.parametrize("system", ["torch", "impl"])
 def test_memory_is_2_bytes_a_frozen_parameter_and_16_a_trained_one(
-    fsdpbench: Any, tmp_path: Path, system: str
+    fsdpbench: Any, tmp_path: Path, system: str, four_bit: bool
 ) -> None:
-    """What lies in a simulated GPU's memory after a step, gradients included, of a model sharded over 8."""
+    """What lies in a simulated GPU's memory after a step, gradients included, of a model sharded over 8; in
+    4 bits the blocks' linear layers take 0.53 bytes a parameter."""
     script = tmp_path / "train.py"
-    script.write_text(_SCRIPT.replace("SYSTEM", system))
+    script.write_text(_SCRIPT.replace("SYSTEM", system).replace("FOUR_BIT", str(four_bit)))
     done = fsdpbench("run", "--script", str(script), "--gpus", "8", "-o", str(tmp_path / "out"), "--json")
     folder = Path(json.loads(done.stdout)["folder"])
-    held, frozen, trained = json.loads((folder / "stdout.log").read_text().splitlines()[-1])
-    expected = (2 * frozen + 16 * trained) / 8
+    held, frozen, trained, packed = json.loads((folder / "stdout.log").read_text().splitlines()[-1])
+    assert packed == (1_157_627_904 if four_bit else 0)
+    expected = (2 * (frozen - packed) + (0.5 + 2 / 64) * packed + 16 * trained) / 8
     assert trained > 1e7
     assert held == pytest.approx(expected, rel=0.02)
 
@@ -214,7 +236,7 @@ else:
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
-workload = LoraWorkload(get_workload("qwen3-8b", {"layers": 6}), Lora(128))
+workload = LoraWorkload(get_workload("qwen3-8b", {"layers": 6}), Lora(128, four_bit=FOUR_BIT))
 with torch.device("meta"):
     model = workload.build("full", 64)
 trained = workload.adapter_parameters
@@ -232,5 +254,6 @@ for step in range(3):
     optimizer.step()
 model.reshard()
 torch.cuda.synchronize()
-print(json.dumps([torch.cuda.memory_allocated(), frozen, trained]))
+packed = 2 * sum(p.numel() for p in model.parameters() if p.dtype is torch.uint8)
+print(json.dumps([torch.cuda.memory_allocated(), frozen, trained, packed]))
 """

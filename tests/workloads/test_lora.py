@@ -6,6 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fsdpbench.workloads import WorkloadError, get_workload
+from fsdpbench.workloads.four_bit import dequantise
 from fsdpbench.workloads.lora import Lora, LoraWorkload
 
 PHI = {
@@ -87,6 +88,45 @@ def test_an_adapter_adds_its_two_products_to_the_layer():
             if hasattr(module, "lora_a"):
                 merged[f"{name}.weight"] += 2.0 * module.lora_b @ module.lora_a
     torch.testing.assert_close(model(tokens), base(tokens), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"), [("decoder-tiny", "attention"), ("moe-tiny", "all"), ("gpt-tiny", "all")]
+)
+def test_a_base_in_4_bits_computes_with_its_nearest_levels(name, targets):
+    torch.manual_seed(0)
+    plain = get_workload(name, {"layers": 2})
+    workload = LoraWorkload(plain, Lora(4, targets, torch.float32, four_bit=True))
+    torch.manual_seed(3)
+    base = plain.build()
+    torch.manual_seed(3)
+    model = workload.build()
+    rounded = {}
+    for layer, module in model.named_modules():
+        if getattr(module, "weight_scale", None) is not None:
+            assert module.weight.dtype is torch.uint8
+            rounded[layer] = dequantise(module.weight.detach(), module.weight_scale.detach())
+            error = (rounded[layer] - base.get_parameter(f"{layer}.weight")).abs()
+            assert error.max() <= 0.16 * base.get_parameter(f"{layer}.weight").abs().max()
+    assert len(rounded) == sum(len(workload._products.products(i)) for i in range(2)) - (2 * ("moe" in name))
+    with torch.no_grad():
+        for layer, weight in rounded.items():
+            base.get_parameter(f"{layer}.weight").copy_(weight)
+    batch = next(plain.batches(2, 16, 0, 0, "cpu"))
+    for each in (model, base):
+        each(*batch).backward()
+    torch.testing.assert_close(model(*batch), base(*batch), rtol=1e-5, atol=1e-6)
+    rank = model.blocks[0].get_parameter(
+        next(n for n, _ in model.blocks[0].named_parameters() if "lora_b" in n)
+    )
+    assert rank.grad.abs().max() > 0
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    assert sum(p.nbytes for p in frozen) + 16 * workload.adapter_parameters == workload.training_state_bytes
+
+
+def test_rows_that_do_not_divide_are_refused():
+    with pytest.raises(WorkloadError, match="a layer with 60 inputs does not divide into blocks of 8"):
+        LoraWorkload(get_workload("gpt-tiny", {"d_model": 60, "heads": 4}), Lora(4, four_bit=True))
 
 
 def test_tied_weights_stay_one():

@@ -126,7 +126,7 @@ FAMILIES = (
         "huber_loss", "huber_loss_backward", "linalg_cross", "_euclidean_dist",
         "binary_cross_entropy_with_logits", "cross", "log_sigmoid_forward", "log_sigmoid_backward",
         "batch_norm_elemt", "batch_norm_backward_elemt", "_thnn_fused_gru_cell",
-        "_thnn_fused_gru_cell_backward",
+        "_thnn_fused_gru_cell_backward", "dequantise_4bit",
     )),
 )
 _ACTIVATIONS = {
