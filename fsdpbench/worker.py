@@ -23,6 +23,7 @@ import torch
 
 from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.degrees import Degrees
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Device, HasTrainer, Placement
 from fsdpbench.files.reading import read_json_object
@@ -103,21 +104,26 @@ def _trace(steps: int, device: Device, loop: TrainingLoop, record: RankRecord, p
 
 
 def _fill_constants(config: Config, workload: Workload, device: Device, record: RankRecord) -> None:
-    settings = config.settings
+    settings, group = config.settings, Degrees.of(config).group
     seq = workload.resolve_seq(settings.seq)
     in_full = software_of(config).checkpointing.reentrant
     flops = workload.flops_per_step(settings.batch, seq, settings.activation_checkpointing, in_full)
     record.flops_per_step = {
         # As floats: a large batch has more than 2^63 of them, and no reader takes such an integer.
-        "model": float(flops.model * settings.grad_accum),
-        "hardware": float(flops.hardware * settings.grad_accum),
+        "model": float(flops.model * settings.grad_accum) / group,
+        "hardware": float(flops.hardware * settings.grad_accum) / group,
     }
-    record.samples_per_step = settings.batch * settings.grad_accum
+    record.samples_per_step = _share(settings.batch * settings.grad_accum, group)
     tokens = workload.tokens(settings.batch, seq)
-    record.tokens_per_step = None if tokens is None else tokens * settings.grad_accum
+    record.tokens_per_step = None if tokens is None else _share(tokens * settings.grad_accum, group)
     arithmetic = compute_type(TORCH_DTYPES[settings.param_dtype], convolution=workload.is_convolutional)
     record.peak_flops = device.peak_flops(arithmetic)
     record.hardware = device.describe()
+
+
+def _share(number: int, ranks: int) -> float:
+    """A rank's share of what a group does: whole where it can be."""
+    return number // ranks if number % ranks == 0 else number / ranks
 
 
 def _training_loop(
@@ -127,7 +133,7 @@ def _training_loop(
     workload: Workload,
     losses: list[torch.Tensor],
 ) -> TrainingLoop:
-    system, settings = get_system(config.system), config.settings
+    system, settings, degrees = get_system(config.system), config.settings, Degrees.of(config)
     context = BuildContext(config, workload, device.torch_device, _deferred(config, workload, device))
     model = system.wrap(context)
     seq = workload.resolve_seq(settings.seq)
@@ -136,10 +142,10 @@ def _training_loop(
         settings.batch,
         seq,
         settings.seed,
-        placement.rank,
+        degrees.data_rank(placement.rank),
         device.torch_device,
         data=data,
-        world_size=placement.world_size,
+        world_size=degrees.data,
     )
     optimizer = system.make_optimizer(model, config)
     loop = TrainingLoop(config, system, model, optimizer, batches, device.torch_device, losses.append)
