@@ -116,6 +116,10 @@ INTERNALS = {
     "find_builtin": Internal("torch.jit._builtins:_find_builtin", _TORCHSCRIPT),
     "functorch_config": Internal("torch._functorch.config", "the fork server, which imports it for all"),
     "fused_adamw_": Internal("torch:_fused_adamw_", "calibrating optimizers"),
+    "fsdp_common": Internal(
+        "torch.distributed.fsdp._fully_shard._fsdp_common",
+        "expert parallelism beside torch's fully_shard (parameters with a mesh of their own)",
+    ),
     "get_sequence_nr": Internal(
         "torch._C._autograd:_get_sequence_nr", "the forward operator of what backward does"
     ),

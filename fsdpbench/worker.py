@@ -23,6 +23,7 @@ import torch
 
 from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.degrees import Degrees
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Device, HasTrainer, Placement, TellsTraffic
 from fsdpbench.files.reading import read_json_object
@@ -108,8 +109,9 @@ def _soak(
     settings, shapes = config.settings, shapes_of(config)
     in_full = software_of(config).checkpointing.reentrant
     model, hardware = mean_flops(workload, shapes, settings.activation_checkpointing, in_full)
-    record.flops_per_step = {"model": model, "hardware": hardware}
-    record.tokens_per_step = mean_tokens(shapes)
+    group, tokens = Degrees.of(config).group, mean_tokens(shapes)
+    record.flops_per_step = {"model": model / group, "hardware": hardware / group}
+    record.tokens_per_step = None if tokens is None else _share(tokens, group)
     losses: list[float] = []
 
     def note_loss(loss: torch.Tensor) -> None:
@@ -135,10 +137,11 @@ def _maker_of_batches(
 ) -> Callable[[int, int | None, int], Iterator[Batch]]:
     """Endless batches of so many rows and tokens, by a seed."""
     data = Path(config.data) if config.data else None
-    where, world = device.torch_device, placement.world_size
+    where, degrees = device.torch_device, Degrees.of(config)
+    rank, world = degrees.data_rank(placement.rank), degrees.data
 
     def make(rows: int, tokens: int | None, seed: int) -> Iterator[Batch]:
-        return workload.batches(rows, tokens, seed, placement.rank, where, data=data, world_size=world)
+        return workload.batches(rows, tokens, seed, rank, where, data=data, world_size=world)
 
     return make
 
@@ -152,21 +155,26 @@ def _trace(steps: int, device: Device, loop: TrainingLoop, record: RankRecord, p
 
 
 def _fill_constants(config: Config, workload: Workload, device: Device, record: RankRecord) -> None:
-    settings = config.settings
+    settings, group = config.settings, Degrees.of(config).group
     seq = workload.resolve_seq(settings.seq)
     in_full = software_of(config).checkpointing.reentrant
     flops = workload.flops_per_step(settings.batch, seq, settings.activation_checkpointing, in_full)
     record.flops_per_step = {
         # As floats: a large batch has more than 2^63 of them, and no reader takes such an integer.
-        "model": float(flops.model * settings.grad_accum),
-        "hardware": float(flops.hardware * settings.grad_accum),
+        "model": float(flops.model * settings.grad_accum) / group,
+        "hardware": float(flops.hardware * settings.grad_accum) / group,
     }
-    record.samples_per_step = settings.batch * settings.grad_accum
+    record.samples_per_step = _share(settings.batch * settings.grad_accum, group)
     tokens = workload.tokens(settings.batch, seq)
-    record.tokens_per_step = None if tokens is None else tokens * settings.grad_accum
+    record.tokens_per_step = None if tokens is None else _share(tokens * settings.grad_accum, group)
     arithmetic = compute_type(TORCH_DTYPES[settings.param_dtype], convolution=workload.is_convolutional)
     record.peak_flops = device.peak_flops(arithmetic)
     record.hardware = device.describe()
+
+
+def _share(number: int, ranks: int) -> float:
+    """A rank's share of what a group does: whole where it can be."""
+    return number // ranks if number % ranks == 0 else number / ranks
 
 
 def _training_loop(

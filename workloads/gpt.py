@@ -27,6 +27,7 @@ from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.products import Product
 from fsdpbench.workloads.shape import check_divides, check_positive, check_share
 from fsdpbench.workloads.shaped import Shaped
+from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
 FAMILY = "gpt"
 POSITIONS = ("learned", "none")
@@ -106,7 +107,7 @@ class GPTAttention(nn.Module):
     def __init__(self, shape: GPTShape, output_std: float) -> None:
         super().__init__()
         self.mask: Tensor
-        self.heads = shape.heads
+        self.head_width = shape.d_model // shape.heads
         self.qkv = Projection(shape.d_model, 3 * shape.d_model, shape.bias)
         self.proj = Projection(shape.d_model, shape.d_model, shape.bias, output_std)
         self.dropout = shape.dropout
@@ -136,11 +137,12 @@ class GPTAttention(nn.Module):
         return F.dropout(weights, self.dropout, self.training) @ value
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, seq, width = x.shape
-        fused = self.qkv(x).view(batch, seq, 3, self.heads, width // self.heads)
+        batch, seq, _ = x.shape
+        # As many heads as this rank has: all of them, or its share under tensor parallelism.
+        fused = self.qkv(x).view(batch, seq, 3, -1, self.head_width)
         query, key, value = (part.transpose(1, 2) for part in fused.unbind(2))
         mixed = self.attend(query, key, value)
-        projected: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, seq, width))
+        projected: Tensor = self.proj(mixed.transpose(1, 2).reshape(batch, seq, -1))
         return F.dropout(projected, self.dropout, self.training)
 
 
@@ -248,6 +250,19 @@ class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
             "down": (wide, width),
         }
         return [Product(name, *each) for name, each in sizes.items()]
+
+    def tensor_plan(self) -> TensorPlan:
+        s = self._shape
+        block = BlockPlan(
+            readers={"attention": 1, "feed_forward": 1},
+            columns={"attention.qkv": (s.d_model,) * 3, "feed_forward.up": (s.expansion * s.d_model,)},
+            rows=("attention.proj", "feed_forward.down"),
+            norms=("attention_norm", "feed_forward_norm"),
+        )
+        embeddings = {"token_embedding": 1, **({"position_embedding": 0} if s.positions == "learned" else {})}
+        return TensorPlan(
+            block, embeddings, "final_norm", "lm_head", s.tied, {"heads": s.heads, "vocab": s.vocab}
+        )
 
     @property
     def block_classes(self) -> tuple[type[nn.Module], ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 # GPT-2's standard deviation of weights (Radford et al. 2019, and its published code).
@@ -43,6 +44,9 @@ def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
     `in_fp32`: the logits are cast before, as most mixed precision training does (batch x seq x vocab x 4 B).
     """
     rows, wanted = logits.flatten(0, 1), targets.flatten()
+    if isinstance(rows, DTensor):  # each rank has its share of the vocabulary: torch's loss alone knows
+        whole = F.cross_entropy(rows.float() if in_fp32 else rows, wanted)
+        return whole.to_local() if isinstance(whole, DTensor) else whole
     if in_fp32:
         return F.cross_entropy(rows.float(), wanted)
     loss: Tensor = _LeanCrossEntropy.apply(rows, wanted)

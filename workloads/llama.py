@@ -32,6 +32,7 @@ from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.products import Product
 from fsdpbench.workloads.shape import check_divides, check_positive
 from fsdpbench.workloads.shaped import Shaped
+from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
 FAMILY = "llama"
 NORMS = ("fused", "composed")
@@ -234,6 +235,19 @@ class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
         }
         found = [Product(name, s.d_model, width) for name, width in widths.items()]
         return [*found, Product("down", s.d_ff, s.d_model)]
+
+    def tensor_plan(self) -> TensorPlan:
+        s = self._shape
+        widths = {product.name: product.outputs for product in self.products(0)}
+        block = BlockPlan(
+            readers={"attention": 3, "feed_forward": 1},
+            columns={f"attention.{name}": (widths[name],) for name in ("query", "key", "value")}
+            | {f"feed_forward.{name}": (s.d_ff,) for name in ("gate", "up")},
+            rows=("attention.output", "feed_forward.down"),
+            norms=("attention_norm", "feed_forward_norm"),
+        )
+        divides = {"heads": s.heads, "kv_heads": s.kv_heads, "d_ff": s.d_ff, "vocab": s.vocab}
+        return TensorPlan(block, {"token_embedding": 1}, "final_norm", "lm_head", s.tied, divides)
 
     @property
     def block_classes(self) -> tuple[type[nn.Module], ...]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from fsdpbench.cli.request import SweepRequest
     from fsdpbench.configuration.config import Config
     from fsdpbench.results.store import Store
+    from fsdpbench.sweep.runner import SweepSummary
+    from fsdpbench.sweep.space import Plan
 
 _PATIENCE_S = 300.0
 
@@ -100,12 +102,8 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
 def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, budget: Budget) -> ExitCode:
     """Run what was asked for, write the report, and say which exit code that is."""
     from fsdpbench.cli.progress import make_progress
-    from fsdpbench.cli.ranking import print_ranking
     from fsdpbench.reports.page import write_report
-    from fsdpbench.results.provenance import content_key
-    from fsdpbench.results.records import Status
     from fsdpbench.results.store import REPORT_FILE, Store, disk_errors
-    from fsdpbench.sweep.recommended import write_recommended
     from fsdpbench.sweep.runner import jobs_for, run_sweep
 
     plan = request.plan()
@@ -147,6 +145,21 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
                 write_report(folder, folder / REPORT_FILE)
         except BenchError as error:
             report_failed = error  # once the results are told
+    code = _tell_end(store, plan, summary, budget, as_json)
+    if report_failed is not None:
+        raise report_failed
+    return code
+
+
+def _tell_end(store: Store, plan: Plan, summary: SweepSummary, budget: Budget, as_json: bool) -> ExitCode:
+    """What came out, for people or as JSON; the code to paste beside it."""
+    from fsdpbench.cli.ranking import print_ranking
+    from fsdpbench.results.provenance import content_key
+    from fsdpbench.results.records import Status
+    from fsdpbench.results.store import disk_errors
+    from fsdpbench.sweep.recommended import write_recommended
+
+    folder = store.folder
     keys = {content_key(config) for config in plan.points}
     stored = [point for point in store.points() if point.key in keys]
     with disk_errors(folder):
@@ -167,8 +180,6 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
             tell(f"why memory ran out, and what fits: fsdpbench explain {folder}")
         if is_wanted(by_count, budget):
             print_rows(by_count, budget)
-    if report_failed is not None:
-        raise report_failed
     return ExitCode.SOME_FAILED if failed else ExitCode.OK
 
 

@@ -73,7 +73,7 @@ _TABLE: tuple[Setting, ...] = (
         "batch",
         10,
         "samples (at least 1)",
-        "Samples a rank and microbatch.",
+        "Samples a rank and microbatch; with tp or cp, of a group of tp x cp ranks.",
         "10 samples of 2048 tokens bring gpt-2.8b on 80 GB to the limit, where the settings matter.",
         whole(1),
     ),
@@ -265,6 +265,30 @@ _TABLE: tuple[Setting, ...] = (
         one_of("param", "4bit"),
     ),
     Setting(
+        "tp",
+        1,
+        "ranks (at least 1)",
+        "Tensor parallelism: ranks that share each layer and the sequence between layers.",
+        "FSDP alone, until one GPU's share of a layer or of the activations is too large.",
+        whole(1),
+    ),
+    Setting(
+        "cp",
+        1,
+        "ranks (at least 1)",
+        "Context parallelism: ranks that share each sequence, attention included.",
+        "Only for sequences whose activations fit no GPU.",
+        whole(1),
+    ),
+    Setting(
+        "ep",
+        1,
+        "ranks (at least 1)",
+        "Expert parallelism: ranks that share the experts of a layer and send tokens to each other.",
+        "FSDP alone gathers all experts of a layer.",
+        whole(1),
+    ),
+    Setting(
         "compile",
         False,
         "true, false",
@@ -283,7 +307,10 @@ _TABLE: tuple[Setting, ...] = (
 )
 
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
-_NEWER = frozenset({"keep_last_unsharded", "layout", "lora", "lora_base", "lora_targets", "optimizer_dtype"})
+_NEWER = frozenset(
+    {"keep_last_unsharded", "layout", "lora", "lora_base", "lora_targets", "optimizer_dtype"}
+    | {"tp", "cp", "ep"}
+)
 """Settings that older records lack; what they ran is the default."""
 
 
@@ -317,6 +344,9 @@ class Settings:
     lora: int
     lora_targets: str
     lora_base: str
+    tp: int
+    cp: int
+    ep: int
     compile: bool
     seed: int
 

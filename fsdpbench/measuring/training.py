@@ -59,6 +59,6 @@ class TrainingLoop:
                 loss = self.model(*batch)
             if microbatches > 1:
                 loss = loss / microbatches
-        with record_function("backward"):
+        with record_function("backward"), self.system.backward_context(self.config):
             self.system.backward(self.model, loss, is_last=is_last)
         self.on_loss(loss.detach())

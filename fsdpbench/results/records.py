@@ -58,8 +58,8 @@ class RankRecord:
     step_times_s: list[float] = field(default_factory=list)
     memory_per_step: list[dict[str, int]] | None = None
     flops_per_step: dict[str, float] = field(default_factory=dict)
-    samples_per_step: int | None = 0
-    tokens_per_step: int | None = None
+    samples_per_step: float | None = 0
+    tokens_per_step: float | None = None
     peak_flops: float | None = None
     hardware: dict[str, Any] | None = None
     unknown_operators: dict[str, int] = field(default_factory=dict)

@@ -187,7 +187,8 @@ class CollectiveCalls(_ProcessGroup):
         """Every rank sends a part to every rank."""
         strict.refuse_splits(input_split_sizes, input, self._group_size)
         strict.refuse_splits(output_split_sizes, output, self._group_size)
-        return self.call("all_to_all", total_bytes(input), [input], [output], opts)
+        most = max(total_bytes(input), total_bytes(output))
+        return self.call("all_to_all", most, [input], [output], opts)
 
     all_to_all_single = alltoall_base
 
@@ -195,7 +196,8 @@ class CollectiveCalls(_ProcessGroup):
         """Every rank sends a tensor to every rank."""
         strict.refuse_list(inputs, self._group_size)
         strict.refuse_list(outputs, self._group_size)
-        return self.call("all_to_all", total_bytes(*inputs), inputs, outputs, opts)
+        most = max(total_bytes(*inputs), total_bytes(*outputs))
+        return self.call("all_to_all", most, inputs, outputs, opts)
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         """Gather to one rank: it receives as much as in an all-gather."""

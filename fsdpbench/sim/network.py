@@ -49,7 +49,8 @@ class Network:
         """Duration of one collective among ``ranks``, in nanoseconds.
 
         ``nbytes`` is the full buffer: gathered for all_gather, to be reduced for reduce_scatter and
-        all_reduce, what one rank sends in all for all_to_all. ``uneven``: the ranks' shares differ in size.
+        all_reduce, what one rank sends in all, or receives if that is more, for all_to_all. ``uneven``:
+        the ranks' shares differ in size.
         Raises ValueError for an unknown kind.
         """
         if kind not in KINDS:

@@ -25,7 +25,7 @@ _UNDERSTOOD = {
     *("seq", "batch", "grad_accum", "grad_sync", "strategy", "shard_size", "wrap", "reshard_after_forward"),
     *("backward_prefetch", "backward_prefetch_depth", "forward_prefetch", "limit_all_gathers"),
     *("memory_handover", "param_dtype", "reduce_dtype", "buffer_dtype", "activation_checkpointing"),
-    *("cpu_offload", "optimizer", "optimizer_dtype", "zero_grad", "compile", "seed"),
+    *("cpu_offload", "optimizer", "optimizer_dtype", "zero_grad", "tp", "cp", "ep", "compile", "seed"),
     "keep_last_unsharded",
 }
 """Settings whose part in the bound is known; another one that is not at its default makes it unknown."""
@@ -68,4 +68,6 @@ def state_bytes(config: Config) -> int | None:
         each = min(each, _TWO_BYTE_STATES)
     if config.system in _REPLICATED:
         return each * workload.parameters
-    return each * workload.parameters // shard_size_of(config) if config.system in _SHARDED else None
+    if config.system not in _SHARDED:
+        return None
+    return each * workload.parameters // (shard_size_of(config) * settings.tp)

@@ -135,7 +135,7 @@ def without_absent(config: Config) -> Config:
     return Config.from_dict({**config.to_dict(), "settings": {**config.settings.to_dict(), **nulls, **keep}})
 
 
-_NEVER_NULL = {"strategy", "wrap", "cpu_offload", "lora", "lora_targets", "lora_base"}
+_NEVER_NULL = {"strategy", "wrap", "cpu_offload", "lora", "lora_targets", "lora_base", "tp", "cp", "ep"}
 
 
 def check_systems(names: Sequence[str]) -> list[str]:

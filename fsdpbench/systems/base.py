@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.degrees import PARALLEL, Degrees
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import UsageError
 from fsdpbench.sim.software import CURRENT
@@ -65,6 +66,8 @@ class System(ABC):
     software: ClassVar[str] = CURRENT
     """The software profile that it is simulated with where none is asked for."""
     absent: ClassVar[Mapping[str, str]] = {}
+    parallel: ClassVar[frozenset[str]] = frozenset()
+    """Which of `tp`, `cp` and `ep` it can have beside its own sharding."""
     package: ClassVar[str | None] = None
     """The module that must be installed for it, where that is none of the bench's own dependencies."""
     installation: ClassVar[str] = ""
@@ -88,7 +91,7 @@ class System(ABC):
         if config.device not in self.devices:
             known = ", ".join(sorted(self.devices))
             return {"device": f"it runs on {known}, not on {config.device}"}
-        refused = {**refused_by_software(config), **self.refuses(config)}
+        refused = {**refused_by_software(config), **self._refuses_parallel(config), **self.refuses(config)}
         if config.settings.compile and config.sanitize:
             # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
             refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"
@@ -101,6 +104,13 @@ class System(ABC):
     def refuses(self, config: Config) -> dict[str, str]:
         """Values that this system cannot do: setting -> reason. Empty: it can run `config`."""
         return {}
+
+    def _refuses_parallel(self, config: Config) -> dict[str, str]:
+        return {
+            name: f"{self.name} shards over all ranks alone; {name} is for impl-fsdp2 and torch-fsdp2"
+            for name in PARALLEL
+            if getattr(config.settings, name) > 1 and name not in self.parallel
+        }
 
     @abstractmethod
     def wrap(self, context: BuildContext) -> nn.Module:
@@ -118,6 +128,10 @@ class System(ABC):
         """Entered around each forward."""
         return nullcontext()
 
+    def backward_context(self, config: Config) -> AbstractContextManager[object]:
+        """Entered around each backward."""
+        return nullcontext()
+
     def microbatch(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[object]:
         """Entered around one microbatch; with `sync` False its gradients stay local."""
         return nullcontext()
@@ -128,21 +142,23 @@ class System(ABC):
 
 
 def shard_size_of(config: Config) -> int:
-    """Ranks over which one copy is sharded under the strategy of `config`."""
-    settings = config.settings
+    """Ranks over which FSDP shards one copy under the strategy of `config`; those of tensor parallelism,
+    which hold other parts of it, do not count."""
+    settings, degrees = config.settings, Degrees.of(config)
     if settings.strategy == "NO_SHARD":
         return 1
     if "HYBRID" in settings.strategy:
-        return settings.shard_size or min(config.gpus, config.gpus_per_node)
-    return config.gpus
+        node = max(min(config.gpus, config.gpus_per_node) // degrees.tp, 1)
+        return settings.shard_size or node
+    return degrees.sharding
 
 
 def refuse_common(config: Config) -> dict[str, str]:
     """What no sharding system can do: sizes that do not divide, settings without meaning together."""
     settings, refused = config.settings, {}
-    size = shard_size_of(config)
-    if config.gpus % size:
-        refused["shard_size"] = f"{config.gpus} ranks cannot be divided into copies of {size}"
+    size, ranks = shard_size_of(config), Degrees.of(config).sharding
+    if ranks % size:
+        refused["shard_size"] = f"{ranks} ranks cannot be divided into copies of {size}"
     if settings.shard_size is not None and "HYBRID" not in settings.strategy:
         refused["shard_size"] = f"it belongs to the hybrid strategies, not to {settings.strategy}"
     if settings.cpu_offload and config.device == "sim":

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.systems.base import BuildContext, System, materialise, refuse_common
+from fsdpbench.configuration.degrees import PARALLEL, Degrees
+from fsdpbench.systems.base import BuildContext, System, materialise, refuse_common, shard_size_of
 from fsdpbench.systems.dtypes import TORCH_DTYPES
+from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallelise, refuse_parallel
+from fsdpbench.systems.parallel.experts import placement_of_experts
 from fsdpbench.systems.wrapping import select_units
 
 
 class _FullyShardSystem(System):
     """What both have in common: units inner first, then the root; gradients synchronised by a switch."""
 
+    parallel = frozenset(PARALLEL)
+
     @abstractmethod
     def _policy(self, param: torch.dtype | None, reduce: torch.dtype | None) -> Any:
         """The mixed-precision policy; `None` keeps a dtype."""
+
+    @abstractmethod
+    def _own_mesh(self, meshes: Meshes) -> tuple[Any, Any]:
+        """The classes that give a parameter a mesh of its own, the mesh of `meshes.expert_data`."""
 
     @abstractmethod
     def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
@@ -31,11 +39,15 @@ class _FullyShardSystem(System):
     def wrap(self, context: BuildContext) -> nn.Module:
         config, settings = context.config, context.config.settings
         model = context.build_model()
+        meshes = make_meshes(Degrees.of(config), context.shard_size, context.device.type)
+        parallelise(model, context.workload, meshes)
         units = select_units(model, context.workload, settings.wrap)
         arguments: dict[str, Any] = {
-            "mesh": _mesh(context),
+            "mesh": meshes.data,
             "mp_policy": self._policy(*_mixed_precision(config)),
         }
+        if meshes.experts is not None:
+            arguments["shard_placement_fn"] = placement_of_experts(model, meshes, *self._own_mesh(meshes))
         reshard = _reshard_after_forward(config)
         for index, unit in enumerate(units):
             is_last = index == 0  # inner first, from the model's end
@@ -43,6 +55,8 @@ class _FullyShardSystem(System):
             self._fully_shard(unit, context, **arguments, **kept)
         # The root keeps its parameters after forward unless told otherwise: backward needs them first.
         self._fully_shard(model, context, **arguments)
+        if meshes.experts is not None:
+            _average_over_all([*units, model], Degrees.of(config), meshes, context.device)
         if context.deferred:
             materialise(model, torch.device("cpu") if settings.cpu_offload else context.device)
         if settings.compile:
@@ -50,14 +64,20 @@ class _FullyShardSystem(System):
                 unit.compile()
         return model
 
+    def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
+        return context_of(config)
+
+    def backward_context(self, config: Config) -> AbstractContextManager[object]:
+        return context_of(config)
+
     def microbatch(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[object]:
         return _gradient_sync(model, sync)
 
     def refuses(self, config: Config) -> dict[str, str]:
-        refused = refuse_common(config)
-        raf = config.settings.reshard_after_forward
-        if isinstance(raf, int) and not isinstance(raf, bool) and config.gpus % raf:
-            refused["reshard_after_forward"] = f"{config.gpus} ranks cannot be divided into groups of {raf}"
+        refused = refuse_common(config) | refuse_parallel(config)
+        raf, ranks = config.settings.reshard_after_forward, Degrees.of(config).sharding
+        if isinstance(raf, int) and not isinstance(raf, bool) and ranks % raf:
+            refused["reshard_after_forward"] = f"{ranks} ranks cannot be divided into groups of {raf}"
         return refused
 
 
@@ -79,6 +99,11 @@ class ImplFsdp2(_FullyShardSystem):
         from fsdpbench.impl import MixedPrecisionPolicy
 
         return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
+
+    def _own_mesh(self, meshes: Meshes) -> tuple[Any, Any]:
+        from fsdpbench.impl.shared.placement import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+
+        return ShardPlacementResult, HSDPMeshInfo if _has_replicas(meshes) else FSDPMeshInfo
 
     def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
         from fsdpbench.impl import CPUOffloadPolicy, fully_shard
@@ -123,6 +148,11 @@ class TorchFsdp2(_FullyShardSystem):
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused = super().refuses(config)
+        if _divides_twice(config):
+            refused["ep"] = (
+                "with gloo beside replicas, and with reduce_dtype=fp16, PyTorch's fully_shard divides "
+                "gradients twice where FSDP has one rank (of experts): use a smaller ep, or impl-fsdp2"
+            )
         if config.settings.backward_prefetch != "pre":
             refused["backward_prefetch"] = "PyTorch's fully_shard always prefetches before (`pre`)"
         return refused
@@ -131,6 +161,12 @@ class TorchFsdp2(_FullyShardSystem):
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         return MixedPrecisionPolicy(param_dtype=param, reduce_dtype=reduce)
+
+    def _own_mesh(self, meshes: Meshes) -> tuple[Any, Any]:
+        from fsdpbench.torch_internals import fsdp_common as torchs
+
+        info = torchs.HSDPMeshInfo if _has_replicas(meshes) else torchs.FSDPMeshInfo
+        return torchs.ShardPlacementResult, info
 
     def _fully_shard(self, module: nn.Module, context: BuildContext, **arguments: Any) -> None:
         from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
@@ -141,14 +177,24 @@ class TorchFsdp2(_FullyShardSystem):
         fully_shard(module, **arguments)
 
 
-def _mesh(context: BuildContext) -> DeviceMesh:
-    """1-D over all ranks, or 2-D (replicate, shard) where a copy takes fewer."""
-    world, shard = context.config.gpus, context.shard_size
-    if shard == world:
-        return init_device_mesh(context.device.type, (world,), mesh_dim_names=("shard",))
-    return init_device_mesh(
-        context.device.type, (world // shard, shard), mesh_dim_names=("replicate", "shard")
-    )
+def _average_over_all(modules: Sequence[Any], degrees: Degrees, meshes: Meshes, device: torch.device) -> None:
+    """Experts have seen the tokens of several ranks: the mean of their gradients is over all ranks too."""
+    reduced = meshes.expert_data is not None and meshes.expert_data.size() > 1
+    for module in modules:
+        module.set_gradient_divide_factor(float(degrees.sharding))
+        if device.type == "cpu" and reduced:  # gloo has no sums of multiples
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _divides_twice(config: Config) -> bool:
+    degrees, shard = Degrees.of(config), shard_size_of(config)
+    replicas = degrees.sharding > shard
+    summed = config.settings.reduce_dtype == "fp16" or (config.device == "cpu" and replicas)
+    return degrees.ep == shard > 1 and summed
+
+
+def _has_replicas(meshes: Meshes) -> bool:
+    return meshes.expert_data is not None and meshes.expert_data.ndim == 2
 
 
 def _reshard_after_forward(config: Config) -> dict[str, Any]:

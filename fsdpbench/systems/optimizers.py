@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
@@ -42,19 +43,28 @@ def make_optimizer(
     make_muon: MakeMuon,
 ) -> torch.optim.Optimizer:
     """The optimizer over the model's (sharded) parameters. `block_classes`: where Muon's matrices are."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = _by_mesh(p for p in model.parameters() if p.requires_grad)
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=1e-2)
     if settings.optimizer == "muon":
         matrices = _matrices(model, block_classes)
         chosen = set(matrices)
-        rest = [p for p in parameters if p not in chosen]
+        rest = [p for p in model.parameters() if p.requires_grad and p not in chosen]
         made = [make_muon(matrices)] if matrices else []
         return Together(*made, *([_adamw("adamw", settings, rest)] if rest else []))
     return _adamw(settings.optimizer, settings, parameters)
 
 
-def _adamw(name: str, settings: Settings, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def _by_mesh(parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
+    """A group for each mesh: an operator over several DTensors takes those of one mesh."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        groups.setdefault(mesh, []).append(parameter)
+    return [{"params": group} for group in groups.values()]
+
+
+def _adamw(name: str, settings: Settings, parameters: Iterable[Any]) -> torch.optim.Optimizer:
     if settings.optimizer_dtype == "bf16":
         from fsdpbench.impl import AdamW
 

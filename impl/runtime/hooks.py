@@ -157,8 +157,9 @@ class HookedStage(Stage):
             with span(self.units[0].labels.post_forward):
                 if not in_backward():
                     with outside_transforms() if in_transform() else NOTHING:
+                        hold = runtime.schedule.forward_hold(self)
                         for unit in self.units:
-                            unit.reshard_in_forward(runtime.schedule.forward_hold)
+                            unit.reshard_in_forward(hold)
                     runtime.schedule.leave_forward(self)
                 if torch.is_grad_enabled():
                     output = self._hook_outputs(output)

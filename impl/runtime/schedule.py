@@ -43,9 +43,13 @@ class Schedule:
         self._post_forward_order: list[Stage] = []
         self._order_before = 0
         implicit = settings.memory_handover is MemoryHandover.EVENTS and not settings.forward_prefetch_depth
-        self.forward_hold = int(implicit)
-        """Freed buffers that stay for one more turn in forward: without explicit prefetch the next gather is
-        issued before this stage computes on the device, and must not wait for it."""
+        self._holds = implicit
+
+    def forward_hold(self, stage: Stage) -> int:
+        """Freed buffers that stay for one more turn in forward, those of all units of ``stage``: without
+        explicit prefetch the next gather is issued before this stage computes on the device, and must not
+        wait for it."""
+        return len(stage.units) if self._holds else 0
 
     # -- gathers ---------------------------------------------------------------------------------------------
 
@@ -70,7 +74,7 @@ class Schedule:
         self.gather(stage)
         if self._prefetch_before_wait:
             self._prefetch_forward(stage)
-        self.await_stage(stage, self.forward_hold)
+        self.await_stage(stage, self.forward_hold(stage))
         if not self._prefetch_before_wait:
             self._prefetch_forward(stage)
 

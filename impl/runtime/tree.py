@@ -143,6 +143,8 @@ class Runtime(Context):
             self.schedule.after_gradients(stage)
             for unit in partial:
                 self.reducer.reduce_partial(unit)
+            if ready:
+                self.reducer.begin_stage([unit for unit, _, _ in ready])
             for unit, which, gradients in ready:
                 if self.rank_check is not None:
                     _check_reduction(self.rank_check, unit, which)

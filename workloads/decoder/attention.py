@@ -56,7 +56,7 @@ class DecoderAttention(nn.Module):
 
     def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
         if self.fused:
-            parts = self.query_key_value(x).split(self.widths, dim=-1)
+            parts = self._apart(self.query_key_value(x))
         else:
             parts = (self.query(x), self.key(x), self.value(x))
         query, key, value = (part.unflatten(-1, (-1, self.width)).transpose(1, 2) for part in parts)
@@ -67,6 +67,11 @@ class DecoderAttention(nn.Module):
         mixed = attend(query, key, value, mask)
         projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return F.dropout(projected, self.residual_dropout, self.training)
+
+    def _apart(self, joined: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values of the heads that this rank has (its share under tensor parallelism)."""
+        ranks = sum(self.widths) // joined.shape[-1]
+        return joined.split([width // ranks for width in self.widths], dim=-1)
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         dropout = self.dropout if self.training else 0.0

@@ -10,14 +10,19 @@ tokens as long as none has more than T.
      \-> rows by expert -> gate and up -> down, one product an expert -> x weight -> added up by token
 
 Balanced, the experts' products are one batched product; skewed, one product an expert. Nothing is dropped.
+
+With expert parallelism (`Mixture.exchange`) a rank holds a part of the experts: rows go to the ranks that
+have their expert, and the results come back.
 """
 
 from __future__ import annotations
 
 import random
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from fsdpbench.workloads.decoder.feed_forward import activate
@@ -51,8 +56,24 @@ def expert_loads(shape: DecoderShape, tokens: int, layer: int) -> list[int]:
     return loads
 
 
+class Exchange(Protocol):
+    """Rows that go to the ranks that have their expert, and back. Every rank has the same loads."""
+
+    def order(self, loads: list[int]) -> list[int]:
+        """The loads in the order of the ranks' experts."""
+
+    def held(self, loads: list[int]) -> list[int]:
+        """Rows of each expert of this rank, from all ranks together."""
+
+    def send(self, rows: Tensor, loads: list[int]) -> Tensor:
+        """Rows of all experts, [rows, d_model], to those of this rank's experts, expert by expert."""
+
+    def back(self, rows: Tensor, loads: list[int]) -> Tensor:
+        """The other way round."""
+
+
 class Experts(nn.Module):
-    """All experts of a layer: rows of [rows, d_model], sorted by expert, to the same.
+    """All experts of a layer, or those of this rank: rows of [rows, d_model], sorted by expert, to the same.
 
     Weights lie as [experts x inputs, outputs], so that any number of ranks shards them evenly, also
     more ranks than there are experts.
@@ -60,7 +81,7 @@ class Experts(nn.Module):
 
     def __init__(self, shape: DecoderShape, output_std: float) -> None:
         super().__init__()
-        self.count, self.output_std = shape.experts, output_std
+        self.d_model, self.d_ff, self.output_std = shape.d_model, shape.expert_d_ff, output_std
         self.activation, self.clamped = shape.activation, shape.clamped
         wide = 2 * shape.expert_d_ff
         self.gate_up = nn.Parameter(torch.empty(shape.experts * shape.d_model, wide))
@@ -80,20 +101,23 @@ class Experts(nn.Module):
                 nn.init.zeros_(bias)
 
     def forward(self, rows: Tensor, loads: list[int]) -> Tensor:
-        weights = [self.gate_up.view(self.count, -1, self.gate_up.shape[1])]
-        weights.append(self.down.view(self.count, -1, self.down.shape[1]))
+        count = len(loads)
+        weights = [
+            _held(self.gate_up).view(count, self.d_model, -1),
+            _held(self.down).view(count, self.d_ff, -1),
+        ]
         biases = [
-            None if bias is None else bias.view(self.count, 1, -1)
+            None if bias is None else _held(bias).view(count, 1, -1)
             for bias in (self.gate_up_bias, self.down_bias)
         ]
         if len(set(loads)) == 1:
-            hidden = _product(rows.view(self.count, loads[0], -1), weights[0], biases[0])
+            hidden = _product(rows.view(count, loads[0], -1), weights[0], biases[0])
             return _product(self._gate(hidden), weights[1], biases[1]).flatten(0, 1)
         parts = rows.split(loads)
         each = [
             zip(first, second, strict=True)
             for first, second in (
-                (weight.unbind(0), self._each(bias)) for weight, bias in zip(weights, biases, strict=True)
+                (weight.unbind(0), _each(bias, count)) for weight, bias in zip(weights, biases, strict=True)
             )
         ]
         results = [
@@ -103,15 +127,21 @@ class Experts(nn.Module):
         ]
         return torch.cat(results)
 
-    def _each(self, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-        return (None,) * self.count if bias is None else bias.unbind(0)
-
     def _gate(self, hidden: Tensor) -> Tensor:
         gate, up = hidden.chunk(2, dim=-1)
         if not self.clamped:
             return activate(self.activation, gate) * up
         gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT)
         return (up + 1) * (gate * torch.sigmoid(gate * _ALPHA))
+
+
+def _held(parameter: Tensor) -> Tensor:
+    """What this rank has of it."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _each(bias: Tensor | None, count: int) -> tuple[Tensor | None, ...]:
+    return (None,) * count if bias is None else bias.unbind(0)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -131,20 +161,30 @@ class Mixture(nn.Module):
         self.shape, self.layer = shape, layer
         self.router = Projection(shape.d_model, shape.experts, shape.router_bias)
         self.experts = Experts(shape, output_std)
+        self.exchange: Exchange | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
         count, chosen = len(tokens), self.shape.experts_per_token
         loads = expert_loads(self.shape, count, self.layer)
+        if self.exchange is not None:
+            loads = self.exchange.order(loads)
         token, expert = given_assignment(loads, count, chosen, x.device)
         odds = F.softmax(self.router(tokens), dim=-1, dtype=torch.float32)
         weights = odds.flatten().index_select(0, token * self.shape.experts + expert)
         if self.shape.renormalised:
             by_slot = weights.view(chosen, count)
             weights = (by_slot / by_slot.sum(0, keepdim=True)).flatten()
-        rows = self.experts(tokens.index_select(0, token), loads) * weights.to(x.dtype)[:, None]
+        rows = self._apply_experts(tokens.index_select(0, token), loads) * weights.to(x.dtype)[:, None]
         added = torch.zeros_like(tokens).index_add_(0, token, rows)
         return F.dropout(added.view_as(x), self.shape.residual_dropout, self.training)
+
+    def _apply_experts(self, rows: Tensor, loads: list[int]) -> Tensor:
+        if self.exchange is None:
+            own: Tensor = self.experts(rows, loads)
+            return own
+        result: Tensor = self.experts(self.exchange.send(rows, loads), self.exchange.held(loads))
+        return self.exchange.back(result, loads)
 
 
 def given_assignment(

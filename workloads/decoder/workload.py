@@ -13,10 +13,12 @@ from fsdpbench.workloads.decoder.experts import expert_loads
 from fsdpbench.workloads.decoder.model import Decoder, DecoderBlock
 from fsdpbench.workloads.decoder.norms import norm_parameters
 from fsdpbench.workloads.decoder.shape import FAMILY, DecoderShape
+from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.products import Product
 from fsdpbench.workloads.shaped import Shaped
+from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
 
 class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
@@ -65,6 +67,39 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
             names = ("gate", "up") if s.gated else ("up",)
             found += [Product(name, s.d_model, s.d_ff) for name in names]
         return [*found, Product("down", s.d_ff, s.d_model)]
+
+    def tensor_plan(self) -> TensorPlan:
+        s = self._shape
+        if "M" in s.moe_pattern:
+            raise WorkloadError(f"{self.name} is a mixture of experts: tp does not cut experts; use ep")
+        for part, has in (("sinks", s.sinks), ("head_bias", s.head_bias)):
+            if has:
+                raise WorkloadError(f"{self.name} has {part}, which tp does not cut: leave it at 1")
+        divides = {"heads": s.heads, "kv_heads": s.kv_heads, "d_ff": s.d_ff, "vocab": s.vocab}
+        return TensorPlan(
+            self._block_plan(), {"token_embedding": 1}, "final_norm", "lm_head", s.tied, divides
+        )
+
+    def _block_plan(self) -> BlockPlan:
+        s = self._shape
+        columns: dict[str, tuple[int, ...]] = {}
+        for product in self.products(0):
+            if product.name not in ("output", "down"):
+                parts = {
+                    "query_key_value": (s.query_width, s.kv_width, s.kv_width),
+                    "gate_up": (s.d_ff, s.d_ff),
+                }
+                part = "feed_forward" if product.name in ("gate", "up", "gate_up") else "attention"
+                columns[f"{part}.{product.name}"] = parts.get(product.name, (product.outputs,))
+        norms = ["attention_norm"] + ([] if s.parallel else ["feed_forward_norm"])
+        norms += ["after_attention", "after_feed_forward"] if s.post_norms else []
+        return BlockPlan(
+            readers={"attention": 4, "feed_forward": 1},
+            columns=columns,
+            rows=("attention.output", "feed_forward.down"),
+            norms=tuple(norms),
+            head_norms=("attention.query_norm", "attention.key_norm") if s.qk_norm else (),
+        )
 
     @property
     def block_classes(self) -> tuple[type[nn.Module], ...]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fsdpbench.sim.allocator import Block, CachingAllocator
-from fsdpbench.sim.timeline import Marker, Timeline
+from fsdpbench.sim.timeline import FULL_TRAFFIC, Marker, Timeline, Work
 
 LAUNCH, MALLOC, FREE, RECORD, WAIT, USE, HOST_WAIT, HOST_WAIT_ALL, EMPTY_CACHE, END = range(10)
 
@@ -110,13 +110,15 @@ class RecordedTimeline(Timeline):
             self.log.refuse("it makes a stream")
         return super().add_stream()
 
-    def launch(self, stream: int, work: Any, duration_ns: int, payload: Any = None) -> None:
+    def launch(
+        self, stream: int, work: Work, duration_ns: int, payload: Any = None, traffic: int = FULL_TRAFFIC
+    ) -> None:
         log = self.log
         if log is None:
-            super().launch(stream, work, duration_ns, payload)
+            super().launch(stream, work, duration_ns, payload, traffic)
             return
-        log.add(LAUNCH, self.cpu, stream, work, duration_ns)
-        super().launch(stream, work, duration_ns, payload)
+        log.add(LAUNCH, self.cpu, stream, work, (duration_ns, traffic))
+        super().launch(stream, work, duration_ns, payload, traffic)
         log.left = self.cpu
 
     def record(self, stream: int) -> Marker:

@@ -83,7 +83,8 @@ def _carry_out(
     for code, delta, first, second, third in operations:
         timeline.cpu += delta
         if code == LAUNCH:
-            launch(first, second, third)
+            duration_ns, traffic = third
+            launch(first, second, duration_ns, None, traffic)
         elif code == MALLOC:
             blocks.append(malloc(first, second))
         elif code == FREE:

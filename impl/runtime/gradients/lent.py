@@ -3,13 +3,16 @@
 ===================  ==============  ====================================  ==================================
 memory               belongs to      read by                               given back
 ===================  ==============  ====================================  ==================================
-gradients            computation     the copy in, or the collectives       before a later unit is reduced
-input                computation     the reduce-scatter                    before the next unit is reduced
+gradients            computation     the copy in, or the collectives       before a later stage is reduced
+input                computation     the reduce-scatter                    before the next stage is reduced
 output               reduce stream   the cast or sum that delivers it      two units later, at the end
 ===================  ==============  ====================================  ==================================
 
 "Given back" with events: the owner waits for the reader's event, then forgets the memory. With
 ``record_stream`` the allocator is told of the reader, and nothing is kept here (``buffer.py``).
+
+Units of one stage (one for each dtype and mesh) are reduced one after the other, and lend together: were the
+first one's memory given back before the second is reduced, computation would wait for that collective.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ class LentMemory:
     def __init__(self, streams: Streams, mode: MemoryHandover) -> None:
         self._streams = streams
         self._records = mode is MemoryHandover.RECORD_STREAM
-        self._gradients: deque[tuple[list[torch.Tensor], Event | None]] = deque()
+        self._stage = 0
+        self._gradients: deque[tuple[int, list[torch.Tensor], Event | None]] = deque()
         self._inputs: deque[tuple[torch.Tensor, Event | None]] = deque()
         self._outputs: deque[tuple[torch.Tensor, Stream, Event | None]] = deque()
 
@@ -44,7 +48,7 @@ class LentMemory:
                 for gradient in gradients:
                     stream.keep(gradient)
             else:
-                self._gradients.append((list(gradients), stream.record()))
+                self._gradients.append((self._stage, list(gradients), stream.record()))
         gradients.clear()
 
     def lend_input(self, source: torch.Tensor | None, stream: Stream) -> None:
@@ -62,15 +66,16 @@ class LentMemory:
             other.wait(done)
         self._outputs.append((output, owner, event))
 
-    def take_back(self, gradients_held: int) -> None:
-        """Before a unit is reduced: inputs, and gradients but for those of so many units."""
+    def take_back(self, stages_held: int) -> None:
+        """Before a stage is reduced: inputs, and gradients but for those of the last so many stages."""
         compute = self._streams.compute
-        while len(self._gradients) > gradients_held:
-            _, event = self._gradients.popleft()
+        while self._gradients and self._gradients[0][0] <= self._stage - stages_held:
+            _, _, event = self._gradients.popleft()
             compute.wait(event)
         while self._inputs:
             _, event = self._inputs.popleft()
             compute.wait(event)
+        self._stage += 1
 
     def finish(self) -> None:
         """Everything: the end of backward, where computation has waited for all streams."""

@@ -79,6 +79,10 @@ class Reducer:
 
     # -- entry points ----------------------------------------------------------------------------------------
 
+    def begin_stage(self, units: Sequence[Unit]) -> None:
+        """``units`` of one stage will be reduced: what earlier ones lent is taken back."""
+        self._lent.take_back(max(unit.gradients.held for unit in units) - 1)
+
     def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
         """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
 
@@ -91,7 +95,6 @@ class Reducer:
             return
         stream = self._streams.reduce_scatter if unit.gathers else self._streams.all_reduce
         with span(unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce):
-            self._lent.take_back(state.held - 1)
             average = self._averaging(unit)
             source = self._input(unit, which, average)
             stream.follow(self._streams.compute)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from fsdpbench.cli.sweep_command import command as sweep
 from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import UsageError
 from fsdpbench.sweep.planning import without_absent
@@ -93,7 +94,8 @@ def test_every_setting_is_mapped_refused_or_absent(name: str) -> None:
     mapped = {"param_dtype", "reduce_dtype", "strategy", "shard_size", "compile"}
     mapped |= {"cpu_offload"} if name == "deepspeed-zero3" else {"wrap", "zero_grad"}
     absent = set(system.absent_settings(config(name)))
-    assert absent | mapped | bench_own == set(SETTINGS)
+    refused = {each for each in PARALLEL if system.not_applicable(config(name, **{each: 2}))}
+    assert absent | mapped | bench_own | refused == set(SETTINGS)
     assert not absent & mapped
     assert system.not_applicable(without_absent(config(name))) == {}
 

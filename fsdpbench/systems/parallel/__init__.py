@@ -1,0 +1,10 @@
+"""Parallelism beside FSDP: tensor (`tp`), context (`cp`) and expert parallelism (`ep`) of a model.
+
+build ─> cut by tp / experts by ep (DTensor parameters) ─> fully_shard over what is left of the ranks
+"""
+
+from fsdpbench.systems.parallel.meshes import Meshes, make_meshes
+from fsdpbench.systems.parallel.model import context_of, parallelise
+from fsdpbench.systems.parallel.refusals import refuse_parallel
+
+__all__ = ["Meshes", "context_of", "make_meshes", "parallelise", "refuse_parallel"]

@@ -1,0 +1,130 @@
+"""Expert parallelism: each rank of a group holds a part of a layer's experts; rows go where their expert is.
+
+    rows by expert -> all-to-all -> experts of this rank, rows of all ranks -> all-to-all -> rows by expert
+
+Loads are given (`workloads.decoder.experts`), so every rank knows who sends how many rows to whom; in
+training with a router's own choice, an exchange of these counts and a wait of the CPU come before.
+
+All else is data parallelism: FSDP shards the experts over the ranks that hold the same ones, the other
+parameters over all ranks, each on a mesh of its own in one unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from fsdpbench.systems.parallel.meshes import Meshes
+from fsdpbench.workloads.decoder.experts import Experts, Mixture
+
+
+def share_experts(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Give each rank of `mesh` its experts, as DTensors, and the mixtures of `model` their exchange."""
+    for module in model.modules():
+        if isinstance(module, Mixture):
+            module.exchange = RankExchange(mesh)
+        if isinstance(module, Experts):
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                shared = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
+                module.register_parameter(name, nn.Parameter(shared))
+
+
+def expert_parameters(model: nn.Module) -> set[int]:
+    """Ids of the parameters of experts."""
+    return {id(p) for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
+
+
+def placement_of_experts(model: nn.Module, meshes: Meshes, result: Any, info: Any) -> Callable[[Any], Any]:
+    """A `shard_placement_fn`: experts go on their mesh, all else where `fully_shard` is told.
+
+    `result` and `info`: the classes of the `fully_shard` at hand, for what is returned and for its mesh (of
+    two dimensions where there are replicas).
+    """
+    assert meshes.expert_data is not None
+    dims = {"shard_mesh_dim": meshes.expert_data.ndim - 1}
+    if meshes.expert_data.ndim == 2:
+        dims["replicate_mesh_dim"] = 0
+    own = result(Shard(0), info(meshes.expert_data, **dims))
+    experts = expert_parameters(model)
+    return lambda parameter: own if id(parameter) in experts else None
+
+
+class RankExchange:
+    """The exchange among the ranks of a mesh: `Exchange` of `workloads.decoder.experts`.
+
+    On simulated GPUs rank 0 stands for all. It gets the busiest experts of each layer: the rank with most
+    rows is the one that the others wait for.
+    """
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._group, self._ranks = mesh.get_group(), mesh.size()
+        self._rank, self._busiest_first = mesh.get_local_rank(), mesh.device_type == "sim"
+
+    def _sums(self, loads: list[int]) -> list[int]:
+        """Rows for each rank."""
+        each = len(loads) // self._ranks
+        return [sum(loads[rank * each : (rank + 1) * each]) for rank in range(self._ranks)]
+
+    def order(self, loads: list[int]) -> list[int]:
+        """As given; on simulated GPUs turned so that the busiest rank's come first."""
+        if not self._busiest_first:
+            return loads
+        sums = self._sums(loads)
+        first = sums.index(max(sums)) * (len(loads) // self._ranks)
+        return loads[first:] + loads[:first]
+
+    def _own(self, loads: list[int]) -> list[int]:
+        each = len(loads) // self._ranks
+        return loads[self._rank * each : (self._rank + 1) * each]
+
+    def held(self, loads: list[int]) -> list[int]:
+        """Rows of each expert of this rank."""
+        return [self._ranks * load for load in self._own(loads)]
+
+    def send(self, rows: Tensor, loads: list[int]) -> Tensor:
+        """To the ranks of the experts; what arrives rank by rank is laid expert by expert."""
+        own = self._own(loads)
+        arrived: Tensor = _AllToAll.apply(rows, self._sums(loads), [sum(own)] * self._ranks, self._group)
+        return _transposed(arrived, [own] * self._ranks)
+
+    def back(self, rows: Tensor, loads: list[int]) -> Tensor:
+        """To the ranks that the rows came from."""
+        own = self._own(loads)
+        by_rank = _transposed(rows, [[load] * self._ranks for load in own])
+        sent: Tensor = _AllToAll.apply(by_rank, [sum(own)] * self._ranks, self._sums(loads), self._group)
+        return sent
+
+
+def _transposed(rows: Tensor, counts: list[list[int]]) -> Tensor:
+    """Rows that lie first index by first index, second index by second, in the other order; one copy."""
+    if len({count for line in counts for count in line}) == 1:
+        grid = rows.view(len(counts), len(counts[0]), counts[0][0], -1)
+        return grid.transpose(0, 1).flatten(0, 2)
+    flat = [count for line in counts for count in line]
+    parts, width = rows.split(flat), len(counts[0])
+    return torch.cat([parts[line * width + place] for place in range(width) for line in range(len(counts))])
+
+
+class _AllToAll(torch.autograd.Function):
+    """Rows [sent, width] by rank to rows [received, width] by rank; its gradient goes the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _exchanged(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchanged(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    result = rows.new_empty(sum(received), rows.shape[1])
+    dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
+    return result

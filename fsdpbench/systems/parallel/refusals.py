@@ -1,0 +1,73 @@
+"""Which parallelism cannot be: by name, with the way out."""
+
+from __future__ import annotations
+
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.degrees import PARALLEL, Degrees
+from fsdpbench.systems.adapted import workload_of
+from fsdpbench.systems.base import shard_size_of
+from fsdpbench.workloads import WorkloadError
+from fsdpbench.workloads.tensor_plan import HasTensorPlan
+
+
+def refuse_parallel(config: Config) -> dict[str, str]:
+    """What of `tp`, `cp`, `ep` the model, the ranks or other settings do not allow: setting -> reason."""
+    degrees = Degrees.of(config)
+    asked = [name for name in PARALLEL if getattr(degrees, name) > 1]
+    if not asked:
+        return {}
+    if degrees.cp > 1:
+        return {"cp": "ring attention is not built here: share the sequence between layers by tp"}
+    for name in asked:
+        if config.settings.compile:
+            return {name: "compiled blocks are not parallelised beside FSDP: leave compile out"}
+        if config.emulate:
+            return {name: "one real GPU cannot stand for ranks that hold other parts: leave --emulate out"}
+        if config.settings.cpu_offload:
+            return {name: "offloaded shards are not parallelised beside FSDP: leave cpu_offload out"}
+        if config.settings.optimizer == "muon" or config.settings.optimizer_dtype is not None:
+            return {name: "only torch's own AdamW and SGD step what is cut twice: leave muon and bf16 out"}
+        if config.settings.lora:
+            return {name: "adapters have no plan of their own yet: leave lora out"}
+    return _refuse_tensor(config, degrees) | _refuse_experts(config, degrees)
+
+
+def _refuse_experts(config: Config, degrees: Degrees) -> dict[str, str]:
+    if degrees.ep == 1:
+        return {}
+    if degrees.group > 1:
+        other = "tp" if degrees.tp > 1 else "cp"
+        return {"ep": f"it is not built beside {other}: use one of them"}
+    workload = workload_of(config)
+    experts = workload.shape.get("experts", 0)
+    if not experts or "M" not in workload.shape.get("moe_pattern", ""):
+        return {"ep": f"{workload.name} has no experts: leave it at 1, or take mixtral-8x7b"}
+    if experts % degrees.ep:
+        return {"ep": f"{experts} experts cannot be shared evenly by {degrees.ep} ranks"}
+    shard = shard_size_of(config)
+    if shard % degrees.ep:
+        return {
+            "ep": f"{degrees.ep} ranks do not divide the {shard} that share a copy: change ep or shard_size"
+        }
+    raf = config.settings.reshard_after_forward
+    if isinstance(raf, int) and not isinstance(raf, bool):
+        return {"ep": "experts have a mesh of their own: reshard_after_forward takes true or false here"}
+    return {}
+
+
+def _refuse_tensor(config: Config, degrees: Degrees) -> dict[str, str]:
+    if degrees.tp == 1:
+        return {}
+    if config.gpus % degrees.tp:
+        return {"tp": f"{config.gpus} ranks cannot be divided into groups of {degrees.tp}"}
+    workload = workload_of(config)
+    if not isinstance(workload, HasTensorPlan):
+        return {"tp": f"the family {workload.family} has no plan; decoder, gpt and llama have one"}
+    try:
+        workload.tensor_plan().check(degrees.tp, workload.name)
+    except WorkloadError as error:
+        return {"tp": str(error)}
+    seq = workload.resolve_seq(config.settings.seq) or 0
+    if seq % degrees.tp:
+        return {"tp": f"a sequence of {seq} tokens cannot be shared by {degrees.tp} ranks: change seq"}
+    return {}

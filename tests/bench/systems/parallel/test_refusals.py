@@ -1,0 +1,80 @@
+"""Parallelism that cannot be is refused by name, with the way out; what can be is priced as shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.degrees import Degrees
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.sweep.arithmetic import state_bytes
+from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
+
+
+def configured(model: str, system: str = "torch-fsdp2", shape: Any = None, **settings: Any) -> Config:
+    target = make_target(
+        model=model,
+        shape=shape or {},
+        device="sim",
+        hardware="h100-80gb",
+        gpus=16,
+        gpus_per_node=None,
+        data=None,
+        measurement=Measurement(1, 1, 0, timeout_s=60.0),
+    )
+    return without_absent(make_config(target, system, Settings.of(**settings), target.workload()))
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "setting", "told"),
+    [
+        ("llama3-8b", {"tp": 3}, "tp", "16 ranks cannot be divided into groups of 3"),
+        ("llama3-8b", {"tp": 16}, "tp", "kv_heads=8, which 16 ranks cannot share evenly: use 2 or 4 or 8"),
+        ("llama3-8b", {"tp": 8, "seq": 100}, "tp", "100 tokens cannot be shared by 8 ranks"),
+        ("llama3-8b", {"tp": 2, "system": "torch-fsdp1"}, "tp", "tp is for impl-fsdp2 and torch-fsdp2"),
+        ("llama3-8b", {"tp": 2, "system": "torch-ddp"}, "tp", "tp is for impl-fsdp2 and torch-fsdp2"),
+        ("llama3-8b", {"tp": 2, "lora": 8}, "tp", "leave lora out"),
+        ("llama3-8b", {"tp": 2, "compile": True}, "tp", "leave compile out"),
+        ("llama3-8b", {"tp": 2, "cpu_offload": True}, "tp", "leave cpu_offload out"),
+        ("t5-3b", {"tp": 2}, "tp", "the family t5 has no plan"),
+        ("mixtral-8x7b", {"tp": 2}, "tp", "a mixture of experts: tp does not cut experts; use ep"),
+        ("llama3-8b", {"ep": 2}, "ep", "llama3-8b has no experts"),
+        ("mixtral-8x7b", {"ep": 16}, "ep", "8 experts cannot be shared evenly by 16 ranks"),
+        ("mixtral-8x7b", {"ep": 8, "strategy": "HYBRID_SHARD", "shard_size": 4}, "ep", "do not divide the 4"),
+        ("mixtral-8x7b", {"ep": 2, "reshard_after_forward": 4}, "ep", "true or false"),
+        ("mixtral-8x7b", {"ep": 4, "system": "impl-fsdp1"}, "ep", "ep is for impl-fsdp2 and torch-fsdp2"),
+    ],
+)
+def test_what_cannot_be_is_named(model: str, settings: dict[str, Any], setting: str, told: str) -> None:
+    refused = not_applicable(configured(model, **settings))
+    assert told in refused[setting]
+
+
+@pytest.mark.parametrize("system", ["torch-fsdp2", "impl-fsdp2"])
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("llama3-8b", {"tp": 8}),
+        ("gpt-2.8b", {"tp": 2, "strategy": "HYBRID_SHARD"}),
+        ("gemma3-27b", {"tp": 4}),
+        ("mixtral-8x7b", {"ep": 8}),
+        ("qwen3-30b-a3b", {"ep": 16}),
+    ],
+)
+def test_what_can_be_is_not_refused(system: str, model: str, settings: dict[str, Any]) -> None:
+    assert not not_applicable(configured(model, system, **settings))
+
+
+def test_training_state_is_shared_by_all_ranks_of_a_copy() -> None:
+    alone = state_bytes(configured("llama3-8b"))
+    assert state_bytes(configured("llama3-8b", tp=4)) == alone
+    in_nodes = {"strategy": "HYBRID_SHARD"}  # a copy a node, whichever way its GPUs share it
+    assert state_bytes(configured("llama3-8b", tp=4, **in_nodes)) == 2 * (alone or 0)
+
+
+def test_a_batch_is_of_a_group_of_ranks() -> None:
+    degrees = Degrees(16, tp=4, cp=2)
+    assert (degrees.group, degrees.data, degrees.sharding) == (8, 2, 4)
+    assert [degrees.data_rank(rank) for rank in (0, 7, 8, 15)] == [0, 0, 1, 1]

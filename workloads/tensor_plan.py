@@ -1,0 +1,68 @@
+"""What tensor parallelism cuts in a model, in the words of the model: names of its layers, nothing of torch's
+distributed parts. `fsdpbench.systems.parallel` makes torch's plan of it.
+
+Between blocks every rank holds its share of the sequence; inside attention and feed-forward it holds all of
+the sequence and its share of heads and hidden features:
+
+    x [batch, seq/tp, d]  -> norm -> all-gather -> columns -> attention of heads/tp -> rows -> reduce-scatter
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from fsdpbench.workloads.errors import WorkloadError
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """The layers of one block by their names in it.
+
+    Fields: `readers`: modules that read the whole sequence in their first argument, with how many arguments
+    they take; `columns`: linear layers cut by outputs, with the widths of what they compute side by side (a
+    rank gets its share of each); `rows`: linear layers cut by inputs; `norms`: on the shares of the sequence;
+    `head_norms`: on the heads that a rank has.
+    """
+
+    readers: Mapping[str, int]
+    columns: Mapping[str, tuple[int, ...]]
+    rows: tuple[str, ...]
+    norms: tuple[str, ...]
+    head_norms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """A decoder's: its blocks (all alike), embeddings with the dimension of their output that is the
+    sequence, the last norm and the lm head, and whether head and first embedding are one parameter.
+
+    `divides`: numbers of the shape that the ranks must divide.
+    """
+
+    block: BlockPlan
+    embeddings: Mapping[str, int]
+    final_norm: str
+    head: str
+    tied: bool
+    divides: Mapping[str, int] = field(default_factory=dict)
+
+    def check(self, ranks: int, name: str) -> None:
+        """Raises: WorkloadError, a number of the shape of model `name` does not divide by `ranks`."""
+        for part, number in self.divides.items():
+            if number % ranks:
+                fits = [str(n) for n in range(2, ranks) if not any(d % n for d in self.divides.values())]
+                instead = f"use {' or '.join(fits)}" if fits else "leave it at 1"
+                raise WorkloadError(
+                    f"{name} has {part}={number}, which {ranks} ranks cannot share evenly: {instead}, or "
+                    f"change the shape's {part}"
+                )
+
+
+@runtime_checkable
+class HasTensorPlan(Protocol):
+    """A workload that says how tensor parallelism cuts it."""
+
+    def tensor_plan(self) -> TensorPlan:
+        """Raises: WorkloadError, a part of this shape cannot be cut; the message names it."""
