@@ -31,9 +31,9 @@ _GIB = 2**30
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
 @budget_options
-@click.option("--no-predict", is_flag=True, help="List the points only.")
+@click.option("--no-predict", is_flag=True, help="Only list the configurations; predict nothing.")
 @setting_options(many=True)
 def command(
     space: str | None, assignments: tuple[str, ...], as_json: bool, no_predict: bool, **options: Any
