@@ -1,22 +1,13 @@
-"""The page of settings, from the table that the command line itself reads."""
+"""The sections of the page of settings, from the table that the command line itself reads."""
 
 from __future__ import annotations
 
 from fsdpbench.configuration.settings import SETTINGS, show_value
 
-_HEAD = """# Settings
 
-Each setting has one name everywhere: the flag (`--backward-prefetch`), the key in TOML, `--set key=value`,
-JSON and `results.sqlite`. `fsdpbench sweep`, `plan` and `tune` take a comma-separated list for each.
-`fsdpbench list settings` prints this table. A system that does not have a setting says so
-([systems](../systems.md)).
-
-"""
-
-
-def settings_page() -> str:
+def settings_sections() -> str:
     """Markdown: a section for each setting with its values, default and the reason for it."""
-    rows = [
+    sections = [
         f"## `{setting.name}`\n\n{setting.meaning}\n\n"
         f"| flag | `--{setting.name.replace('_', '-')}` |\n|---|---|\n"
         f"| values | {setting.values} |\n"
@@ -24,4 +15,4 @@ def settings_page() -> str:
         f"| why | {setting.reason} |\n"
         for setting in SETTINGS.values()
     ]
-    return _HEAD + "\n".join(rows)
+    return "\n" + "\n".join(sections)
