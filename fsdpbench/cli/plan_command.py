@@ -211,7 +211,7 @@ def _explain(foreseen: Forecast) -> list[str]:
     ]
     counted = Counter(rank for rank in foreseen.ranks if rank is not None)
     if any(count > 1 for count in counted.values()):
-        lines.append("Ranks with = cannot be told apart.")
+        lines.append("Ranks with = cannot be distinguished.")
     if any(each.risky for each in known):
         lines.append("risky: memory fits only inside the prediction's error, or the allocator retries.")
     return lines

@@ -147,7 +147,7 @@ def _world(options: Mapping[str, Any]) -> int:
 
     counts = gpu_counts(options.get("gpus"))
     if len(counts) > 1:
-        raise UsageError(f"--gpus {options['gpus']}: one number is wanted with --script")
+        raise UsageError(f"--gpus {options['gpus']}: expected one number with --script")
     return counts[0]
 
 

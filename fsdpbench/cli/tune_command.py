@@ -208,7 +208,7 @@ def _explain(answer: Answer, places: Sequence[int | None]) -> list[str]:
     told = "±: 9 of 10 cases, from held-out errors of published runs"
     lines = [f"{told}; wide: {'; '.join(reasons)}." if reasons else f"{told}."]
     if len(set(places)) < len(places):
-        lines.append("Ranks with = cannot be told apart: of these take the one with the least memory.")
+        lines.append("Ranks with = cannot be distinguished: of these take the one with the least memory.")
     if any(each.risky for each in answer.front):
         lines.append("risky: memory fits only inside the prediction's error, or the allocator retries.")
     return lines

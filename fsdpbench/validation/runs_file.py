@@ -50,7 +50,7 @@ def cases_of_file(path: Path, folder: Path | None = None) -> list[Case]:
             ]
         return [_case(path, line, row) for line, row in rows]
     except csv.Error as error:
-        raise UsageError(f"{path}: is no CSV ({error})") from None
+        raise UsageError(f"{path}: is not a CSV file ({error})") from None
 
 
 def _case(path: Path, line: int, given: dict[str, str | None]) -> Case:

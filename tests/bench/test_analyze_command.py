@@ -73,7 +73,7 @@ def test_the_roof_is_that_of_the_device_s_profile(
     assert "140.00 GB/s bus bandwidth, best 140.00, 58 % of a100-80gb's 240" in out
     assert "% of h100-80gb's" in analyze(path, "--hardware", "h100-80gb")[1]
     unknown = trace(tmp_path / "other" / "rank0_trace.json", 500, device="Some Other GPU")
-    assert "the hardware's roof is not known" in analyze(unknown)[1]
+    assert "the peak of this hardware is not known" in analyze(unknown)[1]
 
 
 def test_what_changed_since_another_trace(tmp_path: Path, analyze: Call) -> None:
