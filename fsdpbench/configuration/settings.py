@@ -129,8 +129,8 @@ _TABLE: tuple[Setting, ...] = (
         "keep_last_unsharded",
         False,
         "true, false",
-        "Keep the last unit's parameters between forward and backward, whatever the others do.",
-        "`false`: treat all units the same. Backward needs the last unit first: `true` saves its second all-gather.",
+        "Keep the parameters of the last unit gathered between forward and backward.",
+        "`false`: treat all units the same; `true` saves an all-gather, as backward starts with this unit.",
         flag,
     ),
     Setting(
