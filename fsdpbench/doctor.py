@@ -102,7 +102,7 @@ def _private_names() -> list[Finding]:
 
         gone = [*of_the_bench.missing(), *of_impl.missing()]
     except ImportError as error:
-        return [Finding(what, Verdict.BROKEN, f"torch cannot be imported: {error}", "install torch anew")]
+        return [Finding(what, Verdict.BROKEN, f"torch cannot be imported: {error}", "reinstall torch")]
     if not gone:
         number = len(of_the_bench.INTERNALS) + len(of_impl.INTERNALS)
         return [Finding(what, Verdict.OK, f"all {number} that are used are there")]
@@ -196,7 +196,7 @@ def _plugins() -> list[Finding]:
             if offer.problem is None:
                 found.append(Finding(what, Verdict.OK, f"of {offer.origin}"))
             else:
-                way_out = f"mend or remove {offer.origin}; everything else works"
+                way_out = f"fix or remove {offer.origin}; everything else works"
                 found.append(Finding(what, Verdict.MISSING, offer.problem, way_out))
     return found
 

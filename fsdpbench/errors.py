@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the process tells its caller (docs/architecture.md, "Exit codes")."""
+    """What the process tells its caller (docs/reference/results.md)."""
 
     OK = 0
     REGRESSION = 1

@@ -138,7 +138,7 @@ def read_bytes(path: Path, largest: int) -> bytes:
     except UnreadableError:
         raise
     except ValueError as error:  # a NUL or half a surrogate pair in the path
-        raise UnreadableError(path, f"is no possible path ({error})") from None
+        raise UnreadableError(path, f"is not a valid path ({error})") from None
 
 
 def _read_all(path: Path, handle: int, largest: int) -> bytes:

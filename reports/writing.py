@@ -34,7 +34,7 @@ def _opened(path: Path) -> int:
             if error.errno != errno.ENXIO or not stat.S_ISFIFO(path.stat().st_mode):
                 raise
             if time.monotonic() > ends:
-                raise OSError(errno.ENXIO, "nobody reads this pipe", str(path)) from None
+                raise OSError(errno.ENXIO, "no process reads this pipe", str(path)) from None
             time.sleep(_POLL_S)
         else:
             os.set_blocking(handle, True)

@@ -108,7 +108,7 @@ def _own_figures(result: Mapping[str, Any], alone: bool) -> Figures:
     if repeats is None:
         return figures
     if not isinstance(repeats, Mapping):
-        return {**figures, "step_time_s": Unusable.of(repeats, "repeats is no object")}
+        return {**figures, "step_time_s": Unusable.of(repeats, "repeats is not an object")}
     own, samples = _own_step(repeats, alone), repeats.get("samples_s")
     if isinstance(samples, list) and all(isinstance(run, list) for run in samples):
         broken = next((why for run in samples if (why := _broken_times(run))), None)
@@ -126,7 +126,7 @@ def _own_step(repeats: Mapping[str, Any], alone: bool) -> Figure:
     """From what the store merged into the first run's result. `alone`: the other runs are not at hand."""
     steps = repeats.get("step_time_s")
     if not isinstance(steps, list) or not steps:
-        return Unusable.of(steps, "repeats.step_time_s is no list of times")
+        return Unusable.of(steps, "repeats.step_time_s is not a list of times")
     broken = _broken_times(steps)
     if broken is not None:
         return Unusable.of(steps, f"of repeats.step_time_s, {broken}")

@@ -57,7 +57,7 @@ def _figure_at(result: Mapping[str, Any], path: tuple[str, ...], of_samples: boo
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            return Unusable.of(value, f"{'.'.join(path[:depth])} is no object")
+            return Unusable.of(value, f"{'.'.join(path[:depth])} is not an object")
         value = value.get(key)
     if value is None or not of_samples:
         return figure_from(value)

@@ -59,7 +59,7 @@ def read_side(path: Path) -> Side:
         return _judgeable(side_of(str(path), _named_results(path, content["results"])))
     if isinstance(content, Mapping) and "config" in content and "status" in content:
         return _judgeable(side_of(str(path), {_name_of(path, content): [content]}))
-    raise UsageError(f"{path}: is no result, no `sweep --json` and no baseline of this version")
+    raise UsageError(f"{path}: is not a result, the output of `sweep --json` or a baseline of this version")
 
 
 def baseline_side(baseline: Baseline, path: Path) -> Side:

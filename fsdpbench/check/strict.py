@@ -42,7 +42,7 @@ def check_names(names: Iterable[str], known: Iterable[str], origin: str, where: 
         if name not in known:
             near = difflib.get_close_matches(name[:_LONGEST_SHOWN], known, n=_NEAR, cutoff=0.4)
             offer = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-            raise UsageError(f"{origin}: {_below(where, name)} is no {what}; {offer}")
+            raise UsageError(f"{origin}: {_below(where, name)} is not a {what}; {offer}")
 
 
 def _refuse_unknown(part: Part, origin: str) -> None:

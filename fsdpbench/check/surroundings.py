@@ -40,7 +40,7 @@ def require_alike(before: Surroundings, after: Surroundings) -> None:
     differences = before.differences(after)
     if differences:
         raise CannotJudgeError(
-            f"the sides are not alike, so nothing can be concluded: {'; '.join(differences)}"
+            f"the sides differ in what must be equal, so nothing can be concluded: {'; '.join(differences)}"
         )
 
 

@@ -24,19 +24,25 @@ if TYPE_CHECKING:
 
 @click.command("analyze")
 @click.argument("paths", nargs=-1, required=True, type=PossiblePath())
-@click.option("--against", type=PossiblePath(), help="Trace or folder to compare with: what changed since.")
-@click.option("--hardware", help="Profile whose links are the bandwidths' roof (default: by the trace).")
-@click.option("--hta", is_flag=True, help="HolisticTraceAnalysis' opinion beside ours (extra `hta`).")
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Traces read at a time (default: by cores, memory).")
+@click.option("--against", type=PossiblePath(), help="Older trace or folder: show what changed since.")
+@click.option(
+    "--hardware", help="Hardware profile for the peak bandwidth of links (default: from the trace)."
+)
+@click.option("--hta", is_flag=True, help="Also run HolisticTraceAnalysis on the traces (extra `hta`).")
+@click.option(
+    "--jobs",
+    type=whole(most=MOST_JOBS),
+    help="Number of traces to read in parallel (default: by cores and memory).",
+)
 @click.option(
     "--limit",
     "limits",
     multiple=True,
     metavar="NAME=VALUE",
-    help="How much a file may ask for: unpacked=4GiB, depth=200, event=16MiB, events=10000000.",
+    help="Limit of what a file may contain: unpacked=4GiB, depth=200, event=16MiB, events=10000000.",
 )
 @click.option("-o", "--output", type=PlaceForFile(), help="Write an offline HTML page there as well.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def command(
     paths: tuple[Path, ...],
     against: Path | None,
@@ -47,8 +53,11 @@ def command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Overlap, exposed communication, idle time and memory of Kineto traces (files or folders); of Flight
-    Recorder dumps (nccl_trace_rank_*), which rank did not join which collective."""
+    """Show overlap, exposed communication, idle time and memory of Kineto traces.
+
+    PATHS are files or folders. Of Flight Recorder dumps (nccl_trace_rank_*) it shows which rank did not join
+    which collective.
+    """
     from fsdpbench.reports.analysis.text import describe
     from fsdpbench.reports.flight_recorder import describe as describe_dumps
     from fsdpbench.reports.hta_check import HtaMissingError

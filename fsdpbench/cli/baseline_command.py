@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group("baseline")
 def command() -> None:
-    """Make a baseline from a sweep's folder, or bring one up to date."""
+    """Create a baseline from a sweep's folder, or update one."""
 
 
 def leave_out_option(function: F) -> F:
@@ -31,7 +31,7 @@ def leave_out_option(function: F) -> F:
         "leave_out",
         metavar="NAME",
         multiple=True,
-        help="A configuration that the baseline does without, such as one that failed; may be repeated.",
+        help="Configuration to leave out of the baseline, for example one that failed; may be repeated.",
     )(function)
 
 
@@ -40,9 +40,9 @@ def leave_out_option(function: F) -> F:
 @click.argument("file", type=PlaceForFile())
 @leave_out_option
 def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
-    """Write the figures of the sweep in FOLDER to FILE, as the set of the torch at hand.
+    """Write the figures of the sweep in FOLDER to FILE, for the installed version of torch.
 
-    A sweep in which a configuration failed, is not finished or has a figure that is none is refused, unless
+    A sweep with a configuration that failed, is not finished or has an impossible figure is refused, unless
     that configuration is left out.
     """
     from fsdpbench.check.baseline import Baseline
@@ -59,12 +59,14 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
 
 @command.command("update")
 @click.argument("file", type=PossiblePath())
-@click.option("--repeat", type=whole(most=MOST_RUNS), help="Runs of each configuration (measured devices).")
+@click.option(
+    "--repeat", type=whole(most=MOST_RUNS), help="Real devices: number of runs of each configuration."
+)
 @leave_out_option
 def update(file: Path, repeat: int | None, leave_out: tuple[str, ...]) -> None:
-    """Run FILE's own sweep again and write its figures into FILE, as the set of the torch at hand.
+    """Run FILE's own sweep again and write its figures into FILE, for the installed version of torch.
 
-    Refused, as `create` is, for what failed or has a figure that is none.
+    Refused like `create` if a configuration failed or has an impossible figure.
     """
     from fsdpbench.check.baseline import Baseline
     from fsdpbench.cli.check_command import swept_side

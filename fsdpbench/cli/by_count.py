@@ -25,8 +25,12 @@ _MOST_PRICE = 1_000_000
 def budget_options(function: F) -> F:
     """`--tokens` and `--price`."""
     options = (
-        click.option("--tokens", metavar="N", help="Tokens to train on (300B, 1T): days and GPU-hours."),
-        click.option("--price", type=Positive(_MOST_PRICE), help="Of one GPU for an hour: what it costs."),
+        click.option(
+            "--tokens", metavar="N", help="Number of training tokens (300B, 1T), to show days and GPU-hours."
+        ),
+        click.option(
+            "--price", type=Positive(_MOST_PRICE), help="Price of one GPU for an hour, to show the cost."
+        ),
     )
     for option in reversed(options):
         function = option(function)

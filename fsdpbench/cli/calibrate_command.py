@@ -24,13 +24,15 @@ _RANKS = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 @click.command("calibrate")
 @click.option("-o", "--output", type=PossiblePath(dir_okay=False), required=True)
-@click.option("--name", help="The profile's name (default: the file's).")
-@click.option("--base", help="Profile of the nearest hardware, for what cannot be measured here.")
+@click.option("--name", help="Name of the profile (default: the name of the file).")
+@click.option(
+    "--base", help="Profile of the most similar hardware, for figures that cannot be measured here."
+)
 @click.option("--device", type=click.Choice(["cuda", "sim"]), default="cuda", show_default=True)
-@click.option("--hardware", help="With --device sim: the profile to measure, as a check of the calibration.")
-@click.option("--gpus", type=whole(most=MOST_GPUS), default=1, help="With --device sim: ranks.")
-@click.option("--quick", is_flag=True, help="Do not wait until the chip is warm.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--hardware", help="With --device sim: the profile to measure, to test the calibration itself.")
+@click.option("--gpus", type=whole(most=MOST_GPUS), default=1, help="With --device sim: number of ranks.")
+@click.option("--quick", is_flag=True, help="Do not wait until the GPU is warm.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def command(
     output: Path,
     name: str | None,
@@ -41,10 +43,10 @@ def command(
     quick: bool,
     as_json: bool,
 ) -> None:
-    """Measure this machine's GPU and write a profile for `--hardware FILE`.
+    """Measure this machine's GPUs and write a hardware profile for `--hardware FILE`.
 
-    One GPU tells of kernels, host and memory. For collectives too, start it by
-    `torchrun --nproc-per-node 8 -m fsdpbench calibrate ...`, on one node or several.
+    One GPU is enough for kernels, host and memory. To measure collectives too, start it with
+    `torchrun --nproc-per-node 8 -m fsdpbench calibrate ...` on one or several nodes.
     """
     from fsdpbench.calibrate import calibrate, cuda_machine, simulated_machine
     from fsdpbench.devices.detection import visible_gpus

@@ -24,10 +24,16 @@ _NOISE_RUNS = 20
 
 @click.command("check")
 @click.argument("folder", required=False, type=PossiblePath())
-@click.option("--baseline", type=PossiblePath(), help="The committed baseline.")
-@click.option("--thresholds", type=PossiblePath(), help="TOML: what is allowed (ci/thresholds.toml).")
-@click.option("--noise", is_flag=True, help="Measure A against A here, and write --thresholds from it.")
-@click.option("--repeat", type=whole(most=MOST_RUNS), help="Runs of each configuration (measured devices).")
+@click.option("--baseline", type=PossiblePath(), help="Baseline file to compare with.")
+@click.option(
+    "--thresholds",
+    type=PossiblePath(),
+    help="TOML file with the changes that are allowed (example: ci/thresholds.toml).",
+)
+@click.option("--noise", is_flag=True, help="Measure this machine's noise and write it as --thresholds.")
+@click.option(
+    "--repeat", type=whole(most=MOST_RUNS), help="Real devices: number of runs of each configuration."
+)
 @format_options
 def command(
     folder: Path | None,
@@ -38,10 +44,10 @@ def command(
     form: str,
     as_json: bool,
 ) -> None:
-    """Compare the sweep in FOLDER (none given: run the baseline's own sweep) with a baseline.
+    """Compare a sweep with a baseline; without FOLDER the baseline's own sweep runs first.
 
-    With --noise: split the repeated runs of FOLDER, or of the baseline's sweep run here, in two again and
-    again, and write what this machine does to equal code as thresholds.
+    With --noise: split repeated runs of the same code into two halves many times, and write the differences
+    that occur as thresholds.
     """
     from fsdpbench.check.baseline import Baseline
     from fsdpbench.check.compare import compare

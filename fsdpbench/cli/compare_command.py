@@ -13,14 +13,18 @@ from fsdpbench.cli.values import PossiblePath
 @click.command("compare")
 @click.argument("before", metavar="A", type=PossiblePath())
 @click.argument("after", metavar="B", type=PossiblePath())
-@click.option("--thresholds", type=PossiblePath(), help="TOML: what is allowed (ci/thresholds.toml).")
+@click.option(
+    "--thresholds",
+    type=PossiblePath(),
+    help="TOML file with the changes that are allowed (example: ci/thresholds.toml).",
+)
 @format_options
 def command(before: Path, after: Path, thresholds: Path | None, form: str, as_json: bool) -> None:
     """Compare B with A: run folders, configuration folders, result files or baselines.
 
-    Simulated figures are exact, so that any change is shown. Measured ones are compared over the runs of
-    `sweep --repeat N`: a change counts if a rank test is certain of it and it is large enough. Two
-    configuration folders of one sweep are compared with each other, whatever their settings.
+    Simulated figures are exact: any worse figure is a regression. Measured figures are compared over the runs
+    of `sweep --repeat N`: a change is a regression if a rank test finds it significant and it is large
+    enough. Two configuration folders of one sweep are compared even if their settings differ.
     """
     from fsdpbench.check.compare import compare
     from fsdpbench.check.sides import absent_of, notes_on, paired, read_side, require_common

@@ -30,7 +30,7 @@ def format_options(function: F) -> F:
         "form",
         type=click.Choice(_FORMATS),
         default="text",
-        help="text, Markdown, JSON, or the newer side's figures as github-action-benchmark reads them.",
+        help="Output: text, Markdown, JSON, or the figures of B for github-action-benchmark.",
     )(function)
 
 

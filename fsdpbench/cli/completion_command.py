@@ -16,7 +16,7 @@ from fsdpbench.errors import UsageError
 @click.argument("shell", required=False, type=click.Choice(SHELLS))
 @click.pass_context
 def command(context: click.Context, shell: str | None) -> None:
-    """Print what makes the shell complete commands, models, hardware, systems and settings.
+    """Print a shell script that completes commands, models, hardware, systems and settings.
 
     \b
     eval "$(fsdpbench completion)"                                   now, in bash or zsh

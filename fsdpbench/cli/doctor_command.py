@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 @click.command("doctor")
-@click.option("--quick", is_flag=True, help="Look only; do not run a small model on each device.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--quick", is_flag=True, help="Only look; do not run a small model on each device.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def command(quick: bool, as_json: bool) -> None:
-    """Say what this machine can run, by running it, and what is missing for the rest.
+    """Test what this machine can run, and say what is missing for the rest.
 
-    Exits with 5 if something that everybody needs does not work.
+    Exits with 5 if something that every command needs does not work.
     """
     from fsdpbench.doctor import Verdict, examine
 

@@ -24,24 +24,30 @@ _STDIN = "-"
 
 
 @click.command("explain")
-@click.option("--from", "source", metavar="FILE", help="The same as FILE, for use with --script.")
+@click.option(
+    "--from", "source", metavar="FILE", help="Message, log or snapshot to read, for use with --script."
+)
 @target_options
 @script_options
-@click.option("-o", "--output", type=PlaceForFile(), help="Write the explanation as an offline page (.html).")
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
-@click.option("--no-changes", is_flag=True, help="Say what held memory; do not look for changes that fit.")
+@click.option(
+    "-o", "--output", type=PlaceForFile(), help="Also write the explanation as an offline page (.html)."
+)
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
+@click.option(
+    "--no-changes", is_flag=True, help="Only say what held memory; do not search for changes that fit."
+)
 @setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Say why memory ran out, and the smallest changes that fit, each simulated with its price in speed.
+    """Explain why memory ran out, and find the smallest changes that fit, with their cost in speed.
 
     \b
     fsdpbench explain oom.txt                     a message or a log (- reads stdin)
     fsdpbench explain runs/NAME                   the configuration of a run folder that ran out
-    fsdpbench explain memory.pickle               a memory snapshot of torch
+    fsdpbench explain memory.pickle               a memory snapshot (torch.cuda.memory._dump_snapshot)
     fsdpbench explain --model gpt-2.8b --gpus 8 --batch 24
     fsdpbench explain --script train.py --gpus 8 --from oom.txt -- --batch 8
 
-    Without model, script or run folder a message is read and nothing is simulated.
+    With only a message, nothing is simulated.
     """
     content: dict[str, Any] = {"schema": 1}
     texts: list[str] = []

@@ -21,21 +21,21 @@ from fsdpbench.errors import BenchError, ExitCode
 _COMMANDS = {
     "sweep": "Run many configurations and rank them.",
     "run": "Run one configuration.",
-    "plan": "What a sweep would run, what cannot fit, and what it would cost.",
-    "tune": "Search a space for its best configurations.",
-    "analyze": "Overlap, exposed communication and memory of any Kineto trace.",
-    "explain": "Why memory ran out, and the smallest changes that fit.",
-    "watch": "Watch a sweep that runs, its page rewritten as results arrive.",
-    "report": "Write the report of a run folder again.",
-    "compare": "Is B worse than A? Run folders or results; exit 1 on a regression.",
+    "plan": "Predict what fits, how fast it is and what it costs, without running it.",
+    "tune": "Search for the best configurations.",
+    "analyze": "Show overlap, exposed communication and memory of any Kineto trace.",
+    "explain": "Explain why memory ran out, and find the smallest changes that fit.",
+    "watch": "Watch a sweep, its page rewritten as results arrive.",
+    "report": "Write the report of a run folder.",
+    "compare": "Compare two runs and name what got worse; exit 1 on a regression.",
     "check": "Compare a sweep with a baseline; exit 1 on a regression.",
-    "baseline": "Make or update a baseline from a sweep.",
+    "baseline": "Create or update a baseline.",
     "calibrate": "Measure a machine's GPUs and write its hardware profile.",
-    "validate": "Simulate published runs and compare.",
-    "reproduce": "The FSDP paper's figures, published and simulated on one page.",
-    "doctor": "What this machine can run, and what is missing for the rest.",
-    "list": "Models, systems, hardware profiles and settings.",
-    "completion": "What makes the shell complete models, hardware and settings.",
+    "validate": "Simulate published runs and compare with their figures.",
+    "reproduce": "Draw the FSDP paper's figures, published and simulated, on one page.",
+    "doctor": "Test what this machine can run.",
+    "list": "List models, systems, hardware profiles and settings.",
+    "completion": "Print shell completion for bash, zsh or fish.",
 }
 
 
@@ -117,7 +117,7 @@ def _invoke() -> int:
 
 def _end_interrupted(number: int) -> None:
     """Nothing is taken down: what was held is let go already, and time is short."""
-    say("interrupted; what is finished is kept, start the same command again to go on")
+    say("interrupted; finished work is kept, start the same command again to resume")
     if not is_command():
         interruption.forget()
         sys.exit(128 + number)

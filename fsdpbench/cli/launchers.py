@@ -27,18 +27,21 @@ def launcher_options(function: F) -> F:
             "--launcher",
             type=click.Choice(["local", "torchrun", "slurm"]),
             default="local",
-            help="This machine; several, the same command on each of them; Slurm jobs.",
+            help="local: this machine. torchrun: several machines, the same command on each. slurm: Slurm "
+            "jobs.",
         ),
-        click.option("--nnodes", type=whole(most=MOST_GPUS), help="torchrun: how many machines."),
-        click.option("--node-rank", type=whole(0, MOST_GPUS), help="torchrun: this machine's place, from 0."),
-        click.option("--rdzv-endpoint", metavar="HOST:PORT", help="torchrun: where node 0 can be reached."),
+        click.option("--nnodes", type=whole(most=MOST_GPUS), help="torchrun: number of machines."),
+        click.option(
+            "--node-rank", type=whole(0, MOST_GPUS), help="torchrun: number of this machine, from 0."
+        ),
+        click.option("--rdzv-endpoint", metavar="HOST:PORT", help="torchrun: address of node 0."),
         click.option("--partition", help="slurm: partition."),
         click.option("--account", help="slurm: account."),
         click.option(
             "--time",
             "time_minutes",
             type=whole(most=MOST_SECONDS // 60),
-            help="slurm: minutes a job may take.",
+            help="slurm: time limit of a job, minutes.",
         ),
     )
     for option in reversed(options):

@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 @click.command("list")
 @click.argument("what", type=click.Choice(["models", "systems", "hardware", "software", "settings"]))
-@click.option("--json", "as_json", is_flag=True, help="A JSON list on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list to stdout.")
 def command(what: str, as_json: bool) -> None:
     """List models, systems, hardware profiles, software profiles or settings."""
     rows = _LISTS[what]()

@@ -32,8 +32,8 @@ def sanitize_option(function: F) -> F:
         "--sanitize",
         is_flag=True,
         default=None,
-        help="Simulated GPUs: find data races, uses of memory that nothing orders. A finding gives status "
-        "race and exit code 4 (docs/races.md).",
+        help="Simulated GPUs: find data races (accesses to the same memory that no event orders). A finding "
+        "gives status race and exit code 4 (docs/races.md).",
     )(function)
 
 
@@ -43,22 +43,31 @@ def target_options(function: F) -> F:
         click.option(
             "--model",
             shell_complete=proposals(model_names),
-            help="Named size (gpt-2.8b), a family (gpt) with --shape, or hf:OWNER/NAME of the local cache.",
+            help="Model: a named size (gpt-2.8b), a family (gpt) with --shape, or hf:OWNER/NAME from the "
+            "local Hugging Face cache.",
         ),
         click.option(
             "--hf-config",
             metavar="PATH",
-            help="In place of --model: a Hugging Face config.json, or its folder (docs/models.md).",
+            help="Model from a Hugging Face config.json, or from its folder, instead of --model "
+            "(docs/models.md).",
         ),
-        click.option("--shape", help="Fields of the shape: layers=32,d_model=4096,..."),
+        click.option("--shape", help="Change fields of the model's shape: layers=32,d_model=4096,..."),
         click.option(
-            "--system", shell_complete=proposals(system_names), help="System(s) under test, comma-separated."
+            "--system",
+            shell_complete=proposals(system_names),
+            help="FSDP implementation(s) to run, comma-separated (`fsdpbench list systems`).",
         ),
-        click.option("--device", default=None, help="auto (default), cuda, cpu or sim."),
+        click.option(
+            "--device",
+            default=None,
+            help="cuda (real GPUs), cpu, sim (simulated GPUs) or auto (default: cuda if enough GPUs are "
+            "visible, else sim).",
+        ),
         click.option(
             "--hardware",
             shell_complete=proposals(hardware_names),
-            help="Profile to simulate (a100-80gb, FILE.toml, ...).",
+            help="Hardware profile to simulate: a name (`fsdpbench list hardware`) or FILE.toml.",
         ),
         click.option(
             "--nic-gb-s",
@@ -71,24 +80,28 @@ def target_options(function: F) -> F:
             "--emulate",
             is_flag=True,
             default=None,
-            help="One real device as rank 0 of --gpus, on the network of --hardware.",
+            help="Run rank 0 of --gpus on one real device; the network of --hardware is simulated.",
         ),
         click.option(
             "--software",
             shell_complete=proposals(software_names),
-            help="Simulated GPUs: profile of the software of a time (fsdp1-2022, FILE.toml, ...).",
+            help="Simulated GPUs: behave like older software (fsdp1-2022; `fsdpbench list software`), or "
+            "FILE.toml.",
         ),
-        click.option("--gpus", default=None, help="Ranks in all (default 8); `sweep` takes a list."),
-        click.option("--gpus-per-node", type=whole(), default=None, help="Ranks on one node."),
+        click.option("--gpus", default=None, help="Total number of ranks (default 8); `sweep` takes a list."),
+        click.option("--gpus-per-node", type=whole(), default=None, help="Number of ranks on each node."),
         click.option(
             "--data",
-            help="What to train on: a text file (bytes are tokens), a folder of images, a click log; "
-            "default: seeded synthetic data.",
+            help="Training data: a text file (bytes are tokens), a folder of images or a click log. Default: "
+            "synthetic data from the seed.",
         ),
         click.option(
-            "--timeout", type=Positive(MOST_SECONDS), default=None, help="Seconds a configuration may take."
+            "--timeout",
+            type=Positive(MOST_SECONDS),
+            default=None,
+            help="Time limit of one configuration, seconds.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout."),
     )
     for option in reversed(options):
         function = option(function)
@@ -98,19 +111,25 @@ def target_options(function: F) -> F:
 def space_options(function: F) -> F:
     """`--preset`, `--when`, `--exclude`, `--max-points`, `--sample-seed`: which combinations run."""
     options = (
-        click.option("--preset", help="A ready space: default, memory, accumulation, scaling, hybrid, wide."),
+        click.option(
+            "--preset",
+            help="Ready-made set of settings to sweep: default, memory, accumulation, scaling, hybrid, wide.",
+        ),
         click.option(
             "--when",
             multiple=True,
             metavar="'A=V => B=V,V'",
-            help="Sweep B only where A has that value (any setting, system or gpus).",
+            help="Sweep the values of B only where A has this value (any setting, system or gpus).",
         ),
         click.option(
-            "--exclude", multiple=True, metavar="'A=V B=V'", help="Leave out points that match all of it."
+            "--exclude",
+            multiple=True,
+            metavar="'A=V B=V'",
+            help="Leave out configurations that match all of these.",
         ),
-        click.option("--reference", help="Systems that run once beside the others, comma-separated."),
-        click.option("--max-points", type=whole(), help="Draw at most so many configurations."),
-        click.option("--sample-seed", type=whole(0), help="Which are drawn (default 0)."),
+        click.option("--reference", help="Systems to run once for comparison, comma-separated."),
+        click.option("--max-points", type=whole(), help="Maximum number of configurations to sample."),
+        click.option("--sample-seed", type=whole(0), help="Seed of that sample (default 0)."),
     )
     for option in reversed(options):
         function = option(function)
@@ -132,9 +151,9 @@ def setting_options(many: bool) -> Callable[[F], F]:
                 help=f"{setting.meaning} Takes {setting.values}.{lists} "
                 f"Default {show_value(setting.read(setting.default))}.",
             )(function)
-        return click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any setting.")(
-            function
-        )
+        return click.option(
+            "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Set any setting by name."
+        )(function)
 
     return decorate
 

@@ -31,9 +31,9 @@ _GIB = 2**30
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
 @budget_options
-@click.option("--no-predict", is_flag=True, help="List the points only.")
+@click.option("--no-predict", is_flag=True, help="Only list the configurations; predict nothing.")
 @setting_options(many=True)
 def command(
     space: str | None, assignments: tuple[str, ...], as_json: bool, no_predict: bool, **options: Any
@@ -211,7 +211,7 @@ def _explain(foreseen: Forecast) -> list[str]:
     ]
     counted = Counter(rank for rank in foreseen.ranks if rank is not None)
     if any(count > 1 for count in counted.values()):
-        lines.append("Ranks with = cannot be told apart.")
+        lines.append("Ranks with = cannot be distinguished.")
     if any(each.risky for each in known):
         lines.append("risky: memory fits only inside the prediction's error, or the allocator retries.")
     return lines

@@ -198,7 +198,7 @@ def _print_intervals(console: Console, rows: Sequence[Configuration], shared: Co
     console.print(f"{told}; wide: {'; '.join(reasons)}." if reasons else f"{told}.", highlight=False)
     if any(rank != "None" and count > 1 for rank, count in shared.items()):
         apart = max(interval.apart for interval in known)
-        console.print(f"Ranks with = cannot be told apart: within {apart:.1%}.", highlight=False)
+        console.print(f"Ranks with = cannot be distinguished: within {apart:.1%}.", highlight=False)
     risky = sum(interval.risky for interval in known)
     if risky:
         console.print(

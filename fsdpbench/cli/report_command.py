@@ -13,9 +13,9 @@ from fsdpbench.errors import BenchError, UsageError
 
 @click.command("report")
 @click.argument("folder", type=PossiblePath())
-@click.option("-o", "--output", type=PlaceForFile(), help="File to write (default: in the folder).")
+@click.option("-o", "--output", type=PlaceForFile(), help="Output file (default: in the run folder).")
 @click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html")
-@click.option("--json", "form", flag_value="json", help="The same as --format json.")
+@click.option("--json", "form", flag_value="json", help="Same as --format json.")
 def command(folder: Path, output: Path | None, form: str) -> None:
     """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV."""
     from fsdpbench.files.whole_files import write_whole

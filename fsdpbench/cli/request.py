@@ -246,7 +246,7 @@ def whole(name: str, value: object) -> int:
 def _one_count(given: object) -> list[int]:
     counts = gpu_counts(given)
     if len(counts) > 1:
-        raise UsageError(f"--gpus {given}: one number is wanted here; `sweep` takes several")
+        raise UsageError(f"--gpus {given}: expected one number; `sweep` takes several")
     return counts
 
 

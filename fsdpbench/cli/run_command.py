@@ -45,13 +45,14 @@ _POLL_S = 0.2
     "-o",
     "--output",
     type=PossiblePath(),
-    help="Folder (default runs/single; runs/single-2 while that is in use).",
+    help="Output folder (default runs/single, or runs/single-2 while that is in use).",
 )
 @script_options
 @click.option(
     "--jitter",
     metavar="SEED",
-    help="Simulated GPUs: noise and late ranks (a seed, or seed=1,kernels=0.02,arrival_us=20,straggler=0).",
+    help="Simulated GPUs: random noise and late ranks (a seed, or "
+    "seed=1,kernels=0.02,arrival_us=20,straggler=0).",
 )
 @click.option(
     "--advise",

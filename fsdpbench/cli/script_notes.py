@@ -71,7 +71,7 @@ def _ranks(check: Mapping[str, Any] | None, cause: str, gpus: int) -> list[str]:
         calls = check["collectives"]["calls"]
         counts = sorted(set(calls.values()))
         number = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-        alike = ", and fail alike" if "ok" not in check["collectives"]["ended"].values() else ""
+        alike = ", and fail in the same way" if "ok" not in check["collectives"]["ended"].values() else ""
         told = f"ranks {', '.join(calls)} call the same {number} collectives{alike}"
         rest = gpus - len(calls)
         left = "" if rest <= 0 else f"; the other {rest} were not run (--check-ranks {gpus} runs all)"

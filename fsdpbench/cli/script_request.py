@@ -29,23 +29,25 @@ def script_options(function: F) -> F:
         click.option(
             "--script",
             type=PossiblePath(dir_okay=False),
-            help="Run this training script on simulated GPUs instead of a model; its arguments after `--`.",
+            help="Run this training script on simulated GPUs instead of a model; write its arguments after "
+            "`--`.",
         ),
         click.option(
             "--module",
             metavar="NAME",
-            help="The same for a module, as torchrun's -m runs it (torchtitan.train).",
+            help="Run a Python module instead, like `torchrun -m` (torchtitan.train).",
         ),
         click.option(
             "--steps-by",
             type=click.Choice([way.value for way in StepsBy]),
             default=None,
-            help="What ends a step of the script: its first optimizer's step (default), its profiler's.",
+            help="What ends a step of the script: the step of its first optimizer (default) or of its "
+            "profiler.",
         ),
         click.option(
             "--to-the-end",
             is_flag=True,
-            help="Let the script go on to its end when all is measured (after 7 steps).",
+            help="Continue to the end of the script after the measured steps (7).",
         ),
         click.option(
             "--check-ranks",
@@ -53,7 +55,8 @@ def script_options(function: F) -> F:
             is_flag=False,
             flag_value="",
             default=None,
-            help="Run N ranks (without N: 0, 1, a middle one, the last) and compare their collectives.",
+            help="Run N ranks and compare their collectives (without N: ranks 0, 1, a middle one and the "
+            "last).",
         ),
         click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED),
     )
@@ -145,7 +148,7 @@ def _world(options: Mapping[str, Any]) -> int:
 
     counts = gpu_counts(options.get("gpus"))
     if len(counts) > 1:
-        raise UsageError(f"--gpus {options['gpus']}: one number is wanted with --script")
+        raise UsageError(f"--gpus {options['gpus']}: expected one number with --script")
     return counts[0]
 
 

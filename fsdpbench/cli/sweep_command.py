@@ -44,24 +44,24 @@ _PATIENCE_S = 300.0
 @target_options
 @space_options
 @launcher_options
-@click.option("-o", "--output", type=PossiblePath(), help="Run folder (default runs/NAME).")
-@click.option("--jobs", type=whole(most=MOST_JOBS), help="Simulated configurations side by side.")
-@click.option("--repeat", type=whole(most=MOST_RUNS), default=1, help="Runs of each configuration.")
+@click.option("-o", "--output", type=PossiblePath(), help="Output folder (default runs/NAME).")
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
+@click.option("--repeat", type=whole(most=MOST_RUNS), default=1, help="Number of runs of each configuration.")
 @click.option("--retry-failed", is_flag=True, help="Run failed configurations of this folder again.")
-@click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first failed configuration.")
 @click.option(
     "--try-compiled",
     is_flag=True,
-    help="Run the best configuration compiled as well, if none was, to tell what torch.compile gains.",
+    help="Run the best configuration with torch.compile too, if none was compiled, to show the gain.",
 )
 @sanitize_option
 @budget_options
 @setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Sweep settings (each flag takes a comma-separated list), rank the configurations, write the report.
+    """Run many configurations, rank them and write the report.
 
-    Without a GPU for every rank the same training code runs on simulated GPUs. The same command again resumes
-    where it stopped.
+    Each setting takes a comma-separated list of values to compare. Without one GPU for each rank, the same
+    training code runs on simulated GPUs. After an interruption the same command resumes.
     """
     compiles = bool(options["try_compiled"]) or asks_to_compile(options, assignments, space)
     if options["launcher"] == "local":

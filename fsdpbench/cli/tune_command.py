@@ -35,30 +35,46 @@ _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 @click.argument("space", required=False, metavar="[SPACE.toml]")
 @target_options
 @space_options
-@click.option("--for", "goal", default="tokens_per_s", help="tokens_per_s, samples_per_s, tflops or mfu.")
-@click.option("--memory", help="Most memory a GPU may reserve: 80GB, 40GiB.")
-@click.option("--trials", type=whole(most=1_000_000), default=160, help="Points to simulate at most.")
-@click.option("--seed-search", type=whole(0, 2**32 - 1), default=0, help="Seed of the search.")
 @click.option(
-    "--finalists", type=whole(most=MOST_RUNS), default=8, help="Best simulated points to run in full."
+    "--for",
+    "goal",
+    default="tokens_per_s",
+    help="What to maximise: tokens_per_s (default), samples_per_s, tflops or mfu.",
+)
+@click.option("--memory", help="Memory limit of one GPU: 80GB, 40GiB.")
+@click.option(
+    "--trials", type=whole(most=1_000_000), default=160, help="Maximum number of configurations to simulate."
+)
+@click.option("--seed-search", type=whole(0, 2**32 - 1), default=0, help="Random seed of the search.")
+@click.option(
+    "--finalists",
+    type=whole(most=MOST_RUNS),
+    default=8,
+    help="Number of best simulated configurations to run in full.",
 )
 @click.option(
     "--real-runs",
     type=whole(most=MOST_RUNS),
-    help="Real devices: points to run at most; the finalists first, then what the search asks for.",
+    help="Real devices: maximum number of configurations to measure, the finalists first.",
 )
-@click.option("--real-time", type=Positive(MOST_SECONDS // 60), help="Real devices: minutes for such runs.")
 @click.option(
-    "--repeat", type=whole(most=MOST_RUNS), default=1, help="Real devices: runs of each of the best few."
+    "--real-time", type=Positive(MOST_SECONDS // 60), help="Real devices: time limit for measuring, minutes."
 )
-@click.option("-o", "--output", type=PossiblePath(), help="Folder (default runs/tune-NAME).")
+@click.option(
+    "--repeat",
+    type=whole(most=MOST_RUNS),
+    default=1,
+    help="Real devices: number of runs of each of the best configurations.",
+)
+@click.option("-o", "--output", type=PossiblePath(), help="Output folder (default runs/tune-NAME).")
 @setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search settings for the fastest configurations at each memory size.
 
-    The search runs on simulated GPUs. On real devices its best are then measured, and with --real-runs or
-    --real-time the search goes on there, led by the simulated ranking. Leaves the front of throughput against
-    memory, the best configuration as TOML, and as code for each FSDP API.
+    The search runs on simulated GPUs. If real devices were asked for, the best configurations are then
+    measured; with --real-runs or --real-time the search continues there, guided by the simulated ranking. The
+    output folder holds the best trade-offs of throughput and memory, the best configuration as TOML, and code
+    for each FSDP API.
     """
     fork_server.start(device_named(space, options), asks_to_compile(options, assignments, space))
     from fsdpbench.cli.progress import SilentProgress, make_progress
@@ -192,7 +208,7 @@ def _explain(answer: Answer, places: Sequence[int | None]) -> list[str]:
     told = "±: 9 of 10 cases, from held-out errors of published runs"
     lines = [f"{told}; wide: {'; '.join(reasons)}." if reasons else f"{told}."]
     if len(set(places)) < len(places):
-        lines.append("Ranks with = cannot be told apart: of these take the one with the least memory.")
+        lines.append("Ranks with = cannot be distinguished: of these take the one with the least memory.")
     if any(each.risky for each in answer.front):
         lines.append("risky: memory fits only inside the prediction's error, or the allocator retries.")
     return lines

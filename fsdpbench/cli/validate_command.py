@@ -21,22 +21,25 @@ if TYPE_CHECKING:
     "--runs",
     type=PossiblePath(),
     multiple=True,
-    help="CSV of published runs, beside the known ones. Several times for several files.",
+    help="CSV file of published runs to add to the known ones; may be repeated.",
 )
-@click.option("--system", help="System that simulates them (default: what each run used, of its time).")
-@click.option("--only", help="Cases whose name or group contains this text.")
+@click.option(
+    "--system", help="System to simulate them with (default: the one each run used, as it was then)."
+)
+@click.option("--only", help="Only cases whose name or group contains this text.")
 @click.option(
     "--held-out/--no-held-out",
     default=True,
-    help="Also predict the rows of --runs with what was fitted to another chip's runs.",
+    help="Also predict the rows of --runs with constants fitted to another chip's runs.",
 )
 @click.option(
     "--operators",
     type=PossiblePath(),
-    help="Folder of measured operators (nccl.csv, gemm.csv, attention_forward.csv) to price instead of runs.",
+    help="Compare operators instead of runs: folder with measured ones (nccl.csv, gemm.csv, "
+    "attention_forward.csv).",
 )
 @click.option("-o", "--output", type=PossiblePath(), default=Path("runs/validate"))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def command(
     runs: tuple[Path, ...],
     system: str | None,
@@ -46,7 +49,10 @@ def command(
     output: Path,
     as_json: bool,
 ) -> None:
-    """Simulate published runs and print predicted beside published; exit 1 if a bar is not met."""
+    """Simulate published runs and compare the predicted with the published figures.
+
+    Exits with 1 if a target accuracy is missed.
+    """
     if operators is not None:
         given = {"--runs": runs or None, "--system": system, "--only": only}
         for name, value in given.items():

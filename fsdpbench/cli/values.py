@@ -48,9 +48,9 @@ class PossiblePath(click.Path):
             os.stat(value)
         except OSError as error:
             if error.errno in _NEVER_A_FILE:
-                self.fail(f"{os.fspath(value)!r} is no possible path ({error.strerror}).", param, ctx)
+                self.fail(f"{os.fspath(value)!r} is not a valid path ({error.strerror}).", param, ctx)
         except ValueError as error:
-            self.fail(f"{os.fspath(value)!r} is no possible path ({error}).", param, ctx)
+            self.fail(f"{os.fspath(value)!r} is not a valid path ({error}).", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -43,7 +43,7 @@ class JitterSettings:
                 values[name] = whole_number(value, 0) if name == "seed" else finite_number(value)
             except ValueError:
                 raise JitterError(
-                    f"jitter: {part.strip()!r} is no number; write a seed, or seed=7,kernels=0.03"
+                    f"jitter: {part.strip()!r} is not a number; write a seed, or seed=7,kernels=0.03"
                 ) from None
         if "seed" not in values:
             raise JitterError(f"jitter: {text!r} has no seed; write seed=7,{text}")

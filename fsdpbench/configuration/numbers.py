@@ -28,7 +28,7 @@ def finite_number(text: str) -> float:
     """The number in `text`. Raises `ValueError` for what is none, and for nan and infinities."""
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError("a finite number is wanted")
+        raise ValueError("expected a finite number")
     return number
 
 

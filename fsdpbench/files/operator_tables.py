@@ -77,7 +77,7 @@ def read_folder(folder: Path) -> list[Measured]:
     """
     if not folder.is_dir():
         raise UsageError(
-            f"{folder}: is no folder; it should hold {', '.join(FILES.values())}, or some of them"
+            f"{folder}: is not a folder; it should hold {', '.join(FILES.values())}, or some of them"
         )
     present = {kind: folder / name for kind, name in FILES.items() if (folder / name).exists()}
     if not present:
@@ -98,7 +98,7 @@ def _read(kind: str, path: Path) -> list[Measured]:
             )
         return [_row(kind, path, reader.line_num, given) for given in reader]
     except csv.Error as error:
-        raise UsageError(f"{path}, line {reader.line_num}: is no CSV ({error})") from None
+        raise UsageError(f"{path}, line {reader.line_num}: is not a CSV file ({error})") from None
 
 
 def _row(kind: str, path: Path, line: int, given: dict[str, str | None]) -> Measured:

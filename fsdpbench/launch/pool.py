@@ -1,6 +1,6 @@
 """Runs points side by side, each in a process forked from a server that has imported torch already.
 
-A point that outlives its timeout is killed with everything it started; what died without a word gets its
+A point that outlives its timeout is killed with everything it started; what died without a message gets its
 result written here, from the records its ranks left.
 """
 

@@ -5,7 +5,7 @@ cause is looked for in this order:
 
     ran past the timeout        timeout: where each rank stood
     out of memory on any rank   oom
-    a rank died without a word  crash: not stopped by us, no record; by its signal or exit code
+    a rank died without a message  crash: not stopped by us, no record; by its signal or exit code
     an error of its own         error: the earliest that is not the broken connection to another rank
     a broken connection         error: the earliest
 """
@@ -71,7 +71,7 @@ class RankEnd:
     @property
     def how(self) -> str:
         if self.exit_code is None:
-            return "died without a word"
+            return "died without a message"
         if self.exit_code < 0:
             return f"killed by {_signal_name(-self.exit_code)}"
         return f"ended with exit code {self.exit_code}"

@@ -1,4 +1,4 @@
-"""A `Result`: what came of one configuration, as `fsdpbench run --json` prints it (docs/architecture.md).
+"""The result of one configuration, as `fsdpbench run --json` prints it (docs/reference/results.md).
 
 The bench adds what it knows (configuration, status, cause, environment); every figure comes from the trace
 files and the ranks' records through `reports`, on every device alike.

@@ -234,7 +234,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def _why_not_written(folder: Path, error: Exception) -> str:
-    again = "start the same command again to go on"
+    again = "start the same command again to resume"
     try:
         free = shutil.disk_usage(folder).free >> 20
     except FileNotFoundError:

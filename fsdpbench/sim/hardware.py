@@ -85,10 +85,12 @@ class HardwareProfile:
         for name in self.runs_use:
             if name not in self.libraries:
                 known = ", ".join(self.libraries) or "none"
-                raise ProfileError(f"runs_use names {name!r}, which is no library of this profile: {known}")
+                raise ProfileError(
+                    f"runs_use names {name!r}, which is not a library of this profile: {known}"
+                )
         for key in (*self.estimated, *self.sources):
             if not _has_key(self, key):
-                raise ProfileError(f"estimated or sources name {key!r}, which is no key of a profile")
+                raise ProfileError(f"estimated or sources name {key!r}, which is not a key of a profile")
 
     @property
     def memory_bytes(self) -> int:

@@ -45,7 +45,7 @@ class FactorGrid:
         wanted = math.prod(map(len, self.axes))
         _require(len(self.factors) == wanted, "factors", len(self.factors), f"must be {wanted} values")
         for factor in self.factors:
-            _require(0.05 <= factor <= 20, "factors", factor, "each lies between 0.05 and 20")
+            _require(0.05 <= factor <= 20, "factors", factor, "each must be between 0.05 and 20")
 
 
 @dataclass(frozen=True)

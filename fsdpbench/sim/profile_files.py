@@ -91,7 +91,7 @@ class ProfileFolder(Generic[P]):
             return table
         known = self.names()
         if base not in known:
-            raise ProfileError(f"base = {base!r} is no packaged profile; known are {', '.join(known)}")
+            raise ProfileError(f"base = {base!r} is not a packaged profile; known are {', '.join(known)}")
         below = self._on_its_base(read_toml(self.folder / f"{base}.toml"))
         return _merged(below, table)
 

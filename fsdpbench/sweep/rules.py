@@ -46,7 +46,7 @@ def read_rule(table: object, where: str, *, adds: bool) -> Rule:
     keys = {"match", "settings"} if adds else {"match"}
     if not isinstance(table, Mapping) or set(table) != keys:
         shape = "match = {...} and settings = {...}" if adds else "match = {...}"
-        raise UsageError(f"{where}: a table with {shape} is wanted, not {table!r}")
+        raise UsageError(f"{where}: expected a table with {shape}, not {table!r}")
     for key in keys:
         if not isinstance(table[key], Mapping) or not table[key]:
             raise UsageError(f"{where}: {key} must name at least one setting")
@@ -104,7 +104,7 @@ def _ranks(item: object) -> int:
     try:
         return whole_number(str(item), 1)
     except ValueError:
-        raise UsageError(f"gpus={item} in a condition: a number of ranks is wanted") from None
+        raise UsageError(f"gpus={item} in a condition: expected a number of ranks") from None
 
 
 def _actual(config: Config, name: str) -> Value:

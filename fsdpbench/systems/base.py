@@ -204,7 +204,7 @@ def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
         }
     if settings.lora and settings.param_dtype != "fp32":
         return {
-            "lora": f"frozen parameters in {settings.param_dtype} and adapters in fp32 lie in one unit, and "
+            "lora": f"frozen parameters in {settings.param_dtype} and adapters in fp32 are in one unit, and "
             "a flat parameter has one dtype: use FSDP2, or param_dtype=fp32"
         }
     return {}

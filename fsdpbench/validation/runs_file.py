@@ -43,7 +43,7 @@ def cases_of_file(path: Path) -> list[Case]:
             return [framework_file.case_of_row(framework_file.Row(path, line, row)) for line, row in rows]
         return [_case(path, line, row) for line, row in rows]
     except csv.Error as error:
-        raise UsageError(f"{path}: is no CSV ({error})") from None
+        raise UsageError(f"{path}: is not a CSV file ({error})") from None
 
 
 def _case(path: Path, line: int, given: dict[str, str | None]) -> Case:

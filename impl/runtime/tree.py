@@ -219,7 +219,7 @@ class Runtime(Context):
                 raise RuntimeError(
                     "the backward before failed while it added to gradients that were accumulated without "
                     f"communication (unit '{spoilt[0]}'): they are dropped. Zero the gradients and "
-                    "accumulate anew; reset_iter_state() after the exception says that you do"
+                    "accumulate again; reset_iter_state() after the exception says that you do"
                 )
 
     def _spoilt_units(self) -> list[str]:

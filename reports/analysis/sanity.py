@@ -72,7 +72,7 @@ def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
         overlap_known = False
         doubts.append(
             "the trace has NCCL collectives but no GPU events: record it with ProfilerActivity.CUDA; "
-            "overlap cannot be told from the CPU's side"
+            "overlap is not visible from the CPU's side"
         )
     if len(activity.collectives) and (activity.collectives.wire < 0).any():
         unsized = int((activity.collectives.wire < 0).sum())
@@ -151,7 +151,7 @@ def _span(trace: Trace) -> list[str]:
     span = int(trace.events.end.max()) - int(trace.events.start.min())
     if span <= LONGEST_NS:
         return []
-    return [f"the events lie {span / LONGEST_NS:.1f} days apart: some of their times are wrong"]
+    return [f"the events are {span / LONGEST_NS:.1f} days apart: some of their times are wrong"]
 
 
 def _crossing_calls(trace: Trace) -> list[str]:

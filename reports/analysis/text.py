@@ -107,7 +107,7 @@ def _bandwidth(figures: CollectiveFigures, rank: RankAnalysis) -> str:
     share = f"{100 * (figures.roof_share or 0):.0f} %"
     if figures.roof_bandwidth is not None and rank.links is not None:
         return f"{told}, {share} of {rank.links.name}'s {figures.roof_bandwidth / 1e9:.0f}"
-    return f"{told}, {share} of it (the hardware's roof is not known)"
+    return f"{told}, {share} of it (the peak of this hardware is not known)"
 
 
 def _memory(memory: MemoryAnalysis) -> list[str]:
@@ -141,7 +141,7 @@ def _communicators(waiting: Waiting) -> list[str]:
         if len(waiting.groups) > 1
     ]
     return lines + [
-        f"  among {name or 'all ranks'}: the ranks' collectives differ, so waiting cannot be told"
+        f"  among {name or 'all ranks'}: the ranks' collectives differ, so waiting times are unknown"
         for name in waiting.unmatched
     ]
 

@@ -173,7 +173,7 @@ def _unexplained(rank: RankAnalysis) -> Iterable[Finding]:
             continue
         share = figures.exposed / rank.time.total
         why = (
-            "which unit's cannot be told, because the trace has no FSDP annotations"
+            "of an unknown unit, because the trace has no FSDP annotations"
             if kind == "all_gather"
             else "which no FSDP setting moves"
         )
@@ -202,7 +202,7 @@ def _retries(rank: RankAnalysis) -> Iterable[Finding]:
         share or None,
         f"The allocator runs out of memory and retries {_times(per_step)} a step"
         f"{f', mostly in {where}' if where else ''}; computation stands still for {_percent(share)} of the "
-        f"step: need less memory at once ({_settings(suggestions)}).",
+        f"step: need less memory at the same time ({_settings(suggestions)}).",
         suggestions,
     )
 

@@ -37,7 +37,7 @@ def find_dumps(paths: Sequence[Path]) -> dict[int, Path]:
                 )
             found[rank] = dump
     if found and others:
-        raise TraceError(others[0], "is no Flight Recorder dump as the others are: analyze it by itself")
+        raise TraceError(others[0], "is not a Flight Recorder dump like the others: analyze it separately")
     return dict(sorted(found.items()))
 
 

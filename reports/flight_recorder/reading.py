@@ -36,13 +36,13 @@ def read_dump(path: Path, rank: int) -> Dump:
     """
     content = _content(path)
     if not isinstance(content, Mapping) or not isinstance(content.get("entries"), (list, tuple)):
-        raise TraceError(path, "is no Flight Recorder dump with collectives (it has no list of entries)")
+        raise TraceError(path, "is not a Flight Recorder dump with collectives (it has no list of entries)")
     raw = content["entries"]
     if len(raw) > _MOST_ENTRIES:
         raise TraceError(path, f"has {len(raw):,} entries; {_MOST_ENTRIES:,} are the most that are read")
     entries = [(_entry(each), _number(each.get("record_id"), 0)) for each in raw if isinstance(each, Mapping)]
     if raw and not entries:
-        raise TraceError(path, "has entries that are no records of collectives")
+        raise TraceError(path, "has entries that are not records of collectives")
     return Dump(
         path=path,
         rank=rank,
@@ -64,7 +64,7 @@ def _content(path: Path) -> Any:
     try:
         return load_plain(io.BytesIO(data), len(data))
     except MemoryError:
-        reason = "is no Flight Recorder dump (it asks for more memory than its size explains)"
+        reason = "is not a Flight Recorder dump (it asks for more memory than its size explains)"
     except EOFError:
         reason = "is truncated: the pickle ends in the middle"
     except Exception as error:  # damaged pickles raise nearly anything

@@ -155,7 +155,9 @@ def describe_snapshot(found: SnapshotOom) -> str:
     head = (
         f"GPU {found.device}: {told(found.asked)} asked for"
         if found.asked is not None
-        else (f"GPU {found.device}: the history holds no out-of-memory error; what is said is of its peak")
+        else (
+            f"GPU {found.device}: the history holds no out-of-memory error; the figures are those of its peak"
+        )
     )
     lines = [
         head,

@@ -46,7 +46,7 @@ def describe_report(report: OomReport) -> str:
 
 def _headline(message: OomMessage) -> str:
     if message.source == "driver":
-        return "The driver had no memory for somebody beside torch's allocator (NCCL, cuBLAS, a library)"
+        return "The driver had no memory for something other than torch's allocator (NCCL, cuBLAS, a library)"
     if message.source == "CPU":
         return f"The host ran out of memory: {told(message.asked)} were asked for"
     where = f"GPU {message.gpu}" if message.gpu is not None else "the device"

@@ -66,7 +66,7 @@ DEFINITIONS = (
     ),
     (
         "90 % ±, interval",
-        "Where the real figure lies in 9 of 10 cases, from held-out errors of published runs.",
+        "The real figure is in this range in 9 of 10 cases; derived from held-out errors of published runs.",
     ),
     (
         "rank",

@@ -47,7 +47,7 @@ def interval_findings(ranked: Sequence[Ranked]) -> list[str]:
     first = [entry for entry in known if entry.rank == 1]
     if len(first) > 1:
         found.append(
-            f"The first {len(first)} share rank 1: they lie within {percent(best.apart)}, and the simulation "
+            f"The first {len(first)} share rank 1: they are within {percent(best.apart)}, and the simulation "
             "cannot tell them apart."
         )
     risky = [entry for entry in known if entry.row.result.interval and entry.row.result.interval.risky]

@@ -65,7 +65,7 @@ def _row(rank: RankAnalysis, summary: RanksSummary) -> tuple[str, ...]:
 def _lead(summary: RanksSummary, unread: int, left_out: int) -> str:
     told = []
     if summary.waiting is None:
-        told.append("The ranks' collectives do not match, so who waits for whom cannot be told.")
+        told.append("The ranks' collectives do not match, so which rank waits for which is unknown.")
     elif summary.waiting.straggler is None:
         told.append("No rank makes the others wait much more than another does.")
     else:

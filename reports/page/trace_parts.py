@@ -93,7 +93,7 @@ def _communication(analysis: RankAnalysis) -> dict[str, Any] | None:
         )
         for name, figures in analysis.communication.items()
     )
-    roof = f"of {analysis.links.name}'s roof" if analysis.links else "of the best one seen"
+    roof = f"of {analysis.links.name}'s peak" if analysis.links else "of the best one seen"
     columns = ("collective", "calls", "size", "time, ms", "exposed, ms", "bus, GB/s", roof)
     return island_table(Table(columns, rows))
 

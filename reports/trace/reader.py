@@ -145,7 +145,7 @@ def _decode_tolerantly(path: Path, limits: TraceLimits) -> _Decoded:
     except UnmendableError as error:
         raise TraceError(path, f"is not JSON ({error})") from None
     if defects:
-        decoded.remarks.append(f"the file is not valid JSON ({defects[0]}); it was mended to be read")
+        decoded.remarks.append(f"the file is not valid JSON ({defects[0]}); it was repaired before reading")
     if lost:
         decoded.problems.append(f"{lost} events could not be understood: left out")
     return decoded

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 
 from fsdpbench import cli
@@ -48,3 +52,16 @@ def server_for_all() -> None:
 def fsdpbench() -> CommandLine:
     """Calls the command line; what a process of its own must prove (signals, limits) starts one instead."""
     return call
+
+
+@pytest.fixture(scope="session")
+def matches_schema() -> Callable[[str, Any], None]:
+    """Validates an output by its schema in docs/reference/schemas, which has to describe all of its keys."""
+
+    def check(name: str, content: Any) -> None:
+        path = Path(__file__).parents[2] / "docs" / "reference" / "schemas" / f"{name}.schema.json"
+        schema = json.loads(path.read_text())
+        jsonschema.Draft202012Validator(schema).validate(content)
+        assert content.keys() - schema["properties"].keys() == set(), f"describe these keys in {path.name}"
+
+    return check

@@ -63,14 +63,17 @@ def trace(path: Path, gemm_us: int, device: str = "NVIDIA A100-SXM4-80GB") -> Pa
     return path
 
 
-def test_the_roof_is_that_of_the_device_s_profile(tmp_path: Path, analyze: Call) -> None:
+def test_the_roof_is_that_of_the_device_s_profile(
+    tmp_path: Path, analyze: Call, matches_schema: Callable[[str, Any], None]
+) -> None:
     path = trace(tmp_path / "rank0_trace.json", 500)
     code, out, _ = analyze(path)
     assert code == 0
+    matches_schema("analysis", json.loads(analyze(path, "--json")[1]))
     assert "140.00 GB/s bus bandwidth, best 140.00, 58 % of a100-80gb's 240" in out
     assert "% of h100-80gb's" in analyze(path, "--hardware", "h100-80gb")[1]
     unknown = trace(tmp_path / "other" / "rank0_trace.json", 500, device="Some Other GPU")
-    assert "the hardware's roof is not known" in analyze(unknown)[1]
+    assert "the peak of this hardware is not known" in analyze(unknown)[1]
 
 
 def test_what_changed_since_another_trace(tmp_path: Path, analyze: Call) -> None:

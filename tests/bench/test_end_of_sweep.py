@@ -118,7 +118,7 @@ def test_simulated_rows_tell_their_interval_and_share_ranks(
     assert [line.split()[0] for line in text.splitlines() if line[:2] in ("1=", " 3")] == ["1=", "1=", "3"]
     assert text.count("7%") == 3
     assert "wide: memory is nearly full" in text
-    assert "Ranks with = cannot be told apart: within 5.0%" in text
+    assert "Ranks with = cannot be distinguished: within 5.0%" in text
     assert "1 is risky: memory fits only inside its error" in text
 
 

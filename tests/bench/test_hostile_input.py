@@ -41,7 +41,7 @@ REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("plan", "--no-predict", *TINY, "--when", 'a=" => batch=1'), "No closing quotation"),
     (("plan", "--no-predict", *TINY, "--when", "gpus=x => batch=1"), "gpus=x"),
     (("sweep", *TINY, "--launcher", "slurm", "--partition", "a\n#SBATCH --wrap=x"), "--partition"),
-    (("report", "n" * 5000), "no possible path"),
+    (("report", "n" * 5000), "not a valid path"),
     (("tune", *TINY, "--real-time", "nan"), "--real-time"),
 )
 SPOILT: tuple[tuple[str, str, str], ...] = (

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,16 @@ def swept(
     return folder, fsdpbench(*TWELVE, "-o", str(folder))
 
 
-def test_it_leaves_what_was_promised(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_it_leaves_what_was_promised(
+    swept: tuple[Path, subprocess.CompletedProcess[str]], matches_schema: Callable[[str, Any], None]
+) -> None:
     folder, done = swept
     assert done.returncode == 0, done.stderr
     found = results(folder)
     assert len(found) == 12
     for name, result in found.items():
         assert result["status"] == "ok", result["cause"]
-        assert result["schema"] == 1
+        matches_schema("result", result)
         assert result["hardware"]["simulated"] is True
         assert result["loss"] is None
         assert sum(result["time_s"].values()) == pytest.approx(result["traced_step_time_s"], abs=2e-9)

@@ -86,6 +86,6 @@ def test_text_that_utf8_cannot_say_is_written_escaped(tmp_path: Path) -> None:
 def test_a_pipe_that_nobody_reads_is_no_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "_READER_PATIENCE_S", 0.1)
     os.mkfifo(tmp_path / "results.sqlite")
-    with pytest.raises(OSError, match="nobody reads this pipe"):
+    with pytest.raises(OSError, match="no process reads this pipe"):
         write_whole(tmp_path / "results.sqlite", "told")
     assert os.listdir(tmp_path) == ["results.sqlite"]

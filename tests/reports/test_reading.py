@@ -74,8 +74,8 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
         (tmp_path / "none", "No such file"),
         (tmp_path / "pipe", "not usable JSON"),  # nobody writes to it: read as empty, and never waited for
         (Path("/dev/zero"), "larger than 64 MiB"),
-        (tmp_path / "a\0b", "is no possible path"),
-        (tmp_path / "\ud800", "is no possible path"),
+        (tmp_path / "a\0b", "is not a valid path"),
+        (tmp_path / "\ud800", "is not a valid path"),
         (tmp_path / ("n" * 5000), "too long"),
     ):
         assert reason in refusal(read_json, path)

@@ -32,7 +32,7 @@ def test_what_is_replaced_and_what_is_not(tmp_path: Path) -> None:
 def test_a_pipe_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "_READER_PATIENCE_S", 0.1)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="nobody reads this pipe"):
+    with pytest.raises(OSError, match="no process reads this pipe"):
         write_into(tmp_path / "pipe", b"told")
 
 

@@ -274,7 +274,7 @@ def _type_method(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(dtype, str) and dtype.startswith(prefix):
             named = _LEGACY_DTYPES.get(dtype.removeprefix(prefix))
             if named is None:
-                raise ValueError(f"{dtype} is no type of tensors; use tensor.to(device, dtype)")
+                raise ValueError(f"{dtype} is not a tensor type; use tensor.to(device, dtype)")
             return self.to(own_device(CUDA), named, non_blocking=non_blocking)
         found = original(self, dtype, non_blocking, **kwargs) if dtype is not None else original(self)
         return found.replace(f"torch.{DEVICE_TYPE}.", prefix) if isinstance(found, str) else found

@@ -36,7 +36,7 @@ def sentence(difference: Difference) -> str:
         how = _ENDS[Ended(difference.kind)]
         error = f" ({_beginning(difference.error)})" if difference.error else ""
         return (
-            f"rank {rank} {how}{error}{_at(difference.stood)} where rank {other} goes on: "
+            f"rank {rank} {how}{error}{_at(difference.stood)} where rank {other} continues: "
             "real ranks would wait for it"
         )
     told = f"{_EFFECTS[difference.kind]} (call {difference.number + 1} of the group)"

@@ -140,7 +140,7 @@ class CachingAllocator:
     def free(self, block: Block) -> None:
         """Give a block back; memory used on other streams stays active until they have passed this point."""
         if not block.allocated:
-            raise ValueError(f"{block!r} is freed although nobody holds it")
+            raise ValueError(f"{block!r} is freed, but was not allocated")
         if self._risen:
             self.stats.note_peaks()
             self._risen = False

@@ -187,7 +187,9 @@ def _hint(kind: Kind, first: Access, second: Access) -> str:
             "waited for"
         )
     if HOST in (first.operation.agent, second.operation.agent):
-        return "synchronize with the copy (event.synchronize(), stream.synchronize()) before the CPU goes on"
+        return (
+            "synchronize with the copy (event.synchronize(), stream.synchronize()) before the CPU continues"
+        )
     return (
         f"let {new} wait for {old} before the second access: wait_stream(), or an event that is recorded "
         "after the first access"

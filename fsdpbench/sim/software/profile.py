@@ -150,7 +150,7 @@ class SoftwareProfile:
         known = {*_SECTIONS, *(key for key, _, _ in self._values())}
         for key, source in self.sources.items():
             if key not in known:
-                raise ProfileError(f"sources names {key!r}, which is no key of a software profile")
+                raise ProfileError(f"sources names {key!r}, which is not a key of a software profile")
             if not source:
                 raise ProfileError(f"sources.{key!r} must not be empty")
         if self.name == CURRENT and self.changes:

@@ -204,7 +204,7 @@ def _unknown(known: TrainedModel, outline: Mapping[str, Any]) -> list[str]:
         return []
     some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     hint = "; numbers have to become names first: rekey_optim_state_dict" if isinstance(names[0], int) else ""
-    return [f"the state dict has states of {some}, which are no parameters of the model{hint}"]
+    return [f"the state dict has states of {some}, which are not parameters of the model{hint}"]
 
 
 def _agree(units: Sequence[_UnitStates], problems: list[str], source: LoadFrom) -> None:

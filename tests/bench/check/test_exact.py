@@ -113,9 +113,9 @@ def test_a_gain_alone_has_no_cause() -> None:
     [
         ({"status": "splendid"}, "a.status must be one of ok, oom"),
         ({"device": None}, "a.device must be text, not None"),
-        ({"runs": [{"step_tme_s": 1.0}]}, "a.step_tme_s is no metric; did you mean step_time_s"),
+        ({"runs": [{"step_tme_s": 1.0}]}, "a.step_tme_s is not a metric; did you mean step_time_s"),
         ({"runs": "x"}, "a.runs must be a list, not 'x'"),
-        ({"run": []}, "a.run is no key; did you mean runs"),
+        ({"run": []}, "a.run is not a key; did you mean runs"),
     ],
 )
 def test_a_baseline_is_typed(tmp_path: Path, change: dict[str, Any], named: str) -> None:
@@ -152,16 +152,16 @@ def test_thresholds_are_read_and_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("[relative_change]\nstep_tme_s = 0.02\n", "step_tme_s is no metric; did you mean step_time_s"),
+        ("[relative_change]\nstep_tme_s = 0.02\n", "step_tme_s is not a metric; did you mean step_time_s"),
         ("[relative_change]\nstep_time_s = -1\n", "from 0 up"),
         ("[relative_change]\nstep_time_s = nan\n", "step_time_s must be a number from 0 up to 1, not nan"),
         ("[relative_change]\nstep_time_s = 5\n", "from 0 up to 1, not 5"),
         ("[relative_change]\nstep_time_s = '3'\n", "step_time_s must be a number"),
         ("relative_change = 3\n", "must be a table"),
-        ("[relative_chang]\n", "relative_chang is no key; did you mean relative_change"),
+        ("[relative_chang]\n", "relative_chang is not a key; did you mean relative_change"),
         (
             "[measured]\nminimum_efect = {}\n",
-            r"measured\.minimum_efect is no key; did you mean minimum_effect",
+            r"measured\.minimum_efect is not a key; did you mean minimum_effect",
         ),
         ("[measured]\nminimum_effect = nan\n", r"measured\.minimum_effect must be a table, not nan"),
         ("[measured]\nminimum_effect = { step_time_s = nan }\n", "step_time_s must be a number"),
@@ -169,7 +169,7 @@ def test_thresholds_are_read_and_written(tmp_path: Path) -> None:
         ("[measured]\nlevel = nan\n", r"measured\.level"),
         ("[measured]\nlevel = 0\n", r"measured\.level"),
         ("[measured]\nlevel = 2\n", r"measured\.level"),
-        ("[measured.minimum_effect]\nspeed = 2\n", "speed is no metric"),
+        ("[measured.minimum_effect]\nspeed = 2\n", "speed is not a metric"),
         ("[", "is not usable TOML"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_silent_death_comes_before_the_error_it_caused(folder, leave):
     outcome = judged(folder, {0: 1, 1: -9})
     assert outcome.status is Status.CRASH
     assert outcome.cause.startswith("rank 1: killed by SIGKILL (the kernel")
-    assert judged(folder, {0: 1}).cause == "rank 1: died without a word"
+    assert judged(folder, {0: 1}).cause == "rank 1: died without a message"
 
 
 def test_a_rank_that_was_stopped_is_not_to_blame(folder, leave):

@@ -114,7 +114,7 @@ def test_a_rank_that_raises_is_named_and_what_it_did_not_reach_is_not() -> None:
     )
     message = told(log(0, call(), call()), raised, log(3, call(), call()))
     assert message == (
-        "rank 2 raises (ValueError: no) at train.py:9 where rank 0 goes on: real ranks would wait for it"
+        "rank 2 raises (ValueError: no) at train.py:9 where rank 0 continues: real ranks would wait for it"
     )
 
 

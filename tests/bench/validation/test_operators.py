@@ -97,7 +97,7 @@ def test_a_bad_row_names_file_line_and_column(
 
 def test_bad_folders_and_columns(tmp_path: Path, validate: Callable[..., Result]) -> None:
     assert "holds none of nccl.csv" in str(validate("--operators", tmp_path).exception)
-    assert "is no folder" in str(validate("--operators", tmp_path / "none").exception)
+    assert "is not a folder" in str(validate("--operators", tmp_path / "none").exception)
     (tmp_path / "nccl.csv").write_text("gpu,op\n")
     assert "line 1: lacks the columns nccl, gpus, bytes, us" in str(
         validate("--operators", tmp_path).exception

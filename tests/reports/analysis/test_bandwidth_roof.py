@@ -78,7 +78,7 @@ def test_without_a_profile_the_best_one_counts_and_it_is_said(tmp_path: Path, tr
     figures = analysis.ranks[0].communication["all_gather"]
     assert figures.roof_bandwidth is None
     assert figures.roof_share == pytest.approx(2 / 3)
-    assert "67 % of it (the hardware's roof is not known)" in describe(analysis)
+    assert "67 % of it (the peak of this hardware is not known)" in describe(analysis)
     assert analysis.ranks[0].to_dict()["bandwidth_roof"] is None
 
 

@@ -45,7 +45,7 @@ def test_folders_and_files_are_known_by_their_content(tmp_path: Path, write_dump
     assert find_dumps([tmp_path]) == written
     assert find_dumps([written[0], written[10]]) == {0: written[0], 10: written[10]}
     assert find_dumps([tmp_path / "notes_3"]) == {}
-    with pytest.raises(TraceError, match="is no Flight Recorder dump as the others are"):
+    with pytest.raises(TraceError, match="is not a Flight Recorder dump like the others"):
         find_dumps([written[0], tmp_path / "notes_3"])
 
 

@@ -188,7 +188,7 @@ def test_a_pipe_in_its_place_that_nobody_reads_is_an_error(
     monkeypatch.setattr(writing, "_READER_PATIENCE_S", 0.1)
     (tmp_path / "sweep.toml").write_text('points = ["a-00000001"]\n')
     os.mkfifo(tmp_path / "report.html")
-    with pytest.raises(OSError, match="nobody reads this pipe"):
+    with pytest.raises(OSError, match="no process reads this pipe"):
         write_report(tmp_path)
 
 

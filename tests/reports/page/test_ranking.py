@@ -158,7 +158,7 @@ def test_the_page_tells_the_interval_who_shares_and_what_is_risky() -> None:
         "The best one's step takes 900 to 1,100 ms in 90 % of cases like it (±10 %, from held-out errors of "
         "50 published runs, wide because: memory is nearly full)."
     )
-    assert "The first 2 share rank 1: they lie within 5.0 %" in found[1]
+    assert "The first 2 share rank 1: they are within 5.0 %" in found[1]
     assert found[2].startswith("1 of 2 is risky: memory fits only inside its error")
     assert found[2].endswith("(number 1).")
     assert interval_findings(rank(view(row("measured")))) == []

@@ -59,7 +59,7 @@ def test_profiles_cannot_be_changed():
         ("fp32 = 19.5", "fp8 = 19.5", "lacks fp32"),
         ("under_load = 0.977", "under_load = 1.5", "gemm.under_load = 1.5: is a share"),
         ("compute_slowdown", "compute_slowdwn", "did you mean contention.compute_slowdown"),
-        ('"cpu.view_us",', '"cpu.vew_us",', "'cpu.vew_us', which is no key"),
+        ('"cpu.view_us",', '"cpu.vew_us",', "'cpu.vew_us', which is not a key"),
         ("gpus_per_node = 8", "gpus_per_node = 0", "gpus_per_node = 0: must be at least 1"),
         ("gpus_per_node = 8", "gpus_per_node = = 8", "is not usable TOML"),
         ("[[256, 128, 1.0], ", "[[256, 128], ", "rows, columns, efficiency"),

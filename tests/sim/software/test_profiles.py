@@ -71,13 +71,15 @@ def test_a_users_own_file_is_read_by_its_path(tmp_path: Path) -> None:
         ("backward_rate = 0.5", "unpads = 1", "attention.unpads = 1: must be true or false"),
         ("backward_rate", "backward_rat", "unknown key attention.backward_rat; did you mean attention.b"),
         ("[attention]", "[atention]", "unknown key atention; did you mean attention"),
-        ('"attention" =', '"atention" =', "sources names 'atention', which is no key of a software profile"),
+        ('"attention" =', '"atention" =', "sources names 'atention', which is not a key of a software "
+            "profile"),
         ('"attention" = "measured"', '"attention" = ""', "sources.'attention' must not be empty"),
         ('"attention" = "measured"', "", "attention.backward_rate = 0.5: name where it comes from"),
         ('name = "mine"', 'name = ""', "name must not be empty"),
         ('name = "mine"\n', "", "lacks the key name"),
         ('name = "mine"', 'name = "current"', "name = 'current' is of the profile that changes nothing"),
-        ('name = "mine"', 'name = "mine"\nbase = "a900"', "base = 'a900' is no packaged profile; known are"),
+        ('name = "mine"', 'name = "mine"\nbase = "a900"', "base = 'a900' is not a packaged profile; known "
+            "are"),
         ('name = "mine"', 'name = = "mine"', "is not usable TOML"),
         ("[attention]\nbackward_rate = 0.5", "[trainer]\nmetrics = 2", "say trainer.keeps_outputs = true"),
         ("[attention]\nbackward_rate = 0.5", "[trainer]\nmetrics = -1", "trainer.metrics = -1: is a count"),

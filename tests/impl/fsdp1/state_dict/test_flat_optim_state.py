@@ -299,7 +299,7 @@ def case_mistakes(rank: int) -> None:
         return {**full, "state": {**full["state"], name: value}}
 
     own = full["state"]["norm.weight"]
-    with pytest.raises(ValueError, match=r"states of 'other\.weight', which are no parameters of the model"):
+    with pytest.raises(ValueError, match=r"states of 'other\.weight', which are not parameters of the model"):
         load(model, optimizer, changed("other.weight", own))
     with pytest.raises(ValueError, match="rekey_optim_state_dict"):
         load(model, optimizer, {"state": {0: own}})

@@ -1,0 +1,35 @@
+"""What the site builder asks of this project: pages that are made, and links that fit the site."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import repository
+from mkdocs.structure.files import File, Files
+from settings_page import settings_sections
+
+_ORIGINS: dict[str, str] = {}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages of the repository's root and the sources that pages link to."""
+    pages = {f"docs/{file.src_uri}" for file in files.documentation_pages()}
+    starts = pages | {path for path in repository.PLACES if (repository.ROOT / path).exists()}
+    for path in sorted(starts - pages) + repository.outside(starts):
+        files.append(File.generated(config, repository.place(path), content=repository.page(path)))
+        _ORIGINS[repository.place(path)] = repository.origin(path)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Let every link lead to where the site has its file; settings are listed, sources not searched."""
+    uri = page.file.src_uri
+    if uri.startswith("source/"):
+        page.meta["search"] = {"exclude": True}
+    if uri == "reference/settings.md":
+        markdown += settings_sections()
+    return repository.rewritten(markdown, _ORIGINS.get(uri, f"docs/{uri}"), uri)
