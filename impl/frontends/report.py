@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..runtime.stage import Stage, stage_of
-from ..runtime.tree import clean_name
 from ..runtime.unit import Unit
+from ..shared.names import NOT_SHOWN, plain_name
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def unit_report(model: nn.Module) -> UnitReports:
         if stage is None or stage in seen:
             continue
         seen.add(stage)
-        reports.extend(_report(clean_name(module_name) or "root", unit) for unit in stage.units)
+        reports.extend(_report(plain_name(module_name, NOT_SHOWN) or "root", unit) for unit in stage.units)
     return reports
 
 

@@ -19,6 +19,7 @@ from ..frontends.wrap import ModulePolicy, PolicyFunction, Selection, places_of,
 from ..runtime.hooks import HookedStage
 from ..runtime.offload import HostOffload
 from ..runtime.unit import Unit
+from ..shared.names import WRAPPED
 from ..shared.settings import (
     BackwardPrefetch,
     CPUOffload,
@@ -41,7 +42,7 @@ from .flat_units import (
 )
 from .full_precision import keep_in_full_precision
 from .grad_clip import clip_grad_norm
-from .parameter_names import FLAT_NAME, WRAPPED
+from .parameter_names import FLAT_NAME
 from .state_dict.methods import StateDictMethods
 from .state_dict.recursion import WrapperStates
 from .summon import ShownUnit

@@ -13,26 +13,17 @@ from torch import nn
 
 from ..runtime.stage import stage_of
 from ..runtime.unit import Unit
+from ..shared.names import INSERTED, plain_name
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
 
-WRAPPED = "_fsdp_wrapped_module"
-"""The name under which a wrapper registers what it wraps."""
 FLAT_NAME = "_flat_param"
 """The name under which a wrapper registers its flat parameter."""
-_INSERTED = (WRAPPED, "_checkpoint_wrapped_module")
-
-
-def plain_name(name: str) -> str:
-    """``name`` without the parts that wrappers put into it; a trailing dot stays."""
-    if "_wrapped_module" not in name:
-        return name
-    return ".".join(part for part in name.split(".") if part not in _INSERTED)
 
 
 def plain_text(text: str) -> str:
     """A message with plain names in it."""
-    for part in _INSERTED:
+    for part in INSERTED:
         text = text.replace(f"{part}.", "")
     return text
 

@@ -12,6 +12,7 @@ import torch
 
 from ..collectives.rank_check import RankCheck, without
 from ..shared.annotations import span
+from ..shared.names import NOT_SHOWN, plain_name
 from ..shared.settings import ScheduleSettings
 from ..shared.torch_internals import current_graph_task_id, queue_callback
 from .context import Context
@@ -24,16 +25,6 @@ from .streams import Event, Streams
 from .unit import Unit, UnitState
 
 _log = logging.getLogger(__name__)
-
-# Wrappers that rename the modules inside them; units are named as the user knows them.
-_WRAPPER_NAMES = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
-
-
-def clean_name(name: str) -> str:
-    """A module's or parameter's name without the parts that wrappers put into it."""
-    if "_" not in name:
-        return name
-    return ".".join(part for part in name.split(".") if part not in _WRAPPER_NAMES)
 
 
 class Runtime(Context):
@@ -271,7 +262,7 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
         stage = stage_of(module)
         if stage is None:
             continue
-        name = clean_name(module_name) or "root"
+        name = plain_name(module_name, NOT_SHOWN) or "root"
         if stage not in names:
             if isinstance(stage.context, Runtime) and not stage.context.ran:
                 stage.context.disband()

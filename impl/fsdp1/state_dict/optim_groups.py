@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..parameter_names import plain_name
+from ...shared.names import plain_name
 from .optim_parameters import Key, TrainedModel
 
 

@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed import ProcessGroup
 
 from ...collectives.agreement import check_agreement
-from ..parameter_names import NamedUnit, plain_name
+from ...shared.names import plain_name
+from ..parameter_names import NamedUnit
 from .optim_entries import LoadFrom, Outline, entries_of
 from .optim_groups import loaded_groups
 from .optim_parameters import Key, TrainedModel

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from ...runtime.stage import stage_of
-from ..parameter_names import named_units, plain_name
+from ...shared.names import plain_name
+from ..parameter_names import named_units
 
 Key = int | str
 OptimInput = list[dict[str, Any]] | Iterable[nn.Parameter]

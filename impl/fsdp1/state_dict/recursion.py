@@ -24,7 +24,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...runtime.stage import Stage
-from ..parameter_names import FLAT_NAME, WRAPPED, named_unit, plain_name, plain_text
+from ...shared.names import WRAPPED, plain_name
+from ..parameter_names import FLAT_NAME, named_unit, plain_text
 from ..summon import ShownUnit
 from .settings import FullStateDictConfig, StateDictSettings, StateDictType
 from .state_values import LoadedUnit, local_value, placeholders, sharded_parameters, whole_parameters
