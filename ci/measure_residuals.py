@@ -5,7 +5,7 @@
 Each file is one that `fsdpbench validate --runs` takes. Every run is predicted as it was, and then as if its
 chip, its network or its software were not known (fsdpbench/validation/conditions.py). FOLDER keeps the
 simulations: a second start simulates what is missing. About half an hour on two cores; `--every 3` takes a
-third of the runs wherever something is taken as not known.
+third of the runs wherever something is taken as not known. `--source` and `--condition` renew a part of it.
 
     python ci/measure_residuals.py
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from fsdpbench.cli.progress import make_progress
 from fsdpbench.launch import fork_server
 from fsdpbench.results.residuals.differences import apart
-from fsdpbench.results.residuals.table import Condition, Quantity, read_table, write_table
+from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table, write_table
 from fsdpbench.results.residuals.widths import Unknown, width_of
 from fsdpbench.validation.case import Case, Network
 from fsdpbench.validation.conditions import under
@@ -42,29 +42,42 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/residuals"))
     parser.add_argument("--every", type=int, default=1, help="of each group, where something is not known")
     parser.add_argument("--jobs", type=int, default=None)
+    parser.add_argument("--source", action="append", help="renew the rows of these sources alone")
+    parser.add_argument("--condition", action="append", type=Condition, help="and of these conditions")
     options = parser.parse_args()
     if options.runs:
         fork_server.start("sim")
-        measure(options.runs, options.output, options.every, options.jobs)
+        measure(options)
     print(widths())
     print(coverage())
 
 
-def measure(runs: Sequence[Path], output: Path, every: int, jobs: int | None) -> None:
+def measure(options: argparse.Namespace) -> None:
+    output: Path = options.output
     profiles = output.with_name(f"{output.name}-profiles")
-    given = [case for path in runs for case in cases_of_file(path)]
+    given = [case for path in options.runs for case in cases_of_file(path)]
     known = paper_cases() + t5_cases() + given
-    parts = {condition: under(condition, known, open_cases(), profiles) for condition in Condition}
-    for condition in set(Condition) - {Condition.KNOWN}:
-        parts[condition] = sampled(parts[condition], every)
+    conditions = options.condition or list(Condition)
+    parts = {condition: under(condition, known, open_cases(), profiles) for condition in conditions}
+    for condition, part in parts.items():
+        wanted = [case for case in part if options.source is None or case.source in options.source]
+        parts[condition] = wanted if condition is Condition.KNOWN else sampled(wanted, options.every)
     cases = [case for part in parts.values() for case in part]
-    predictions = iter(predict(cases, None, output, make_progress(), jobs))
-    write_table(
+    predictions = iter(predict(cases, None, output, make_progress(), options.jobs))
+    measured = [
         residual
         for condition, part in parts.items()
         for residual in residuals_of(condition, [next(predictions) for _ in part])
-    )
+    ]
+    renewed = {(residual.condition, residual.source) for residual in measured}
+    kept = [row for row in read_table() if (row.condition, row.source) not in renewed]
+    everything = options.source is None and options.condition is None
+    write_table(measured if everything else sorted([*kept, *measured], key=_order))
     read_table.cache_clear()
+
+
+def _order(row: Residual) -> tuple[int, str]:
+    return list(Condition).index(row.condition), row.source
 
 
 def sampled(cases: Sequence[Case], every: int) -> list[Case]:

@@ -33,6 +33,7 @@ def test_profiles_that_come_along() -> None:
         "fsdp1-2022",
         "torchtitan-2024-summer",
         "torchtitan-2024-winter",
+        "torchtitan-2025-autumn",
     ]
 
 
