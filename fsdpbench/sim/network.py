@@ -67,8 +67,8 @@ class Network:
         """What the collective moves through each rank, as a share (thousandths) of what a large all-gather
         moves inside a node.
 
-        It takes channels, and with them multiprocessors and memory bandwidth, in about that share (estimated):
-        NCCL opens as many channels as the slower of NVLink and NICs can feed.
+        It takes channels, and with them multiprocessors and memory bandwidth, in about that share
+        (estimated): NCCL opens as many channels as the slower of NVLink and NICs can feed.
         """
         size, _ = self._shape(ranks)
         seconds = self.collective_ns(kind, nbytes, ranks, uneven=uneven) * 1e-9
