@@ -104,6 +104,28 @@ def test_auto_takes_simulated_gpus_where_there_are_not_enough(monkeypatch: pytes
     assert enough.target.device == "cuda"
 
 
+def test_the_network_of_a_node_goes_with_the_profile() -> None:
+    given = {"model": "gpt-tiny", "gpus": 16, "device": "sim", "system": "torch-fsdp2", "nic_gb_s": 50.0}
+    (point,) = make_request({**given, "hardware": "h100-80gb"}, {}, whole_space=True).plan().points
+    assert point.hardware == "h100-80gb+nic-50"
+    (point,) = make_request(given, {}, whole_space=True).plan().points
+    assert point.hardware == "a100-80gb+nic-50"
+    with pytest.raises(UsageError, match="is for simulated GPUs"):
+        make_request({**given, "device": "cpu"}, {}, whole_space=True)
+
+
+def test_software_of_llamas_is_of_llamas_and_may_be_compiled() -> None:
+    def refused(model: str, software: str) -> set[str]:
+        given = {"model": model, "gpus": 8, "device": "sim", "system": "torch-fsdp1", "software": software}
+        target = make_request(given, {}, whole_space=True).target
+        settings = Settings.of(compile=True)
+        return set(not_applicable(make_config(target, "torch-fsdp1", settings, target.workload())) or {})
+
+    assert refused("llama-tiny", "fms-fsdp-2024") == set()
+    assert refused("gpt-tiny", "fms-fsdp-2024") == {"model"}
+    assert refused("gpt-tiny", "fsdp1-2022") == {"compile"}
+
+
 def test_shapes_are_typed() -> None:
     assert parse_shape("layers=2,tied=true,ratio=0.5,kind=x") == {
         "layers": 2, "tied": True, "ratio": 0.5, "kind": "x",
