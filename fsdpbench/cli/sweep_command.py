@@ -60,6 +60,10 @@ _PATIENCE_S = 300.0
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run many configurations, rank them and write the report.
 
+    \b
+    fsdpbench sweep --model gpt-2.8b --gpus 8
+    fsdpbench sweep --model llama3-8b --gpus 64 --hardware h100-80gb --batch 1,2 --wrap block,every-2
+
     Each setting takes a comma-separated list of values to compare. Without one GPU for each rank, the same
     training code runs on simulated GPUs. After an interruption the same command resumes.
     """
