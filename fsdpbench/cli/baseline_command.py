@@ -10,8 +10,8 @@ import click
 
 from fsdpbench.check import LEAVE_OUT as FLAG
 from fsdpbench.cli.output import show_json, tell
-from fsdpbench.files.reading import read_json_object
 from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, whole
+from fsdpbench.files.reading import read_json_object
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -201,8 +201,8 @@ def own_name(config: Config) -> str:
 
 @contextlib.contextmanager
 def _locked(output: Path | None, config: Config) -> Iterator[Store]:
-    """The folder that was named, when it is free; else the configuration's own, or one beside it while another
-    run is under way there."""
+    """The folder that was named, when it is free; else the configuration's own, or one beside it while
+    another run is under way there."""
     from fsdpbench.files.folder_lock import FolderTakenError
     from fsdpbench.results.store import Store
 
