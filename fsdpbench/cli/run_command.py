@@ -182,13 +182,15 @@ def _tell_notes(result: dict[str, Any]) -> None:
 def _run(config: Config, output: Path | None) -> dict[str, Any]:
     """Run `config` in a store of its own kind, so that `report` and `analyze` read it as they read a
     sweep."""
-    from fsdpbench.cli.progress import SilentProgress
+    from fsdpbench.cli.progress import WaitingProgress
     from fsdpbench.results.store import point_folder_name
     from fsdpbench.sweep.runner import run_sweep
 
     with _locked(output, config) as store:
         store.write_space({"schema": 1, "model": config.model, "system": [config.system]}, [config])
-        summary = run_sweep(store, [config], SilentProgress(), jobs=1, again=True)
+        summary = run_sweep(
+            store, [config], WaitingProgress(config.measurement.timeout_s), jobs=1, again=True
+        )
     return {**summary.ran[0][1], "folder": str(store.folder / point_folder_name(config))}
 
 
