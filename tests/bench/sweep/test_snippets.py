@@ -15,6 +15,7 @@ import pytest
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.sweep.planning import without_absent
+from fsdpbench.sweep.recommended import write_recommended
 from fsdpbench.sweep.snippets import snippets
 
 TRY = """
@@ -170,3 +171,30 @@ def test_code_is_written_for_the_systems_that_ran_alone() -> None:
     sources = snippets([best, slower, other, config("single")])
     assert list(sources) == ["best_impl_fsdp2.py", "best_torch_fsdp1.py"]
     assert "batch=4" in sources["best_impl_fsdp2.py"]
+
+
+def test_a_sweep_leaves_the_best_of_torchs_and_of_ours_as_code(tmp_path: Path) -> None:
+    (tmp_path / "best_impl_fsdp1.py").write_text("of an earlier sweep")
+    results = [
+        {
+            "config": config(system, batch=batch).to_dict(),
+            "status": status,
+            "step_time_s": 1.0,
+            "tokens_per_s_per_gpu": speed,
+            "interval": {"risky": batch == 2},
+        }
+        for system, batch, status, speed in (
+            ("torch-fsdp1", 1, "ok", 90.0),
+            ("torch-fsdp2", 1, "ok", 100.0),
+            ("impl-fsdp2", 2, "ok", 110.0),
+            ("impl-fsdp2", 1, "ok", 110.0),
+            ("impl-fsdp1", 1, "oom", None),
+            ("torch-ddp", 1, "ok", 200.0),
+        )
+    ]
+    names = [path.name for path in write_recommended(tmp_path, results)]
+    assert names == ["best_torch_fsdp2.py", "best_impl_fsdp2.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert "batch=1," in (tmp_path / "best_impl_fsdp2.py").read_text(), (
+        "of two alike the one that is not risky"
+    )
