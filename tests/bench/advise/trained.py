@@ -111,7 +111,7 @@ for block in model.blocks:
 model.to_empty(device="cuda")
 """,
     },
-    "loader": {"item": "sum(range(600_000))"},
+    "loader": {"item": "sum(range(3_000_000))"},
     "sleeping_loader": {"item": "time.sleep(0.02)"},
     "starving_workers": {
         "item": "time.sleep(0.1)",
