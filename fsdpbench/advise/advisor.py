@@ -60,7 +60,7 @@ def advise_script(
     started."""
     base = trial_of(config, dict(result))
     found = candidates(result)
-    distinct = list(dict.fromkeys(candidate.variation for candidate in found))
+    distinct = list(dict.fromkeys(candidate.variation for candidate in found if candidate.variation))
     loader = _loader(result, base)
     asked = distinct + list(loader)
 
@@ -70,10 +70,7 @@ def advise_script(
     tell(f"simulating {len(asked)} variants of {config.name}{expected(base, len(asked), jobs)}")
     configs = [_varied(config, variation) for variation in asked]
     trials = dict(zip(asked, simulate(configs, jobs, progress), strict=True)) if asked else {}
-    tried = [
-        Tried(candidate, trials[candidate.variation], _gain(candidate, base, trials[candidate.variation]))
-        for candidate in found
-    ]
+    tried = [_tried(candidate, base, trials.get(candidate.variation)) for candidate in found]
     starving = _starving(result, base, [trials[variation] for variation in loader], list(loader))
     return _sorted([*starving, *tried], base)
 
@@ -86,6 +83,10 @@ def _varied(config: Config, variation: str) -> Config:
     return replace(
         config, what_if=WhatIf(variation=variation), measurement=measurement, sanitize=False, script=script
     )
+
+
+def _tried(candidate: Candidate, base: Trial, trial: Trial | None) -> Tried:
+    return Tried(candidate, trial or base, None if trial is None else _gain(candidate, base, trial))
 
 
 def _gain(candidate: Candidate, base: Trial, trial: Trial) -> float | None:
@@ -114,7 +115,7 @@ def _group(each: Tried, base: Trial) -> str:
     if kind is Kind.NO_EFFECT:
         return "no_effect" if gain is not None and _is_same(each, base) else _LEFT_OUT
     if gain is None:
-        return "nothing"
+        return "advice" if kind is Kind.FAULT else "nothing"
     worth = kind in (Kind.FREE, Kind.MISTAKE) and gain >= each.candidate.worth
     worth |= each.candidate.changes_work and gain >= _WORTH_CHOOSING
     if kind is Kind.FAULT or (worth and not tight):
@@ -122,10 +123,10 @@ def _group(each: Tried, base: Trial) -> str:
     return "possible" if gain >= _WORTH_SAYING else "nothing"
 
 
-def _place(tried: Tried) -> tuple[int, float]:
-    """What is wrong comes before what could be better, and that before what changes the training."""
-    tier = {Kind.FAULT: 0, Kind.MISTAKE: 0, Kind.FREE: 1}.get(tried.candidate.kind, 2)
-    return tier, -(tried.gain if tried.gain is not None else -1.0)
+def _place(tried: Tried) -> tuple[bool, float]:
+    """What is wrong comes before what could be better."""
+    is_wrong = tried.candidate.kind in (Kind.FAULT, Kind.MISTAKE)
+    return not is_wrong, -(tried.gain if tried.gain is not None else -1.0)
 
 
 def _is_same(tried: Tried, base: Trial) -> bool:

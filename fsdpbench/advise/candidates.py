@@ -11,6 +11,7 @@ from typing import Any
 
 _NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
 """Calls that a training step does not need."""
+_NOT_SIMULATED = ""
 _EVERY = 100
 """How often a script should log, in steps."""
 
@@ -29,9 +30,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Candidate:
-    """`variation`: what is simulated (`script/variations`). `place`: the line of the script
-    (`train.py:12`), `what`
-    is the matter there, `write`: what to write. `changes_work`: a step trains on other samples."""
+    """`variation`: what is simulated (`script/variations`; nothing, where it is empty). `place`: the line of
+    the script (`train.py:12`), `what` is the matter there, `write`: what to write. `changes_work`: a step
+    trains on other samples."""
 
     variation: str
     kind: Kind
@@ -75,16 +76,17 @@ def _waits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
 
 def _root(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
     model, calls = seen["model"], seen["sharding"]
-    if not model.get("unwrapped_root") or calls[-1]["api"] != "fully_shard":
+    if not model.get("unwrapped_root"):
         return
-    count = model["unsharded_parameters"]
+    count, is_fsdp1 = model["unsharded_parameters"], calls[-1]["api"] != "fully_shard"
+    write = "model = FullyShardedDataParallel(model, ...)" if is_fsdp1 else "fully_shard(model, ...)"
     yield Candidate(
-        "wrap-root",
+        _NOT_SIMULATED if is_fsdp1 else "wrap-root",
         Kind.FAULT,
         place_of(calls[-1]),
         f"the model around the units is not wrapped: {count:,} parameters are neither sharded nor "
         "reduced over the ranks, and each unit gathers by itself",
-        "after that line, for the whole model: fully_shard(model, ...)",
+        f"after that line, for the whole model: {write}",
     )
 
 

@@ -56,7 +56,7 @@ def gain_words(each: Tried) -> str:
         return "gain unknown"
     low, high = (100 * bound for bound in each.interval)
     if abs(each.gain) < _NOTHING:
-        return f"as fast without [{low:.0f}, {high:.0f}]"
+        return f"as fast [{low:.0f}, {high:.0f}]"
     told = f"{100 * abs(each.gain):.1f} % {'faster' if each.gain >= 0 else 'slower'}"
     if each.gain >= 1:
         told = f"{1 + each.gain:.1f} x as fast"

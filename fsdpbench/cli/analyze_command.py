@@ -55,6 +55,9 @@ def command(
 ) -> None:
     """Show overlap, exposed communication, idle time and memory of Kineto traces.
 
+    \b
+    fsdpbench analyze trace.json.gz
+
     PATHS are files or folders. Of Flight Recorder dumps (nccl_trace_rank_*) it shows which rank did not join
     which collective.
     """

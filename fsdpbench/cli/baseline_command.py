@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fsdpbench.check import LEAVE_OUT as FLAG
-from fsdpbench.cli.output import tell
+from fsdpbench.cli.output import show_json, tell
 from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, whole
+from fsdpbench.files.reading import read_json_object
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,7 +22,19 @@ if TYPE_CHECKING:
 
 @click.group("baseline")
 def command() -> None:
-    """Create a baseline from a sweep's folder, or update one."""
+    """Create a baseline from a sweep's folder, or update one.
+
+    \b
+    fsdpbench baseline create runs/gate ci/baseline.json
+    fsdpbench baseline update ci/baseline.json
+    """
+
+
+def json_option(function: F) -> F:
+    """`--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print the baseline as one JSON object.")(
+        function
+    )
 
 
 def leave_out_option(function: F) -> F:
@@ -39,7 +52,8 @@ def leave_out_option(function: F) -> F:
 @click.argument("folder", type=PossiblePath())
 @click.argument("file", type=PlaceForFile())
 @leave_out_option
-def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
+@json_option
+def create(folder: Path, file: Path, leave_out: tuple[str, ...], as_json: bool) -> None:
     """Write the figures of the sweep in FOLDER to FILE, for the installed version of torch.
 
     A sweep with a configuration that failed, is not finished or has an impossible figure is refused, unless
@@ -55,6 +69,7 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
     space.pop("points", None)
     baseline = Baseline.read(file) if file.exists() else Baseline(space, {})
     _write(baseline, space, stored_side(folder), file, "create", leave_out)
+    _show(file, as_json)
 
 
 @command.command("update")
@@ -63,7 +78,8 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...]) -> None:
     "--repeat", type=whole(most=MOST_RUNS), help="Real devices: number of runs of each configuration."
 )
 @leave_out_option
-def update(file: Path, repeat: int | None, leave_out: tuple[str, ...]) -> None:
+@json_option
+def update(file: Path, repeat: int | None, leave_out: tuple[str, ...], as_json: bool) -> None:
     """Run FILE's own sweep again and write its figures into FILE, for the installed version of torch.
 
     Refused like `create` if a configuration failed or has an impossible figure.
@@ -74,6 +90,12 @@ def update(file: Path, repeat: int | None, leave_out: tuple[str, ...]) -> None:
     baseline = Baseline.read(file)
     side = swept_side(baseline.space, repeat or baseline.repeat)
     _write(baseline, baseline.space, side, file, "update", leave_out)
+    _show(file, as_json)
+
+
+def _show(file: Path, as_json: bool) -> None:
+    if as_json:
+        show_json({"schema": 1, "file": str(file), "baseline": read_json_object(file)})
 
 
 def _write(

@@ -45,6 +45,9 @@ def command(
 ) -> None:
     """Measure this machine's GPUs and write a hardware profile for `--hardware FILE`.
 
+    \b
+    fsdpbench calibrate -o mine.toml
+
     One GPU is enough for kernels, host and memory. To measure collectives too, start it with
     `torchrun --nproc-per-node 8 -m fsdpbench calibrate ...` on one or several nodes.
     """

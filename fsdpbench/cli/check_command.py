@@ -46,6 +46,9 @@ def command(
 ) -> None:
     """Compare a sweep with a baseline; without FOLDER the baseline's own sweep runs first.
 
+    \b
+    fsdpbench check --baseline ci/baseline.json
+
     With --noise: split repeated runs of the same code into two halves many times, and write the differences
     that occur as thresholds.
     """

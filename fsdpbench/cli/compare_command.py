@@ -20,7 +20,10 @@ from fsdpbench.cli.values import PossiblePath
 )
 @format_options
 def command(before: Path, after: Path, thresholds: Path | None, form: str, as_json: bool) -> None:
-    """Compare B with A: run folders, configuration folders, result files or baselines.
+    """Say whether B is worse than A: run folders, configuration folders, result files or baselines.
+
+    \b
+    fsdpbench compare runs/before runs/after
 
     Simulated figures are exact: any worse figure is a regression. Measured figures are compared over the runs
     of `sweep --repeat N`: a change is a regression if a rank test finds it significant and it is large

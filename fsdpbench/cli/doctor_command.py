@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 def command(quick: bool, as_json: bool) -> None:
     """Test what this machine can run, and say what is missing for the rest.
 
+    \b
+    fsdpbench doctor
+
     Exits with 5 if something that every command needs does not work.
     """
     from fsdpbench.doctor import Verdict, examine

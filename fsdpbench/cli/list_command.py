@@ -17,7 +17,12 @@ Row = dict[str, Any]
 @click.argument("what", type=click.Choice(["models", "systems", "hardware", "software", "settings"]))
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list to stdout.")
 def command(what: str, as_json: bool) -> None:
-    """List models, systems, hardware profiles, software profiles or settings."""
+    """List models, systems, hardware profiles, software profiles or settings.
+
+    \b
+    fsdpbench list models
+    fsdpbench list settings --json
+    """
     rows = _LISTS[what]()
     if as_json:
         show_json(rows)

@@ -38,7 +38,10 @@ _GIB = 2**30
 def command(
     space: str | None, assignments: tuple[str, ...], as_json: bool, no_predict: bool, **options: Any
 ) -> None:
-    """List the points of a sweep, those that cannot fit and why, and the time and disk it would take.
+    """Say what a sweep would run, what of it fits and how fast, and the time and disk that it would take.
+
+    \b
+    fsdpbench plan --model llama3-8b --gpus 64 --hardware h100-80gb --batch 1,2,4 --wrap block,every-2
 
     Each point is run once on simulated GPUs, without a trace; real devices are not touched.
     """

@@ -19,6 +19,7 @@ from fsdpbench.reports.outside_text import one_line
 from fsdpbench.sweep.runner import Progress
 
 _LAST_SHOWN = 8
+_PATIENCE_S = 10.0
 _GAP = 2
 """Columns between a name and its figures."""
 
@@ -62,6 +63,23 @@ class SilentProgress:
     def finished(self, config: Config, result: dict[str, Any]) -> None: ...
     def tick(self) -> None: ...
     def end(self) -> None: ...
+
+
+class WaitingProgress(SilentProgress):
+    """For one configuration: says every few seconds that it still runs, and how long it may."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout = timeout_s
+        self._began = self._told = time.monotonic()
+
+    def begin(self, total: int, already_done: int) -> None:
+        self._began = self._told = time.monotonic()
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now - self._told >= _PATIENCE_S:
+            self._told = now
+            _line(f"still running after {now - self._began:.0f} s (--timeout {self._timeout:g})")
 
 
 class PlainProgress(SilentProgress):

@@ -21,6 +21,7 @@ from fsdpbench.cli.side_by_side import print_side_by_side
 from fsdpbench.cli.units import each
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
 from fsdpbench.reports.page import best_sentence, load_run
+from fsdpbench.reports.page.chosen import is_risky
 from fsdpbench.reports.page.ranking import metric_of, rank, varying_settings
 from fsdpbench.reports.page.view import Configuration, RunView, Status
 
@@ -133,7 +134,7 @@ def _figures(
         column(f"TFLOPS/{each(device)}", 3, lambda row: _number(row.result.tflops_per_gpu, ".1f")),
         column("MFU", 2, lambda row: _number(row.result.mfu, ".1%")),
         column("overlap", 5, lambda row: _number(row.result.overlap_fraction, ".0%")),
-        column("peak GiB", 7, lambda row: _number(_reserved(row), ".1f")),
+        column("peak GiB", 7, lambda row: _number(_reserved(row), ".1f") + " risky" * is_risky(row)),
         column("retries/step", 1, lambda row: _number(row.result.alloc_retries_per_step, "g")),
     ]
     spreads = [_spread(row) for row in shown]
@@ -202,7 +203,8 @@ def _print_intervals(console: Console, rows: Sequence[Configuration], shared: Co
     risky = sum(interval.risky for interval in known)
     if risky:
         console.print(
-            f"{risky} {'is' if risky == 1 else 'are'} risky: memory fits only inside its error.",
+            f"{risky} {'is' if risky == 1 else 'are'} risky: memory fits only inside its error, or the "
+            "allocator retries.",
             highlight=False,
         )
 

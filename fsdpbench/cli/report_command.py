@@ -17,7 +17,11 @@ from fsdpbench.errors import BenchError, UsageError
 @click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html")
 @click.option("--json", "form", flag_value="json", help="Same as --format json.")
 def command(folder: Path, output: Path | None, form: str) -> None:
-    """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV."""
+    """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV.
+
+    \b
+    fsdpbench report runs/gpt-2.8b-8x-a100-80gb
+    """
     from fsdpbench.files.whole_files import write_whole
     from fsdpbench.reports.page import RunFolderError, write_csv, write_json, write_markdown, write_report
     from fsdpbench.results.index import refresh_index

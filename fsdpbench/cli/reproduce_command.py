@@ -34,6 +34,9 @@ _PROFILES = "profiles"
 def command(publication: str, only: str | None, output: Path, jobs: int | None, as_json: bool) -> None:
     """Simulate every figure of the FSDP paper and draw it with the published one, on one offline page.
 
+    \b
+    fsdpbench reproduce fsdp-paper --only 6b
+
     The same command again goes on where it stopped.
     """
     from fsdpbench.reproduce.names import NAMES, PUBLICATION

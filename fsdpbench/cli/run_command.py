@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
+import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
     from fsdpbench.configuration.config import Config
     from fsdpbench.results.store import Store
 
-_DEFAULT_FOLDER = Path("runs") / "single"
+_FOLDERS = Path("runs")
+_LONGEST_NAME = 80
 _POLL_S = 0.2
 
 
@@ -45,7 +49,7 @@ _POLL_S = 0.2
     "-o",
     "--output",
     type=PossiblePath(),
-    help="Output folder (default runs/single, or runs/single-2 while that is in use).",
+    help="Output folder (default: runs/NAME of the configuration, or runs/NAME-2 while that is in use).",
 )
 @script_options
 @click.option(
@@ -63,7 +67,12 @@ _POLL_S = 0.2
 @soak_options
 @setting_options(many=False)
 def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Run one configuration, or a training script of your own (--script), and print its result."""
+    """Run one configuration, or a training script of your own (--script), and print its result.
+
+    \b
+    fsdpbench run --model gpt-2.8b --gpus 8 --batch 4
+    fsdpbench run --script train.py --gpus 64 --hardware h100-80gb --advise -- --batch 8
+    """
     device = "sim" if options.get("script") or options.get("module") else options.get("device")
     fork_server.start(device, asks_to_compile(options, assignments))
     from fsdpbench.cli.progress import describe_result
@@ -97,6 +106,8 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
                 [describe_result(result), *describe_script(result), *([] if advice is None else [advice[1]])]
             )
         )
+    if options.get("output") is None and result.get("folder"):
+        tell(f"its page: fsdpbench report {Path(result['folder']).parent}")
     if result["status"] == Status.OOM:
         tell(f"why, and what fits: fsdpbench explain {result['folder']}")
     if not Status(result["status"]).is_answer:
@@ -171,28 +182,36 @@ def _tell_notes(result: dict[str, Any]) -> None:
 def _run(config: Config, output: Path | None) -> dict[str, Any]:
     """Run `config` in a store of its own kind, so that `report` and `analyze` read it as they read a
     sweep."""
-    from fsdpbench.cli.progress import SilentProgress
+    from fsdpbench.cli.progress import WaitingProgress
     from fsdpbench.results.store import point_folder_name
     from fsdpbench.sweep.runner import run_sweep
 
-    with _locked(output) as store:
+    with _locked(output, config) as store:
         store.write_space({"schema": 1, "model": config.model, "system": [config.system]}, [config])
-        summary = run_sweep(store, [config], SilentProgress(), jobs=1, again=True)
+        summary = run_sweep(
+            store, [config], WaitingProgress(config.measurement.timeout_s), jobs=1, again=True
+        )
     return {**summary.ran[0][1], "folder": str(store.folder / point_folder_name(config))}
 
 
+def own_name(config: Config) -> str:
+    """The folder of a run without `-o`: the same configuration has the same one, another one has another."""
+    said = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    name = re.sub(r"[^\w.+-]", "-", config.name)[:_LONGEST_NAME]
+    return f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:6]}"
+
+
 @contextlib.contextmanager
-def _locked(output: Path | None) -> Iterator[Store]:
-    """The folder that was named, when it is free; else `runs/single`, or a folder of this run's own beside it
-    while another one is under way there."""
+def _locked(output: Path | None, config: Config) -> Iterator[Store]:
+    """The folder that was named, when it is free; else the configuration's own, or one beside it while
+    another run is under way there."""
     from fsdpbench.files.folder_lock import FolderTakenError
     from fsdpbench.results.store import Store
 
     with contextlib.ExitStack() as held:
         for attempt in itertools.count(1):
-            folder = output or _DEFAULT_FOLDER.with_name(
-                _DEFAULT_FOLDER.name + (f"-{attempt}" if attempt > 1 else "")
-            )
+            name = own_name(config) + (f"-{attempt}" if attempt > 1 else "")
+            folder = output or _FOLDERS / name
             store = Store.open_or_create(folder)
             try:
                 held.enter_context(store.locked())

@@ -32,7 +32,7 @@ from fsdpbench.launch import fork_server
 if TYPE_CHECKING:
     from fsdpbench.cli.request import SweepRequest
     from fsdpbench.configuration.config import Config
-    from fsdpbench.results.store import Store
+    from fsdpbench.results.store import Store, StoredPoint
     from fsdpbench.sweep.runner import SweepSummary
     from fsdpbench.sweep.space import Plan
 
@@ -59,6 +59,10 @@ _PATIENCE_S = 300.0
 @setting_options(many=True)
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run many configurations, rank them and write the report.
+
+    \b
+    fsdpbench sweep --model gpt-2.8b --gpus 8
+    fsdpbench sweep --model llama3-8b --gpus 64 --hardware h100-80gb --batch 1,2 --wrap block,every-2
 
     Each setting takes a comma-separated list of values to compare. Without one GPU for each rank, the same
     training code runs on simulated GPUs. After an interruption the same command resumes.
@@ -102,8 +106,7 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
 def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, budget: Budget) -> ExitCode:
     """Run what was asked for, write the report, and say which exit code that is."""
     from fsdpbench.cli.progress import make_progress
-    from fsdpbench.reports.page import write_report
-    from fsdpbench.results.store import REPORT_FILE, Store, disk_errors
+    from fsdpbench.results.store import Store
     from fsdpbench.sweep.runner import jobs_for, run_sweep
 
     plan = request.plan()
@@ -139,31 +142,45 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
             plan.points.append(compiled)
             store.write_space(request.to_space(), plan.points)
             run([compiled], make_progress(), pool=launcher.pool(folder, jobs))
-        report_failed = None
-        try:
-            with disk_errors(folder):
-                write_report(folder, folder / REPORT_FILE)
-        except BenchError as error:
-            report_failed = error  # once the results are told
-    code = _tell_end(store, plan, summary, budget, as_json)
+        pasted, report_failed = _write_answers(store, plan)
+    code = _tell_end(store, plan, summary, pasted, budget, as_json)
     if report_failed is not None:
         raise report_failed
     return code
 
 
-def _tell_end(store: Store, plan: Plan, summary: SweepSummary, budget: Budget, as_json: bool) -> ExitCode:
-    """What came out, for people or as JSON; the code to paste beside it."""
-    from fsdpbench.cli.ranking import print_ranking
-    from fsdpbench.results.provenance import content_key
-    from fsdpbench.results.records import Status
-    from fsdpbench.results.store import disk_errors
+def _write_answers(store: Store, plan: Plan) -> tuple[list[Path], BenchError | None]:
+    """Write the code to paste, and the page with it; what failed is raised once the results are told."""
+    from fsdpbench.reports.page import write_report
+    from fsdpbench.results.store import REPORT_FILE, disk_errors
     from fsdpbench.sweep.recommended import write_recommended
 
-    folder = store.folder
+    pasted: list[Path] = []
+    try:
+        with disk_errors(store.folder):
+            pasted = write_recommended(store.folder, [point.result for point in _stored(store, plan)])
+            write_report(store.folder, store.folder / REPORT_FILE)
+    except BenchError as error:
+        return pasted, error
+    return pasted, None
+
+
+def _stored(store: Store, plan: Plan) -> list[StoredPoint]:
+    """The points of the plan that are in the store."""
+    from fsdpbench.results.provenance import content_key
+
     keys = {content_key(config) for config in plan.points}
-    stored = [point for point in store.points() if point.key in keys]
-    with disk_errors(folder):
-        pasted = write_recommended(folder, [point.result for point in stored])
+    return [point for point in store.points() if point.key in keys]
+
+
+def _tell_end(
+    store: Store, plan: Plan, summary: SweepSummary, pasted: list[Path], budget: Budget, as_json: bool
+) -> ExitCode:
+    """What came out, for people or as JSON. `pasted`: files of code to paste."""
+    from fsdpbench.cli.ranking import print_ranking
+    from fsdpbench.results.records import Status
+
+    folder, stored = store.folder, _stored(store, plan)
     failed = [p for p in stored if not Status(p.result["status"]).is_answer]
     by_count = _by_count([point.config | point.result for point in stored], budget)
     if as_json:

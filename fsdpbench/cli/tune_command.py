@@ -71,6 +71,9 @@ _UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
 def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Search settings for the fastest configurations at each memory size.
 
+    \b
+    fsdpbench tune --model gpt-2.8b --gpus 8 --preset wide
+
     The search runs on simulated GPUs. If real devices were asked for, the best configurations are then
     measured; with --real-runs or --real-time the search continues there, guided by the simulated ranking. The
     output folder holds the best trade-offs of throughput and memory, the best configuration as TOML, and code

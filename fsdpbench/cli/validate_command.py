@@ -51,6 +51,9 @@ def command(
 ) -> None:
     """Simulate published runs and compare the predicted with the published figures.
 
+    \b
+    fsdpbench validate --runs published.csv
+
     Exits with 1 if a target accuracy is missed.
     """
     if operators is not None:

@@ -40,6 +40,9 @@ def command(
 ) -> None:
     """Watch a sweep that runs in FOLDER, here, on another machine, or as Slurm jobs, until it ends.
 
+    \b
+    fsdpbench watch runs/gpt-2.8b-8x-a100-80gb
+
     A table in the terminal, one line an event where stderr is a file, and the sweep's page, rewritten as
     results arrive; it loads itself again in the browser. It may be started before the sweep.
 

@@ -15,6 +15,11 @@ _HINTS: tuple[tuple[type[BaseException], str, str], ...] = (
     (ZeroDivisionError, "", _PLACEHOLDER),
     (ValueError, "math domain error", _PLACEHOLDER),
     (
+        RuntimeError,
+        "got mixed torch.Tensor and DTensor",
+        "some parameters are sharded and some are not: wrap the model too, fully_shard(model)",
+    ),
+    (
         AssertionError,
         "not compiled with CUDA",
         "the script uses a part of torch.cuda that is not mapped to the simulated device; "

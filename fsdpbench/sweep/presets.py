@@ -71,8 +71,11 @@ def preset_names() -> list[str]:
 def _default(device: str, gpus: int, gpus_per_node: int) -> Preset:
     if device == "cpu":  # no caching allocator to press
         return Preset({"wrap": ["block", "root"], "backward_prefetch": ["pre", "none"]})
-    # Without prefetch there is next to nothing in flight, and nothing to limit.
-    unlimited = Rule({"backward_prefetch": ("pre",)}, {"limit_all_gathers": (2, "off")})
+    # Without prefetch there is next to nothing in flight, and nothing to limit; the larger gradients press
+    # most.
+    unlimited = Rule(
+        {"backward_prefetch": ("pre",), "reduce_dtype": ("fp32",)}, {"limit_all_gathers": (2, "off")}
+    )
     return Preset(
         {
             "wrap": ["block", "every-4"],

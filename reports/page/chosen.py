@@ -36,21 +36,23 @@ def doubt(row: Configuration) -> str:
     told = []
     if _system(row).startswith("impl-") and not OURS_RAN_ON_GPUS and row.simulated:
         told.append(_NOT_YET)
-    if row.result.interval is not None and row.result.interval.risky:
-        told.append("risky: its memory fits only inside the prediction's error")
-    elif (row.result.alloc_retries_per_step or 0) > 0:
+    if (row.result.alloc_retries_per_step or 0) > 0:
         told.append("risky: the allocator retries")
+    elif is_risky(row):
+        told.append("risky: its memory fits only inside the prediction's error")
     return f" ({'; '.join(told)})" if told else ""
+
+
+def is_risky(row: Configuration) -> bool:
+    """Whether its memory fits only inside the prediction's error, or with retries."""
+    predicted = row.result.interval is not None and row.result.interval.risky
+    return predicted or (row.result.alloc_retries_per_step or 0) > 0
 
 
 def _best(ranked: Sequence[Ranked], prefix: str) -> Ranked | None:
     own = [entry for entry in ranked if entry.throughput and _system(entry.row).startswith(prefix)]
     equal = [entry for entry in own if entry.rank == own[0].rank]
-    return next((entry for entry in equal if not _is_risky(entry.row)), own[0] if own else None)
-
-
-def _is_risky(row: Configuration) -> bool:
-    return row.result.interval is not None and row.result.interval.risky
+    return next((entry for entry in equal if not is_risky(entry.row)), own[0] if own else None)
 
 
 def _system(row: Configuration) -> str:

@@ -62,16 +62,25 @@ def _settings(named: Sequence[Ranked], ranked: Sequence[Ranked]) -> str:
 def _given(named: Sequence[Ranked], finished: Sequence[Ranked], tried: int, view: RunView) -> str:
     """The second one: what that gives."""
     metric = metric_of(view)
-    figures = []
-    for each in named:
-        error = f" {plus_minus(each.row.result.interval)}" if each.row.result.interval else ""
-        figures.append(f"{number(each.throughput)} {metric.words}{error}{_reached(each, metric.each)}")
-    told = f"{'They reach' if len(named) > 1 else 'It reaches'} {' and '.join(figures)}"
+    best = max(named, key=lambda each: each.throughput or 0.0)
+    if len(named) == 1:
+        error = f" {plus_minus(best.row.result.interval)}" if best.row.result.interval else ""
+        told = f"It reaches {number(best.throughput)} {metric.words}{error}{_reached(best, metric.each)}"
+    else:
+        told = f"They reach {' and '.join(map(_speed, named))} {metric.words}"
     if len(finished) > 1:
-        best = max(named, key=lambda each: each.throughput or 0.0)
-        against = _against(best, finished, tried, view.first_point)
-        told += f"; {'the faster is ' if len(named) > 1 else ''}{against}"
+        told += f"; {'the faster is ' if len(named) > 1 else ''}"
+        told += _against(best, finished, tried, view.first_point)
     return told
+
+
+def _speed(each: Ranked) -> str:
+    """`11,027 ±9 % (MFU 63.2 %, 72.4 GiB)`."""
+    result, held = each.row.result, reserved(each.row)
+    figures = [f"MFU {percent(result.mfu)}"] if result.mfu is not None else []
+    figures += [f"{gib(held)} GiB"] if held is not None else []
+    error = f" {plus_minus(result.interval)}" if result.interval else ""
+    return f"{number(each.throughput)}{error}" + (f" ({', '.join(figures)})" if figures else "")
 
 
 def findings(view: RunView) -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fsdpbench.cli import progress
 from fsdpbench.cli.progress import LiveProgress, shortened, told_apart
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
@@ -69,3 +72,19 @@ def test_names_are_cut_where_they_are_the_same() -> None:
 @given(st.lists(st.text("ab-", min_size=1, max_size=30), min_size=1, max_size=5), st.integers(6, 20))
 def test_no_name_is_longer_than_its_room(names: list[str], width: int) -> None:
     assert all(len(name) <= width for name in told_apart(names, width))
+
+
+def test_one_long_configuration_is_told_to_be_running(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter((0.0, 0.0, 4.0, 11.0, 15.0, 22.0))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    waiting = progress.WaitingProgress(600)
+    waiting.begin(1, 0)
+    for _ in range(4):
+        waiting.tick()
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "still running after 11 s (--timeout 600)",
+        "still running after 22 s (--timeout 600)",
+    ]

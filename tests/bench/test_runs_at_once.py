@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.cli.request import target_of
+from fsdpbench.cli.run_command import own_name
+from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.store import Store
+from fsdpbench.sweep.planning import make_config
 
 RUN = ("run", "--model", "gpt-125m", "--shape", "layers=1", "--gpus", "8", "--device", "sim", "--json")
 
@@ -17,9 +21,18 @@ def test_a_run_beside_another_takes_the_next_folder(
     fsdpbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with Store.open_or_create(Path("runs/single")).locked():
-        beside = json.loads(fsdpbench(*RUN).stdout)
-    assert Path(beside["folder"]).parts[:2] == ("runs", "single-2")
     again = json.loads(fsdpbench(*RUN).stdout)
-    assert Path(again["folder"]).parts[:2] == ("runs", "single")
+    own = Path(again["folder"]).parent
+    assert own.parent == Path("runs")
+    with Store.open_or_create(own).locked():
+        beside = json.loads(fsdpbench(*RUN).stdout)
+    assert Path(beside["folder"]).parent == own.with_name(f"{own.name}-2")
     assert again["step_time_s"] == beside["step_time_s"]
+
+
+def test_another_configuration_has_another_folder_and_the_same_its_own() -> None:
+    target = target_of({"model": "gpt-tiny", "gpus": "8", "device": "sim"})[0]
+    first, again, other = (
+        make_config(target, "impl-fsdp2", Settings.of(batch=batch), target.workload()) for batch in (1, 1, 2)
+    )
+    assert own_name(first) == own_name(again) != own_name(other)

@@ -1,6 +1,6 @@
 """Files of a simulated run: what holds simulated tensors goes into the run's folder, and is read there.
 
-    torch.save(state, "best.pt")  ──>  runs/single/<config>/files/home/me/best.pt
+    torch.save(state, "best.pt")  ──>  runs/<name>/<config>/files/home/me/best.pt
     torch.load("best.pt")         ──>  the same file; /home/me/best.pt of a real training stays as it is
 
 `overlay.py` is the layer of files, `writing.py` decides what belongs there, `operations.py` lets `os`,

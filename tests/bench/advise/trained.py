@@ -103,14 +103,15 @@ MISTAKES: dict[str, dict[str, str]] = {
     "one_unit": {"wrap": _FSDP2.replace(_EACH, "")},
     "one_unit_fsdp1": {"wrap": _FSDP1.replace("auto_wrap_policy=ModuleWrapPolicy({Block}), ", "")},
     "root": {
+        "optimizer": "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)",
         "wrap": """
 model.to(bf16)
 for block in model.blocks:
     fully_shard(block)
 model.to_empty(device="cuda")
-"""
+""",
     },
-    "loader": {"item": "sum(range(600_000))"},
+    "loader": {"item": "sum(range(3_000_000))"},
     "sleeping_loader": {"item": "time.sleep(0.02)"},
     "starving_workers": {
         "item": "time.sleep(0.1)",

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.sweep.planning import without_absent
+from fsdpbench.sweep.recommended import write_recommended
 from fsdpbench.sweep.snippets import snippets
 
 TRY = """
 import importlib.util, os, sys, torch, torch.distributed as dist
-os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="localhost")
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-for path in sys.argv[1:]:
+child = os.fork()
+rank = "1" if child else "0"
+os.environ.update(RANK=rank, WORLD_SIZE="2", LOCAL_RANK=rank, MASTER_ADDR="localhost")
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=int(rank), world_size=2)
+for path in sys.argv[2:]:
     spec = importlib.util.spec_from_file_location("snippet", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -32,14 +38,16 @@ for path in sys.argv[1:]:
         loss.backward(); optimizer.step(); optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0], (path, losses)
-    print(path, "trained")
+    print(path, "trained", flush=True)
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
 def config(system: str, **settings: object) -> Config:
     return Config(
-        model="gpt-tiny", shape={}, system=system, device="sim", hardware="a100-80gb", gpus=1,
-        gpus_per_node=1, settings=Settings.of(**settings), measurement=Measurement.default_for("sim"),
+        model="gpt-tiny", shape={}, system=system, device="sim", hardware="a100-80gb", gpus=2,
+        gpus_per_node=2, settings=Settings.of(**settings), measurement=Measurement.default_for("sim"),
     )  # fmt: skip
 
 
@@ -76,10 +84,39 @@ def test_every_snippet_trains(tmp_path: Path) -> None:
         paths.append(str(tmp_path / f"{index}_{name}"))
         Path(paths[-1]).write_text(source)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TRY, *paths], capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "ignore", "-c", TRY, str(tmp_path / "store"), *paths],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("trained") == len(paths)
+    assert done.stdout.count("trained") == 2 * len(paths)
+
+
+ON_SIMULATED_GPUS = """
+import os, torch, torch.distributed as dist
+{source}
+class Block(torch.nn.Linear): pass
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+model = parallelize(torch.nn.Sequential(*(Block(64, 64) for _ in range(4))).cuda(), Block)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(7):
+    model(torch.ones(2, 64, device="cuda")).float().sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("system", BEST)
+def test_every_snippet_runs_as_a_script_on_simulated_gpus(
+    system: str, fsdpbench: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The first of a system, pasted into a script for two GPUs."""
+    (source,) = snippets([without_absent(config(system, **BEST[system][0]))]).values()
+    path = tmp_path / "train.py"
+    path.write_text(ON_SIMULATED_GPUS.replace("{source}", source))
+    done = fsdpbench("run", "--script", str(path), "--gpus", "2", "--json", "-o", str(tmp_path / "run"))
+    assert json.loads(done.stdout)["status"] == "ok", done.stdout
 
 
 _SAID = {
@@ -134,3 +171,30 @@ def test_code_is_written_for_the_systems_that_ran_alone() -> None:
     sources = snippets([best, slower, other, config("single")])
     assert list(sources) == ["best_impl_fsdp2.py", "best_torch_fsdp1.py"]
     assert "batch=4" in sources["best_impl_fsdp2.py"]
+
+
+def test_a_sweep_leaves_the_best_of_torchs_and_of_ours_as_code(tmp_path: Path) -> None:
+    (tmp_path / "best_impl_fsdp1.py").write_text("of an earlier sweep")
+    results = [
+        {
+            "config": config(system, batch=batch).to_dict(),
+            "status": status,
+            "step_time_s": 1.0,
+            "tokens_per_s_per_gpu": speed,
+            "interval": {"risky": batch == 2},
+        }
+        for system, batch, status, speed in (
+            ("torch-fsdp1", 1, "ok", 90.0),
+            ("torch-fsdp2", 1, "ok", 100.0),
+            ("impl-fsdp2", 2, "ok", 110.0),
+            ("impl-fsdp2", 1, "ok", 110.0),
+            ("impl-fsdp1", 1, "oom", None),
+            ("torch-ddp", 1, "ok", 200.0),
+        )
+    ]
+    names = [path.name for path in write_recommended(tmp_path, results)]
+    assert names == ["best_torch_fsdp2.py", "best_impl_fsdp2.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert "batch=1," in (tmp_path / "best_impl_fsdp2.py").read_text(), (
+        "of two alike the one that is not risky"
+    )

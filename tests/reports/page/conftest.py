@@ -57,3 +57,9 @@ def chromium() -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=executable, args=switches, timeout=60_000)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def copy(sweep: Path, tmp_path: Path) -> Path:
+    """The sweep without its traces, to be changed."""
+    return Path(shutil.copytree(sweep, tmp_path / "run", ignore=shutil.ignore_patterns("trace")))

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from types import ModuleType
 
-import pytest
-
 from fsdpbench.reports.page import best_sentence, findings, load_run
-
-
-@pytest.fixture
-def copy(sweep: Path, tmp_path: Path) -> Path:
-    """The sweep without its traces, to be changed."""
-    return Path(shutil.copytree(sweep, tmp_path / "run", ignore=shutil.ignore_patterns("trace")))
 
 
 def change(run: Path, name: str, **figures: object) -> None:
