@@ -14,8 +14,9 @@ from fsdpbench.results.provenance import content_key
 from fsdpbench.results.records import TRACE_FOLDER, Status
 from fsdpbench.results.store import point_folder_name
 from fsdpbench.sweep.runner import Progress
+from fsdpbench.sweep.simulated import UNTRACED, simulate
 from fsdpbench.validation.case import Case
-from fsdpbench.validation.predict import UNTRACED, Prediction, config_of, simulate
+from fsdpbench.validation.predict import Prediction, config_of
 
 _TRACED = dataclasses.replace(UNTRACED, traced_steps=1)
 _TRACE = f"{TRACE_FOLDER}/rank0_trace.json.gz"
