@@ -1,4 +1,4 @@
-"""Simulates what the atlas needs, wave by wave: each ladder's next batch hangs on the one before."""
+"""Simulates what the atlas needs, wave by wave: each ladder's next batch depends on the one before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def build(
     progress: Callable[[], Progress],
     jobs: int | None = None,
 ) -> Results:
-    """The results of all that was tried, by content key. Interrupted, call it again to go on."""
+    """The results of all that was tried, by content key. Interrupted, call it again to resume."""
     results: Results = {}
     tried: list[Config] = []
     while wave := [

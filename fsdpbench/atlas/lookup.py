@@ -16,7 +16,7 @@ FILE = "atlas.json"
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Where the real figures lie in 9 of 10 cases; bytes, seconds."""
+    """The real figures in 9 of 10 cases; bytes, seconds."""
 
     tokens_per_s_per_gpu: tuple[float, float] | None = None
     step_time_s: tuple[float, float] | None = None
@@ -83,7 +83,7 @@ def as_atlas(content: Any) -> Atlas:
 
 
 def read_atlas(folder: Path) -> Atlas:
-    """The atlas in `folder`. Raises `UsageError` if there is none, or none that can be read."""
+    """The atlas in `folder`. Raises `UsageError` if there is no atlas, or it cannot be read."""
     path = folder / FILE if folder.is_dir() else folder
     if not path.is_file():
         raise UsageError(f"{path}: no atlas there; `fsdpbench atlas build` makes one, --atlas names another")
@@ -91,7 +91,7 @@ def read_atlas(folder: Path) -> Atlas:
         return as_atlas(read_json_object(path))
     except msgspec.ValidationError as error:
         raise UsageError(
-            f"{path}: is no atlas ({error}); build it again with `fsdpbench atlas build`"
+            f"{path}: is not an atlas ({error}); build it again with `fsdpbench atlas build`"
         ) from None
 
 

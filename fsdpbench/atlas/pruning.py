@@ -1,4 +1,4 @@
-"""What cannot fit by arithmetic, so that it is not simulated. The bound never lies above the truth.
+"""What cannot fit by arithmetic, so that it is not simulated. The bound is never above the truth.
 
 Two moments of a step are counted, each by what a rank surely holds then:
 

@@ -78,7 +78,7 @@ def fits_safely(result: Mapping[str, Any]) -> bool:
 
 
 def cells(extent: Extent) -> list[Cell]:
-    """All cells with their ladders. Raises `UsageError` for names that are none."""
+    """All cells with their ladders. Raises `UsageError` for unknown names."""
     return [
         _cell(model, hardware, gpus)
         for model in extent.models

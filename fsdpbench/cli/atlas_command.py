@@ -39,7 +39,7 @@ def build_command(
 ) -> None:
     """Simulate the settings of every model, chip and number of GPUs, and write pages and atlas.json.
 
-    The same command again goes on where it stopped.
+    The same command again resumes where it stopped.
     """
     extent = _extent(models, hardware, gpus, small)
     fork_server.start("sim")
@@ -119,4 +119,4 @@ def _count(text: str) -> int:
     try:
         return whole_number(text)
     except ValueError:
-        raise UsageError(f"--gpus: {text!r} is no whole number") from None
+        raise UsageError(f"--gpus: {text!r} is not a whole number") from None

@@ -35,7 +35,7 @@ _PROFILES = "profiles"
 def command(publication: str, only: str | None, output: Path, jobs: int | None, as_json: bool) -> None:
     """Simulate every figure of the FSDP paper and draw it with the published one, on one offline page.
 
-    The same command again goes on where it stopped.
+    The same command again resumes where it stopped.
     """
     if publication != PUBLICATION:
         raise unknown("publication", publication, (PUBLICATION,), "fsdpbench reproduce --help")

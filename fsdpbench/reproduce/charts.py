@@ -1,7 +1,7 @@
 """A figure as the publication draws it, published and simulated in one chart, with the table behind it.
 
 Published values are filled and joined by solid lines, simulated ones are hollow and dotted; behind them
-lies the band of other settings that may have been the publication's.
+is the band of other settings that may have been the publication's.
 """
 
 from __future__ import annotations

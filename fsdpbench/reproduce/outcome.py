@@ -41,7 +41,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Tried:
-    """Other settings: the value of each point that they change, and how far they are off in the mean."""
+    """Other settings: the value of each point that they change, and their mean error."""
 
     words: str
     values: Values

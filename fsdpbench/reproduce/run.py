@@ -24,7 +24,7 @@ _TRACE = f"{TRACE_FOLDER}/rank0_trace.json.gz"
 
 @dataclass(frozen=True)
 class Runs:
-    """The results of all cases, and where the traces of some lie."""
+    """The results of all cases, and the traces of some."""
 
     folder: Path
     _configs: Mapping[str, Config]
@@ -54,7 +54,7 @@ class Runs:
 
 
 def run(figures: Sequence[PaperFigure], folder: Path, progress: Progress, jobs: int | None = None) -> Runs:
-    """Simulate what `folder` does not hold yet, figure by figure. Interrupted, call it again to go on."""
+    """Simulate what `folder` does not hold yet, figure by figure. Interrupted, call it again to resume."""
     ready = {name: prediction for figure in figures for name, prediction in figure.ready.items()}
     traced = {_identity(case) for case in _contrasted(figures)}
     configs: dict[str, Config] = {}
@@ -81,5 +81,5 @@ def _contrasted(figures: Iterable[PaperFigure]) -> Iterator[Case]:
 
 
 def _identity(case: Case) -> str:
-    """Equal for cases that are simulated alike, whatever was published of them."""
+    """Equal for cases whose simulation is the same, whatever was published of them."""
     return repr(dataclasses.replace(case, name="", group="", published={}, assumed=""))

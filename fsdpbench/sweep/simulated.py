@@ -1,4 +1,4 @@
-"""Simulates configurations that are no user's sweep, in a folder of the same kind, so that they resume."""
+"""Simulates the bench's own configurations in a sweep's folder, so that they resume."""
 
 from __future__ import annotations
 

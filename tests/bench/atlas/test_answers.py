@@ -135,7 +135,7 @@ def test_a_broken_atlas_is_one_line_and_exit_2(fsdpbench: Any, tmp_path: Path) -
     ("words", "error"),
     [
         (["--models", "llama9"], "unknown model"),
-        (["--gpus", "8,x"], "'x' is no whole number"),
+        (["--gpus", "8,x"], "'x' is not a whole number"),
         (["--gpus", "12", "--models", "llama-tiny", "--hardware", "h200"], "does not fill nodes"),
         (["--hardware", ","], "names nothing"),
     ],
