@@ -1,9 +1,11 @@
-"""What all tests share: which cases are the campaign's, and no skip for want of a Debian package in CI."""
+"""What all tests share: which cases are the campaign's, a browser, no skip for want of a package in CI."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+import shutil
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -45,3 +47,18 @@ def pytest_runtest_makereport(
             report.outcome = "failed"
             report.longrepr = f"skips are forbidden here: {reason}"
     return report
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Debian's chromium under playwright, its profile in a directory of its own."""
+    executable = shutil.which("chromium")
+    if executable is None:
+        pytest.skip("needs Debian's chromium (apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (the extra `test`)")
+    switches = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    switches += ["--disable-component-update", "--disable-sync"]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=executable, args=switches, timeout=60_000)
+        yield browser
+        browser.close()

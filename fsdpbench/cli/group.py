@@ -33,6 +33,7 @@ _COMMANDS = {
     "calibrate": "Measure a machine's GPUs and write its hardware profile.",
     "validate": "Simulate published runs and compare with their figures.",
     "reproduce": "Draw the FSDP paper's figures, published and simulated, on one page.",
+    "atlas": "Look up the best settings of known models on known chips.",
     "doctor": "Test what this machine can run.",
     "list": "List models, systems, hardware profiles and settings.",
     "completion": "Print shell completion for bash, zsh or fish.",

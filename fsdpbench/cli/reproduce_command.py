@@ -13,6 +13,7 @@ from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
 from fsdpbench.errors import SomeFailedError, UsageError, unknown
 from fsdpbench.launch import fork_server
+from fsdpbench.reproduce.names import NAMES, PUBLICATION
 
 if TYPE_CHECKING:
     from fsdpbench.reproduce.outcome import Outcome
@@ -25,7 +26,7 @@ _PROFILES = "profiles"
 
 @click.command("reproduce")
 @click.argument("publication", metavar="fsdp-paper")
-@click.option("--only", help="Figures to do, comma-separated: 6b, or 7a,8a (default: all).")
+@click.option("--only", help=f"Figures to do, comma-separated, of {', '.join(NAMES)} (default: all).")
 @click.option(
     "-o", "--output", type=PossiblePath(), default=Path("runs/fsdp-paper"), help="Folder of page and runs."
 )
@@ -37,13 +38,11 @@ def command(publication: str, only: str | None, output: Path, jobs: int | None, 
     \b
     fsdpbench reproduce fsdp-paper --only 6b
 
-    The same command again goes on where it stopped.
+    The same command again resumes where it stopped.
     """
-    from fsdpbench.reproduce.names import NAMES, PUBLICATION
-
     if publication != PUBLICATION:
         raise unknown("publication", publication, (PUBLICATION,), "fsdpbench reproduce --help")
-    names = _names(only, NAMES)
+    names = _names(only)
     fork_server.start("sim")
     began = time.monotonic()
     from fsdpbench.cli.progress import make_progress
@@ -75,16 +74,16 @@ def command(publication: str, only: str | None, output: Path, jobs: int | None, 
         raise SomeFailedError(f"{len(runs.failed)} kinds of failure, the first: {runs.failed[0]}")
 
 
-def _names(only: str | None, known: tuple[str, ...]) -> list[str]:
+def _names(only: str | None) -> list[str]:
     """The figures that `--only` names. Raises `UsageError`."""
     if only is None:
         return []
     names = [name.strip().lower() for name in only.split(",") if name.strip()]
     if not names:
-        raise UsageError(f"--only {only!r} names no figure; there are {', '.join(known)}")
+        raise UsageError(f"--only {only!r} names no figure; there are {', '.join(NAMES)}")
     for name in names:
-        if name not in known:
-            raise unknown("figure", name, known, "fsdpbench reproduce --help")
+        if name not in NAMES:
+            raise unknown("figure", name, NAMES, "fsdpbench reproduce --help")
     return names
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from fsdpbench.configuration.settings import Value
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.reproduce.figure import Claim, Lookup, Place, Point, Variant
+from fsdpbench.reproduce.figure import Claim, Lookup, PaperFigure, Place, Point, Variant
 from fsdpbench.validation.case import Case, Figure
 from fsdpbench.validation.published import PublishedFigure
 
 CaseOf = Callable[[str, Place], Case]
 """The case that stands for a series at a place."""
+Maker = Callable[[Mapping[str, Case], Path], PaperFigure]
+"""Makes a figure of the validation's cases by name; profiles that it needs are written to the folder."""
 
 
 def points_of(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fsdpbench.reproduce import evaluation, open_settings
-from fsdpbench.reproduce.building import at_least, at_most, points_of, ratio
+from fsdpbench.reproduce.building import Maker, at_least, at_most, points_of, ratio
 from fsdpbench.reproduce.figure import Contrast, Drawing, PaperFigure, Place
 from fsdpbench.reproduce.names import NAMES
 from fsdpbench.validation.case import Case, Figure
@@ -15,6 +15,7 @@ from fsdpbench.validation.paper import paper_cases
 from fsdpbench.validation.paper_network import network_predictions
 from fsdpbench.validation.paper_open import open_cases
 from fsdpbench.validation.paper_t5 import t5_cases
+from fsdpbench.validation.predict import Prediction
 from fsdpbench.validation.published import PublishedFigure, published
 
 _OF_2022 = "a100-40gb"
@@ -24,53 +25,59 @@ _OF_2022 = "a100-40gb"
 def figures(folder: Path, only: Sequence[str] = ()) -> list[PaperFigure]:
     """The figures named in `only` (none: all); profiles of machines that variants need go to `folder`."""
     cases = {case.name: case for case in (*paper_cases(), *t5_cases(), *open_cases())}
-    made = [
-        *_collectives(),
-        _overlap(cases),
-        *evaluation.figures(cases, folder),
-        _announcement(cases, folder),
-        _issue(cases),
-    ]
-    by_name = {figure.name: figure for figure in made}
-    return [by_name[name] for name in NAMES if not only or name in only]
+    makers: dict[str, Maker] = {
+        "2a": _inputs,
+        "2b": _pieces,
+        "5": _overlap,
+        **evaluation.MAKERS,
+        "2022": _announcement,
+        "104509": _issue,
+    }
+    return [makers[name](cases, folder) for name in NAMES if not only or name in only]
 
 
-def _collectives() -> list[PaperFigure]:
-    ready = {each.case.name: each for each in network_predictions()}
-    inputs, pieces = published("2a"), published("2b")
-    (way,), (total,) = inputs.series, pieces.series
-    one, last = inputs.x[0], pieces.x[-1]
-    return [
-        PaperFigure(
-            about=inputs,
-            drawing=Drawing.BARS,
-            points=points_of(inputs, lambda _, x: ready[f"all-gather {x}"].case, Figure.MILLISECONDS),
-            variants=open_settings.of_network(),
-            claims=tuple(
-                at_least(f"{x} over {one}", ratio((way, x), (way, one)), least)
-                for x, least in zip(inputs.x[1:], (1.03, 1.05, 1.05), strict=True)
-            ),
-            ready=ready,
+def _ready() -> dict[str, Prediction]:
+    """What the network model says of figure 2."""
+    return {each.case.name: each for each in network_predictions()}
+
+
+def _inputs(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
+    figure, ready = published("2a"), _ready()
+    (way,) = figure.series
+    one = figure.x[0]
+    return PaperFigure(
+        about=figure,
+        drawing=Drawing.BARS,
+        points=points_of(figure, lambda _, x: ready[f"all-gather {x}"].case, Figure.MILLISECONDS),
+        variants=open_settings.of_network(),
+        claims=tuple(
+            at_least(f"{x} over {one}", ratio((way, x), (way, one)), least)
+            for x, least in zip(figure.x[1:], (1.03, 1.05, 1.05), strict=True)
         ),
-        PaperFigure(
-            about=pieces,
-            drawing=Drawing.LINES,
-            points=points_of(
-                pieces, lambda _, n: ready[f"all-gather in {n} pieces"].case, Figure.MILLISECONDS
-            ),
-            variants=open_settings.of_network(),
-            claims=(
-                at_most("16 pieces over one", ratio((total, 16), (total, 1)), 1.1),
-                at_least(f"{last} pieces over one", ratio((total, last), (total, 1)), 2.0),
-            ),
-            x_title="pieces of 2^30 elements in all",
-            log_x=True,
-            ready=ready,
+        ready=ready,
+    )
+
+
+def _pieces(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
+    figure, ready = published("2b"), _ready()
+    (total,) = figure.series
+    last = figure.x[-1]
+    return PaperFigure(
+        about=figure,
+        drawing=Drawing.LINES,
+        points=points_of(figure, lambda _, n: ready[f"all-gather in {n} pieces"].case, Figure.MILLISECONDS),
+        variants=open_settings.of_network(),
+        claims=(
+            at_most("16 pieces over one", ratio((total, 16), (total, 1)), 1.1),
+            at_least(f"{last} pieces over one", ratio((total, last), (total, 1)), 2.0),
         ),
-    ]
+        x_title="pieces of 2^30 elements in all",
+        log_x=True,
+        ready=ready,
+    )
 
 
-def _overlap(cases: Mapping[str, Case]) -> PaperFigure:
+def _overlap(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     on = cases["GPT-175B, 128 GPUs, batch 1"]
     off = cases[f"{on.name}, no backward prefetch"]
     return PaperFigure(
@@ -103,7 +110,7 @@ def _announcement(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     )
 
 
-def _issue(cases: Mapping[str, Case]) -> PaperFigure:
+def _issue(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     figure = published("104509")
     step, retries = figure.series
     on, off = figure.x

@@ -1,7 +1,7 @@
 """A figure as the publication draws it, published and simulated in one chart, with the table behind it.
 
 Published values are filled and joined by solid lines, simulated ones are hollow and dotted; behind them
-lies the band of other settings that may have been the publication's.
+is the band of other settings that may have been the publication's.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ _COLOURS = (
     ("var(--copy)", "var(--idle)"),
 )
 _BAND = "other plausible settings"
+_ROOM = 1.5
+"""How far above the highest value the picture may reach for the band."""
+
+_UPRIGHT = {"textposition": "outside", "textangle": -90, "cliponaxis": False}
 
 
 def chart_of(outcome: Outcome) -> Chart | None:
@@ -46,9 +50,20 @@ def chart_of(outcome: Outcome) -> Chart | None:
     }
     if not lines:
         layout |= {"barmode": "group", "bargap": 0.2}
+    note = ""
+    if most := _cut_at(outcome):
+        layout["yaxis"] |= {"range": [0, most]}
+        note = "Other settings reach beyond the picture; the table has their range."
     narrow = {"height": 480, "xaxis": {"tickangle": -60 if not lines else -45}}
     summary = f"{figure.words.title}: published and simulated {figure.about.unit}."
-    return Chart(f"chart-{figure.name}", summary, data, layout, _table(outcome), narrow)
+    return Chart(f"chart-{figure.name}", summary, data, layout, _table(outcome), narrow, note)
+
+
+def _cut_at(outcome: Outcome) -> float | None:
+    """Where to cut the picture so that both sides can be seen; None: the band leaves them room."""
+    shown = [value for each in outcome.points for value in (each.point.published, each.value) if value]
+    most = _ROOM * max(shown, default=0.0)
+    return most if any(each.band and each.band[1] > most for each in outcome.points) else None
 
 
 def _series(outcome: Outcome) -> list[str]:
@@ -118,8 +133,9 @@ def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> lis
         "type": "bar",
         "name": f"{series}, simulated",
         "x": [_category(each.point.x) for each in points],
-        "y": [each.value for each in points],
+        "y": [_height(each.value, each.status is Status.OOM) for each in points],
         "text": [_absent(each.status) if each.value is None else "" for each in points],
+        **_UPRIGHT,
         "marker": {
             "color": soft,
             "line": {"color": full, "width": 1.5},
@@ -143,11 +159,18 @@ def _bars(series: str, points: list[Simulated], colours: tuple[str, str]) -> lis
         "type": "bar",
         "name": f"{series}, published",
         "x": [_category(each.point.x) for each in points],
-        "y": [each.point.published for each in points],
+        "y": [_height(each.point.published, each.point.published is None) for each in points],
+        "text": ["out of memory" if each.point.published is None else "" for each in points],
+        **_UPRIGHT,
         "marker": {"color": full},
         "hovertemplate": f"{series}, published: %{{y:.5~g}}<extra></extra>",
     }
     return [published, simulated]
+
+
+def _height(value: float | None, ran_out: bool) -> float | None:
+    """Of a bar: a run out of memory has one without height, so that its text is there."""
+    return 0.0 if ran_out else value
 
 
 def _category(x: Place) -> str:

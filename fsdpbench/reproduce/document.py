@@ -1,4 +1,4 @@
-"""The whole outcome as JSON values: what lies beside the page, and what the page is made of."""
+"""The whole outcome as JSON values: the file beside the page."""
 
 from __future__ import annotations
 

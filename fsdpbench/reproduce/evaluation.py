@@ -6,25 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fsdpbench.reproduce import open_settings
-from fsdpbench.reproduce.building import CaseOf, at_least, at_most, points_of, ran_out, ratio
+from fsdpbench.reproduce.building import CaseOf, Maker, at_least, at_most, points_of, ran_out, ratio
 from fsdpbench.reproduce.figure import Contrast, Drawing, Lookup, PaperFigure, Place
 from fsdpbench.validation.case import Case, Figure
 from fsdpbench.validation.published import published
-
-
-def figures(cases: Mapping[str, Case], folder: Path) -> list[PaperFigure]:
-    """Figures 6a to 8c; profiles of other machines are written to `folder`."""
-    return [
-        _sharding(cases, folder),
-        _prefetch(cases),
-        _limiter(cases, folder),
-        _dhen_speed(cases, folder),
-        _gpt_speed(cases),
-        _t5_speed(cases),
-        _dhen_memory(cases, folder),
-        _gpt_memory(cases),
-        _t5_memory(cases),
-    ]
 
 
 def _sharding(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
@@ -57,7 +42,7 @@ def _sharding(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     )
 
 
-def _prefetch(cases: Mapping[str, Case]) -> PaperFigure:
+def _prefetch(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     figure = published("6b")
     on, off = figure.series
     names = {on: "", off: ", no backward prefetch"}
@@ -144,7 +129,7 @@ def _dhen_speed(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     )
 
 
-def _gpt_speed(cases: Mapping[str, Case]) -> PaperFigure:
+def _gpt_speed(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     figure = published("7b")
     small, large = figure.series
     crowded, roomy, _, _, last = figure.x
@@ -172,7 +157,7 @@ def _gpt_speed(cases: Mapping[str, Case]) -> PaperFigure:
     )
 
 
-def _t5_speed(cases: Mapping[str, Case]) -> PaperFigure:
+def _t5_speed(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     figure = published("7c")
     small, large = figure.series
     first, last = figure.x[0], figure.x[-1]
@@ -208,7 +193,7 @@ def _dhen_memory(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     )
 
 
-def _gpt_memory(cases: Mapping[str, Case]) -> PaperFigure:
+def _gpt_memory(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     figure = published("8b")
     first, last = figure.x[0], figure.x[-1]
     held, full = "batch 1, allocated", "batch 2, reserved"
@@ -229,7 +214,7 @@ def _gpt_memory(cases: Mapping[str, Case]) -> PaperFigure:
     )
 
 
-def _t5_memory(cases: Mapping[str, Case]) -> PaperFigure:
+def _t5_memory(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
     figure = published("8c")
     first, last = figure.x[0], figure.x[-1]
     small, large = "batch 8, allocated", "batch 16, allocated"
@@ -261,3 +246,17 @@ def _t5(cases: Mapping[str, Case]) -> CaseOf:
 
 def _kind_of_memory(series: str) -> Figure:
     return Figure[series.rpartition(", ")[2].upper()]
+
+
+MAKERS: Mapping[str, Maker] = {
+    "6a": _sharding,
+    "6b": _prefetch,
+    "6c": _limiter,
+    "7a": _dhen_speed,
+    "7b": _gpt_speed,
+    "7c": _t5_speed,
+    "8a": _dhen_memory,
+    "8b": _gpt_memory,
+    "8c": _t5_memory,
+}
+"""Each figure from the validation's cases by name; profiles of other machines are written to the folder."""

@@ -1,6 +1,6 @@
 """A figure of a publication as it is simulated: its points, its other possible settings, what it says.
 
-PaperFigure ──┬── Point     one published value, the case that stands for it, and where it lies in the chart
+PaperFigure ──┬── Point     one published value, the case that stands for it, and its place in the chart
               ├── Variant   a change of settings that were not published: together they span the band
               ├── Claim     what the publication concludes, as a number that both sides have or lack
               └── Contrast  two of its runs whose traces explain the effect
@@ -77,7 +77,7 @@ class Contrast:
     """Runs (words: case) whose traces show why the figure looks as it does.
 
     `memory`: memory over time explains it, not the streams. `window`: where in the step the excerpt of the
-    timeline lies (0 to 1), `units`: how many units it is long.
+    timeline begins (0 to 1), `units`: how many units it is long.
     """
 
     runs: Mapping[str, Case]
@@ -141,7 +141,7 @@ class PaperFigure:
 
     @property
     def words(self) -> Words:
-        """What is said of it."""
+        """Its words on the page."""
         return words()[self.name]
 
     @property

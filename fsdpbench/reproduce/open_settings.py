@@ -1,6 +1,6 @@
 """What the settings may have been that publications leave open: the variants behind each band.
 
-One thing is changed at a time, to values that somebody may have taken in 2022.
+One thing is changed at a time, to values that the authors may have used in 2022.
 """
 
 from __future__ import annotations

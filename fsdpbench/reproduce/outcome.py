@@ -41,7 +41,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class Tried:
-    """Other settings: the value of each point that they change, and how far they are off in the mean."""
+    """Other settings: the value of each point that they change, and their mean error."""
 
     words: str
     values: Values
@@ -86,12 +86,14 @@ class Outcome:
 
     @property
     def nearest(self) -> Tried | None:
-        """The other settings that are nearest to what was published, if nearer than those assumed."""
-        known = [each for each in self.tried if each.mean_error is not None]
-        best = min(known, key=lambda each: each.mean_error or 0.0, default=None)
-        if best is None or self.mean_error is None:
-            return None
-        return best if (best.mean_error or 0.0) < self.mean_error_of(best) else None
+        """The other settings that come nearer to what was published than those assumed, the most of all."""
+        gains = {
+            index: each.mean_error / assumed
+            for index, each in enumerate(self.tried)
+            if each.mean_error is not None and (assumed := self.mean_error_of(each))
+        }
+        best = min(gains, key=gains.__getitem__, default=None)
+        return None if best is None or gains[best] >= 1 else self.tried[best]
 
     def mean_error_of(self, tried: Tried) -> float:
         """The mean error of the assumed settings over the points that `tried` changes."""

@@ -14,8 +14,9 @@ from fsdpbench.results.provenance import content_key
 from fsdpbench.results.records import TRACE_FOLDER, Status
 from fsdpbench.results.store import point_folder_name
 from fsdpbench.sweep.runner import Progress
+from fsdpbench.sweep.simulated import UNTRACED, simulate
 from fsdpbench.validation.case import Case
-from fsdpbench.validation.predict import UNTRACED, Prediction, config_of, simulate
+from fsdpbench.validation.predict import Prediction, config_of
 
 _TRACED = dataclasses.replace(UNTRACED, traced_steps=1)
 _TRACE = f"{TRACE_FOLDER}/rank0_trace.json.gz"
@@ -23,7 +24,7 @@ _TRACE = f"{TRACE_FOLDER}/rank0_trace.json.gz"
 
 @dataclass(frozen=True)
 class Runs:
-    """The results of all cases, and where the traces of some lie."""
+    """The results of all cases, and the traces of some."""
 
     folder: Path
     _configs: Mapping[str, Config]
@@ -53,7 +54,7 @@ class Runs:
 
 
 def run(figures: Sequence[PaperFigure], folder: Path, progress: Progress, jobs: int | None = None) -> Runs:
-    """Simulate what `folder` does not hold yet, figure by figure. Interrupted, call it again to go on."""
+    """Simulate what `folder` does not hold yet, figure by figure. Interrupted, call it again to resume."""
     ready = {name: prediction for figure in figures for name, prediction in figure.ready.items()}
     traced = {_identity(case) for case in _contrasted(figures)}
     configs: dict[str, Config] = {}
@@ -80,5 +81,5 @@ def _contrasted(figures: Iterable[PaperFigure]) -> Iterator[Case]:
 
 
 def _identity(case: Case) -> str:
-    """Equal for cases that are simulated alike, whatever was published of them."""
+    """Equal for cases whose simulation is the same, whatever was published of them."""
     return repr(dataclasses.replace(case, name="", group="", published={}, assumed=""))

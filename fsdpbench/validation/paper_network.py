@@ -28,7 +28,7 @@ def network_predictions(
 ) -> list[Prediction]:
     """Every point of the figure beside the network model's answer, for `gpus` in all.
 
-    `nic_gb_s`: what a node's NICs send at once, `efficiency`: the share of it that collectives reach; where
+    `nic_gb_s`: what a node's NICs send together, `efficiency`: the share of it that collectives reach; where
     they are not given, they are the profile's.
     """
     profile = load_profile(_HARDWARE)

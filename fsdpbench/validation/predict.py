@@ -10,14 +10,10 @@ from typing import Any
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.provenance import content_key
-from fsdpbench.results.result import not_applicable_result
-from fsdpbench.results.store import Store
-from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
-from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
+from fsdpbench.sweep.planning import make_config, make_target, without_absent
+from fsdpbench.sweep.runner import Progress
+from fsdpbench.sweep.simulated import UNTRACED, simulate
 from fsdpbench.validation.case import Case, Figure
-
-# Step time and memory come from the untraced pass.
-UNTRACED = Measurement(2, 1, 0, timeout_s=600.0, most_warmup_steps=12, most_timed_steps=8)
 
 
 @dataclass(frozen=True)
@@ -78,17 +74,3 @@ def predict(
     return [
         Prediction(case, results[content_key(config)]) for case, config in zip(cases, configs, strict=True)
     ]
-
-
-def simulate(
-    configs: Sequence[Config], folder: Path, progress: Progress, jobs: int | None = None
-) -> dict[str, dict[str, Any]]:
-    """Run what `folder` does not hold yet; the results by content key, `not_applicable` among them."""
-    refused = {content_key(c): not_applicable_result(c, why) for c in configs if (why := not_applicable(c))}
-    unique = list({key: c for c in configs if (key := content_key(c)) not in refused}.values())
-    store = Store.open_or_create(folder)
-    with store.locked():
-        systems = sorted({config.system for config in unique})
-        store.write_space({"schema": 1, "system": systems}, unique)
-        run_sweep(store, unique, progress, jobs=jobs or jobs_for("sim"))
-    return refused | {key: stored.result for key, stored in store.finished().items()}

@@ -18,7 +18,7 @@ _ABOUT = ("source", "read", "unit", "x", "batch")
 class PublishedFigure:
     """One figure of a publication: a value of each series at each place of its axis.
 
-    `read`: T stated in the text, B printed on a bar, D read off an image (within what stands in brackets).
+    `read`: T stated in the text, B printed on a bar, D read off an image (within the brackets).
     `batch`: samples a GPU at each place, where the figure names them there. A value of None: out of memory.
     """
 

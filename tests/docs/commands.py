@@ -77,6 +77,8 @@ def make_files(folder: Path, traced: Path, made_by_the_page: set[str]) -> None:
     } - made_by_the_page:
         shutil.copytree(traced, folder / name)
     _write_dumps(folder / "dumps")
+    (folder / "runs" / "atlas").mkdir(parents=True)
+    (folder / "runs" / "atlas" / "atlas.json").write_text(json.dumps(_ATLAS))
 
 
 def _write_dumps(folder: Path) -> None:
@@ -97,6 +99,16 @@ def _write_dumps(folder: Path) -> None:
         (folder / f"nccl_trace_rank_{rank}").write_text(json.dumps(content))
 
 
+_CELL = {"model": "llama3-70b", "hardware": "h100-80gb", "gpus": 64, "status": "does_not_fit"}
+_ATLAS = {
+    "schema": 1,
+    "system": "torch-fsdp2",
+    "versions": {},
+    "models": {"llama3-70b": {"parameters": 1}},
+    "hardware": ["h100-80gb"],
+    "gpus": [64],
+    "cells": [_CELL],
+}
 _WITH_ARGUMENTS = """
 import sys
 

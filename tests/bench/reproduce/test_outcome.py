@@ -31,7 +31,12 @@ def predicted(name: str, value: float | None, status: str = "ok") -> Prediction:
     return Prediction(a_case(name), {"status": status, "hardware_tflops_per_gpu": value})
 
 
-def outcome(values: dict[str, float | None], drawing: Drawing = Drawing.BARS, **statuses: str) -> Outcome:
+def outcome(
+    values: dict[str, float | None],
+    drawing: Drawing = Drawing.BARS,
+    others: tuple[float, float] = (101.0, 60.0),
+    **statuses: str,
+) -> Outcome:
     """A figure of two series on two places; `values` by series and place, as in `a8`."""
     ready = {name: predicted(name, value, statuses.get(name, "ok")) for name, value in values.items()}
     points = tuple(
@@ -39,7 +44,7 @@ def outcome(values: dict[str, float | None], drawing: Drawing = Drawing.BARS, **
         for series in PUBLISHED.series
         for x in PUBLISHED.x
     )
-    other = {"a8": predicted("a8", 101.0), "a16": predicted("a16", 60.0)}
+    other = {"a8": predicted("a8", others[0]), "a16": predicted("a16", others[1])}
     figure = PaperFigure(
         PUBLISHED,
         drawing,
@@ -95,7 +100,9 @@ def test_the_chart_has_both_sides_of_every_value(drawing: Drawing) -> None:
     assert list(drawn["a, published"]["y"]) == [100.0, 50.0]
     assert list(drawn["a, simulated"]["y"]) == [110.0, 55.0]
     assert [row[-2:] for row in chart.table.rows][:2] == [("", "101.0 to 110.0"), ("", "55.0 to 60.0")]
+    assert "range" not in chart.layout["yaxis"]
     if drawing is Drawing.BARS:
+        assert (drawn["b, published"]["y"][1], drawn["b, published"]["text"][1]) == (0.0, "out of memory")
         assert drawn["b, simulated"]["text"] == ["", "out of memory"]
         assert drawn["a, simulated"]["error_y"]["arrayminus"] == pytest.approx([9.0, 0.0])
 
@@ -117,3 +124,10 @@ def test_published_values_read_by_the_wrong_name_are_errors() -> None:
     for read in reads:
         with pytest.raises((KeyError, ValueError)):
             read()
+
+
+def test_a_wide_band_does_not_press_the_values_down() -> None:
+    chart = chart_of(outcome(GOOD, others=(1000.0, 60.0), b16="oom"))
+    assert chart is not None
+    assert chart.note
+    assert chart.layout["yaxis"]["range"] == [0, pytest.approx(1.5 * 110.0)]

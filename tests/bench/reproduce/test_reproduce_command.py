@@ -47,7 +47,10 @@ def test_figures_of_the_network_need_no_simulated_run(fsdpbench: Any, tmp_path: 
     assert page.count('<section id="fig-') == 2
     assert "default-src &#39;none&#39;" in page
     assert 'src="http' not in page
-    assert not (tmp_path / "out" / "runs").exists()
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "fsdp-paper.html",
+        "fsdp-paper.json",
+    ]
 
 
 def test_a_file_in_the_place_of_the_folder_is_said(fsdpbench: Any, tmp_path: Path) -> None:

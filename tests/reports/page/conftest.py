@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -42,21 +40,6 @@ def many(synthetic: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
     for number in range(1, 200):
         shutil.copytree(first, run / f"{first.name[:-8]}{number:08x}")
     return write_report(run)
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """Debian's chromium under playwright, its profile in a directory of its own."""
-    executable = shutil.which("chromium")
-    if executable is None:
-        pytest.skip("needs Debian's chromium (apt-get install chromium)")
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (the extra `test`)")
-    switches = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    switches += ["--disable-component-update", "--disable-sync"]
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=executable, args=switches, timeout=60_000)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

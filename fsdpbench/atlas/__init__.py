@@ -1,0 +1,1 @@
+"""`fsdpbench atlas`: the best FSDP settings for known models on known chips, simulated once and looked up."""

@@ -1,0 +1,109 @@
+"""What the atlas says of a cell: the best settings and their interval, what is as good, why nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fsdpbench.atlas.names import SYSTEM
+from fsdpbench.atlas.space import Cell, Results, fits_safely
+from fsdpbench.configuration.config import Config
+from fsdpbench.results.provenance import versions
+from fsdpbench.results.records import Status
+from fsdpbench.results.reproduce import run_command
+from fsdpbench.workloads import get_workload
+
+SCHEMA = 1
+AS_GOOD = 0.02
+"""Alternatives: throughput at most this share below the best."""
+_RATE = "tokens_per_s_per_gpu"
+_SHOWN = ("strategy", "activation_checkpointing", "batch")
+
+
+def as_dict(cells: Sequence[Cell], results: Results) -> dict[str, Any]:
+    """The atlas as JSON values."""
+    models = list(dict.fromkeys(cell.model for cell in cells))
+    return {
+        "schema": SCHEMA,
+        "simulated": True,
+        "system": SYSTEM,
+        "versions": versions(),
+        "models": {name: {"parameters": get_workload(name).parameters} for name in models},
+        "hardware": list(dict.fromkeys(cell.hardware for cell in cells)),
+        "gpus": sorted({cell.gpus for cell in cells}),
+        "cells": [_answer(cell, results) for cell in cells],
+    }
+
+
+def _answer(cell: Cell, results: Results) -> dict[str, Any]:
+    found = list(cell.found(results))
+    running = [(config, result) for config, result in found if result.get(_RATE)]
+    failed = sorted(
+        {
+            str((result.get("cause") or {}).get("message") or result["status"])
+            for _, result in found
+            if not Status(result["status"]).is_answer
+        }
+    )
+    answer: dict[str, Any] = {
+        "model": cell.model,
+        "hardware": cell.hardware,
+        "gpus": cell.gpus,
+        "status": "fits",
+        "best": None,
+        "alternatives": [],
+        "risky": [],
+        "simulated": len(found),
+        "pruned": cell.pruned,
+        "failed": failed,
+        "reason": None,
+    }
+    safe = _fastest_first((config, result) for config, result in running if fits_safely(result))
+    risky = _fastest_first((config, result) for config, result in running if not fits_safely(result))
+    if not running:
+        answer["status"] = "failed" if failed else "does_not_fit"
+        answer["reason"] = failed[0] if failed else _why(cell, found)
+        return answer
+    ranked = safe or risky
+    answer["best"] = _choice(*ranked[0])
+    least = ranked[0][1][_RATE] * (1 - AS_GOOD)
+    answer["alternatives"] = [_choice(*each) for each in ranked[1:] if each[1][_RATE] >= least]
+    if safe:
+        answer["risky"] = [_choice(*each) for each in risky if each[1][_RATE] > safe[0][1][_RATE]]
+    return answer
+
+
+def _fastest_first(
+    found: Iterable[tuple[Config, Mapping[str, Any]]],
+) -> list[tuple[Config, Mapping[str, Any]]]:
+    return sorted(found, key=lambda each: -float(each[1][_RATE]))
+
+
+def _choice(config: Config, result: Mapping[str, Any]) -> dict[str, Any]:
+    interval = result.get("interval") or {}
+    return {
+        "settings": {
+            **{name: getattr(config.settings, name) for name in _SHOWN},
+            "seq": config.settings.seq,
+        },
+        "tokens_per_s_per_gpu": result[_RATE],
+        "step_time_s": result["step_time_s"],
+        "mfu": result.get("mfu"),
+        "peak_reserved_bytes": (result.get("peak_memory_bytes") or {}).get("reserved"),
+        "alloc_retries_per_step": result.get("alloc_retries_per_step"),
+        "interval": {
+            _RATE: interval.get(_RATE),
+            "step_time_s": interval.get("step_time_s"),
+            "peak_reserved_bytes": (interval.get("peak_memory_bytes") or {}).get("reserved"),
+            "because": interval.get("because"),
+        },
+        "risky": bool(interval.get("risky")),
+        "command": run_command(config),
+    }
+
+
+def _why(cell: Cell, found: Sequence[tuple[Config, Mapping[str, Any]]]) -> str:
+    if not found:
+        return "by arithmetic: training state and activations of one sample are more than the GPU's memory"
+    causes = [str((result.get("cause") or {}).get("message") or "") for _, result in found]
+    return f"simulated with batch 1 and recomputation: out of memory ({causes[-1][:160]})"

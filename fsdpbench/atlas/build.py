@@ -1,0 +1,28 @@
+"""Simulates what the atlas needs, wave by wave: each ladder's next batch depends on the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fsdpbench.atlas.space import Cell, Results
+from fsdpbench.configuration.config import Config
+from fsdpbench.sweep.runner import Progress
+from fsdpbench.sweep.simulated import simulate
+
+
+def build(
+    cells: Sequence[Cell],
+    folder: Path,
+    progress: Callable[[], Progress],
+    jobs: int | None = None,
+) -> Results:
+    """The results of all that was tried, by content key. Interrupted, call it again to resume."""
+    results: Results = {}
+    tried: list[Config] = []
+    while wave := [
+        config for cell in cells for ladder in cell.ladders if (config := ladder.next(results)) is not None
+    ]:
+        tried += wave
+        results = simulate(tried, folder, progress(), jobs)
+    return results

@@ -1,0 +1,64 @@
+"""Cells whose results are made up, so that nothing is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fsdpbench.atlas.names import Extent
+from fsdpbench.atlas.space import Cell, cells
+from fsdpbench.configuration.config import Config
+from fsdpbench.results.provenance import content_key
+
+EXTENT = Extent(("llama-tiny",), ("a100-80gb",), (8, 16))
+Told = Callable[[Config], dict[str, Any]]
+
+
+def _ran(rate: float, risky: bool = False) -> dict[str, Any]:
+    """A result with a throughput and its interval."""
+    return {
+        "status": "ok",
+        "step_time_s": 1.0,
+        "tokens_per_s_per_gpu": rate,
+        "peak_memory_bytes": {"reserved": 2**30},
+        "interval": {
+            "tokens_per_s_per_gpu": [0.9 * rate, 1.1 * rate],
+            "peak_memory_bytes": {"reserved": [2**29, 2**31]},
+            "risky": risky,
+            "because": ["of this"],
+        },
+    }
+
+
+def _out_of_memory() -> dict[str, Any]:
+    return {"status": "oom", "cause": {"message": "CUDA out of memory. Tried to allocate 2 GiB"}}
+
+
+@pytest.fixture(scope="session")
+def ran() -> Callable[..., dict[str, Any]]:
+    return _ran
+
+
+@pytest.fixture(scope="session")
+def out_of_memory() -> Callable[[], dict[str, Any]]:
+    return _out_of_memory
+
+
+@pytest.fixture(scope="session")
+def two_cells() -> list[Cell]:
+    return cells(EXTENT)
+
+
+@pytest.fixture(scope="session")
+def worked_off() -> Callable[[list[Cell], Told], dict[str, dict[str, Any]]]:
+    """The results of cells whose configurations come out as `told` says, tried as the build tries them."""
+
+    def work_off(found: list[Cell], told: Told) -> dict[str, dict[str, Any]]:
+        results: dict[str, dict[str, Any]] = {}
+        while wave := [c for cell in found for ladder in cell.ladders if (c := ladder.next(results))]:
+            results |= {content_key(config): told(config) for config in wave}
+        return results
+
+    return work_off
