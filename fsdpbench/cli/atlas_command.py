@@ -24,7 +24,12 @@ _RUNS = "runs"
 
 @click.group("atlas")
 def command() -> None:
-    """The best FSDP settings for known models on known chips, simulated once and looked up."""
+    """The best FSDP settings for known models on known chips, simulated once and looked up.
+
+    \b
+    fsdpbench atlas build --small
+    fsdpbench atlas show llama3-8b --gpus 64
+    """
 
 
 @command.command("build")
@@ -34,8 +39,15 @@ def command() -> None:
 @click.option("--small", is_flag=True, help="3 models, 3 chips and 4 numbers of GPUs.")
 @click.option("-o", "--output", type=PossiblePath(), default=_FOLDER, help="Folder of pages and runs.")
 @click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
+@click.option("--json", "as_json", is_flag=True, help="The atlas, as one JSON object on stdout.")
 def build_command(
-    models: str | None, hardware: str | None, gpus: str | None, small: bool, output: Path, jobs: int | None
+    models: str | None,
+    hardware: str | None,
+    gpus: str | None,
+    small: bool,
+    output: Path,
+    jobs: int | None,
+    as_json: bool,
 ) -> None:
     """Simulate the settings of every model, chip and number of GPUs, and write pages and atlas.json.
 
@@ -62,7 +74,11 @@ def build_command(
         page = write_pages(output, as_atlas(content))
     fit = sum(cell["status"] == "fits" for cell in content["cells"])
     simulated = sum(cell["simulated"] for cell in content["cells"])
-    show(f"{len(found)} cells, {fit} fit; {simulated} configurations simulated")
+    told = f"{len(found)} cells, {fit} fit; {simulated} configurations simulated"
+    if as_json:
+        show_json(content)
+    else:
+        show(told)
     tell(f"Pages: {page}")
     failed = [cause for cell in content["cells"] for cause in cell["failed"]]
     if failed:
