@@ -176,7 +176,7 @@ def _between_layers(rank: RankAnalysis) -> Iterable[Finding]:
         "exposed_between_layers",
         share,
         share,
-        f"{_percent(share)} of the step waits for {named} of no FSDP unit, as between ranks that share layers: "
+        f"{_percent(share)} of the step waits for {named} of no FSDP unit, between ranks that share layers: "
         f"let fewer share them ({_settings([suggestion])}); predicted gain at most {_percent(share)} of it.",
         (suggestion,),
     )
