@@ -26,6 +26,10 @@ def refuse_parallel(config: Config) -> dict[str, str]:
             return {name: "offloaded shards are not parallelised beside FSDP: leave cpu_offload out"}
         if config.settings.optimizer == "muon" or config.settings.optimizer_dtype is not None:
             return {name: "only torch's own AdamW and SGD step what is cut twice: leave muon and bf16 out"}
+        if config.soak is not None and (config.soak.lengths is not None or degrees.cp > 1):
+            return {
+                name: "lengths of every step need to be shared evenly: leave --seq-lengths out (cp: --soak)"
+            }
         if config.settings.lora:
             return {name: "adapters have no plan of their own yet: leave lora out"}
     refused = _refuse_tensor(config, degrees) | _refuse_experts(config, degrees)
