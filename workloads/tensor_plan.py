@@ -22,8 +22,7 @@ class BlockPlan:
 
     Fields: `readers`: modules that read the whole sequence in their first argument; `columns`: linear layers
     cut by outputs, with the widths of what they compute side by side (a rank gets its share of each); `rows`:
-    linear layers cut by inputs; `norms`: on the shares of the sequence; `head_norms`: on the heads that a rank
-    has.
+    linear layers cut by inputs; `norms`: on the shares of the sequence; `head_norms`: on a rank's heads.
     """
 
     readers: tuple[str, ...]
