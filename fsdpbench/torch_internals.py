@@ -139,6 +139,11 @@ INTERNALS = {
     "set_is_profiler_enabled": Internal(
         "torch.autograd.profiler:_set_is_profiler_enabled", "labels of FSDP in simulated traces"
     ),
+    "set_rotate_method": Internal(
+        "torch.distributed.tensor.experimental._attention:set_rotate_method",
+        "ring attention (cp)",
+        "a public choice of the way that keys and values go",
+    ),
     "set_storage_by_key": Internal(
         "torch:ops.aten.set_.source_Storage_storage_offset._op_dk", "tensors of the simulated device"
     ),

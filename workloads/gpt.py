@@ -254,7 +254,7 @@ class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
     def tensor_plan(self) -> TensorPlan:
         s = self._shape
         block = BlockPlan(
-            readers={"attention": 1, "feed_forward": 1},
+            readers=("attention", "feed_forward"),
             columns={"attention.qkv": (s.d_model,) * 3, "feed_forward.up": (s.expansion * s.d_model,)},
             rows=("attention.proj", "feed_forward.down"),
             norms=("attention_norm", "feed_forward_norm"),

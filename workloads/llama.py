@@ -240,7 +240,7 @@ class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
         s = self._shape
         widths = {product.name: product.outputs for product in self.products(0)}
         block = BlockPlan(
-            readers={"attention": 3, "feed_forward": 1},
+            readers=("attention", "feed_forward"),
             columns={f"attention.{name}": (widths[name],) for name in ("query", "key", "value")}
             | {f"feed_forward.{name}": (s.d_ff,) for name in ("gate", "up")},
             rows=("attention.output", "feed_forward.down"),

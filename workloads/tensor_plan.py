@@ -20,13 +20,12 @@ from fsdpbench.workloads.errors import WorkloadError
 class BlockPlan:
     """The layers of one block by their names in it.
 
-    Fields: `readers`: modules that read the whole sequence in their first argument, with how many arguments
-    they take; `columns`: linear layers cut by outputs, with the widths of what they compute side by side (a
-    rank gets its share of each); `rows`: linear layers cut by inputs; `norms`: on the shares of the sequence;
-    `head_norms`: on the heads that a rank has.
+    Fields: `readers`: modules that read the whole sequence in their first argument; `columns`: linear layers
+    cut by outputs, with the widths of what they compute side by side (a rank gets its share of each); `rows`:
+    linear layers cut by inputs; `norms`: on the shares of the sequence; `head_norms`: on a rank's heads.
     """
 
-    readers: Mapping[str, int]
+    readers: tuple[str, ...]
     columns: Mapping[str, tuple[int, ...]]
     rows: tuple[str, ...]
     norms: tuple[str, ...]

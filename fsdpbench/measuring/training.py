@@ -53,12 +53,12 @@ class TrainingLoop:
         self.model.train()
 
     def _forward_backward(self, microbatches: int, is_last: bool) -> None:
-        batch = next(self.batches)
-        with record_function("forward"):
-            with self.system.forward_context(self.config, self.device):
-                loss = self.model(*batch)
-            if microbatches > 1:
-                loss = loss / microbatches
-        with record_function("backward"), self.system.backward_context(self.config):
-            self.system.backward(self.model, loss, is_last=is_last)
+        with self.system.microbatch_of(self.model, next(self.batches)) as batch:
+            with record_function("forward"):
+                with self.system.forward_context(self.config, self.device):
+                    loss = self.model(*batch)
+                if microbatches > 1:
+                    loss = loss / microbatches
+            with record_function("backward"), self.system.backward_context(self.config):
+                self.system.backward(self.model, loss, is_last=is_last)
         self.on_loss(loss.detach())

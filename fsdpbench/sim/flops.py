@@ -21,6 +21,12 @@ _graph_task = current_graph_task_id
 _MAIN_SHARE = 0.99
 
 
+def _of_groups(a: torch.Tensor, b: torch.Tensor, *args: Any, out_val: Any, **kwargs: Any) -> int:
+    """Products of groups that together are the rows or columns of a factor of two dimensions."""
+    groups: int = a.shape[0] if a.dim() == b.dim() == 3 else 1
+    return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
 @dataclass(frozen=True)
 class Flops:
     """FLOPs of some span: ``model`` without recomputation, by compute type (``bf16``, ``tf32``, ...)."""
@@ -48,7 +54,8 @@ class FlopCount:
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, compute_type: str
     ) -> tuple[str, int] | None:
         """Compute type and FLOPs of an operator's call on meta tensors; None if it is no product."""
-        formula: Any = flop_registry.get(getattr(func, "_overloadpacket", None))
+        packet = getattr(func, "_overloadpacket", None)
+        formula: Any = _of_groups if packet is torch.ops.aten._grouped_mm else flop_registry.get(packet)
         if formula is None:
             return None
         return compute_type, int(formula(*args, **kwargs, out_val=out))

@@ -117,7 +117,8 @@ def _without_shapes(func: Any) -> NotImplementedError:
 
 def data_dependent(func: Any) -> NotImplementedError:
     """The error of an operator whose result has no shape without data."""
+    form = "minlength=" if func._schema.name == "aten::bincount" else "masks, torch.where"
     return NotImplementedError(
         f"{func._schema.name}: the shape of its result depends on data, which simulated tensors do not have; "
-        "use a form with a fixed shape (masks, torch.where), or compute it on the CPU"
+        f"use a form with a fixed shape ({form}), or compute it on the CPU"
     )

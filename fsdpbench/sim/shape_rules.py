@@ -1,5 +1,5 @@
 """Shapes of results where torch has no rule: `SyncBatchNorm`'s and GRUs' operators, which it has for CUDA
-alone, and CTC's backward.
+alone, CTC's backward, and `bincount` with `minlength`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,17 @@ def _like_second(grad: Tensor, x: Tensor, *others: object) -> Tensor:
     return torch.empty_like(x)
 
 
+def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """`bincount`: as many bins as are asked for; that no value lies beyond them is assumed."""
+    if not minlength:
+        raise NotImplementedError("bincount without minlength has as many bins as its largest value says")
+    if weights is None:
+        return x.new_empty((minlength,), dtype=torch.int64)
+    return x.new_empty((minlength,), dtype=torch.float32 if weights.dtype is torch.float32 else torch.float64)
+
+
 _RULES = {
+    "bincount": _bins,
     "batch_norm_stats": _two,
     "batch_norm_gather_stats_with_counts": _two,
     "batch_norm_elemt": _like_first,

@@ -289,6 +289,25 @@ def _masked_fill(operator: Any, by_shape: Kernel) -> Kernel:
     return kernel
 
 
+def _counted(operator: Any, by_shape: Kernel) -> Kernel:
+    """`bincount` and `histc`: a router's load is taken to be balanced, as many in every bin, and that is
+    written down."""
+    name = operator._schema.name.removeprefix("aten::")
+
+    def kernel(values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result: torch.Tensor = by_shape(values, *args, **kwargs)
+        weights = kwargs.get("weights", args[0] if args and name == "bincount" else None)
+        bins = result.numel()
+        if ACCELERATOR.follows_numbers and weights is None and bins and values.numel() % bins == 0:
+            each = values.numel() // bins
+            learn(result, each, assumed=True)
+            if ACCELERATOR.on_value is not None:
+                ACCELERATOR.on_value(f"torch.{name}", f"balanced: {each} in each of {bins} bins", False)
+        return result
+
+    return kernel
+
+
 def _refused(operator: Any, by_shape: Kernel) -> Kernel:
     """Operators whose result's shape depends on values."""
 
@@ -315,6 +334,8 @@ SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
     **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), _never),
     "index": _index,
     **dict.fromkeys(("masked_fill", "masked_fill_"), _masked_fill),
+    "bincount": _counted,
+    "histc": _counted,
     "nonzero": _refused,
     "masked_select": _refused,
     "unique_dim": _refused,

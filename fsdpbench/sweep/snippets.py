@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.configuration.settings import show_value
 from fsdpbench.systems.base import shard_size_of
 
@@ -27,11 +28,14 @@ _OF_THE_SCRIPT = (
 def snippets(configs: Iterable[Config]) -> Mapping[str, str]:
     """File name -> Python source, of the first configuration of each system that has an API to write."""
     sources: dict[str, str] = {}
+    best: dict[str, Config] = {}
     for config in configs:
-        write = _WRITERS.get(config.system)
-        name = f"best_{config.system.replace('-', '_')}.py"
-        if write is not None and name not in sources:
-            sources[name] = write(config)
+        best.setdefault(config.system, config)
+    for system, config in best.items():
+        write = _WRITERS.get(system)
+        # A plan of tensor or expert parallelism is the model's own; without it the code would be another's.
+        if write is not None and not any(getattr(config.settings, name) > 1 for name in PARALLEL):
+            sources[f"best_{system.replace('-', '_')}.py"] = write(config)
     return sources
 
 

@@ -128,6 +128,12 @@ class System(ABC):
         """Entered around each forward."""
         return nullcontext()
 
+    def microbatch_of(
+        self, model: nn.Module, batch: tuple[torch.Tensor, ...]
+    ) -> AbstractContextManager[tuple[torch.Tensor, ...]]:
+        """Entered around forward and backward of `batch`: what this rank has of it."""
+        return nullcontext(batch)
+
     def backward_context(self, config: Config) -> AbstractContextManager[object]:
         """Entered around each backward."""
         return nullcontext()

@@ -18,6 +18,8 @@ from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallel
 from fsdpbench.systems.parallel.experts import placement_of_experts
 from fsdpbench.systems.wrapping import select_units
 
+_CONTEXT_MESH = "_fsdpbench_context_mesh"
+
 
 class _FullyShardSystem(System):
     """What both have in common: units inner first, then the root; gradients synchronised by a switch."""
@@ -57,6 +59,8 @@ class _FullyShardSystem(System):
         self._fully_shard(model, context, **arguments)
         if meshes.experts is not None:
             _average_over_all([*units, model], Degrees.of(config), meshes, context.device)
+        if meshes.context is not None:
+            setattr(model, _CONTEXT_MESH, meshes.context)
         if context.deferred:
             materialise(model, torch.device("cpu") if settings.cpu_offload else context.device)
         if settings.compile:
@@ -66,6 +70,19 @@ class _FullyShardSystem(System):
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
         return context_of(config)
+
+    @contextmanager
+    def microbatch_of(
+        self, model: nn.Module, batch: tuple[torch.Tensor, ...]
+    ) -> Iterator[tuple[torch.Tensor, ...]]:
+        mesh: Any = getattr(model, _CONTEXT_MESH, None)
+        if mesh is None:
+            yield batch
+            return
+        from fsdpbench.systems.parallel.context import ring
+
+        with ring(mesh, batch) as parts:
+            yield parts
 
     def backward_context(self, config: Config) -> AbstractContextManager[object]:
         return context_of(config)

@@ -150,10 +150,10 @@ def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
     ):
         return
     for kind in _REDUCTIONS:
-        figures = rank.communication.get(kind)
-        if figures is None or not figures.exposed:
+        exposed = _exposed(rank, kind) - _of_no_unit(rank, kind)
+        if not exposed:
             continue
-        share = figures.exposed / rank.time.total
+        share = exposed / rank.time.total
         suggestions = (Suggestion("reduce_dtype", "bf16"), Suggestion("batch", "more"))
         yield Finding(
             f"exposed_{kind}",
@@ -164,6 +164,33 @@ def _reductions(rank: RankAnalysis) -> Iterable[Finding]:
             f"predicted gain at most {_percent(share)} of the step.",
             suggestions,
         )
+
+
+def _between_layers(rank: RankAnalysis) -> Iterable[Finding]:
+    """Gathers and reductions of no FSDP unit: activations, where ranks share layers."""
+    by_kind = {kind: _of_no_unit(rank, kind) for kind in ("all_gather", *_REDUCTIONS)}
+    share = sum(by_kind.values()) / rank.time.total
+    suggestion = Suggestion("tp", "less")
+    named = " and ".join(kind.replace("_", "-") for kind, exposed in by_kind.items() if exposed)
+    yield Finding(
+        "exposed_between_layers",
+        share,
+        share,
+        f"{_percent(share)} of the step waits for {named} of no FSDP unit, between ranks that share layers: "
+        f"let fewer share them ({_settings([suggestion])}); predicted gain at most {_percent(share)} of it.",
+        (suggestion,),
+    )
+
+
+def _exposed(rank: RankAnalysis, kind: str) -> int:
+    figures = rank.communication.get(kind)
+    return 0 if figures is None else figures.exposed
+
+
+def _of_no_unit(rank: RankAnalysis, kind: str) -> int:
+    """ns that computation waits for collectives outside of FSDP's units; 0 where the trace names none."""
+    of_units = [unit.communication[kind].exposed for unit in rank.units if kind in unit.communication]
+    return max(_exposed(rank, kind) - sum(of_units), 0) if of_units else 0
 
 
 def _unexplained(rank: RankAnalysis) -> Iterable[Finding]:
@@ -243,6 +270,7 @@ _RULES: tuple[Callable[[RankAnalysis], Iterable[Finding]], ...] = (
     _late_gathers,
     _root_only,
     _reductions,
+    _between_layers,
     _unexplained,
     _copies,
     _cpu_bound,

@@ -94,7 +94,7 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         norms = ["attention_norm"] + ([] if s.parallel else ["feed_forward_norm"])
         norms += ["after_attention", "after_feed_forward"] if s.post_norms else []
         return BlockPlan(
-            readers={"attention": 4, "feed_forward": 1},
+            readers=("attention", "feed_forward"),
             columns=columns,
             rows=("attention.output", "feed_forward.down"),
             norms=tuple(norms),

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.results.residuals.differences import apart
 from fsdpbench.results.residuals.table import Condition, Quantity, read_table
 from fsdpbench.results.residuals.widths import LEVEL, Unknown, width_of
@@ -84,6 +85,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
         not _is_known_kind(config, families)
         or config.settings.param_dtype not in ("bf16", "fp16")
         or config.settings.lora
+        or any(getattr(config.settings, name) > 1 for name in PARALLEL)
         or config.settings.optimizer == "muon"
         or config.settings.optimizer_dtype is not None
     ):

@@ -23,7 +23,7 @@ from fsdpbench.sim.prices.memory import (
     rows_written,
     whole_output,
 )
-from fsdpbench.sim.prices.products import convolution, convolution_backward, product
+from fsdpbench.sim.prices.products import convolution, convolution_backward, grouped, product
 
 
 class Family(NamedTuple):
@@ -50,6 +50,7 @@ FAMILIES = (
         "empty_permuted", "_efficientzerotensor", "is_pinned",
     )),
     Family("matrix products", product(0), ("mm", "bmm", "_scaled_mm")),
+    Family("products of groups", grouped, ("_grouped_mm",)),
     Family("matrix products that are added", product(1), (
         "addmm", "addmm_", "baddbmm", "baddbmm_", "addbmm", "_addmm_activation",
     )),
@@ -111,6 +112,7 @@ FAMILIES = (
         "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "logcumsumexp", "glu",
         "glu_backward",
     )),
+    Family("sorting", moves("reduction", passes=4), ("sort", "argsort", "msort")),
     Family("gradients of norms", moves("reduction", passes=2), (
         "native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward",
     )),
@@ -125,7 +127,7 @@ FAMILIES = (
         "upsample_nearest2d", "upsample_bilinear2d", "smooth_l1_loss", "smooth_l1_loss_backward",
         "huber_loss", "huber_loss_backward", "linalg_cross", "_euclidean_dist",
         "binary_cross_entropy_with_logits", "cross", "log_sigmoid_forward", "log_sigmoid_backward",
-        "batch_norm_elemt", "batch_norm_backward_elemt", "_thnn_fused_gru_cell",
+        "batch_norm_elemt", "batch_norm_backward_elemt", "floor_divide", "_thnn_fused_gru_cell",
         "_thnn_fused_gru_cell_backward", "dequantise_4bit",
     )),
 )

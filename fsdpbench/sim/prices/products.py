@@ -40,6 +40,28 @@ def product(first: int) -> Price:
     return lambda call, costs: _gemm(call.args[first], call.args[first + 1], costs)
 
 
+def grouped(call: Call, costs: KernelCosts) -> OperatorCost:
+    """`_grouped_mm`: a product a group in one kernel, groups taken to be equal. One factor of two dimensions
+    lies group by group in rows (forward, and gradients of rows), both in columns (gradients of weights)."""
+    a, b = call.args[0], call.args[1]
+    offsets = argument(call, 2, "offs", None)
+    groups = offsets.shape[0] if offsets is not None else a.shape[0]
+    m, k = a.shape[-2:]
+    n = b.shape[-1]
+    if a.dim() == 2 and b.dim() == 2:
+        k //= groups
+    elif a.dim() == 2:
+        m //= groups
+    elif b.dim() == 2:
+        n //= groups
+    dtype = compute_type(a.dtype)
+    if not (m and n and k and groups):
+        return OperatorCost(f"grouped_gemm_{dtype}", costs.memory_bound_ns(0))
+    kind = "weight_grad" if a.dim() == 2 and b.dim() == 2 else "forward"
+    name = f"grouped_gemm_{dtype}_{groups}x{m}x{n}x{k}"
+    return OperatorCost(name, costs.gemm_ns(m, n, k, groups, dtype, kind))
+
+
 def _convolution_gemm(
     x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor, groups: int
 ) -> tuple[int, int, int]:

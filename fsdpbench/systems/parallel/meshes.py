@@ -1,6 +1,8 @@
 """The device meshes of a configuration.
 
     tp        (replicate, shard, tp)          FSDP over the first, tensor parallelism over the last
+    cp        (replicate, shard)              FSDP over all ranks, those that share a sequence among them
+              (groups, cp)                    attention
     ep        (replicate, shard)              all but experts
               (replicate, expert_shard, ep)   experts: FSDP over expert_shard x replicate
 
@@ -19,10 +21,11 @@ from fsdpbench.configuration.degrees import Degrees
 @dataclass(frozen=True)
 class Meshes:
     """`data`: what FSDP shards over, of one dimension or two (replicate, shard); the others where they are:
-    `tensor` and `experts` 1-D, `expert_data` what FSDP shards experts over."""
+    `tensor`, `context` and `experts` 1-D, `expert_data` what FSDP shards experts over."""
 
     data: DeviceMesh
     tensor: DeviceMesh | None = None
+    context: DeviceMesh | None = None
     experts: DeviceMesh | None = None
     expert_data: DeviceMesh | None = None
 
@@ -34,12 +37,15 @@ def make_meshes(degrees: Degrees, shard: int, device_type: str) -> Meshes:
     whole = _mesh(device_type, data | ({"tp": degrees.tp} if degrees.tp > 1 else {}))
     names = tuple(data)
     first = whole if degrees.tp == 1 else whole[names]
+    if degrees.cp > 1:
+        sharing = _mesh(device_type, {"groups": degrees.data, "cp": degrees.cp})
+        return Meshes(first, context=sharing["cp"])
     if degrees.ep == 1:
         return Meshes(first, whole["tp"] if degrees.tp > 1 else None)
     sizes = data | {"shard": shard // degrees.ep, "ep": degrees.ep}
     own = _mesh(device_type, {"expert_shard" if name == "shard" else name: n for name, n in sizes.items()})
     inner = tuple("expert_shard" if name == "shard" else name for name in names)
-    return Meshes(first, None, own["ep"], own[inner])
+    return Meshes(first, experts=own["ep"], expert_data=own[inner])
 
 
 def _mesh(device_type: str, sizes: dict[str, int]) -> DeviceMesh:

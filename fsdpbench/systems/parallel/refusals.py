@@ -7,6 +7,7 @@ from fsdpbench.configuration.degrees import PARALLEL, Degrees
 from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.base import shard_size_of
 from fsdpbench.workloads import WorkloadError
+from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.tensor_plan import HasTensorPlan
 
 
@@ -16,8 +17,6 @@ def refuse_parallel(config: Config) -> dict[str, str]:
     asked = [name for name in PARALLEL if getattr(degrees, name) > 1]
     if not asked:
         return {}
-    if degrees.cp > 1:
-        return {"cp": "ring attention is not built here: share the sequence between layers by tp"}
     for name in asked:
         if config.settings.compile:
             return {name: "compiled blocks are not parallelised beside FSDP: leave compile out"}
@@ -27,9 +26,44 @@ def refuse_parallel(config: Config) -> dict[str, str]:
             return {name: "offloaded shards are not parallelised beside FSDP: leave cpu_offload out"}
         if config.settings.optimizer == "muon" or config.settings.optimizer_dtype is not None:
             return {name: "only torch's own AdamW and SGD step what is cut twice: leave muon and bf16 out"}
+        if config.soak is not None and (config.soak.lengths is not None or degrees.cp > 1):
+            return {
+                name: "lengths of every step need to be shared evenly: leave --seq-lengths out (cp: --soak)"
+            }
         if config.settings.lora:
             return {name: "adapters have no plan of their own yet: leave lora out"}
-    return _refuse_tensor(config, degrees) | _refuse_experts(config, degrees)
+    refused = _refuse_tensor(config, degrees) | _refuse_experts(config, degrees)
+    return refused | _refuse_context(config, degrees)
+
+
+def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
+    if degrees.cp == 1:
+        return {}
+    if config.device != "sim":
+        return {
+            "cp": "torch's ring attention has no kernel for the CPU, and the models count positions from "
+            f"each part's own start, which is wrong on {config.device}: simulate it (--device sim)"
+        }
+    if degrees.tp > 1:
+        return {"cp": "it is not built beside tp: use one of them"}
+    if config.gpus % degrees.cp:
+        return {"cp": f"{config.gpus} ranks cannot be divided into groups of {degrees.cp}"}
+    workload = workload_of(config)
+    if not isinstance(workload, NextTokenWorkload):
+        return {"cp": f"the family {workload.family} is not causal throughout: decoder, gpt and llama are"}
+    shape = workload.shape
+    if shape.get("attention") == "explicit" or (
+        "S" in shape.get("layer_pattern", "") and shape.get("window")
+    ):
+        return {
+            "cp": f"{workload.name} has attention with a mask, which torch's ring attention does not take"
+        }
+    if config.settings.param_dtype == "fp32":
+        return {"cp": "torch's ring attention is that of flash kernels: param_dtype=bf16 or fp16"}
+    seq = workload.resolve_seq(config.settings.seq) or 0
+    if seq % (2 * degrees.cp):
+        return {"cp": f"a sequence of {seq} tokens does not divide into 2 x {degrees.cp} parts: change seq"}
+    return {}
 
 
 def _refuse_experts(config: Config, degrees: Degrees) -> dict[str, str]:

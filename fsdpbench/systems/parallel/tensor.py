@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInput,
+    ParallelStyle,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -48,13 +48,21 @@ def cut(
         parallelize_module(block, mesh, styles, src_data_rank=None)
 
 
+class _WholeSequence(ParallelStyle):
+    """A module whose first argument is gathered: `PrepareModuleInput` for any number of others."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            share = DTensor.from_local(inputs[0], device_mesh, (Shard(_SEQUENCE),), run_check=False)
+            return (share.redistribute(placements=(Replicate(),)), *inputs[1:])
+
+        module.register_forward_pre_hook(gather)
+        return module
+
+
 def _block_styles(plan: BlockPlan) -> dict[str, Any]:
     styles: dict[str, Any] = {}
-    for name, arguments in plan.readers.items():
-        others = (None,) * (arguments - 1)
-        styles[name] = PrepareModuleInput(
-            input_layouts=(Shard(_SEQUENCE), *others), desired_input_layouts=(Replicate(), *others)
-        )
+    styles |= {name: _WholeSequence() for name in plan.readers}
     styles |= {name: ColwiseParallel() for name in plan.columns}
     styles |= {name: RowwiseParallel(output_layouts=Shard(_SEQUENCE)) for name in plan.rows}
     styles |= {name: SequenceParallel(use_local_output=True) for name in plan.norms}

@@ -144,6 +144,28 @@ def test_an_error_names_the_line_that_decided(run_probe: RunScript) -> None:
     assert "it decided by values that are not there at probe0.py:" in run.cause
 
 
+def test_a_router_is_taken_to_be_balanced(run_probe: RunScript) -> None:
+    run = run_probe(
+        """
+chosen = torch.topk(torch.randn(16, 8, device="cuda"), 2).indices.flatten()
+counts = torch.bincount(chosen, minlength=8)
+order = torch.argsort(chosen)
+rows = torch.randn(32, 64, device="cuda", dtype=torch.bfloat16)[order]
+assert [len(part) for part in rows.split(counts.tolist())] == [4] * 8
+assert torch.histc(chosen.float(), bins=8, min=0, max=8).int().tolist() == [4] * 8
+weights = torch.randn(8, 64, 16, device="cuda", dtype=torch.bfloat16)
+ends = torch.cumsum(counts, 0, dtype=torch.int32)
+assert torch.nn.functional.grouped_mm(rows, weights, offs=ends).shape == (32, 16)
+torch.bincount(chosen)
+"""
+    )
+    told = {each["operation"]: each["answer"] for each in run.result["placeholder_decisions"]}
+    assert told["torch.bincount"] == "balanced: 4 in each of 8 bins"
+    assert told["torch.histc"] == "balanced: 4 in each of 8 bins"
+    assert told["tolist"] == 4
+    assert "use a form with a fixed shape (minlength=)" in run.cause
+
+
 def test_the_terminal_and_the_page_tell(fsdpbench: Any, tmp_path: Path) -> None:
     script = tmp_path / "guarded.py"
     script.write_text(

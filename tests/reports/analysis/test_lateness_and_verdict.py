@@ -271,6 +271,16 @@ def test_exposed_reduction(tmp_path: Path, backward: Step) -> None:
     assert rank.verdict.findings[0].share == 0.19
 
 
+def test_collectives_between_layers_are_of_no_unit(tmp_path: Path, backward: Step) -> None:
+    backward.gather("blocks.1", 30, (40, 60))
+    backward.wait("blocks.1", 290)
+    backward.built.collective("all_gather", at(700), at(900), launch=at(600), elements=8_000)
+    verdict = backward.finish(tmp_path, (301, 690), 295).verdict
+    assert verdict is not None
+    assert verdict.findings[0].cause == "exposed_between_layers"
+    assert "all-gather of no FSDP unit" in verdict.sentence
+
+
 def test_a_cpu_bound_step(tmp_path: Path, trace_builder: Any) -> None:
     built = trace_builder()
     built.step(0, at(0), at(1000))

@@ -31,6 +31,7 @@ PHI = {"fused_projections": True, "parallel": True, "norm": "layer", "qkv_bias":
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt-tied-tp2": ("gpt", {**SMALL, "tied": True}, {"tp": 2}),
     "llama-tp2": ("llama", DECODER, {"tp": 2, "grad_accum": 2, "activation_checkpointing": "full"}),
+    "llama-of-meta-tp2": ("llama", {**DECODER, "rotary": "complex", "norms": "composed"}, {"tp": 2}),
     "gemma-tp2": ("decoder", {**DECODER, **GEMMA}, {"tp": 2, "wrap": "every-2"}),
     "phi-tp2-replicas": ("decoder", {**DECODER, **PHI}, {"tp": 2, "strategy": "NO_SHARD"}),
     "llama-tp4": ("llama", {**DECODER, "kv_heads": 4}, {"tp": 4}),

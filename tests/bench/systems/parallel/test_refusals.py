@@ -13,11 +13,13 @@ from fsdpbench.sweep.arithmetic import state_bytes
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 
 
-def configured(model: str, system: str = "torch-fsdp2", shape: Any = None, **settings: Any) -> Config:
+def configured(
+    model: str, system: str = "torch-fsdp2", shape: Any = None, device: str = "sim", **settings: Any
+) -> Config:
     target = make_target(
         model=model,
         shape=shape or {},
-        device="sim",
+        device=device,
         hardware="h100-80gb",
         gpus=16,
         gpus_per_node=None,
@@ -44,6 +46,13 @@ def configured(model: str, system: str = "torch-fsdp2", shape: Any = None, **set
         ("mixtral-8x7b", {"ep": 16}, "ep", "8 experts cannot be shared evenly by 16 ranks"),
         ("mixtral-8x7b", {"ep": 8, "strategy": "HYBRID_SHARD", "shard_size": 4}, "ep", "do not divide the 4"),
         ("mixtral-8x7b", {"ep": 2, "reshard_after_forward": 4}, "ep", "true or false"),
+        ("llama3-8b", {"cp": 2, "device": "cpu"}, "cp", "simulate it (--device sim)"),
+        ("llama3-8b", {"cp": 2, "tp": 2}, "cp", "it is not built beside tp"),
+        ("llama3-8b", {"cp": 2, "param_dtype": "fp32"}, "cp", "param_dtype=bf16 or fp16"),
+        ("llama3-8b", {"cp": 4, "seq": 100}, "cp", "100 tokens does not divide into 2 x 4 parts"),
+        ("gemma3-27b", {"cp": 2}, "cp", "attention with a mask"),
+        ("t5-3b", {"cp": 2}, "cp", "not causal throughout"),
+        ("llama3-8b", {"cp": 2, "system": "torch-fsdp1"}, "cp", "cp is for impl-fsdp2 and torch-fsdp2"),
         ("mixtral-8x7b", {"ep": 4, "system": "impl-fsdp1"}, "ep", "ep is for impl-fsdp2 and torch-fsdp2"),
     ],
 )
@@ -60,6 +69,7 @@ def test_what_cannot_be_is_named(model: str, settings: dict[str, Any], setting: 
         ("gpt-2.8b", {"tp": 2, "strategy": "HYBRID_SHARD"}),
         ("gemma3-27b", {"tp": 4}),
         ("mixtral-8x7b", {"ep": 8}),
+        ("llama3-8b", {"cp": 4, "seq": 32768}),
         ("qwen3-30b-a3b", {"ep": 16}),
     ],
 )
