@@ -294,6 +294,14 @@ _TABLE: tuple[Setting, ...] = (
         whole(1),
     ),
     Setting(
+        "implementation",
+        "own",
+        "own, transformers",
+        "Whose modules a model of a configuration file (--hf-config) is built of.",
+        "`own`: needs no library.",
+        one_of("own", "transformers"),
+    ),
+    Setting(
         "compile",
         False,
         "true, false",
@@ -313,8 +321,8 @@ _TABLE: tuple[Setting, ...] = (
 
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
 _NEWER = frozenset(
-    {"keep_last_unsharded", "layout", "lora", "lora_base", "lora_targets", "optimizer_dtype"}
-    | {"tp", "cp", "ep"}
+    {"implementation", "keep_last_unsharded", "layout", "lora", "lora_base", "lora_targets"}
+    | {"optimizer_dtype", "tp", "cp", "ep"}
 )
 """Settings that older records lack; what they ran is the default."""
 
@@ -349,6 +357,7 @@ class Settings:
     lora: int
     lora_targets: str
     lora_base: str
+    implementation: str
     tp: int
     cp: int
     ep: int

@@ -84,6 +84,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
         not _is_known_kind(config, families)
         or config.settings.param_dtype not in ("bf16", "fp16")
         or config.settings.lora
+        or config.settings.implementation != "own"
         or config.settings.optimizer == "muon"
         or config.settings.optimizer_dtype is not None
     ):
