@@ -8,11 +8,12 @@ its default is what it is; `fsdpbench list settings` prints the table.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from fsdpbench.configuration.numbers import LARGEST_INTEGER
+from fsdpbench.configuration.setting import Setting, plain_text
 from fsdpbench.configuration.setting_values import (
     Value,
     checkpointing,
@@ -25,38 +26,6 @@ from fsdpbench.configuration.setting_values import (
     wrap,
 )
 from fsdpbench.errors import UsageError, unknown
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting: its name, default, how a text becomes its value, and what people should know of it."""
-
-    name: str
-    default: Value
-    values: str
-    meaning: str
-    reason: str
-    parse: Callable[[str], Value]
-
-    def read(self, text: object) -> Value:
-        """The value for `text` as typed (or already typed, from TOML or JSON). Raises `UsageError`."""
-        plain = _plain_text(text)
-        try:
-            return self.parse(plain)
-        except ValueError as error:
-            detail = f" ({error})" if str(error) else ""
-            raise UsageError(
-                f"{self.name}: {plain!r} is not a value of it{detail}; it takes {self.values}."
-            ) from None
-
-
-def _plain_text(value: object) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value).strip()
-
 
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
@@ -406,7 +375,7 @@ def read_list(name: str, given: object) -> list[Value]:
 
 def show_value(value: Value | float) -> str:
     """A setting's value as people type it."""
-    return _plain_text(value) if value is not None else "-"
+    return plain_text(value) if value is not None else "-"
 
 
 def _check_table() -> None:

@@ -29,6 +29,8 @@ def refuse_parallel(config: Config) -> dict[str, str]:
             return {name: "only torch's own AdamW and SGD step what is cut twice: leave muon and bf16 out"}
         if config.settings.lora:
             return {name: "adapters have no plan of their own yet: leave lora out"}
+        if config.settings.implementation != "own":
+            return {name: "the library's modules have no plan here: leave implementation out"}
     return _refuse_tensor(config, degrees) | _refuse_experts(config, degrees)
 
 
