@@ -326,10 +326,10 @@ class Settings:
     lora: int
     lora_targets: str
     lora_base: str
-    implementation: str
     tp: int
     cp: int
     ep: int
+    implementation: str
     compile: bool
     seed: int
 
