@@ -88,7 +88,7 @@ class LibraryWorkload(Workload):
         return self._base.default_seq
 
     @functools.cached_property
-    def block_classes(self) -> tuple[type[nn.Module], ...]:  # type: ignore[override]
+    def block_classes(self) -> tuple[type[nn.Module], ...]:
         """Those that the library itself keeps in one piece."""
         with torch.device("meta"):
             model = self._module(num_hidden_layers=1)
