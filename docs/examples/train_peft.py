@@ -12,10 +12,19 @@ import os
 import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
-from small_llama import SHAPE
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+SHAPE = LlamaConfig(
+    hidden_size=512,
+    intermediate_size=1024,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    vocab_size=2048,
+    use_cache=False,
+)
 
 
 def shard_parameters(model: nn.Module, package: str) -> nn.Module:
