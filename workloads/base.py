@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,6 +33,8 @@ class Workload(ABC):
 
     name: str
     family: str
+    library_config: Mapping[str, Any] | None = None
+    """The content of the Hugging Face file that it came from, where that was kept (`library_model.py`)."""
     is_convolutional: ClassVar[bool] = False
     """Its products are convolutions, which torch rounds to TF32 by other rules than matrix products."""
 

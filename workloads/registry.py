@@ -14,6 +14,7 @@ from fsdpbench.plugins import FAMILIES, OWN_FAMILIES, family_of, offered_by, plu
 from fsdpbench.workloads import decoder, deepvit, dhen, gpt, llama, regnet, t5
 from fsdpbench.workloads.base import Workload
 from fsdpbench.workloads.errors import PluginError, ShapeError, UnknownModelError
+from fsdpbench.workloads.library_model import CONTENT, unpacked
 
 
 @dataclass(frozen=True)
@@ -116,13 +117,16 @@ def get_workload(name: str, shape: Mapping[str, Any] | None = None) -> Workload:
 
 def _of_hf_config(name: str, values: dict[str, Any]) -> Workload:
     """`values` are a whole shape and the name of one of our families, as `hf_config.translate` gives them."""
+    content = values.pop(CONTENT, None)
     family = _FAMILIES.get(str(values.pop("family", None)))
     if family is None:
         raise ShapeError(
             f"'{name}' is a model of a configuration file, and its shape does not name its family: give the "
             f"file (--hf-config), or family={decoder.FAMILY} and all other fields with --shape"
         )
-    return family.make(name, values)
+    workload = family.make(name, values)
+    workload.library_config = None if content is None else unpacked(str(content))
+    return workload
 
 
 def _candidates(model: str) -> Iterator[tuple[str, Family]]:

@@ -21,6 +21,7 @@ from fsdpbench.sweep.rules import Rule, parse_exclude, parse_when, read_rule
 from fsdpbench.sweep.shape_text import parse_shape
 from fsdpbench.sweep.space import Plan, Space, expand
 from fsdpbench.sweep.space_file import read_space
+from fsdpbench.workloads.library_model import LIBRARY
 
 DEFAULT_GPUS = 8
 _MOST_WORLDS = 100
@@ -123,7 +124,7 @@ def make_request(
     """`given` holds what is no setting (`model`, `gpus`, `preset`, `when`, ...), `lists` what was named of
     the settings. With `whole_space` (a TOML file) the default lists are not added. Raises `UsageError`."""
     is_named = any(given.get(name) for name in _NOT_BY_DEFAULT)
-    given = with_hf_model(given)
+    given = with_hf_model({**given, "keep_content": LIBRARY in lists.get("implementation", ())})
     named_preset = given.get("preset")
     counts = gpu_counts(given.get("gpus"))
     largest, choice = target_of({**given, "gpus": max(counts)})

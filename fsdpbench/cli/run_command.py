@@ -140,7 +140,8 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
             "For a training script of your own: --script train.py"
         )
     given = single_settings(given_settings(options, assignments))
-    target, choice = target_of(options)
+    kept = given.get("implementation", "own") != "own"
+    target, choice = target_of({**options, "keep_content": kept})
     usual = usual_settings(target.model, given)
     system = options.get("system") or "impl-fsdp2"
     config = make_config(target, system, Settings.of(**usual | given), target.workload())

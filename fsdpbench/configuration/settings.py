@@ -8,11 +8,12 @@ its default is what it is; `fsdpbench list settings` prints the table.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from fsdpbench.configuration.numbers import LARGEST_INTEGER
+from fsdpbench.configuration.setting import Setting, plain_text
 from fsdpbench.configuration.setting_values import (
     Value,
     checkpointing,
@@ -25,38 +26,6 @@ from fsdpbench.configuration.setting_values import (
     wrap,
 )
 from fsdpbench.errors import UsageError, unknown
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting: its name, default, how a text becomes its value, and what people should know of it."""
-
-    name: str
-    default: Value
-    values: str
-    meaning: str
-    reason: str
-    parse: Callable[[str], Value]
-
-    def read(self, text: object) -> Value:
-        """The value for `text` as typed (or already typed, from TOML or JSON). Raises `UsageError`."""
-        plain = _plain_text(text)
-        try:
-            return self.parse(plain)
-        except ValueError as error:
-            detail = f" ({error})" if str(error) else ""
-            raise UsageError(
-                f"{self.name}: {plain!r} is not a value of it{detail}; it takes {self.values}."
-            ) from None
-
-
-def _plain_text(value: object) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value).strip()
-
 
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
@@ -294,6 +263,14 @@ _TABLE: tuple[Setting, ...] = (
         whole(1),
     ),
     Setting(
+        "implementation",
+        "own",
+        "own, transformers",
+        "Whose modules a model of a configuration file (--hf-config) is built of.",
+        "`own`: needs no library.",
+        one_of("own", "transformers"),
+    ),
+    Setting(
         "compile",
         False,
         "true, false",
@@ -313,8 +290,8 @@ _TABLE: tuple[Setting, ...] = (
 
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
 _NEWER = frozenset(
-    {"keep_last_unsharded", "layout", "lora", "lora_base", "lora_targets", "optimizer_dtype"}
-    | {"tp", "cp", "ep"}
+    {"implementation", "keep_last_unsharded", "layout", "lora", "lora_base", "lora_targets"}
+    | {"optimizer_dtype", "tp", "cp", "ep"}
 )
 """Settings that older records lack; what they ran is the default."""
 
@@ -352,6 +329,7 @@ class Settings:
     tp: int
     cp: int
     ep: int
+    implementation: str
     compile: bool
     seed: int
 
@@ -397,7 +375,7 @@ def read_list(name: str, given: object) -> list[Value]:
 
 def show_value(value: Value | float) -> str:
     """A setting's value as people type it."""
-    return _plain_text(value) if value is not None else "-"
+    return plain_text(value) if value is not None else "-"
 
 
 def _check_table() -> None:

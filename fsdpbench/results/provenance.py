@@ -61,6 +61,17 @@ def versions() -> dict[str, str]:
     }
 
 
+def versions_of(config: Config) -> dict[str, str]:
+    """With the library whose modules it runs, if it does."""
+    library = config.settings.implementation
+    if config.script is not None or library == "own":
+        return versions()
+    try:
+        return {**versions(), library: importlib.metadata.version(library)}
+    except importlib.metadata.PackageNotFoundError:
+        return {**versions(), library: "not installed"}  # a record of another machine's
+
+
 @functools.cache
 def machine() -> dict[str, Any]:
     """The machine that measured, as far as it can be told without torch."""
@@ -82,7 +93,7 @@ def git_revision() -> str | None:
 def environment(config: Config) -> dict[str, Any]:
     """The `environment` of a result. On `sim` it names nothing of this machine: the result is the same on
     any."""
-    recorded: dict[str, Any] = {"versions": versions()}
+    recorded: dict[str, Any] = {"versions": versions_of(config)}
     if config.device != "sim":
         recorded["machine"] = machine()
         recorded["git"] = git_revision()
@@ -96,7 +107,7 @@ def environment(config: Config) -> dict[str, Any]:
 
 def content_key(config: Config) -> str:
     """64 hex digits: equal exactly when the result must be."""
-    depends: dict[str, Any] = {"config": config.to_dict(), "versions": versions()}
+    depends: dict[str, Any] = {"config": config.to_dict(), "versions": versions_of(config)}
     if config.hardware is not None:
         depends["hardware"] = _hardware_content(config.hardware)
     if config.software is not None:

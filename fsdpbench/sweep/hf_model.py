@@ -18,6 +18,7 @@ from fsdpbench.files.reading import is_there, read_json_object, read_text
 from fsdpbench.sweep.shape_text import parse_shape
 from fsdpbench.workloads import HF_PREFIX, WorkloadError
 from fsdpbench.workloads.hf_config import translate
+from fsdpbench.workloads.library_model import CONTENT, LIBRARY, packed
 
 _CONFIG = "config.json"
 _USUAL: Mapping[str, Value] = {"batch": 1, "activation_checkpointing": "full"}
@@ -28,8 +29,9 @@ _SNAPSHOTS = "snapshots"
 
 def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
     """`given` with model and shape in place of `hf_config`, or of a model `hf:NAME` without a shape of its
-    own. Fields of a shape that is given too replace those of the file. Raises `UsageError`."""
-    done = {name: value for name, value in given.items() if name != "hf_config"}
+    own. Fields of a shape that is given too replace those of the file. `keep_content`: the shape keeps the
+    file's content too, for the library's own modules. Raises `UsageError`."""
+    done = {name: value for name, value in given.items() if name not in ("hf_config", "keep_content")}
     model, path = given.get("model"), given.get("hf_config")
     shape = given.get("shape")
     shape = dict(shape) if isinstance(shape, Mapping) else parse_shape(shape)
@@ -44,12 +46,20 @@ def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
     else:
         return done
     try:
-        found = translate(read_json_object(file))
+        content = read_json_object(file)
+        found = translate(content)
     except WorkloadError as error:
         raise UsageError(f"{file}: {error}") from None
     changed = "".join(f"+{field}={str(value).lower()}" for field, value in shape.items())
     done["model"] = HF_PREFIX + _plain(f"{name}{changed}")
     done["shape"] = {"family": found.family, **found.values, **shape}
+    if given.get("keep_content"):
+        if shape:
+            raise UsageError(
+                f"--shape changes our build alone; with implementation={LIBRARY} change the file "
+                f"({', '.join(shape)})"
+            )
+        done["shape"][CONTENT] = packed(content)
     return done
 
 

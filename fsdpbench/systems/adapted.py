@@ -6,15 +6,24 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.sim.software import load_software
 from fsdpbench.systems.dtypes import TORCH_DTYPES
-from fsdpbench.workloads import Workload, get_workload, llama
+from fsdpbench.workloads import Workload, WorkloadError, get_workload, llama
+from fsdpbench.workloads.library_model import LIBRARY, LibraryWorkload
 from fsdpbench.workloads.lora import Lora, LoraWorkload
 
 
 def adapted(workload: Workload, settings: Settings) -> Workload:
-    """`workload`, or with `lora` its fine-tuning; the frozen part lies in `param_dtype`.
+    """`workload`, or the library's own modules of it, or with `lora` its fine-tuning; what is frozen lies in
+    `param_dtype` or 4 bits.
 
     Raises `WorkloadError` for a family or layers that have no adapters.
     """
+    if settings.implementation == LIBRARY:
+        if settings.lora:
+            raise WorkloadError(
+                f"lora: adapters are put beside our own layers, not the library's "
+                f"(implementation={LIBRARY}); with peft it is a script (docs/models.md)"
+            )
+        return LibraryWorkload(workload, workload.library_config)
     if not settings.lora:
         return workload
     frozen = TORCH_DTYPES[settings.param_dtype]

@@ -257,3 +257,64 @@ torch.cuda.synchronize()
 packed = 2 * sum(p.numel() for p in model.parameters() if p.dtype is torch.uint8)
 print(json.dumps([torch.cuda.memory_allocated(), frozen, trained, packed]))
 """
+
+
+LIBRARY_CASES = {
+    "qwen3": {},
+    "mistral": {"model_type": "mistral", "sliding_window": 24},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+        "vocab_size": 512,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--model", "qwen3-8b"), "qwen3-8b comes from no file of the library"),
+        (("--hf-config", "FILE"), "the package is not installed here"),
+        (("--hf-config", "FILE", "--shape", "layers=1"), "--shape changes our build alone"),
+        (("--hf-config", "MIXTURE"), "its router sends tokens by their scores"),
+    ],
+)
+def test_the_librarys_own_modules_are_refused_where_they_cannot_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    files = {"FILE": write(tmp_path / "c.json"), "MIXTURE": write(tmp_path / "m.json", **MIXTURE)}
+    asked: dict[str, Any] = {"gpus": 2, "device": "sim", "system": "impl-fsdp2"}
+    for flag, value in zip(words[::2], words[1::2], strict=True):
+        asked[flag.removeprefix("--").replace("-", "_")] = str(files.get(value, value))
+    with pytest.raises(UsageError, match=told):
+        make_request(asked, {"implementation": ["transformers"]}, whole_space=False).plan()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("device", ["sim", "cpu"])
+@pytest.mark.parametrize("case", LIBRARY_CASES)
+def test_the_librarys_own_modules_run_beside_ours(
+    fsdpbench: Any, tmp_path: Path, case: str, device: str
+) -> None:
+    """Where it is installed: as many FLOPs; on CPU ranks losses do not hang on what shards it."""
+    pytest.importorskip("transformers")
+    words = (
+        "--hf-config", str(write(tmp_path / "c.json", **LIBRARY_CASES[case])), "--param-dtype", "fp32",
+        "--batch", "2", "--wrap", "block", "--backward-prefetch", "pre", "--limit-all-gathers", "2",
+        "--device", device, "--gpus", "2", "--implementation", "own,transformers",
+        "--system", "torch-ddp,torch-fsdp2,impl-fsdp2,impl-fsdp1", "-o", str(tmp_path / "out"), "--json",
+    )  # fmt: skip
+    results = json.loads(fsdpbench("sweep", *words).stdout)["results"]
+    assert {result["status"] for result in results} == {"ok"}, [r["cause"] for r in results]
+    assert len(results) == 8
+    assert len({round(r["tflops_per_gpu"] * r["step_time_s"], 9) for r in results}) == 1
+    library = [r for r in results if r["name"].endswith("transformers")]
+    assert len(library) == 4
+    if device == "cpu":
+        reference = library[0]["loss"][:8]
+        for result in library:
+            assert result["loss"][:8] == pytest.approx(reference, rel=2e-5), result["name"]

@@ -88,7 +88,15 @@ def test_a_record_keeps_what_does_not_apply() -> None:
 
 def test_records_from_before_a_setting_ran_its_default() -> None:
     record = Settings.of(batch=3).to_dict()
-    for name in ("lora", "lora_targets", "lora_base", "layout", "keep_last_unsharded", "optimizer_dtype"):
+    for name in (
+        "lora",
+        "lora_targets",
+        "lora_base",
+        "implementation",
+        "layout",
+        "keep_last_unsharded",
+        "optimizer_dtype",
+    ):
         del record[name]
     assert Settings.from_record(record) == Settings.of(batch=3)
     del record["batch"]

@@ -86,6 +86,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
         or config.settings.param_dtype not in ("bf16", "fp16")
         or config.settings.lora
         or any(getattr(config.settings, name) > 1 for name in PARALLEL)
+        or config.settings.implementation != "own"
         or config.settings.optimizer == "muon"
         or config.settings.optimizer_dtype is not None
     ):

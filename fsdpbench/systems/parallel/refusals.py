@@ -32,6 +32,8 @@ def refuse_parallel(config: Config) -> dict[str, str]:
             }
         if config.settings.lora:
             return {name: "adapters have no plan of their own yet: leave lora out"}
+        if config.settings.implementation != "own":
+            return {name: "the library's modules have no plan here: leave implementation out"}
     refused = _refuse_tensor(config, degrees) | _refuse_experts(config, degrees)
     return refused | _refuse_context(config, degrees)
 
