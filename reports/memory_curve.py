@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fsdpbench.reports.analysis.device_time import Clock
 from fsdpbench.reports.analysis.memory import device_events
 from fsdpbench.reports.trace import Trace
 from fsdpbench.reports.trace.model import Int64
@@ -49,16 +50,20 @@ class MemoryCurve:
         }
 
 
-def memory_curve(trace: Trace, *, max_points: int = MAX_POINTS, origin: int | None = None) -> MemoryCurve:
+def memory_curve(
+    trace: Trace, *, max_points: int = MAX_POINTS, origin: int | None = None, clock: Clock | None = None
+) -> MemoryCurve:
     """The accelerator's curve, or the host's where the trace has no accelerator's memory events.
 
     Thinned to about `max_points`: from each stretch of events the highest and the lowest allocation stay, and
     the highest reservation, so that peaks keep their place and height. `origin`: ns that counts as 0, by
-    default the start of the trace's first event.
+    default the start of the trace's first event. `clock`: by which times are told (`device_clock`), by
+    default the CPU's, which allocates.
     """
     memory = trace.memory
     mask = device_events(trace)
-    time, allocated, reserved = memory.time[mask], memory.allocated[mask], memory.reserved[mask]
+    told_by = clock or (lambda times: times)
+    time, allocated, reserved = told_by(memory.time[mask]), memory.allocated[mask], memory.reserved[mask]
     kept = _keep(allocated, reserved, max_points)
     active = memory.active[mask]
     told = len(active) > 0 and int(active.min()) >= 0
@@ -67,7 +72,7 @@ def memory_curve(trace: Trace, *, max_points: int = MAX_POINTS, origin: int | No
         time[kept] - start,
         allocated[kept],
         reserved[kept],
-        trace.retries.time - start,
+        told_by(trace.retries.time) - start,
         trace.retries.bytes,
         trace.retries.freed,
         active[kept] if told else active[:0],

@@ -12,7 +12,7 @@ import click
 from fsdpbench import interruption
 from fsdpbench.cli.comparison_output import finish, format_options
 from fsdpbench.cli.output import show, tell
-from fsdpbench.cli.values import MOST_RUNS, PossiblePath, whole
+from fsdpbench.cli.values import MOST_RUNS, PlaceForFile, PossiblePath, whole
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.launch import fork_server
 
@@ -32,6 +32,10 @@ _NOISE_RUNS = 20
 )
 @click.option("--noise", is_flag=True, help="Measure this machine's noise and write it as --thresholds.")
 @click.option(
+    "--history", is_flag=True, help="Show the baseline's figures over its commits, and where they changed."
+)
+@click.option("-o", "--output", type=PlaceForFile(), help="With --history: write an HTML page of it.")
+@click.option(
     "--repeat", type=whole(most=MOST_RUNS), help="Real devices: number of runs of each configuration."
 )
 @format_options
@@ -40,6 +44,8 @@ def command(
     baseline: Path | None,
     thresholds: Path | None,
     noise: bool,
+    history: bool,
+    output: Path | None,
     repeat: int | None,
     form: str,
     as_json: bool,
@@ -51,7 +57,14 @@ def command(
 
     With --noise: split repeated runs of the same code into two halves many times, and write the differences
     that occur as thresholds.
+
+    With --history: show the baseline at each commit that changed it, FOLDER behind them, and every step.
     """
+    if output is not None and not history:
+        raise UsageError("-o is for --history; FOLDER's own page is `fsdpbench report FOLDER`")
+    if history:
+        _history(baseline, folder, output, noise, "json" if as_json else form)
+        return
     from fsdpbench.check.baseline import Baseline
     from fsdpbench.check.compare import compare
     from fsdpbench.check.sides import absent_of, baseline_side, stored_side
@@ -81,6 +94,16 @@ def command(
     comparison = compare(expected.entries, side.entries, allowed, absent, expected.left_out)
     left_out = [f"left out of the baseline: {name}" for name in expected.left_out]
     finish(comparison, side.entries, "json" if as_json else form, left_out)
+
+
+def _history(baseline: Path | None, folder: Path | None, output: Path | None, noise: bool, form: str) -> None:
+    from fsdpbench.check.history import read_history
+    from fsdpbench.check.sides import stored_side
+    from fsdpbench.cli.history_output import show_history
+
+    if baseline is None or noise:
+        raise UsageError("--history needs --baseline FILE, a committed one, and goes without --noise")
+    show_history(read_history(baseline, stored_side(folder) if folder else None), form, output)
 
 
 def _write_noise(side: Side, path: Path | None) -> None:

@@ -12,16 +12,40 @@ from fsdpbench.errors import BenchError, UsageError
 
 
 @click.command("report")
-@click.argument("folder", type=PossiblePath())
+@click.argument("folders", metavar="FOLDER...", nargs=-1, required=True, type=PossiblePath())
 @click.option("-o", "--output", type=PlaceForFile(), help="Output file (default: in the run folder).")
 @click.option("--format", "form", type=click.Choice(["html", "md", "json", "csv"]), default="html")
 @click.option("--json", "form", flag_value="json", help="Same as --format json.")
-def command(folder: Path, output: Path | None, form: str) -> None:
+def command(folders: tuple[Path, ...], output: Path | None, form: str) -> None:
     """Write the report of a run folder: an offline page, or the ranked table as Markdown, JSON or CSV.
 
     \b
     fsdpbench report runs/gpt-2.8b-8x-a100-80gb
+
+    Of several folders -o names one page that has them side by side.
     """
+    if len(folders) > 1:
+        _side_by_side(folders, output, form)
+    else:
+        _one(folders[0], output, form)
+
+
+def _side_by_side(folders: tuple[Path, ...], output: Path | None, form: str) -> None:
+    from fsdpbench.reports.page import RunFolderError
+    from fsdpbench.reports.runs_page import write_runs_page
+
+    if form != "html" or output is None:
+        raise UsageError("several folders make one page: -o FILE.html (--format is for one folder)")
+    try:
+        write_runs_page(folders, output)
+    except RunFolderError as error:
+        raise UsageError(str(error)) from None
+    except OSError as error:
+        raise BenchError(f"{output}: cannot be written ({error.strerror})") from None
+    tell(f"wrote {output}")
+
+
+def _one(folder: Path, output: Path | None, form: str) -> None:
     from fsdpbench.files.whole_files import write_whole
     from fsdpbench.reports.page import RunFolderError, write_csv, write_json, write_markdown, write_report
     from fsdpbench.results.index import refresh_index

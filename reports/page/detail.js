@@ -86,7 +86,7 @@ const Detail = (() => {
     built.push(make("div", { class: "two" },
       block("Where each phase goes, ms", content.phases), block("Communication by type, a step", content.communication),
       block("Why the device idles", content.idle)));
-    built.push(make("div", { class: "two" }, content.settings.length ? make("div", {}, make("h3", { text: "Every setting" }), pairs(content.settings)) : null,
+    built.push(make("div", { class: "two lookup" }, content.settings.length ? make("div", {}, make("h3", { text: "Every setting" }), pairs(content.settings)) : null,
       make("div", {}, make("h3", { text: "Results" }), pairs(content.results), ...links(content.links))));
     return built;
   }
@@ -130,7 +130,7 @@ const Detail = (() => {
     const numeric = new Set(content.numeric);
     const head = make("tr", {}, ...content.columns.map((name) => make("th", { scope: "col", class: numeric.has(name) ? "number" : null, text: name })));
     const rows = content.rows.map((row) => make("tr", {}, ...row.map((cell, index) =>
-      make("td", { class: numeric.has(content.columns[index]) ? "number" : "value", text: cell }))));
+      make("td", numeric.has(content.columns[index]) ? { class: "number", text: cell } : { class: "value", title: cell, text: cell }))));
     return make("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": `${caption}, table` },
       make("table", {}, make("caption", { class: "visually-hidden", text: caption }), make("thead", {}, head), make("tbody", {}, ...rows)));
   }

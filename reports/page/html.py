@@ -14,16 +14,14 @@ from fsdpbench.reports.page.decisions_table import decisions_table
 from fsdpbench.reports.page.details import Detail, Known, build_details
 from fsdpbench.reports.page.effects import effects
 from fsdpbench.reports.page.fusion import fusion_table
-from fsdpbench.reports.page.interval_words import plus_minus, reserved_words, time_words
+from fsdpbench.reports.page.overview import code_to_copy, overview_chart, tiles
 from fsdpbench.reports.page.races import races
 from fsdpbench.reports.page.rank_differences import rank_differences
 from fsdpbench.reports.page.ranking import (
-    Metric,
     Ranked,
     constant_settings,
     metric_of,
     rank,
-    reserved,
     varying_settings,
 )
 from fsdpbench.reports.page.ranking_table import RankingTable, ranking_table
@@ -75,6 +73,10 @@ DEFINITIONS = (
     (
         "risky",
         "Memory fits as predicted, but not at the upper end of its interval, or the allocator retries.",
+    ),
+    (
+        "memory by the device's clock",
+        "The CPU allocates ahead; a change is drawn when the device began what was launched next.",
     ),
     ("GiB", "2^30 bytes."),
 )
@@ -128,7 +130,9 @@ def render(
         facts=_facts(view, ranked),
         simulated=simulated_words(rows),
         sentence=best_sentence(view),
-        tiles=_tiles(ranked, metric_of(view)),
+        tiles=tiles(ranked, metric_of(view)),
+        overview=overview_chart(view, ranked, varying, metric_of(view)),
+        code=code_to_copy(view, ranked[0].row.command if ranked and ranked[0].place else None),
         findings=findings(view),
         advice=advice(details[0].verdict if details and ranked[0].place else None, effects(ranked)),
         constants=list(constant_settings(rows).items()),
@@ -206,37 +210,6 @@ def _torch_version(row: Configuration) -> Any:
     environment = row.result.environment or {}
     versions = environment.get("versions")
     return (versions if isinstance(versions, Mapping) else environment).get("torch")
-
-
-def _tiles(ranked: Sequence[Ranked], metric: Metric) -> list[dict[str, str]]:
-    """The best configuration's figures in large type."""
-    if not ranked or not ranked[0].throughput:
-        return []
-    best = ranked[0].row.result
-    capacity = ranked[0].row.capacity_bytes
-    error, memory = time_words(best.interval), reserved_words(best.interval)
-    tiles = [
-        (
-            "Best throughput",
-            display.number(ranked[0].throughput, 4),
-            f"{metric.words}{f', {plus_minus(best.interval)}' if best.interval else ''}",
-        ),
-        ("Step time", display.milliseconds(best.step_time_s), f"ms{error}"),
-        ("Model TFLOPS", display.number(best.tflops_per_gpu), f"per {metric.each}"),
-        ("MFU", display.percent(best.mfu), ""),
-        ("Overlap", display.percent(best.overlap_fraction), "of communication"),
-        (
-            "Reserved",
-            display.gib(reserved(ranked[0].row)),
-            (f"of {display.gib(capacity)} GiB" if capacity else "GiB") + memory,
-        ),
-        ("Allocator retries", display.count(best.alloc_retries_per_step), "a step"),
-    ]
-    return [
-        {"name": name, "value": value, "unit": unit}
-        for name, value, unit in tiles
-        if value != display.NOTHING
-    ]
 
 
 def _ranking(

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis
+from fsdpbench.reports.analysis.activity import find_activity
+from fsdpbench.reports.analysis.device_time import device_clock
 from fsdpbench.reports.analysis.memory import Retry
+from fsdpbench.reports.analysis.units import fsdp_spans
 from fsdpbench.reports.memory_curve import MemoryCurve, memory_curve
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.charts import Table
@@ -17,6 +20,7 @@ from fsdpbench.reports.page.display import GIB
 from fsdpbench.reports.trace import Trace
 
 _MS = 1_000_000
+_BY_DEVICE = ", by the device's clock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,8 @@ def memory_chart(
     events.
     """
     origin = analysis.steps[0].start if analysis.steps else None
-    curve = memory_curve(trace, max_points=most_points, origin=origin)
+    clock = device_clock(find_activity(trace, fsdp_spans(trace)))
+    curve = memory_curve(trace, max_points=most_points, origin=origin, clock=clock)
     if not len(curve):
         return None
     lines = [
@@ -46,7 +51,10 @@ def memory_chart(
         lines.append(_retries(curve))
     layout: dict[str, Any] = {
         "height": 330,
-        "xaxis": {"title": {"text": "ms from the start of the first traced step"}, "zeroline": False},
+        "xaxis": {
+            "title": {"text": f"ms from the start of the first traced step{_BY_DEVICE if clock else ''}"}
+        }
+        | {"zeroline": False},
         "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
         "shapes": [_step_line((step.start - analysis.steps[0].start) / _MS) for step in analysis.steps],
         "annotations": [

@@ -5,7 +5,8 @@
 const Theme = (() => {
   const NARROW = window.matchMedia("(max-width: 640px)");
   const PAPER_WIDTH = 1000; // CSS pixels across A4 landscape inside its margins,
-  const PAPER_HEIGHT = 560; // and down it, with room for a heading.
+  const PAPER_HEIGHT = 330; // and down it: the breakdown's many bars,
+  const PAPER_HALF = 180; // and what others get.
   const drawn = new Map();
   const listeners = [];
   let printing = false;
@@ -51,7 +52,7 @@ const Theme = (() => {
     drawn.set(element, figure);
     let layout = merged(house(), figure.layout);
     if (NARROW.matches && !printing) layout = merged(layout, figure.narrow || {});
-    if (printing) Object.assign(layout, { width: PAPER_WIDTH, height: Math.min(layout.height, PAPER_HEIGHT) });
+    if (printing) Object.assign(layout, { width: element.closest(".why") ? 0.58 * PAPER_WIDTH : PAPER_WIDTH, height: Math.min(layout.height, element.closest("#breakdown") ? PAPER_HEIGHT : PAPER_HALF) });
     return Plotly.react(element, resolve(figure.data), resolve(layout), {
       displaylogo: false, responsive: true, scrollZoom: false,
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],

@@ -10,13 +10,14 @@ from fsdpbench.reports.trace import Trace
 
 _MOST_EVENTS = 6_000
 _EVENTS_IN_ALL = 120_000
+_LARGEST_MEMORY = 1 << 50
 
 
 def draw_rank(trace: Trace, rank: RankAnalysis, *, traces: int) -> dict[str, Any]:
     """The rank's part in plain JSON values, of a page of so many `traces`."""
     most = max(300, min(_MOST_EVENTS, _EVENTS_IN_ALL // max(traces, 1)))
-    memories = {device.get("totalGlobalMem") for device in trace.devices}
-    capacity = memories.pop() if len(memories) == 1 else None
-    known = float(capacity) if isinstance(capacity, int | float) and capacity > 0 else None
+    told = [device.get("totalGlobalMem") for device in trace.devices]
+    sizes = {size for size in told if isinstance(size, int) and 0 < size < _LARGEST_MEMORY}
+    known = float(sizes.pop()) if len(sizes) == 1 else None
     names = {str(device["name"])[:80] for device in trace.devices if device.get("name")}
     return trace_parts(trace, rank, known, most) | {"device_names": sorted(names)}

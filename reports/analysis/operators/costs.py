@@ -24,7 +24,9 @@ _IS_CAUSAL = {
 }
 """Where "causal" stands among the inputs (native_functions.yaml)."""
 
-Sizes = tuple[int, ...]
+_MOST_FLOPS = 1 << 80
+_MOST_ELEMENTS = 1 << 50
+"""No call has more; shapes that say so are not believed."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ def cost_of(name: str, call: OperatorCall) -> CallCost:
     try:
         flops, elements = rule(short, call) if rule is not None else (None, None)
     except (IndexError, ValueError):  # shapes that this operator does not have
+        flops, elements = None, None
+    if (flops or 0) > _MOST_FLOPS or (elements or 0) > _MOST_ELEMENTS:
         flops, elements = None, None
     each = dtype_bytes(first or None)
     return CallCost(flops, None if elements is None or each is None else elements * each, first)

@@ -9,7 +9,7 @@ from fsdpbench.reports.analysis.naming import collective_type
 _FAMILIES = (
     ("embedding and index", r"embedding"),
     ("attention", r"flash|fmha|attention|\bsdpa|_fwd_kernel_sdpa|ck_fmha|aten::_scaled_dot_product"),
-    ("convolution", r"conv|wgrad|dgrad|implicit_gemm|winograd|fprop|MIOpen"),
+    ("convolution", r"conv|implicit_gemm|winograd|fprop|MIOpen"),
     (
         "matrix product",
         r"gemm|gemv|matmul|cutlass|xmma|s884|s1688|s16816|Cijk_|nvjet|cublas|aten::(add)?b?mm\b",

@@ -72,6 +72,7 @@ def test_its_figures_are_those_of_the_json(
 def test_traces_from_elsewhere_make_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "traces").mkdir()
     traces = write_all(tmp_path / "traces")
     for trace in sorted(traces.iterdir()):
         page = tmp_path / f"{trace.name}.html"

@@ -27,6 +27,7 @@ def program() -> None:
     functional.conv2d(image.detach(), torch.ones(6, 2, 3, 3), stride=2, padding=1, groups=2)
 
 
+@pytest.mark.campaign
 def test_the_flops_of_a_real_trace_are_those_that_torch_counts(tmp_path: Path) -> None:
     with FlopCounterMode(display=False) as counter:
         program()

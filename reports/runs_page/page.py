@@ -1,0 +1,162 @@
+"""Several run folders on one page: the best of each, its step, and what the runs share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fsdpbench.reports.page import display
+from fsdpbench.reports.page.charts import Chart, Table, breakdown
+from fsdpbench.reports.page.html import simulated_words
+from fsdpbench.reports.page.interval_words import plus_minus
+from fsdpbench.reports.page.ranking import Metric, Ranked, label, metric_of, rank, reserved, varying_settings
+from fsdpbench.reports.page.shell import render_page, write_page
+from fsdpbench.reports.page.view import RunView, Status, load_run
+from fsdpbench.reports.runs_page.matching import Shared, mean_ratio, shared_configurations
+
+_SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
+MOST_SHARED = 60
+
+
+def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
+    """Writes the page of at least two run folders to `target`, whole or not at all.
+
+    Raises:
+        RunFolderError: one of them is no run folder.
+        OSError: `target` cannot be written.
+    """
+    views = [load_run(folder) for folder in folders]
+    names = _names(views)
+    runs = [rank(view) for view in views]
+    metrics = {metric_of(view) for view in views if view.with_status(Status.OK)} or {metric_of(views[0])}
+    metric = metrics.pop() if len(metrics) == 1 else None
+    shared = shared_configurations(runs) if metric else []
+    varying = varying_settings([entry.row for ranked in runs for entry in ranked])
+    page = render_page(
+        "runs_page/runs.html.jinja",
+        _SCRIPTS,
+        title=" and ".join(names) if len(names) < 4 else f"{len(names)} runs",
+        reload_s=None,
+        simulated=simulated_words([entry.row for ranked in runs for entry in ranked]),
+        sentences=_sentences(names, runs, metric, shared),
+        table=_runs_table(names, views, runs, varying),
+        chart=_chart(runs, varying, metric),
+        shared=_shared_table(names, shared, varying, metric),
+        left_out=max(0, len(shared) - MOST_SHARED),
+    )
+    return write_page(target, page)
+
+
+def _names(views: Sequence[RunView]) -> list[str]:
+    """Folders' names; with their parents' where they are alike."""
+    titles = [view.title for view in views]
+    if len(set(titles)) == len(titles):
+        return titles
+    return [f"{view.folder.resolve().parent.name}/{view.title}" for view in views]
+
+
+def _sentences(
+    names: Sequence[str], runs: Sequence[Sequence[Ranked]], metric: Metric | None, shared: Sequence[Shared]
+) -> list[str]:
+    if metric is None:
+        return ["The runs count different things (tokens, samples): their throughputs are not compared."]
+    told = []
+    first = runs[0][0].throughput if runs[0] else None
+    for number, (name, ranked) in enumerate(zip(names, runs, strict=True)):
+        if number == 0:
+            continue
+        best = ranked[0].throughput if ranked else None
+        if not first or not best:
+            told.append(f"{name if first else names[0]} has no configuration that finished.")
+            continue
+        words = f"The best of {name} gives {display.signed_percent(best / first - 1)} over that of {names[0]}"
+        mean = mean_ratio(shared, number)
+        if mean is None:
+            told.append(f"{words}; they share no configuration that finished.")
+            continue
+        ratio, low, high, count = mean
+        spread = (
+            f" ({display.signed_percent(low - 1)} to {display.signed_percent(high - 1)})"
+            if low != high
+            else ""
+        )
+        told.append(f"{words}; with equal settings {display.signed_percent(ratio - 1)}{spread} over {count}.")
+    return told
+
+
+def _runs_table(
+    names: Sequence[str], views: Sequence[RunView], runs: Sequence[Sequence[Ranked]], varying: Sequence[str]
+) -> Table:
+    rows = []
+    for number, (name, view, ranked) in enumerate(zip(names, views, runs, strict=True), start=1):
+        best = ranked[0] if ranked and ranked[0].throughput else None
+        finished = sum(entry.throughput is not None for entry in ranked)
+        done = f"{finished} of {len(view.configurations)}"
+        if best is None:
+            rows.append((str(number), name, done, *[display.NOTHING] * 8))
+            continue
+        result = best.row.result
+        rows.append(
+            (
+                str(number),
+                name,
+                done,
+                label(best.row, varying),
+                display.number(best.throughput, 4),
+                plus_minus(result.interval) if result.interval else display.NOTHING,
+                display.milliseconds(result.step_time_s),
+                display.percent(result.mfu),
+                display.percent(result.overlap_fraction),
+                display.gib(reserved(best.row)),
+                display.count(result.alloc_retries_per_step),
+            )
+        )
+    columns = (
+        "#",
+        "run",
+        "finished",
+        "best",
+        "throughput",
+        "90 %",
+        "step, ms",
+        "MFU",
+        "overlap",
+        "reserved, GiB",
+    )
+    return Table((*columns, "retries a step"), tuple(rows))
+
+
+def _chart(runs: Sequence[Sequence[Ranked]], varying: Sequence[str], metric: Metric | None) -> Chart | None:
+    """The step of the best of each run, numbered as in the table."""
+    best = [
+        replace(ranked[0], place=number)
+        for number, ranked in enumerate(runs, start=1)
+        if ranked and ranked[0].throughput
+    ]
+    chart = breakdown(best, varying, metric) if metric is not None else None
+    return None if chart is None else replace(chart, name="steps")
+
+
+def _shared_table(
+    names: Sequence[str], shared: Sequence[Shared], varying: Sequence[str], metric: Metric | None
+) -> Table | None:
+    if not shared or metric is None:
+        return None
+    rows = []
+    for each in shared[:MOST_SHARED]:
+        speeds = [
+            display.NOTHING
+            if entry is None
+            else display.number(entry.throughput, 4)
+            if entry.throughput
+            else entry.row.status.words
+            for entry in each.entries
+        ]
+        changes = [
+            display.NOTHING if (ratio := each.ratio(number)) is None else display.signed_percent(ratio - 1)
+            for number in range(1, len(names))
+        ]
+        rows.append((label(each.known.row, varying), *speeds, *changes))
+    columns = ("configuration", *(f"{name}, {metric.words}" for name in names))
+    return Table((*columns, *(f"{name} against {names[0]}" for name in names[1:])), tuple(rows))
