@@ -10,7 +10,7 @@ from typing import Any
 from fsdpbench.reproduce.figure import Claim, PaperFigure, Place, Point, Variant
 from fsdpbench.reproduce.run import Runs
 from fsdpbench.results.records import Status
-from fsdpbench.validation.case import Case
+from fsdpbench.validation.case import Case, Figure
 from fsdpbench.validation.predict import Prediction
 
 Values = Mapping[tuple[str, Place], float | None]
@@ -168,4 +168,6 @@ def _prediction(variant: Variant, case: Case, runs: Runs) -> Prediction | None:
 
 
 def _error(point: Point, value: float | None) -> float | None:
+    if point.kind is Figure.RETRIES:
+        return None  # over how many steps they were counted is not published
     return value / point.published - 1 if value is not None and point.published else None
