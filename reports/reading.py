@@ -1,6 +1,6 @@
 """Reads JSON and TOML that anybody may have written: a value within limits, or one line that says why not.
 
-Whole numbers fit into 64 bits, nesting and size are bounded, and whatever lies at the path (a folder, a pipe
+Whole numbers fit into 64 bits, nesting and size are bounded, and whatever is at the path (a folder, a pipe
 that nobody writes to, a device that never ends) is answered. NaN and infinity pass: what they mean is for
 those to say who know the key.
 """

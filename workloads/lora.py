@@ -3,10 +3,10 @@
     y = x W^T  +  (alpha / rank) (x A^T) B^T        W frozen, A of [rank, in] normal, B of [out, rank] zero
 
 A layer keeps its name and its `weight`, and gains `lora_a` and `lora_b`, so that units and state dicts are
-those of the plain model and two more. Frozen parameters lie in one dtype (bf16 as a rule: 2 bytes each and
+those of the plain model and two more. Frozen parameters are in one dtype (bf16 as a rule: 2 bytes each and
 nothing else), adapters in fp32 with gradient and AdamW's moments (16 bytes).
 
-FLOPs: a frozen product costs its forward and the gradient of its input, and not that of its weight. What lies
+FLOPs: a frozen product costs its forward and the gradient of its input, and not that of its weight. What is
 before the first adapter, seen from the tokens, needs no gradient at all.
 """
 
@@ -212,7 +212,7 @@ class LoraWorkload(Workload):
         return self._base.resolve_seq(seq)
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """The plain model's and the adapters', with what needs no gradient told apart."""
+        """The plain model's and the adapters', with what needs no gradient distinguished."""
         plain = self._base.forward_flops(batch, seq)
         (blocks,) = plain.stacks
         adapted, frozen, first = [], plain.rest, 0

@@ -6,7 +6,7 @@
              | look up                | look up
     rows --- all-to-all ------------- all-to-all           the rows come back to the rank of the sample
 
-Backward sends the rows' gradients the same way back and takes an optimizer step at once, as the fused
+Backward sends the rows' gradients the same way back and takes an optimizer step immediately, as the fused
 optimizers of embedding libraries do: no gradient of a whole table exists. The optimizer is row-wise Adagrad,
 usual for such tables, with one number of state a row (mean squares of the row's gradients, summed).
 

@@ -53,7 +53,7 @@ class Entry:
         return [value for run in self.runs if isinstance(value := run[metric], int | float)]
 
     def problem(self, metric: str) -> str | None:
-        """Why the figure cannot be judged, if so: what stands in its place in a run, or that only some runs
+        """Why the figure cannot be judged, if so: what is in its place in a run, or that only some runs
         know it."""
         for run in self.runs:
             if isinstance(broken := run[metric], Unusable):

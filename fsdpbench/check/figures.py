@@ -1,4 +1,4 @@
-"""One figure as it was read: a number that can be true, `None` where nobody knows it, or what stands there
+"""One figure as it was read: a number that can be true, `None` where nobody knows it, or what is there
 instead and why it cannot be one.
 """
 

@@ -136,7 +136,7 @@ class _GpuWork(Work):
 
 
 class CpuHolder:
-    """The outputs are written at once; whoever waits sleeps until the modelled end."""
+    """The outputs are written immediately; whoever waits sleeps until the modelled end."""
 
     def __init__(self) -> None:
         self._free_at_ns = 0

@@ -2,7 +2,7 @@
 
     .lock   who holds it (`lock_owner.py`); the holder renews its time every `beat_s` seconds
 
-    owner on this machine    its process tells: a lock whose process is gone is broken at once
+    owner on this machine    its process tells: a lock whose process is gone is broken immediately
     owner elsewhere          its beat tells: a lock that has been silent for long is broken, with a message
     nobody's                 empty or damaged, and so at a second look: broken
 

@@ -1,4 +1,4 @@
-"""Imported first by the fork server: how it hears of its end, and how it ends.
+"""Imported first by the fork server: how it is notified of its end, and how it ends.
 
 An interruption is for its parent, with which it ends; told to a server that still imports, it would print
 where, which is why it is started with interruptions held back. At the end nothing is taken down: that would

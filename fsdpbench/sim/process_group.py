@@ -2,8 +2,8 @@
 
 What NCCL's process group does, with its stream semantics since torch 2.8:
 
-* ``async_op=False``: the kernel goes on the current stream. The CPU does not wait.
-* ``async_op=True``: it goes on the group's own stream, behind what the current stream holds. `Work.wait()`
+* ``async_op=False``: the kernel goes onto the current stream. The CPU does not wait.
+* ``async_op=True``: it goes onto the group's own stream, behind what the current stream holds. `Work.wait()`
   makes the stream that is current then wait for it; until then its tensors are held, so that their memory is
   not reused. Of a work that is dropped without `wait()` they are held until the device has done it.
 * Kernels of one communicator run one after another, whatever streams they are on.

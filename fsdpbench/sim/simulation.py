@@ -96,7 +96,7 @@ class Simulation:
         software: SoftwareProfile | None = None,
         record_steps: bool = False,
     ) -> Simulation:
-        """Start (or start anew) the simulated device of this process.
+        """Start (or start again) the simulated device of this process.
 
         Autograd runs on the calling thread from now on. ``allocator_conf`` defaults to what
         ``PYTORCH_CUDA_ALLOC_CONF`` says; without ``jitter`` kernels are exact and ranks punctual. With

@@ -1,7 +1,7 @@
-"""`--hf-config FILE|FOLDER` and `--model hf:NAME`: a Hugging Face configuration in place of a named model.
+"""`--hf-config FILE|FOLDER` and `--model hf:NAME`: a Hugging Face configuration instead of a named model.
 
-The file is read once, here. What goes on is a model called `hf:NAME` and the whole shape, so that a result, a
-`sweep.toml` and a baseline say what was run without the file. Nothing is ever asked of the network.
+The file is read once, here. What continues is a model called `hf:NAME` and the whole shape, so that a result,
+a `sweep.toml` and a baseline say what was run without the file. Nothing is ever asked of the network.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SNAPSHOTS = "snapshots"
 
 
 def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with model and shape in place of `hf_config`, or of a model `hf:NAME` without a shape of its
+    """`given` with model and shape instead of `hf_config`, or of a model `hf:NAME` without a shape of its
     own. Fields of a shape that is given too replace those of the file. Raises `UsageError`."""
     done = {name: value for name, value in given.items() if name != "hf_config"}
     model, path = given.get("model"), given.get("hf_config")

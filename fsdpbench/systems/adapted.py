@@ -11,7 +11,7 @@ from fsdpbench.workloads.lora import Lora, LoraWorkload
 
 
 def adapted(workload: Workload, settings: Settings) -> Workload:
-    """`workload`, or with `lora` its fine-tuning; the frozen part lies in `param_dtype`.
+    """`workload`, or with `lora` its fine-tuning; the frozen part is in `param_dtype`.
 
     Raises `WorkloadError` for a family or layers that have no adapters.
     """

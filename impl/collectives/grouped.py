@@ -146,6 +146,6 @@ def _packed_layout(small: Sequence[Segment], layout: UnitLayout) -> UnitLayout:
 
 
 def has_own_collective(segment: Segment, gradient: torch.Tensor, layout: UnitLayout) -> bool:
-    """Whether a gradient, in the dtype of reduction, can be reduced where it lies."""
+    """Whether a gradient, in the dtype of reduction, can be reduced where it is."""
     fills = segment.numel == segment.shard_padded_numel * layout.world_size
     return fills and type(gradient) is torch.Tensor and gradient.is_contiguous()

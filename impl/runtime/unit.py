@@ -150,7 +150,7 @@ class Unit(Gathering):
 
     @property
     def custom_gather(self) -> AllGather | None:
-        """What gathers in place of the backend, in memory of its own."""
+        """What gathers instead of the backend, in memory of its own."""
         return self._custom_gather
 
     def use_all_gather(self, custom: AllGather | None) -> None:

@@ -54,7 +54,7 @@ def judge(paths: Mapping[int, Path]) -> Verdict:
 
 
 def _missing_dumps(dumps: Sequence[Dump], groups: Sequence[Group]) -> tuple[int, ...]:
-    """Ranks that some dump knows of, or that lie between others, and that left none."""
+    """Ranks that some dump knows of, or that are between others, and that left none."""
     there = {dump.rank for dump in dumps}
     named = {rank for group in groups if group.said for rank in group.members}
     named |= {rank for dump in dumps for ranks in dump.members.values() for rank in ranks}

@@ -245,7 +245,7 @@ def _status(result: ResultFile, problems: list[str]) -> Status:
 
 
 def _settings(config: ConfigFile) -> dict[str, Any]:
-    """All that identifies a row, under one roof, in the order in which people read it."""
+    """All that identifies a row, together, in the order in which people read it."""
     hardware = config.hardware if isinstance(config.hardware, str) else (config.hardware or {}).get("name")
     around: dict[str, Any] = {"model": config.model or None, "system": config.system or None}
     around["device"] = config.device or None

@@ -1,9 +1,9 @@
-r"""A mixture of experts in place of a feed-forward, with the load of its experts given.
+r"""A mixture of experts instead of a feed-forward, with the load of its experts given.
 
 The router's weights are computed and trained, but which tokens go to which expert is a setting, balanced or
-skewed by seed: so no shape hangs on data, simulated GPUs can run it, and two systems are compared on the same
-work. (Trainers have the same switch for benchmarks.) Of T tokens with k experts each, the T x k rows that
-experts read lie expert by expert, and row number p is of token p % T: an expert's rows are of different
+skewed by seed: so no shape depends on data, simulated GPUs can run it, and two systems are compared on the
+same work. (Trainers have the same switch for benchmarks.) Of T tokens with k experts each, the T x k rows
+that experts read lie expert by expert, and row number p is of token p % T: an expert's rows are of different
 tokens as long as none has more than T.
 
     x -> router -> weights of the given experts ----------------------+

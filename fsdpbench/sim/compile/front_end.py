@@ -45,7 +45,7 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
 
 def _lock_progress_within_process() -> None:
     """The compiler makes progress bars that it does not show. A process that makes one takes a semaphore of
-    the system, which nobody gives back where a process ends at once, and Python complains of it."""
+    the system, which nobody gives back where a process ends immediately, and Python complains of it."""
     try:
         tqdm = importlib.import_module("tqdm").tqdm
     except ImportError:
