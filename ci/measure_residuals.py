@@ -1,4 +1,4 @@
-"""Writes fsdpbench/results/residuals/residuals.csv: how far published runs lie from their predictions.
+"""Writes fsdpbench/results/residuals/residuals.csv: how far published runs are from their predictions.
 
     python ci/measure_residuals.py RUNS.csv [RUNS.csv ...] -o FOLDER
 

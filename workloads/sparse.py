@@ -10,7 +10,7 @@ Backward sends the rows' gradients the same way back and takes an optimizer step
 optimizers of embedding libraries do: no gradient of a whole table exists. The optimizer is row-wise Adagrad,
 usual for such tables, with one number of state a row (mean squares of the row's gradients, summed).
 
-The tables are no parameters of any module: FSDP, DDP and the optimizer do not see them, which is what "kept
+The tables are not parameters of any module: FSDP, DDP and the optimizer do not see them, which is what "kept
 out of FSDP" asks for, and neither does `state_dict`. They come to be at the first forward, on the device of
 the ids, filled with zeros: so they are the same on any number of ranks, and rows that are asked for learn.
 """

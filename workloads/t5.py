@@ -56,7 +56,7 @@ class T5Shape:
     the loss.
 
     Raises:
-        ShapeError: a number is out of range, buckets are no multiple of 4, or `attention` is unknown.
+        ShapeError: a number is out of range, buckets are not a multiple of 4, or `attention` is unknown.
     """
 
     layers: int

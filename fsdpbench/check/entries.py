@@ -139,7 +139,7 @@ def _own_step(repeats: Mapping[str, Any], alone: bool) -> Figure:
 
 
 def _broken_times(times: Sequence[object]) -> str | None:
-    """The first one that is no step time, if any."""
+    """The first one that is not a step time, if any."""
     for time in map(METRICS["step_time_s"].checked, times):
         if not isinstance(time, int | float):
             return str(time or "one is null")

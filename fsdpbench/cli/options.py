@@ -173,7 +173,7 @@ def asks_to_compile(
     flags: Mapping[str, str | None], assignments: tuple[str, ...], space: str | None = None
 ) -> bool:
     """Whether `compile=true` is among what these words, or the TOML file `space`, ask for. A quick look, for
-    the fork server; what is wrong in them is told later."""
+    the fork server; errors in them are reported later."""
     texts = [flags.get("compile") or "", *(each for each in assignments if each.startswith("compile"))]
     if space is not None:
         texts += map(str, read_space_file(space)[1].get("compile", ()))

@@ -90,7 +90,7 @@ def _by_count(foreseen: Forecast | None, budget: Budget) -> list[Row]:
 
 
 _LINES_OF_PROGRESS = 10
-"""At most so many where the progress goes to a file."""
+"""Maximum number of progress lines in a file."""
 
 
 def _counter(total: int, jobs: int) -> Callable[[int], None]:

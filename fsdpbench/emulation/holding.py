@@ -36,7 +36,7 @@ _KERNEL_NAMES = {
     "barrier": "ncclDevKernel_AllReduce_Emulated",
 }
 _LONGEST_NS = 2_000_000_000
-"""What one launch can be told to wait: its argument is a C int."""
+"""The longest wait of one launch: its argument is a C int."""
 
 
 class Holder(Protocol):

@@ -2,7 +2,7 @@
 
 An interruption is for its parent, with which it ends; told to a server that still imports, it would print
 where, which is why it is started with interruptions held back. At the end nothing is taken down: that would
-take a third of a second, for which whoever reads the command's output still waits, since the server has it
+take a third of a second, for which the reader of the command's output still waits, since the server has it
 open too.
 """
 

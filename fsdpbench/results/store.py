@@ -85,7 +85,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        """An existing sweep's folder. Raises `UsageError` if it is none."""
+        """An existing sweep's folder. Raises `UsageError` if it is not one."""
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such run folder")
         if not (folder / SWEEP_FILE).is_file():

@@ -144,7 +144,7 @@ class _Tensors:
         return call
 
     def _numbered(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`item`: floats are followed; of a bool or an integer, which may become a length, it is told
+        """`item`: floats are followed; of a bool or an integer, which may become a length, it is recorded
         immediately ."""
         decisions = self._decisions
 

@@ -1,6 +1,6 @@
 """FLOPs of matrix products, attention and convolutions, counted as they are launched.
 
-For programs whose model nobody described: the formulas are those of `torch.utils.flop_counter`, by shape
+For programs whose model is not described: the formulas are those of `torch.utils.flop_counter`, by shape
 (attention counted in full, causal or not). A product that runs in backward with gradients enabled is a
 forward that activation checkpointing runs again; it is counted apart.
 """
@@ -47,7 +47,7 @@ class FlopCount:
     def of_call(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, compute_type: str
     ) -> tuple[str, int] | None:
-        """Compute type and FLOPs of an operator's call on meta tensors; None if it is no product."""
+        """Compute type and FLOPs of an operator's call on meta tensors; None if it is not a product."""
         formula: Any = flop_registry.get(getattr(func, "_overloadpacket", None))
         if formula is None:
             return None

@@ -1,6 +1,6 @@
 """Hardware profiles: everything the simulator knows about a machine, read from one TOML file.
 
-Every file names its sources; figures that nobody measured are listed in its ``estimated``. Derived values
+Every file names its sources; estimated figures are listed in its ``estimated``. Derived values
 in the simulator's units (bytes, FLOP/s) are properties of `HardwareProfile`.
 """
 
@@ -51,7 +51,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class HardwareProfile:
-    """One kind of machine. ``estimated`` lists the dotted keys whose figures nobody measured.
+    """One kind of machine. ``estimated`` lists the dotted keys whose figures were not measured.
 
     ``libraries`` are tables of isolated operators, of which those in ``runs_use`` price training runs.
     """

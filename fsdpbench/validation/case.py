@@ -75,7 +75,7 @@ class Case:
     shape: Mapping[str, ShapeValue] = field(default_factory=dict)
     assumed: str = ""
     collapsed: bool = False
-    """Memory was full and the run slow: it has a bar of its own, and no place on average."""
+    """Memory was full and the run slow: it has its own target, and no place on average."""
     software: str | None = None
     """A software profile instead of the system's own."""
     chip: str = ""

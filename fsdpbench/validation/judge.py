@@ -1,4 +1,4 @@
-"""The bars that the simulation is compared with, and whether it meets them."""
+"""The targets of the simulation, and whether it meets them."""
 
 from __future__ import annotations
 

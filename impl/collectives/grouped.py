@@ -1,4 +1,4 @@
-"""Collectives of single parameters, issued in one call: what is communicated lies where it is computed with.
+"""Collectives of single parameters, issued in one call: what is communicated is where computation uses it.
 
 A chunked layout cuts each parameter into rows, so what an all-gather *of that parameter alone* returns is the
 parameter, and what a reduce-scatter of its gradient alone takes is the gradient. A unit's large parameters

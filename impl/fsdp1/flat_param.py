@@ -251,7 +251,7 @@ def check_sharded(shows_full: bool) -> None:
 
 
 def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:
-    """Raise ``ValueError`` if what was found where a parameter belongs is no tensor."""
+    """Raise ``ValueError`` if what was found where a parameter belongs is not a tensor."""
     if not isinstance(found, torch.Tensor):
         raise ValueError(
             f"parameter '{parameter.fqn}' is no longer '{place.name}' of its {type(place.module).__name__}: "

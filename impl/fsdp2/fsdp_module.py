@@ -218,7 +218,7 @@ class FSDPModule:
 
         Raises:
             AssertionError: the collectives are the user's own, who allocates for them.
-            RuntimeError: the device is no CUDA device.
+            RuntimeError: the device is not a CUDA device.
         """
         for unit in self._units(recurse):
             _refuse_custom(unit, "set_symm_mem_for_comm")

@@ -67,8 +67,8 @@ class HookedStage(Stage):
 
     @property
     def runtime_by_hand(self) -> Runtime:
-        """The same for what comes before the first forward: several modules wrapped as one are no root, and
-        so are a tree of their own until it runs.
+        """The same for what comes before the first forward: several modules wrapped as one are not a root,
+        and so are a tree of their own until it runs.
         """
         if self.context is None and len(self.modules) > 1:
             name = ", ".join(type(module).__name__ for module in self.modules)

@@ -199,7 +199,7 @@ class Runtime(Context):
         not been. What was accumulated without communication before it stays.
 
         Raises:
-            RuntimeError: the failed backward was adding to such gradients, so that nobody can tell any more
+            RuntimeError: the failed backward was adding to such gradients, so that it is unknown
                 what they were; they are dropped.
         """
         if self._callback_queued or (self.forward_root is stage and len(stage.modules) == 1):

@@ -313,7 +313,7 @@ class Unit(Gathering):
         self.smaller.show(self.presentation.trained())
 
     def _abandon(self) -> None:
-        """A gather that nobody waited for: let it finish, keep nothing."""
+        """A gather that was not waited for: let it finish, keep nothing."""
         if self.fetches:
             self._finish_gather()
             if self._from_smaller:

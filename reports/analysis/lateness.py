@@ -34,7 +34,7 @@ from fsdpbench.reports.trace import MISSING
 from fsdpbench.reports.trace.model import Bool, Int32, Int64
 
 TOLERANCE_NS = 1000
-"""Lateness below this is none: launch latencies and the clock's grain."""
+"""Lateness below this does not count: launch latencies and the clock's grain."""
 
 _WAITS = ("wait_all_gather", "all_gather_copy_out")
 _TURNS = ("pre_forward", "pre_backward", "post_forward", "post_backward")

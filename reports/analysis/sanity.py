@@ -39,7 +39,7 @@ _LAUNCH_CALLS = (
 
 @dataclass(frozen=True)
 class Gate:
-    """`doubts` take the trust away, `remarks` do not; without `overlap_known` no overlap can be told."""
+    """`doubts` take the trust away, `remarks` do not; without `overlap_known` the overlap is unknown."""
 
     doubts: tuple[str, ...]
     remarks: tuple[str, ...]

@@ -9,7 +9,7 @@
         trace/rank0_trace.json.gz        .traces
 
 Loading never fails because of one configuration: a folder that cannot be read becomes a row of status
-`unreadable` that says why. Only a folder that is no run at all is refused.
+`unreadable` that says why. Only a folder that is not a run at all is refused.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def mend(text: bytes) -> bytes:
 
 
 class UnmendableError(Exception):
-    """Text that is no JSON, fixed or not; the message is the decoder's."""
+    """Text that is not JSON, fixed or not; the message is the decoder's."""
 
 
 @dataclass

@@ -26,7 +26,7 @@ _NOT_FILES = ("/dev", "/proc", "/sys")
 
 class Overlay:
     """The layer in `root`. Paths are the script's, absolute; `made` are files and folders that are new in
-    this run and lie where the script put them."""
+    this run and are where the script put them."""
 
     def __init__(self, root: Path, exempt: Path) -> None:
         self.root = str(root)

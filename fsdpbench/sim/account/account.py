@@ -1,7 +1,7 @@
 """What holds the memory of the simulated device, by what it is for.
 
     allocator ── each block, with the place in the program that took it ──┐
-    modules, optimizers ── whose storage lies where ──────────────────────┼──> report(): bytes by category
+    modules, optimizers ── where each storage is   ──────────────────────┼──> report(): bytes by category
     collectives ── which blocks they read and write ──────────────────────┘
 
 A block that a parameter, a gradient or an optimizer's state is in is that; else a collective's buffer

@@ -205,7 +205,7 @@ class BlockShadow:
 
 
 class FreedMemory:
-    """What former owners did with bytes that nobody holds now, by address."""
+    """What former owners did with bytes that are free now, by address."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
