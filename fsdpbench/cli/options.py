@@ -74,7 +74,7 @@ def target_options(function: F) -> F:
             type=Positive(1e6),
             default=None,
             metavar="GB/S",
-            help="Network of a node each way, in place of the profile's: 50 for 400 Gb/s.",
+            help="Network of a node each way, instead of the profile's: 50 for 400 Gb/s.",
         ),
         click.option(
             "--emulate",

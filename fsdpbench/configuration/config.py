@@ -88,7 +88,7 @@ class Config:
     what_if: WhatIf | None = None
     """What `fsdpbench explain` asks of simulated GPUs besides."""
     soak: SoakSettings | None = None
-    """Many steps on end in place of a few that are timed and traced."""
+    """Many steps on end instead of a few that are timed and traced."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

@@ -22,7 +22,7 @@ OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled",
 OPTIONAL = (*OF_SCRIPTS, "sanitizer", "memory_account", "compilation", "memory_traffic", "soak")
 """What a record holds only where there is something to say."""
 _REAL_TIME = ("loader",)
-"""Likewise; it is measured in real time, and stands in the result's `bench`."""
+"""Likewise; it is measured in real time, and is in the result's `bench`."""
 
 
 class Status(StrEnum):

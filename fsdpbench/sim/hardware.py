@@ -146,7 +146,7 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
     """Read a profile by its name (`profile_names`) or by the path of a TOML file.
 
     Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be read,
-    is no TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
+    is not TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
 
     `h100-80gb+nic-50` is a profile with 50 GB/s of network a node.
     """
@@ -185,7 +185,7 @@ def _without_nic(name_or_path: str | Path) -> tuple[str | Path, float | None]:
     try:
         return found[1], finite_number(found[2])
     except ValueError:
-        raise ProfileError(f"hardware {name_or_path}: {found[2]!r} is no number of GB/s") from None
+        raise ProfileError(f"hardware {name_or_path}: {found[2]!r} is not a number of GB/s") from None
 
 
 def parse_profile(content: str | bytes, origin: str) -> HardwareProfile:

@@ -196,14 +196,12 @@ class SimProcessGroup(CollectiveCalls):
 
 
 def _let_go(tensors: list[torch.Tensor], timeline: Timeline) -> None:
-    """Hold them no longer. When, hangs on the clock: a step in which memory dies by it is no record."""
+    """Hold them no longer. When, depends on the clock: a step in which memory dies by it is not a record."""
     log = timeline.log if isinstance(timeline, RecordedTimeline) else None
     before = 0 if log is None else len(log.operations)
     tensors.clear()
     if log is not None and len(log.operations) > before:
-        log.refuse(
-            "memory of a collective that nobody waits for is given back once it is done", for_good=True
-        )
+        log.refuse("memory of a collective without a wait is given back once it is done", for_good=True)
 
 
 def _is_asynchronous(opts: Any) -> bool:

@@ -228,7 +228,7 @@ class StepAnalysis:
 class RankAnalysis:
     """One trace: figures over all its steps. `kind`: "gpu" (kernels on streams) or "cpu" (operators).
 
-    links: whose roof the bandwidths are held against; None: the best one that the trace itself shows.
+    links: whose peak the bandwidths are held against; None: the best one that the trace itself shows.
     names: what ran within the steps, by name; tables: the same by kernel, operator, module and device.
     cpu_seen: whether the trace has launches or operators of a CPU.
     drawing: what the caller of `analyze` asked to keep of the trace.
