@@ -28,7 +28,8 @@ def soak_options(function: F) -> F:
             "--soak",
             type=whole(),
             metavar="STEPS",
-            help="Instead of timed and traced steps: run this many consecutive steps and show memory over them.",
+            help="Instead of timed and traced steps: run this many consecutive steps and show memory over "
+            "them.",
         ),
         click.option(
             "--seq-lengths",
