@@ -69,7 +69,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{path}: is no --benchmark-json file with its rounds") from None
+        raise UsageError(f"{path}: is not a --benchmark-json file with its rounds") from None
     return dict(content)
 
 

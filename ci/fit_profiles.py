@@ -56,7 +56,7 @@ def write(fitted: dict[str, FittedChip]) -> None:
 def report(rows: Sequence[Measured], splits: int, path: Path) -> None:
     """In-sample errors of the profiles as they are, of runs' prices, and held-out errors of new fits.
 
-    The file is written anew after each split.
+    The file is written again after each split.
     """
     inside: dict[Key, list[float]] = {}
     runs: dict[Key, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Writes fsdpbench/results/residuals/residuals.csv: how far published runs lie from their predictions.
+"""Writes fsdpbench/results/residuals/residuals.csv: how far published runs are from their predictions.
 
     python ci/measure_residuals.py RUNS.csv [RUNS.csv ...] -o FOLDER
 
@@ -95,7 +95,7 @@ def widths() -> str:
         found = [width_of(quantity, () if unknown is None else (unknown,)) for quantity in Quantity]
         cells = " | ".join(f"{math.tanh(width.log):.1%}" for width in found)
         lines.append(f"| {unknown or 'nothing'} | {cells} |")
-    return "\n".join([*lines, "", f"Told apart from {math.expm1(apart()):.1%} on.", ""])
+    return "\n".join([*lines, "", f"Distinguished from {math.expm1(apart()):.1%} on.", ""])
 
 
 def coverage() -> str:

@@ -62,7 +62,7 @@ def run(config: Config) -> tuple[float, float, int]:
         words = pipe.read().split()
     os.waitpid(child, 0)
     if words[:1] != ["ok"]:
-        raise RuntimeError(f"{config.name}: {words or 'the process ended without a word'}")
+        raise RuntimeError(f"{config.name}: {words or 'the process ended without a message'}")
     return float(words[1]), float(words[2]), int(words[3])
 
 

@@ -83,7 +83,7 @@ def operators(folder: Path) -> tuple[int, int]:
 
 
 def measure(runs: int) -> None:
-    """Run the cases in turns and print a line for each."""
+    """Run the cases alternately and print a line for each."""
     found: dict[tuple[str, str], list[Run]] = {}
     for _ in range(runs):
         for case, words in CASES.items():
@@ -127,7 +127,7 @@ def main() -> None:
     print(f"machine   {processor()}, {os.cpu_count()} cores")
     print(f"versions  Python {platform.python_version()}, torch {version('torch')}")
     print(f"cases     {'; '.join(f'fsdpbench run --device sim {words}' for words in CASES.values())}")
-    print(f"runs      {options.runs} of each, in turns", flush=True)
+    print(f"runs      {options.runs} of each, alternately", flush=True)
     measure(options.runs)
     count()
     print(f"load      {os.getloadavg()[0]:.1f} in the last minute")

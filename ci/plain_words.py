@@ -22,6 +22,7 @@ LIST = Path(__file__).with_suffix(".toml")
 _CODE = re.compile(
     r"^(?P<fence>```+|~~~+).*?^(?P=fence)\s*$|`[^`\n]*`|\]\([^)\s]*\)", re.MULTILINE | re.DOTALL
 )
+_TEMPLATE = re.compile(r"\{[{%#].*?[}%#]\}", re.DOTALL)
 _KEEP = "plain-words: keep"
 
 
@@ -79,7 +80,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     elif path.suffix == ".md":
         yield 1, _prose(source)
     else:
-        yield 1, source
+        yield 1, _TEMPLATE.sub(lambda code: re.sub(r"[^\n]", " ", code[0]), source)
 
 
 def _prose(source: str) -> str:

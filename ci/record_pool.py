@@ -2,7 +2,7 @@
 
     python ci/record_pool.py ci/measured/cpu_pool.json --runs 80
 
-Two ranks over gloo on this machine's CPU train a small GPT; every run starts its processes anew, since the
+Two ranks over gloo on this machine's CPU train a small GPT; every run starts its processes again, since the
 run is the replicate. The file keeps each run's untraced step times in the order in which the runs took place,
 with the kind of machine, how busy it was beside them, the versions, and this command. It names no host.
 """

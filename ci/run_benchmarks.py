@@ -1,4 +1,4 @@
-"""Runs the pytest-benchmark suites (host time of a step, trace decoder, simulator) on two sides, in turns,
+"""Runs the pytest-benchmark suites (host time of a step, trace decoder, simulator) on two sides, alternately,
 and compares them by the gate's statistics (`compare_benchmarks.py`).
 
     python ci/run_benchmarks.py --base ../before          a checkout against this one

@@ -1,6 +1,6 @@
 """From the repository's root a bare `import impl` finds the folder `impl`: let it be `fsdpbench.impl`.
 
-Installed, everything lies in the package `fsdpbench`; in the repository the three folders lie beside it, and
+Installed, everything is in the package `fsdpbench`; in the repository the three folders are beside it, and
 links lead to them::
 
     fsdpbench/impl -> ../impl        one folder, two ways to it, one set of module objects

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP: what holds nothing ends at once, what does ends by unwinding.
+"""SIGINT, SIGTERM and SIGHUP: what holds nothing ends immediately, what does ends by unwinding.
 
     outside of `unwinding`   the signal's own action: the kernel ends the process, whatever it imports or
                              computes just now
@@ -68,7 +68,7 @@ class _Interruption:
 
 
 class unwinding:  # noqa: N801 - used as a function; `contextlib` is not loaded yet
-    """`with unwinding():` an interruption raises `Interrupted`, so that what is held here is let go."""
+    """`with unwinding():` an interruption raises `Interrupted`, so that what is held here is released."""
 
     def __enter__(self) -> None:
         _interruption.enter()
@@ -81,7 +81,7 @@ _interruption = _Interruption()
 
 
 def take_over() -> None:
-    """From here on this process is a command: signals end it without a word from the interpreter."""
+    """From here on this process is a command: signals end it silently from the interpreter."""
     for number in _HEARD:
         if number == _signal.SIGTERM or _signal.getsignal(number) is not _signal.SIG_IGN:
             _signal.signal(number, _signal.SIG_DFL)

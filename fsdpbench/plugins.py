@@ -71,7 +71,7 @@ def foreign_model(model: str) -> dict[str, str] | None:
 
 
 def forget() -> None:
-    """Look for plugins anew when they are asked for next."""
+    """Look for plugins again when they are asked for next."""
     for function in (plugins, foreign_identity, foreign_model):
         function.cache_clear()
 

@@ -104,7 +104,7 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
 def _soak(
     config: Config, placement: Placement, device: Device, workload: Workload, record: RankRecord
 ) -> None:
-    """In place of warm-up, timed and traced steps: all steps of a soak, timed."""
+    """Instead of warm-up, timed and traced steps: all steps of a soak, timed."""
     assert config.soak is not None
     settings, shapes = config.settings, shapes_of(config)
     in_full = software_of(config).checkpointing.reentrant

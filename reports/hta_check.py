@@ -1,5 +1,5 @@
-"""HolisticTraceAnalysis (package `traceinsight`, `import hta`; extra `hta`): a second opinion on overlap, and
-what it does well besides: the critical path, idle causes, the queues of launched kernels, trace diff.
+"""HolisticTraceAnalysis (package `traceinsight`, `import hta`; extra `hta`): a second analysis on overlap,
+and what it does well besides: the critical path, idle causes, the queues of launched kernels, trace diff.
 
 HTA is loaded only here, and only when called: it pulls in all of JupyterLab.  Its known traps are avoided:
 times are not rounded to microseconds, the last step is kept, and synchronisation records, which it would

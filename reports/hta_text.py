@@ -1,4 +1,4 @@
-"""What HTA says about a trace, in a few lines; what it cannot do with a trace is said and left out."""
+"""What HTA says about a trace, in a few lines; what it cannot do with a trace is reported and left out."""
 
 from __future__ import annotations
 

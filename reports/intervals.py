@@ -67,7 +67,7 @@ def single(start: int, end: int) -> Intervals:
 
 
 def union(a: Intervals, b: Intervals) -> Intervals:
-    """What lies in either."""
+    """What is in either."""
     if len(a) == 0:
         return b
     if len(b) == 0:
@@ -76,7 +76,7 @@ def union(a: Intervals, b: Intervals) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """What lies in both."""
+    """What is in both."""
     if len(a) == 0 or len(b) == 0:
         return EMPTY
     # Every interval of `a` meets a run of neighbours in `b`: from the first that ends after its start to
@@ -91,7 +91,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """What lies in `a` and not in `b`."""
+    """What is in `a` and not in `b`."""
     if len(a) == 0 or len(b) == 0:
         return a
     # The gaps of `b`, widened to cover `a`, are everything outside `b`.
@@ -102,7 +102,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 
 
 def clip(a: Intervals, start: int, end: int) -> Intervals:
-    """What lies in `a` within [start, end)."""
+    """What is in `a` within [start, end)."""
     if len(a) == 0 or end <= start:
         return EMPTY
     low = int(np.searchsorted(a.end, start, side="right"))
@@ -113,7 +113,7 @@ def clip(a: Intervals, start: int, end: int) -> Intervals:
 
 
 def covered(a: Intervals, start: Int64, end: Int64) -> Int64:
-    """How many ns of each [start, end) lie in `a`; the given intervals may overlap one another."""
+    """How many ns of each [start, end) are in `a`; the given intervals may overlap one another."""
     if len(a) == 0 or len(start) == 0:
         return np.zeros(len(start), np.int64)
     before = np.concatenate([[0], np.cumsum(a.end - a.start)])

@@ -14,7 +14,7 @@ _NOT_PRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 """C0 and C1 controls, line and paragraph separators, what is invisible or turns the direction of writing, and
-halves of surrogate pairs (bytes of a path that are no UTF-8)."""
+halves of surrogate pairs (bytes of a path that are not UTF-8)."""
 
 
 def printable(text: object) -> str:

@@ -1,4 +1,4 @@
-"""Ranks that configurations share where they cannot be told apart."""
+"""Ranks that configurations share where they cannot be distinguished."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Sequence
 def shared_ranks(speeds: Sequence[float | None], apart: Sequence[float]) -> list[int | None]:
     """The rank of each of `speeds`: 1 and as many as are surely faster; None where there is no speed.
 
-    `apart`: the share by which two speeds must differ to be told apart, the larger one of the two; where it
-    is 0 (measured), equal speeds rank in their order.
+    `apart`: the share by which two speeds must differ to be distinguished, the larger one of the two; where
+    it is 0 (measured), equal speeds rank in their order.
     """
     by_error: dict[float, list[float]] = defaultdict(list)
     for speed, error in zip(speeds, apart, strict=True):

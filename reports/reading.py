@@ -1,7 +1,7 @@
 """Reads JSON and TOML that anybody may have written: a value within limits, or one line that says why not.
 
-Whole numbers fit into 64 bits, nesting and size are bounded, and whatever lies at the path (a folder, a pipe
-that nobody writes to, a device that never ends) is answered. NaN and infinity pass: what they mean is for
+Whole numbers fit into 64 bits, nesting and size are bounded, and whatever is at the path (a folder, a pipe
+without a writer, a device that never ends) is answered. NaN and infinity pass: what they mean is for
 those to say who know the key.
 """
 
@@ -120,9 +120,9 @@ def _text(content: bytes | str, origin: str) -> str:
 
 
 def read_bytes(path: Path, largest: int) -> bytes:
-    """A file's content. Raises `UnreadableError`, also for what is no file or larger than `largest`."""
+    """A file's content. Raises `UnreadableError`, also for what is not a file or larger than `largest`."""
     try:
-        # Not blocking: a pipe that nobody writes to would hold the command for ever.
+        # Not blocking: a pipe without a writer would hold the command for ever.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             found = os.fstat(handle)

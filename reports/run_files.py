@@ -65,10 +65,10 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """Where a simulated figure really lies in a share `level` of cases, each as [low, high].
+    """Where a simulated figure really is in a share `level` of cases, each as [low, high].
 
     `because`: what makes it wider than that of known runs. `risky`: memory fits only inside its error, or the
-    allocator retries. `apart`: step times nearer than this share cannot be told apart.
+    allocator retries. `apart`: step times nearer than this share cannot be distinguished.
     """
 
     level: float
@@ -123,7 +123,7 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class RaceFinding(msgspec.Struct, frozen=True):
-    """What the sanitizer found: two accesses to the same bytes, how often, and the usual mend."""
+    """What the sanitizer found: two accesses to the same bytes, how often, and the usual fix."""
 
     kind: str
     first: Access

@@ -1,4 +1,4 @@
-"""Writes into what lies at a path already and is no plain file, without waiting for ever."""
+"""Writes into what is at a path already and is not a plain file, without waiting for ever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_written_into(path: Path) -> bool:
 
 
 def write_into(path: Path, content: bytes) -> None:
-    """Write to what lies at `path`. Raises `OSError`, also for a pipe that nobody opens to read."""
+    """Write to what is at `path`. Raises `OSError`, also for a pipe without a reader."""
     with os.fdopen(_opened(path), "wb") as file:
         file.write(content)
 

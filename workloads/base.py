@@ -125,7 +125,7 @@ class Workload(ABC):
 
     @abstractmethod
     def resolve_seq(self, seq: int | None) -> int | None:
-        """`seq`, or the default in place of None.
+        """`seq`, or the default instead of None.
 
         Raises:
             WorkloadError: it is below 1, or the model has no sequences and it is given.

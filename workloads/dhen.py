@@ -12,7 +12,7 @@ tokens holds nearly all of the dense parameters. The sparse tables exchange acti
 
 FLOPs: 6 a sample for each weight of a product that works on whole samples, 6 for each token and weight of one
 that works on tokens, 12 x tokens^2 x width for attention. The numbers' first layer needs no gradient of its
-input. Look-ups are no FLOPs.
+input. Look-ups are not FLOPs.
 """
 
 from __future__ import annotations

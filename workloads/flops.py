@@ -30,7 +30,7 @@ class BlockFlops:
     Fields: `products`: of each product with weights, in the order in which they run; `attention`: products
     of activations with each other; `ends_needed`: backward needs what the last product gave (a norm or
     dropout follows it), so a recomputation has to make it again; `batched`: products with the weights of
-    several experts at once, which checkpointing by operator keeps, as it keeps attention's.
+    several experts at the same time, which checkpointing by operator keeps, as it keeps attention's.
     """
 
     products: tuple[int, ...]

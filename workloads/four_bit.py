@@ -1,4 +1,4 @@
-"""Linear layers whose frozen weights lie in 4 bits, as QLoRA's (Dettmers et al. 2023, arXiv 2305.14314).
+"""Linear layers whose frozen weights are in 4 bits, as QLoRA's (Dettmers et al. 2023, arXiv 2305.14314).
 
     weight         uint8, [out, in / 2]       two weights a byte: numbers of the 16 levels of NF4
     weight_scale   [out, in / 64]             the largest magnitude of each 64 weights of a row

@@ -6,7 +6,7 @@
 
 FLOPs follow PaLM (Chowdhery et al. 2022, appendix B): a token costs 6 for each weight of a matrix product and
 12 x layers x d_model x seq for attention, counted in full although it is causal. The lm head is a matrix
-product and counts, the embedding lookup is none and does not.
+product and counts, the embedding lookup is not one and does not.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
 
     Raises:
         DataError: pillow is missing, the folder is missing or holds no images, or it has more classes than
-            the model; when an item is read, also that its file is no image.
+            the model; when an item is read, also that its file is not an image.
     """
 
     def __init__(self, folder: Path, image: int, classes: int) -> None:
@@ -122,7 +122,7 @@ def read_image(path: Path, side: int) -> Tensor:
     """The middle square of an image, float32 of [3, side, side] from -1 to 1.
 
     Raises:
-        DataError: the file is no image that pillow can read.
+        DataError: the file is not an image that pillow can read.
     """
     pillow = _pillow()
     try:

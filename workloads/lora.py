@@ -3,10 +3,10 @@
     y = x W^T  +  (alpha / rank) (x A^T) B^T        W frozen, A of [rank, in] normal, B of [out, rank] zero
 
 A layer keeps its name and its `weight`, and gains `lora_a` and `lora_b`, so that units and state dicts are
-those of the plain model and two more. Frozen parameters lie in one dtype (bf16 as a rule: 2 bytes each and
+those of the plain model and two more. Frozen parameters are in one dtype (bf16 as a rule: 2 bytes each and
 nothing else), adapters in fp32 with gradient and AdamW's moments (16 bytes).
 
-FLOPs: a frozen product costs its forward and the gradient of its input, and not that of its weight. What lies
+FLOPs: a frozen product costs its forward and the gradient of its input, and not that of its weight. What is
 before the first adapter, seen from the tokens, needs no gradient at all.
 """
 
@@ -47,7 +47,7 @@ _ALPHA_OF_RANK = 2.0
 @dataclass(frozen=True)
 class Lora:
     """`rank` of the adapters, `targets` (`all` linear layers of the blocks, those of `attention`, or names
-    joined by +), the dtype of what is frozen, and whether the blocks' frozen linear layers lie in 4 bits
+    joined by +), the dtype of what is frozen, and whether the blocks' frozen linear layers are in 4 bits
     (`four_bit.py`)."""
 
     rank: int
@@ -165,7 +165,7 @@ class LoraWorkload(Workload):
 
     @property
     def training_state_bytes(self) -> int:
-        """The frozen parameters as they lie, and 16 bytes an adapter's parameter."""
+        """The frozen parameters as stored, and 16 bytes an adapter's parameter."""
         itemsize = self._lora.frozen_dtype.itemsize
         packed = self._four_bit_products() if self._lora.four_bit else []
         in_four_bits = sum(product.inputs * product.outputs for product in packed)
@@ -174,7 +174,7 @@ class LoraWorkload(Workload):
         return in_four_bits // 2 + (scales + others) * itemsize + TRAINING_BYTES * self.adapter_parameters
 
     def _four_bit_products(self) -> list[Product]:
-        """The layers that lie in 4 bits, of all blocks."""
+        """The layers that are in 4 bits, of all blocks."""
         layers = range(self._products.block_count)
         found = [product for layer in layers for product in self._products.products(layer)]
         return [product for product in found if product.name not in _NEVER]
@@ -212,7 +212,7 @@ class LoraWorkload(Workload):
         return self._base.resolve_seq(seq)
 
     def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
-        """The plain model's and the adapters', with what needs no gradient told apart."""
+        """The plain model's and the adapters', with what needs no gradient distinguished."""
         plain = self._base.forward_flops(batch, seq)
         (blocks,) = plain.stacks
         adapted, frozen, first = [], plain.rest, 0

@@ -74,7 +74,7 @@ def offered_families() -> list[Offer]:
 
 
 def forget_loaded() -> None:
-    """Load plugins anew when they are asked for next."""
+    """Load plugins again when they are asked for next."""
     _LOADED.clear()
 
 

@@ -7,7 +7,7 @@
 Blocks differ in size by a factor of 200 within one model: a hard case for FSDP, whose units are as uneven.
 
 The batch norms use the statistics of the batch and keep no running ones: nothing here evaluates, buffers
-would take a broadcast under DDP, and recomputation would update them twice. They are no `nn.BatchNorm2d`,
+would take a broadcast under DDP, and recomputation would update them twice. They are not `nn.BatchNorm2d`,
 which PyTorch's FSDP1 takes out of its units into full-precision units of their own: all systems see the
 same units.
 

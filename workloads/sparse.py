@@ -6,11 +6,11 @@
              | look up                | look up
     rows --- all-to-all ------------- all-to-all           the rows come back to the rank of the sample
 
-Backward sends the rows' gradients the same way back and takes an optimizer step at once, as the fused
+Backward sends the rows' gradients the same way back and takes an optimizer step immediately, as the fused
 optimizers of embedding libraries do: no gradient of a whole table exists. The optimizer is row-wise Adagrad,
 usual for such tables, with one number of state a row (mean squares of the row's gradients, summed).
 
-The tables are no parameters of any module: FSDP, DDP and the optimizer do not see them, which is what "kept
+The tables are not parameters of any module: FSDP, DDP and the optimizer do not see them, which is what "kept
 out of FSDP" asks for, and neither does `state_dict`. They come to be at the first forward, on the device of
 the ids, filled with zeros: so they are the same on any number of ranks, and rows that are asked for learn.
 """

@@ -48,7 +48,7 @@ class T5Shape:
     """The shape of a T5.
 
     Fields: `layers` of the encoder, and as many of the decoder; `d_kv`: width of a head, heads x d_kv need
-    not be d_model; `gated`: the feed-forward is GELU(gate) x up in place of ReLU(up); `tied`: the lm head
+    not be d_model; `gated`: the feed-forward is GELU(gate) x up instead of ReLU(up); `tied`: the lm head
     shares the token embedding; `buckets` of distances; `max_seq`: default length of source and target each;
     `attention`: `fused` gives the bias to `scaled_dot_product_attention`, `explicit` computes scores, softmax
     (in fp32) and mixture one after another with the scores in memory, as Hugging Face's T5 does; `dropout`:
@@ -56,7 +56,7 @@ class T5Shape:
     the loss.
 
     Raises:
-        ShapeError: a number is out of range, buckets are no multiple of 4, or `attention` is unknown.
+        ShapeError: a number is out of range, buckets are not a multiple of 4, or `attention` is unknown.
     """
 
     layers: int

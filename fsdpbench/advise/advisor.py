@@ -35,7 +35,7 @@ class Tried:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where the real gain lies in 9 of 10 cases."""
+        """Where the real gain is in 9 of 10 cases."""
         if self.gain is None:
             return None
         factor = math.exp(apart())

@@ -19,7 +19,7 @@ def describe_advice(advice: Advice) -> str:
 def _lines(advice: Advice) -> Iterator[str]:
     tried = len(advice.advice) + len(advice.possible) + len(advice.nothing)
     if advice.advice:
-        yield "Advice, each line simulated (the real gain lies in the brackets in 9 of 10 cases):"
+        yield "Advice, each line simulated (the real gain is in the brackets in 9 of 10 cases):"
         for number, each in enumerate(advice.advice, 1):
             yield from _numbered(number, each)
     else:

@@ -38,7 +38,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One configuration, as `Entry.to_dict` writes it. What is no figure is kept: it is judged by name."""
+    """One configuration, as `Entry.to_dict` writes it. What is not a figure is kept: it is judged by name."""
 
     status: Status
     device: str

@@ -9,7 +9,7 @@ from fsdpbench.files.whole_files import write_whole
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Put `text` in place of what is at `path`. Raises `BenchError`."""
+    """Put `text` instead of what is at `path`. Raises `BenchError`."""
     try:
         write_whole(path, text)
     except OSError as error:

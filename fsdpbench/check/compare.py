@@ -1,7 +1,7 @@
 """Compares two sides, configuration by configuration and figure by figure.
 
     how it ended differs                                 the table of `outcomes`
-    a figure that is known on one side alone, or is none  cannot be judged
+    a figure that is known on one side alone, or is not one  cannot be judged
     exact (simulated, or equal in all runs of a side)    any difference counts, thresholds by metric
     else                                                 rank test and minimum effect, over runs
 
@@ -126,7 +126,7 @@ def _changes(name: str, before: Entry, after: Entry, thresholds: Thresholds) -> 
 
 
 def _impossible(name: str, after: Entry) -> Iterator[Change]:
-    """That it ends well now is no gain if its figures are none."""
+    """That it ends well now is not a gain if its figures are impossible."""
     for metric in METRICS:
         problem = after.problem(metric) or after.doubt(metric)
         if problem is not None:

@@ -1,7 +1,7 @@
 """The figures of one run, checked alone and beside each other.
 
 A figure that is broken often still looks like one (a peak of 5 bytes, no all-gather any more); beside the
-others it cannot be true, and which of them is wrong nobody knows.
+others it cannot be true, and it is unknown which of them is wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RISING = (
 
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _ALMOST_ALL = 0.999
-"""Of communication: with less of it hidden, what is exposed is no rounding of a nanosecond."""
+"""Of communication: with less of it hidden, what is exposed is not rounding of a nanosecond."""
 
 
 def checked(run: Mapping[str, object]) -> dict[str, Figure]:

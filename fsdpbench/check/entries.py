@@ -53,7 +53,7 @@ class Entry:
         return [value for run in self.runs if isinstance(value := run[metric], int | float)]
 
     def problem(self, metric: str) -> str | None:
-        """Why the figure cannot be judged, if so: what stands in its place in a run, or that only some runs
+        """Why the figure cannot be judged, if so: what is in its place in a run, or that only some runs
         know it."""
         for run in self.runs:
             if isinstance(broken := run[metric], Unusable):
@@ -139,7 +139,7 @@ def _own_step(repeats: Mapping[str, Any], alone: bool) -> Figure:
 
 
 def _broken_times(times: Sequence[object]) -> str | None:
-    """The first one that is no step time, if any."""
+    """The first one that is not a step time, if any."""
     for time in map(METRICS["step_time_s"].checked, times):
         if not isinstance(time, int | float):
             return str(time or "one is null")

@@ -1,4 +1,4 @@
-"""One figure as it was read: a number that can be true, `None` where nobody knows it, or what stands there
+"""One figure as it was read: a number that can be true, `None` where it is unknown, or what is there
 instead and why it cannot be one.
 """
 
@@ -18,7 +18,7 @@ _LONGEST_VALUE = 60
 
 @dataclass(frozen=True)
 class Unusable:
-    """`shown`: what was read.  why: it is no figure."""
+    """`shown`: what was read.  why: it is not a figure."""
 
     shown: str
     why: str

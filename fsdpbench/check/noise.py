@@ -49,7 +49,7 @@ class Noise:
 def measure_noise(entries: Mapping[str, Entry], seed: int = 0) -> Noise:
     """The noise of repeated runs. Metrics that were equal in all runs have none.
 
-    Raises `CannotJudgeError` for simulated entries, for what failed or has figures that are none, and where
+    Raises `CannotJudgeError` for simulated entries, for what failed or has impossible figures, and where
     there are too few runs to split.
     """
     if any(entry.is_exact for entry in entries.values()):

@@ -9,7 +9,7 @@
 | not there | added | added | added | added, and failed | cannot judge |
 
 Failures are error, crash, timeout, race and rank mismatch. Out of memory and not applicable are answers, a
-failure is none. So a failure that was not there before is a regression, and of what failed before nothing is
+failure is not. So a failure that was not there before is a regression, and of what failed before nothing is
 known that could have become worse.
 """
 

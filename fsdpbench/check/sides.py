@@ -1,4 +1,4 @@
-"""Reads one side of a comparison, whatever it lies in, with the surroundings that its figures belong to.
+"""Reads one side of a comparison, whatever it is in, with the surroundings that its figures belong to.
 
 A side is a sweep's folder, a configuration's folder in one (its repeated runs with it), a `result.json`, what
 `sweep --json` printed, or a baseline.

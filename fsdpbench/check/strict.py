@@ -16,7 +16,7 @@ from fsdpbench.reports.outside_text import one_line
 
 T = TypeVar("T")
 Part = tuple[str, object, Any]
-"""Where it stands, what stands there, and the type that it should have."""
+"""Where it stands, what is there, and the type that it should have."""
 
 _LONGEST_SHOWN = 60
 _NEAR = 3

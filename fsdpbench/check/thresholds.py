@@ -1,11 +1,11 @@
 """What the gate allows: `thresholds.toml`.
 
-    [relative_change]          exact figures: relative change that is no regression (0.01: one per cent)
-    peak_reserved_bytes = 0.01                 bytes not listed: what is no 0.01 MiB, and a thousandth at most
+    [relative_change]          exact figures: relative change that is not a regression (0.01: one per cent)
+    peak_reserved_bytes = 0.01                 bytes not listed: a change below 0.01 MiB and a thousandth
 
     [measured]                 figures with a distribution over runs
     level = 0.01               chance of a false alarm in a whole comparison
-    minimum_effect = { step_time_s = 0.03 }    smaller changes are no regression, however certain
+    minimum_effect = { step_time_s = 0.03 }    smaller changes are not regressions, however certain
 
 `fsdpbench check --noise` measures the `minimum_effect` of a machine and writes it here.
 """
@@ -25,7 +25,7 @@ from fsdpbench.files.toml_text import to_toml
 
 USUAL_LEVEL = 0.01
 USUAL_MINIMUM_EFFECT = 0.03
-"""Where nobody measured the noise: what a quiet machine can tell from it."""
+"""Where the noise was not measured: what a quiet machine can tell from it."""
 
 MOST_ALLOWED = 1.0
 """Of a relative change. More is a percentage taken for a share, and a gate that lets everything pass."""
@@ -54,7 +54,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minimum_effect: dict[str, Share] = {}
 
     def allows(self, metric: str, before: float, after: float) -> bool:
-        """Whether that change of an exact figure is no regression."""
+        """Whether that change of an exact figure is not a regression."""
         change, share = abs(after - before), self.relative_change.get(metric)
         if share is not None:
             return change <= share * before

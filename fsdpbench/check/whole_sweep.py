@@ -19,7 +19,7 @@ _LONGEST = 250
 
 def whole(side: Side, leave_out: Collection[str]) -> Side:
     """`side` without `leave_out`. Raises `CannotJudgeError` naming every other configuration that failed, is
-    not finished or has a figure that is none; `UsageError` for a name that the sweep does not have."""
+    not finished or has an impossible figure; `UsageError` for a name that the sweep does not have."""
     check_names(leave_out, [*side.entries, *side.absent], side.label, "", f"configuration ({FLAG})")
     kept = replace(
         side,
@@ -41,7 +41,7 @@ def whole(side: Side, leave_out: Collection[str]) -> Side:
 
 
 def flaws_of(side: Side) -> dict[str, str]:
-    """Why a configuration is none to compare with, by name."""
+    """Why a configuration cannot be compared with, by name."""
     flaws = dict(side.absent)
     most = max((len(entry.runs) for entry in side.entries.values() if entry.status.is_answer), default=0)
     for name, entry in side.entries.items():

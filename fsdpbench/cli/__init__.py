@@ -1,6 +1,6 @@
 """The command line: `main` is what the `fsdpbench` script calls.
 
-The commands lie in `group.py` and beside it.
+The commands are in `group.py` and beside it.
 """
 
 from __future__ import annotations

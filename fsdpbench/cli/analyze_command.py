@@ -1,4 +1,4 @@
-"""`fsdpbench analyze`: what a trace says, whoever wrote it, and what changed since another one."""
+"""`fsdpbench analyze`: what a trace of any origin says, and what changed since another one."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def command(quick: bool, as_json: bool) -> None:
 
 
 def _print(findings: Sequence[Finding], columns: int | None) -> None:
-    """One finding a line; on a terminal of `columns` long ones go on below their own beginning."""
+    """One finding a line; on a terminal of `columns` long ones continue below their own beginning."""
     width = max(len(finding.what) for finding in findings)
     for finding in findings:
         head = f"{finding.what:<{width}}  {finding.verdict.value:<7}  "

@@ -1,4 +1,4 @@
-"""The commands and how they end. Each lies in a file of its own and is imported only when it is called."""
+"""The commands and how they end. Each is in a file of its own and is imported only when it is called."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def run() -> None:
 
 
 def _invoke() -> int:
-    """The exit code of the command. Raises what nobody foresaw."""
+    """The exit code of the command. Raises what was not expected."""
     code: int = ExitCode.OK
     if COMPLETE_VARIABLE in os.environ:
         return answer(_group)
@@ -117,7 +117,7 @@ def _invoke() -> int:
 
 
 def _end_interrupted(number: int) -> None:
-    """Nothing is taken down: what was held is let go already, and time is short."""
+    """Nothing is taken down: what was held is released already, and time is short."""
     say("interrupted; finished work is kept, start the same command again to resume")
     if not is_command():
         interruption.forget()

@@ -1,6 +1,6 @@
-"""What is left of an exception that nobody foresaw: one line, and a file with the traceback.
+"""What is left of an exception that was not expected: one line, and a file with the traceback.
 
-Python's own way out is exit code 1, which a pipeline reads as a regression.
+Python's own remedy is exit code 1, which a pipeline reads as a regression.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def target_options(function: F) -> F:
             type=Positive(1e6),
             default=None,
             metavar="GB/S",
-            help="Network of a node each way, in place of the profile's: 50 for 400 Gb/s.",
+            help="Network of a node each way, instead of the profile's: 50 for 400 Gb/s.",
         ),
         click.option(
             "--emulate",
@@ -173,7 +173,7 @@ def asks_to_compile(
     flags: Mapping[str, str | None], assignments: tuple[str, ...], space: str | None = None
 ) -> bool:
     """Whether `compile=true` is among what these words, or the TOML file `space`, ask for. A quick look, for
-    the fork server; what is wrong in them is told later."""
+    the fork server; errors in them are reported later."""
     texts = [flags.get("compile") or "", *(each for each in assignments if each.startswith("compile"))]
     if space is not None:
         texts += map(str, read_space_file(space)[1].get("compile", ()))

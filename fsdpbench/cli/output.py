@@ -29,7 +29,7 @@ def say(message: object) -> None:
 
 
 def tell(text: object, end: str = "\n", over: bool = False) -> None:
-    """Something on the way, or beside the answer. `over`: in place of the line that stands there."""
+    """Something on the way, or beside the answer. `over`: instead of the line that is there."""
     print("\r" * over + printable_lines(text), end=end, file=sys.stderr, flush=True)
 
 

@@ -90,7 +90,7 @@ def _by_count(foreseen: Forecast | None, budget: Budget) -> list[Row]:
 
 
 _LINES_OF_PROGRESS = 10
-"""At most so many where the progress goes to a file."""
+"""Maximum number of progress lines in a file."""
 
 
 def _counter(total: int, jobs: int) -> Callable[[int], None]:
@@ -222,7 +222,7 @@ def _explain(foreseen: Forecast) -> list[str]:
 
 def _by_reason(unfit: list[Prediction]) -> dict[str, list[str]]:
     """Names of points that cannot fit, by the first two sentences of why. Reasons that differ in their
-    figures alone are told once, with those of the first point."""
+    figures alone are reported once, with those of the first point."""
     kinds: dict[str, tuple[str, list[str]]] = {}
     for prediction in unfit:
         reason = ". ".join((prediction.reason or "").split(". ")[:2])

@@ -209,7 +209,7 @@ def _shared(words: Sequence[Sequence[str]]) -> int:
 
 
 def _of(done: int, total: int) -> str:
-    """`3/8`; `3` where nobody knows how many there will be."""
+    """`3/8`; `3` if the total is unknown."""
     return f"{done}/{total}" if total else str(done)
 
 

@@ -1,4 +1,4 @@
-"""The end of a sweep on a terminal: the ranked table, what failed, the recommendation, where the report lies.
+"""The end of a sweep on a terminal: the ranked table, what failed, the recommendation, where the report is.
 
 The table fits the terminal: of its columns the least important go first, and where even the settings do not
 fit side by side they become one column that may be folded. No figure is ever cut.

@@ -31,7 +31,7 @@ _NOT_BY_DEFAULT = ("system", "shape", "hf_config", "preset", "when", "exclude", 
 @dataclass(frozen=True)
 class SweepRequest:
     """A sweep to run. `is_default`: nothing but model and place was named; `assumed`: settings that a model
-    of a configuration file got, as nobody named them."""
+    of a configuration file got, as the user named none."""
 
     space: Space
     choice: Choice
@@ -83,7 +83,7 @@ class SweepRequest:
         }
 
     def added_by_preset(self) -> str | None:
-        """What varies that nobody named, and how to have it otherwise; None if nothing does."""
+        """What varies although the user did not name it, and how to avoid that; None if nothing does."""
         if not self.of_preset and len(self.space.systems) < 2:
             return None
         lists = self.space.lists
@@ -121,7 +121,7 @@ class SweepRequest:
 def make_request(
     given: Mapping[str, Any], lists: Mapping[str, Sequence[Value]], *, whole_space: bool
 ) -> SweepRequest:
-    """`given` holds what is no setting (`model`, `gpus`, `preset`, `when`, ...), `lists` what was named of
+    """`given` holds what is not a setting (`model`, `gpus`, `preset`, `when`, ...), `lists` what was named of
     the settings. With `whole_space` (a TOML file) the default lists are not added. Raises `UsageError`."""
     is_named = any(given.get(name) for name in _NOT_BY_DEFAULT)
     given = with_hf_model({**given, "keep_content": LIBRARY in lists.get("implementation", ())})
@@ -163,7 +163,7 @@ def make_request(
 
 
 def told_assumed(assumed: Mapping[str, Value]) -> str:
-    """The settings that nobody named, as the end of a line."""
+    """The settings that the user did not name, as the end of a line."""
     words = ", ".join(f"{name}={value}" for name, value in assumed.items())
     return f"; {words}, as not named" if words else ""
 

@@ -28,7 +28,8 @@ def soak_options(function: F) -> F:
             "--soak",
             type=whole(),
             metavar="STEPS",
-            help="In place of timed and traced steps: so many on end, and what memory does over them.",
+            help="Instead of timed and traced steps: run this many consecutive steps and show memory over "
+            "them.",
         ),
         click.option(
             "--seq-lengths",
@@ -103,5 +104,5 @@ def soak_notes(result: Mapping[str, Any]) -> Iterator[str]:
         fragments = max(value for value in over["inactive_split"])
         yield (
             f"soak: the last cudaMalloc in step {soak['last_device_alloc_step']}; reserved at most "
-            f"{max(reserved) / 2**30:.1f} GiB; up to {fragments / 2**30:.1f} GiB lay free in fragments"
+            f"{max(reserved) / 2**30:.1f} GiB; up to {fragments / 2**30:.1f} GiB was free in fragments"
         )

@@ -46,7 +46,7 @@ def _open_streams() -> None:
 
 
 def standard_stream(number: int, old: TextIO | None) -> TextIOWrapper:
-    """The stream of that number, in place of Python's own (`old`)."""
+    """The stream of that number, instead of Python's own (`old`)."""
     file = _Output(number, "wb", closefd=False)
     return TextIOWrapper(
         BufferedWriter(file),
@@ -58,7 +58,7 @@ def standard_stream(number: int, old: TextIO | None) -> TextIOWrapper:
 
 
 class _Output(FileIO):
-    """A standard stream. Its reader may go away (`| head`): the command goes on to its own exit code."""
+    """A standard stream. Its reader may go away (`| head`): the command continues to its own exit code."""
 
     def write(self, text: object) -> int:
         try:

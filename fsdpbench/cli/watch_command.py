@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5
 _SLURM_S = 5.0
 _GRACE_S = 3.0
-"""How long a lock that is let go may be ahead of the last result: network file systems tell in any order."""
+"""How long a lock that is released may be ahead of the last result: network file systems tell in any
+order."""
 
 
 @click.command("watch")
@@ -131,14 +132,15 @@ def _looks(folder: SweepFolder, view: View, wait: float, timeout: float | None) 
 
 def _why_waiting(folder: Path, state: SweepState | None) -> str:
     if state is not None:
-        return f"waiting for a sweep to go on in {folder}: {len(state.ended)} of {len(state.points)} are done"
+        done = f"{len(state.ended)} of {len(state.points)} are done"
+        return f"waiting for the sweep in {folder} to resume: {done}"
     return f"waiting for a sweep in {folder}"
 
 
 def _died(folder: Path, state: SweepState) -> str:
     return (
         f"{folder}: the sweep ended with {len(state.ended)} of {len(state.points)} configurations done "
-        "(stopped, or its process is gone); what is finished is kept, its command goes on with the rest"
+        "(stopped, or its process is gone); what is finished is kept, the same command resumes"
     )
 
 
@@ -151,7 +153,7 @@ def _never_began(folder: Path, state: SweepState | None, wait: float) -> None:
     if state is not None:
         raise BenchError(
             f"{folder}: no sweep runs there ({wait:g} s waited, --wait), and {len(state.ended)} of "
-            f"{len(state.points)} configurations are done; the sweep's command goes on with the rest"
+            f"{len(state.points)} configurations are done; the sweep's command resumes"
         )
     what = "is not a sweep's folder (no sweep.toml in it)" if folder.is_dir() else "does not exist"
     raise UsageError(f"{folder} {what}, and no sweep began there within {wait:g} s (--wait)")

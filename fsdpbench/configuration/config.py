@@ -32,7 +32,7 @@ ShapeValue = int | float | str | bool
 class Measurement:
     """How many steps each pass takes, and how long the whole configuration may (seconds of wall time).
 
-    The warm-up takes `warmup_steps`, and goes on until steps have settled, `most_warmup_steps` at most.
+    The warm-up takes `warmup_steps`, and continues until steps have settled, `most_warmup_steps` at most.
     Where they have not by then, `most_timed_steps` are timed instead of `timed_steps` (0: no more).
     Without `traced_steps` there is no trace, and nothing that is read from it.
     """
@@ -88,7 +88,7 @@ class Config:
     what_if: WhatIf | None = None
     """What `fsdpbench explain` asks of simulated GPUs besides."""
     soak: SoakSettings | None = None
-    """Many steps on end in place of a few that are timed and traced."""
+    """Many steps on end instead of a few that are timed and traced."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

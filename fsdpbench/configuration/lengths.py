@@ -3,7 +3,7 @@
     lognormal:900,0.8,layout=packed,buckets=16,seed=1        drawn
     lengths.txt,layout=padded,multiple=64                    as a file says, sample by sample
 
-A step has `batch` samples. *Padded*, its tensors are [batch, longest]; *packed*, the samples lie one behind
+A step has `batch` samples. *Padded*, its tensors are [batch, longest]; *packed*, the samples are one behind
 the other in a single row. No row is longer than `seq`: what is, is cut off there.
 """
 
@@ -153,7 +153,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
             found.append(whole_number(line.strip(), 1))
         except ValueError:
             raise UsageError(
-                f"--seq-lengths {path}, line {number}: {line.strip()[:40]!r} is no length "
+                f"--seq-lengths {path}, line {number}: {line.strip()[:40]!r} is not a length "
                 "(a whole number from 1)"
             ) from None
     if not 1 <= len(found) <= MOST_LENGTHS:

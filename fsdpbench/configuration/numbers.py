@@ -25,7 +25,7 @@ def whole_number(text: str, least: int = -LARGEST_INTEGER, most: int = LARGEST_I
 
 
 def finite_number(text: str) -> float:
-    """The number in `text`. Raises `ValueError` for what is none, and for nan and infinities."""
+    """The number in `text`. Raises `ValueError` for other text, and for nan and infinities."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError("expected a finite number")

@@ -27,7 +27,7 @@ class StepsBy(StrEnum):
 
 @dataclass(frozen=True)
 class ScriptSource:
-    """`path` as it was typed, `digest` of the file's content. `to_the_end`: go on when all is measured.
+    """`path` as it was typed, `digest` of the file's content. `to_the_end`: continue when all is measured.
     `check_ranks`: the ranks that run and are compared, none for rank 0 alone.
     `module`: the name of the module that the file is, if it runs as one (`torchrun -m`)."""
 
@@ -64,7 +64,7 @@ class ScriptSource:
 
     @property
     def own_folder(self) -> Path:
-        """Where the script's own files lie: beside it, or in its package."""
+        """Where the script's own files are: beside it, or in its package."""
         path = Path(self.path).absolute()
         if not self.module:
             return path.parent

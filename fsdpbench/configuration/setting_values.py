@@ -1,4 +1,4 @@
-"""How a text becomes the value of a setting. Each raises `ValueError` for one that is none."""
+"""How a text becomes the value of a setting. Each raises `ValueError` for text that is not one."""
 
 from __future__ import annotations
 

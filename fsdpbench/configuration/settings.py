@@ -234,7 +234,7 @@ _TABLE: tuple[Setting, ...] = (
         "lora_base",
         "param",
         "param, 4bit",
-        "How the frozen linear layers of the blocks lie in memory: in param_dtype, or in 4 bits (QLoRA).",
+        "How the frozen linear layers of the blocks are in memory: in param_dtype, or in 4 bits (QLoRA).",
         "`param`: nothing is rounded.",
         one_of("param", "4bit"),
     ),

@@ -3,8 +3,8 @@
     FSDPBENCH_SIMULATED_CUDA=h100-80gb        one node of eight
     FSDPBENCH_SIMULATED_CUDA=h100-80gb:2      one of two
 
-All code of the cuda path runs, up to torch's own. What comes of it is marked `"simulated": true`, has keys of
-its own, and is nothing that the gate takes. For tests and CI.
+All code of the cuda path runs, up to torch's own. What results from it is marked `"simulated": true`, has
+keys of its own, and is nothing that the gate takes. For tests and CI.
 """
 
 from __future__ import annotations

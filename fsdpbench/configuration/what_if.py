@@ -12,7 +12,7 @@ from fsdpbench.errors import UsageError
 class WhatIf:
     """account: keep account of who holds memory. room: times the memory that the GPU has. allocator:
     settings as
-    `PYTORCH_CUDA_ALLOC_CONF` writes them, in place of what the environment says.
+    `PYTORCH_CUDA_ALLOC_CONF` writes them, instead of what the environment says.
 
     variation: what is done to a script's own calls (`script/variations.py`).
     """

@@ -37,7 +37,7 @@ class Placement:
 @dataclass(frozen=True)
 class StepMemory:
     """Peaks of one step in bytes, and what the allocator had to do in it. `device_allocs`: cudaMallocs;
-    `inactive_split`: free bytes at its end that lie between others (fragments)."""
+    `inactive_split`: free bytes at its end that are between others (fragments)."""
 
     allocated: int
     active: int

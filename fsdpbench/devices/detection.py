@@ -42,7 +42,7 @@ def visible_gpus() -> int:
 def choose_device(
     asked: str, gpus: int, hardware: str | None, *, elsewhere: bool = False, emulate: bool = False
 ) -> Choice:
-    """Resolve `asked` (`auto` included) for `gpus` ranks; they may lie on other machines (`elsewhere`), or
+    """Resolve `asked` (`auto` included) for `gpus` ranks; they may be on other machines (`elsewhere`), or
     one device stands for all of them (`emulate`).
 
     Raises `UsageError` where it cannot be had.

@@ -124,7 +124,7 @@ class SimDevice:
         if not config.soak.replay:
             return "--no-replay was given"
         if config.jitter is not None:
-            return "jitter draws anew for every kernel and collective"
+            return "jitter draws again for every kernel and collective"
         if config.sanitize:
             return "the sanitizer follows what operators touch"
         if self._what_if.account:

@@ -36,7 +36,7 @@ _KERNEL_NAMES = {
     "barrier": "ncclDevKernel_AllReduce_Emulated",
 }
 _LONGEST_NS = 2_000_000_000
-"""What one launch can be told to wait: its argument is a C int."""
+"""The longest wait of one launch: its argument is a C int."""
 
 
 class Holder(Protocol):
@@ -136,7 +136,7 @@ class _GpuWork(Work):
 
 
 class CpuHolder:
-    """The outputs are written at once; whoever waits sleeps until the modelled end."""
+    """The outputs are written immediately; whoever waits sleeps until the modelled end."""
 
     def __init__(self) -> None:
         self._free_at_ns = 0

@@ -91,8 +91,8 @@ def _until_some_fit(
 def combinations(
     config: Config, singles: Sequence[Change], roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> list[Change]:
-    """Pairs of the changes that take most memory, those that take most first, and all of them at once;
-    what they
+    """Pairs of the changes that take most memory, those that take most first, and all of them at the same
+    time; what they
     take is seen on GPUs with more room."""
     needs = _tried(config, singles, jobs, tell, room=True)
     base = roomy.allocated or 0
@@ -131,7 +131,7 @@ def _tried(
 
 
 def _is_good(change: Change, trial: Trial, roomy: Trial) -> bool:
-    """Whether a single change is answer enough: it fits without retries and is not dear."""
+    """Whether a single change is answer enough: it fits without retries and is not expensive."""
     price = _price(change, trial, roomy)
     return trial.fits and not change.last_resort and not trial.retries and (price or 0.0) < _DEAR
 

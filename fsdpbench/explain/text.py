@@ -9,7 +9,7 @@ from fsdpbench.explain.advice import Advice, Proposal
 from fsdpbench.reports.out_of_memory.text import told
 
 _CLOSE = 0.03
-"""With less than this share of the memory to spare a change is said to be tight."""
+"""With less than this share of the memory to spare a change is called tight."""
 _MOST_HOLDERS = 6
 _MOST_FITS = 8
 _WRITTEN = 46

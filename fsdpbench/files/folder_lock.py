@@ -2,14 +2,14 @@
 
     .lock   who holds it (`lock_owner.py`); the holder renews its time every `beat_s` seconds
 
-    owner on this machine    its process tells: a lock whose process is gone is broken at once
+    owner on this machine    its process tells: a lock whose process is gone is broken immediately
     owner elsewhere          its beat tells: a lock that has been silent for long is broken, with a message
     nobody's                 empty or damaged, and so at a second look: broken
 
-A lock is written aside and linked into place, so that nobody sees half of one. Ages are differences of times
-that the file system gives (a file is touched to learn what time it is there), so clocks of the machines may
-differ as they like. A holder that was stopped so long that its lock was broken sees it at its next beat and
-ends instead of writing into a folder that is another's.
+A lock is written aside and linked into place, so that no process sees half of one. Ages are differences of
+times that the file system gives (a file is touched to learn what time it is there), so clocks of the machines
+may differ as they like. A holder that was stopped so long that its lock was broken sees it at its next beat
+and ends instead of writing into a folder that is another's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FolderLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether somebody holds it, as far as can be told from here. May be asked often: whether its owner
+        """Whether a process holds it, as far as is known from here. May be asked often: whether its owner
         still lives is looked up once a beat."""
         if not self._path.exists():
             return False
@@ -176,7 +176,7 @@ class FolderLock:
         return f"not renewed for {age:.0f} s (every {owner.beat_s:g} s is usual)" if age > patience else None
 
     def _age(self) -> float | None:
-        """Seconds since the last beat, both times of the file system's own; None where it cannot be told."""
+        """Seconds since the last beat, both times of the file system's own; None where it is unknown."""
         probe = self._path.with_name(f"{self._path.name}.{uuid.uuid4().hex}")
         try:
             probe.touch(exist_ok=False)

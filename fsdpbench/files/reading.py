@@ -22,7 +22,7 @@ class UnreadableFileError(UsageError):
 
 
 def is_there(path: Path) -> bool:
-    """Whether something lies at `path`; nothing does at one that no file system can hold."""
+    """Whether something is at `path`; nothing does at one that no file system can hold."""
     try:
         return path.exists()
     except (OSError, ValueError):

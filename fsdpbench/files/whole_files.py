@@ -22,7 +22,7 @@ _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.E
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write `content` (text as UTF-8) to `path`, in place of what is there. Raises `OSError`."""
+    """Write `content` (text as UTF-8) to `path`, instead of what is there. Raises `OSError`."""
     if is_written_into(path):
         write_into(path, _encoded(content))
         return
@@ -64,7 +64,7 @@ def clear_leftovers(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _aside(path: Path) -> Iterator[Path]:
-    """A name beside `path` that is this process's own; what lies there in the end is removed."""
+    """A name beside `path` that is this process's own; what is there in the end is removed."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{os.getpid()}@{_host()}.partial")
     with interruption.unwinding():
         try:

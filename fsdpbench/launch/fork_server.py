@@ -55,7 +55,7 @@ def ensure() -> int:
 
 
 def kill() -> None:
-    """End the server at once, and with it all that was started from it and follows it."""
+    """End the server immediately, and with it all that was started from it and follows it."""
     if _pid():
         with contextlib.suppress(ProcessLookupError):
             os.kill(_pid(), signal.SIGKILL)

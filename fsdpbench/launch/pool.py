@@ -77,7 +77,7 @@ class PointPool:
         return len(self._running) < self.jobs
 
     def start(self, config: Config, folder: Path) -> None:
-        """Start `config`; what it leaves lies in `folder`, which exists already."""
+        """Start `config`; what it leaves is in `folder`, which exists already."""
         try:
             server = fork_server.ensure()
             process = self._context.Process(

@@ -1,6 +1,7 @@
 """Several ranks of one script, one process each, and whether they call the same collectives.
 
-    point process ──┬── rank 0 alone: measured as ever, writes down its collectives and what came out of them
+    point process ──┬── rank 0 alone: measured as before, writes down its collectives and what came out of
+    them
                     └── then the others, as many at a time as there are cores; each ends as rank 0 does
 
     <configuration>/  collectives.json  trace/rank0_record.json …      rank 0, as without the check

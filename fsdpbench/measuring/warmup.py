@@ -4,8 +4,8 @@ The first steps of a real run pay for lazy initialisation, caches and clocks tha
 known beforehand: stable is what varies little over the last few steps. Every rank sees the same times (those
 of the slowest rank), so every rank stops at the same step.
 
-A simulated step is exact, and settled at once, unless memory is nearly full: then the allocator may retry for
-several steps until its segments fit what the steps need, or go on doing so. Its device says so.
+A simulated step is exact, and settled immediately, unless memory is nearly full: then the allocator may retry
+for several steps until its segments fit what the steps need, or continue doing so. Its device says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fsdpbench.configuration.config import Measurement
 
 WINDOW = 3
 TOLERANCE = 0.05
-"""Stable: the last `WINDOW` steps lie within this share of their median."""
+"""Stable: the last `WINDOW` steps are within this share of their median."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def _row(point: StoredPoint) -> list[Any]:
 
 
 def _object(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What lies under `name`; empty if that is no object."""
+    """What is under `name`; empty if that is not an object."""
     found = content.get(name)
     return found if isinstance(found, dict) else {}
 

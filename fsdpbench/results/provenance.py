@@ -74,7 +74,7 @@ def versions_of(config: Config) -> dict[str, str]:
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """The machine that measured, as far as it can be told without torch."""
+    """The machine that measured, as far as it is known without torch."""
     return {"host": platform.node(), "processor": _processor(), "cores": os.cpu_count()}
 
 

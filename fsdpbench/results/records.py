@@ -1,6 +1,6 @@
 """What one rank leaves behind: `rank{r}_record.json` beside its trace. Written whole or not at all.
 
-A record is written once per fate of the rank, also before an out-of-memory error unwinds, since an
+A record is written once per outcome of the rank, also before an out-of-memory error unwinds, since an
 exception inside a backward hook ends the process.
 """
 
@@ -22,12 +22,13 @@ OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled",
 OPTIONAL = (*OF_SCRIPTS, "sanitizer", "memory_account", "compilation", "memory_traffic", "soak")
 """What a record holds only where there is something to say."""
 _REAL_TIME = ("loader",)
-"""Likewise; it is measured in real time, and stands in the result's `bench`."""
+"""Likewise; it is measured in real time, and is in the result's `bench`."""
 
 
 class Status(StrEnum):
-    """The fate of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the sanitizer
-    found one; `rank_mismatch`: ranks of a script call different collectives. Both keep the figures."""
+    """The outcome of a rank, and of a configuration (`not_applicable` only of the latter). `race`: the
+    sanitizer found one; `rank_mismatch`: ranks of a script call different collectives. Both keep the
+    figures."""
 
     OK = "ok"
     OOM = "oom"

@@ -43,7 +43,7 @@ class Outcome:
 
 
 def outcome_of_records(records: list[dict[str, Any]], world_recorded: int) -> Outcome:
-    """The fate of a configuration from its ranks' records: the worst of them, or `crash` if some are
+    """The outcome of a configuration from its ranks' records: the worst of them, or `crash` if some are
     missing."""
     by_status = {Status(record["status"]): record for record in reversed(records)}
     for status in _WORST_FIRST:
@@ -65,7 +65,7 @@ def write_result(
     observed: Mapping[str, Any] | None = None,
     cpu_s: float | None = None,
 ) -> dict[str, Any]:
-    """Assemble the result of `config` from what lies in `folder` and write `result.json` there, whole.
+    """Assemble the result of `config` from what is in `folder` and write `result.json` there, whole.
 
     `observed`: the machine's state around the run, for the result's `environment`. `cpu_s`: processor time
     of the run, all ranks.

@@ -4,7 +4,7 @@
       <config-name>-<key8>/  config.json  result.json  stdout.log  stderr.log  trace/rank0_trace.json.gz …
       <config-name>-<key8>.run2/ …         its second run, if it was repeated
 
-A configuration folder appears whole, by rename, or not at all: work in progress lies in `.work-*` beside it.
+A configuration folder appears whole, by rename, or not at all: work in progress is in `.work-*` beside it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Store:
 
     @classmethod
     def open_or_create(cls, folder: Path) -> Store:
-        """Raises `UsageError` if something else lies in `folder`, `BenchError` if it cannot be written."""
+        """Raises `UsageError` if something else is in `folder`, `BenchError` if it cannot be written."""
         store = cls(folder)
         try:
             if folder.exists() and not folder.is_dir():
@@ -85,7 +85,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        """An existing sweep's folder. Raises `UsageError` if it is none."""
+        """An existing sweep's folder. Raises `UsageError` if it is not one."""
         if not folder.is_dir():
             raise UsageError(f"{folder}: no such run folder")
         if not (folder / SWEEP_FILE).is_file():
@@ -132,7 +132,7 @@ class Store:
         return folder
 
     def commit(self, config: Config, work: Path, run: int = 1) -> Path:
-        """Make the finished `work` folder part of the record, in place of an earlier try.
+        """Make the finished `work` folder part of the record, instead of an earlier try.
 
         Raises `OSError` if its result could not be written, `BenchError` if the folder's lock is lost.
         """
@@ -246,7 +246,7 @@ def _why_not_written(folder: Path, error: Exception) -> str:
 
 
 def point_folder_name(config: Config, run: int = 1) -> str:
-    """Its name and the head of its key; further runs stand beside the first with their number."""
+    """Its name and the head of its key; further runs are beside the first with their number."""
     name = f"{config.name}-{content_key(config)[:8]}"
     return name if run == 1 else f"{name}{_RUN_SUFFIX}{run}"
 

@@ -2,7 +2,7 @@
 
 `time.perf_counter()` is the simulated CPU's time for everybody. By `time.time()` and `time.sleep()` libraries
 also tell wall time and deadlines, so these change for the script's own files alone: `time()` starts at the
-real time and goes on with the simulated one, `sleep()` sleeps and lets simulated time pass.
+real time and continues with the simulated one, `sleep()` sleeps and lets simulated time pass.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ its line.
 
     loss.item(), loss.cpu().item() ──> a number that remembers where it comes from (`numbers.py`)
         number < best, bool(number), int(number), math.isnan(number) ──> recorded
-    if loss < best, int(count), x[:count], torch.equal(a, b)         ──> recorded at once
+    if loss < best, int(count), x[:count], torch.equal(a, b)         ──> recorded immediately
     float(loss), loss.cpu().numpy()   leave what can be followed: recorded, unless they are only printed
 """
 
@@ -144,8 +144,8 @@ class _Tensors:
         return call
 
     def _numbered(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """`item`: floats are followed; of a bool or an integer, which may become a length, it is told at
-        once."""
+        """`item`: floats are followed; of a bool or an integer, which may become a length, it is recorded
+        immediately ."""
         decisions = self._decisions
 
         @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Errors that a script meets only because it is simulated, with the way out."""
+"""Errors that a script meets only because it is simulated, with the remedy."""
 
 from __future__ import annotations
 

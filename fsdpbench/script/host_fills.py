@@ -2,7 +2,7 @@
 
 A script that builds a model of billions of parameters on the host spends a minute on their first values,
 and as many bytes; here their memory stays untouched (zeros) until something else writes it. Small tensors are
-filled as ever.
+filled as before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Numbers that a script read from simulated tensors, and what it computes of them.
 
 They are floats and integers like any other, and what is added, divided or rounded stays one of them. Where
-they decide something (a comparison, `if`, `int`), whoever wrote down decisions is told.
+they decide something (a comparison, `if`, `int`), and the decision is recorded.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     FSDPBENCH_SIMULATED_CUDA=h100-80gb fsdpbench run --device cuda --gpus 1 --model gpt-tiny
 
 Everything above torch's C++ is what runs on a GPU: `devices/cuda.py`, the worker, NCCL's set-up, events,
-memory statistics, `--emulate`, `calibrate`. In place of a GPU: the simulated device with a rank a process,
+memory statistics, `--emulate`, `calibrate`. Instead of a GPU: the simulated device with a rank a process,
 each of which takes the others to hold what it holds; its own trace where the profiler's would be. So what it
 cannot show is whether CUDA, NCCL, CUPTI, NVRTC and real numbers do what is asked of them.
 """
@@ -156,7 +156,7 @@ def _map_registration() -> None:
 
 
 def _map_memory_limit(simulation: Simulation) -> None:
-    """`set_per_process_memory_fraction`: the device begins anew with less memory."""
+    """`set_per_process_memory_fraction`: the device begins again with less memory."""
 
     def limit(fraction: float, device: Any = None) -> None:
         Simulation.start(

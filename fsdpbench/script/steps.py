@@ -63,7 +63,8 @@ class Steps:
     # --------------------------------------------------------------------------------------- the script runs
 
     def ended(self) -> None:
-        """A step ends here. Raises `MeasuredAllError` when all is measured and the script need not go on."""
+        """A step ends here. Raises `MeasuredAllError` when all is measured and the script need not
+        continue."""
         self.count += 1
         if self._done:
             return

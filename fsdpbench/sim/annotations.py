@@ -49,7 +49,7 @@ def make_span_methods(span_type: type) -> tuple[Callable[..., Any], Callable[...
 
 
 class FastSpan:
-    """In place of `torch._C._profiler._RecordFunctionFast`, whose C++ type cannot be patched."""
+    """Instead of `torch._C._profiler._RecordFunctionFast`, whose C++ type cannot be patched."""
 
     __slots__ = ("_original", "_sim_start", "name")
     _original_type = RecordFunctionFast

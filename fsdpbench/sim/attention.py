@@ -124,7 +124,7 @@ def _prepare_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) ->
 
 
 def register_attention() -> torch.library.Library:
-    """Put it in place of torch's composition; the library returned must be kept."""
+    """Put it instead of torch's composition; the library returned must be kept."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "AutogradPrivateUse1")
     library.impl("scaled_dot_product_attention", scaled_dot_product_attention, "PrivateUse1")

@@ -199,7 +199,7 @@ class DeviceModule(types.ModuleType):
     manual_seed_all = manual_seed
 
     def seed(self) -> None:
-        """Same seed as ever: simulations repeat."""
+        """Same seed as before: simulations repeat."""
 
     seed_all = seed
 

@@ -1,6 +1,6 @@
 """A stand-in for `torch._dynamo`: nothing is compiled here, and its import takes a quarter second.
 
-Eager code asks little of it: optimizers break graphs that nobody traces, hooks keep a compiler away that is
+Eager code asks little of it: optimizers break graphs that are not traced, hooks keep a compiler away that is
 not there. Whatever else is asked imports the real one, which takes its place from then on.
 """
 

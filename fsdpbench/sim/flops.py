@@ -1,6 +1,6 @@
 """FLOPs of matrix products, attention and convolutions, counted as they are launched.
 
-For programs whose model nobody described: the formulas are those of `torch.utils.flop_counter`, by shape
+For programs whose model is not described: the formulas are those of `torch.utils.flop_counter`, by shape
 (attention counted in full, causal or not). A product that runs in backward with gradients enabled is a
 forward that activation checkpointing runs again; it is counted apart.
 """

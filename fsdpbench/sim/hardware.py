@@ -1,6 +1,6 @@
 """Hardware profiles: everything the simulator knows about a machine, read from one TOML file.
 
-Every file names its sources; figures that nobody measured are listed in its ``estimated``. Derived values
+Every file names its sources; estimated figures are listed in its ``estimated``. Derived values
 in the simulator's units (bytes, FLOP/s) are properties of `HardwareProfile`.
 """
 
@@ -51,7 +51,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class HardwareProfile:
-    """One kind of machine. ``estimated`` lists the dotted keys whose figures nobody measured.
+    """One kind of machine. ``estimated`` lists the dotted keys whose figures were not measured.
 
     ``libraries`` are tables of isolated operators, of which those in ``runs_use`` price training runs.
     """
@@ -146,7 +146,7 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
     """Read a profile by its name (`profile_names`) or by the path of a TOML file.
 
     Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be read,
-    is no TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
+    is not TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
 
     `h100-80gb+nic-50` is a profile with 50 GB/s of network a node.
     """
@@ -185,7 +185,7 @@ def _without_nic(name_or_path: str | Path) -> tuple[str | Path, float | None]:
     try:
         return found[1], finite_number(found[2])
     except ValueError:
-        raise ProfileError(f"hardware {name_or_path}: {found[2]!r} is no number of GB/s") from None
+        raise ProfileError(f"hardware {name_or_path}: {found[2]!r} is not a number of GB/s") from None
 
 
 def parse_profile(content: str | bytes, origin: str) -> HardwareProfile:

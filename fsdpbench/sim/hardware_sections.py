@@ -242,7 +242,7 @@ class NicProtocol:
 
 @dataclass(frozen=True)
 class NicProfile:
-    """The network between nodes. ``gb_s_per_node`` is what all NICs of a node send at once."""
+    """The network between nodes. ``gb_s_per_node`` is what all NICs of a node send at the same time."""
 
     gb_s_per_node: float
     efficiency: float

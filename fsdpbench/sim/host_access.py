@@ -1,6 +1,6 @@
 """What Python does with memory of the host past torch's operators: pinning it, and reading it.
 
-The sanitizer has to hear of such reads: they may come before a copy from the device is done.
+The sanitizer has to know of such reads: they may come before a copy from the device is done.
 """
 
 from __future__ import annotations

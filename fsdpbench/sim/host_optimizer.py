@@ -4,7 +4,7 @@ The host really runs them, on its own tensors, in its own time. What they would 
 the memory that they go through, at the bandwidth that a rank has of it (`host_link.memory_gb_s`):
 
     parameter and states are read and written, the gradient is read         a fused step
-    three times that, since each operator goes through memory anew          foreach and loops
+    three times that, since each operator goes through memory again          foreach and loops
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ The simulator takes every kernel for exact and every rank for punctual. Real clu
 * **kernels**: each kernel and collective takes its time, times a factor around 1 (``kernels`` is its standard
   deviation; the sum of four uniform draws, within 3.5 of them).
 * **arrival**: a collective begins when its last rank comes. Each rank is late by a normal draw
-  (``arrival_us`` is its standard deviation); the latest of n - 1 others is drawn at once.
+  (``arrival_us`` is its standard deviation); the latest of n - 1 others is drawn at the same time.
 * **straggler**: one rank computes slower by this share throughout. Every collective waits for it by that
-  share of what this rank has computed since the last one (a slow rank holds up all groups, at once or
+  share of what this rank has computed since the last one (a slow rank holds up all groups, immediately or
   through others).
 
     rank 0     [== compute ==][AG waits....|== AG ==]

@@ -32,7 +32,7 @@ class Use(NamedTuple):
 
 
 class MemoryFollower(Protocol):
-    """Hears of all work before it is launched, and of all that the CPU waits for."""
+    """Is notified of all work before it is launched, and of all that the CPU waits for."""
 
     def uses_of(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Use, ...]:
         """What a call reads and writes, found out once for each plan."""
@@ -95,7 +95,7 @@ class MemoryFollower(Protocol):
 
 
 class HolderFollower(Protocol):
-    """Hears of spans and collectives, to say who holds memory (`account/`)."""
+    """Is notified of spans and collectives, to say who holds memory (`account/`)."""
 
     def enter(self, span: str) -> None:
         """A span of the profiler begins."""

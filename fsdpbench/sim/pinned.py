@@ -23,7 +23,7 @@ def pin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Whether a host tensor lies in pinned memory."""
+    """Whether a host tensor is in pinned memory."""
     return tensor.device.type == "cpu" and all(
         hasattr(part.untyped_storage(), _MARK) for part in with_memory(tensor)
     )

@@ -2,8 +2,8 @@
 
 What NCCL's process group does, with its stream semantics since torch 2.8:
 
-* ``async_op=False``: the kernel goes on the current stream. The CPU does not wait.
-* ``async_op=True``: it goes on the group's own stream, behind what the current stream holds. `Work.wait()`
+* ``async_op=False``: the kernel goes onto the current stream. The CPU does not wait.
+* ``async_op=True``: it goes onto the group's own stream, behind what the current stream holds. `Work.wait()`
   makes the stream that is current then wait for it; until then its tensors are held, so that their memory is
   not reused. Of a work that is dropped without `wait()` they are held until the device has done it.
 * Kernels of one communicator run one after another, whatever streams they are on.
@@ -196,14 +196,12 @@ class SimProcessGroup(CollectiveCalls):
 
 
 def _let_go(tensors: list[torch.Tensor], timeline: Timeline) -> None:
-    """Hold them no longer. When, hangs on the clock: a step in which memory dies by it is no record."""
+    """Hold them no longer. When, depends on the clock: a step in which memory dies by it is not a record."""
     log = timeline.log if isinstance(timeline, RecordedTimeline) else None
     before = 0 if log is None else len(log.operations)
     tensors.clear()
     if log is not None and len(log.operations) > before:
-        log.refuse(
-            "memory of a collective that nobody waits for is given back once it is done", for_good=True
-        )
+        log.refuse("memory of a collective without a wait is given back once it is done", for_good=True)
 
 
 def _is_asynchronous(opts: Any) -> bool:

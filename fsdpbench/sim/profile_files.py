@@ -33,7 +33,7 @@ class ProfileFolder(Generic[P]):
         """Read a profile by its name or by the path of a TOML file.
 
         Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be
-        read, is no TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
+        read, is not TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
         """
         text = str(name_or_path)
         known = self.names()

@@ -96,13 +96,13 @@ class Simulation:
         software: SoftwareProfile | None = None,
         record_steps: bool = False,
     ) -> Simulation:
-        """Start (or start anew) the simulated device of this process.
+        """Start (or start again) the simulated device of this process.
 
         Autograd runs on the calling thread from now on. ``allocator_conf`` defaults to what
         ``PYTORCH_CUDA_ALLOC_CONF`` says; without ``jitter`` kernels are exact and ranks punctual. With
         ``sanitize`` every use of memory is followed (`sanitizer`). ``software`` (default: the installed one)
         is put in place until the next start or `end`. With ``record_steps`` a `ReplaySession` may follow;
-        not with jitter, which draws anew for each kernel, nor with ``sanitize``. Raises ValueError for an
+        not with jitter, which draws again for each kernel, nor with ``sanitize``. Raises ValueError for an
         impossible world.
         """
         if world_size < 1 or gpus_per_node < 1:

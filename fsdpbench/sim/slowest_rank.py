@@ -9,7 +9,7 @@ mean, `compute.clock_spread`) the slowest of n is expected at
     z(n)    0   1.43  2.34  3.03  3.43
 
 The efficiencies of a profile under load were fitted to runs of 8 GPUs and more, so they are those of the
-slowest of 8. Clocks move what is limited by arithmetic; memory-bound kernels go on as they were.
+slowest of 8. Clocks move what is limited by arithmetic; memory-bound kernels continue as they were.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _free(record: StorageRecord) -> None:
 
 
 def forget(record: StorageRecord | None) -> None:
-    """A storage has died, or is written with values that nobody knows."""
+    """A storage has died, or is written with unknown values."""
     if record is not None and record.known is not None:
         record.known = None
         ACCELERATOR.known_values -= 1

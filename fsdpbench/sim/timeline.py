@@ -32,7 +32,7 @@ LAUNCH_QUEUE_DEPTH = 1024
 
 
 class Work(IntEnum):
-    """What stands in a stream's queue. The first three occupy the device, the others take no time."""
+    """What is in a stream's queue. The first three occupy the device, the others take no time."""
 
     COMPUTE = 0
     COLLECTIVE = 1
@@ -112,8 +112,8 @@ class Timeline:
     """CPU clock and streams.
 
     ``cpu`` is the CPU's present time; the CPU adds its own costs to it.
-    ``on_finished(stream, payload, start_ns, end_ns)`` hears of each settled piece of work that has a payload,
-    in the order in which they end on their stream.
+    ``on_finished(stream, payload, start_ns, end_ns)`` is notified of each settled piece of work that has a
+    payload, in the order in which they end on their stream.
     """
 
     def __init__(self, contention: Contention | None = None, on_finished: Finished | None = None) -> None:

@@ -7,7 +7,7 @@ to the implementation, so that each side is kept and comes back when its device 
     Python object ──> [device side: accumulator, hooks]        parameter.data = host tensor
                       [host side                      ]  ───>  swaps the two; the data is set on the new side
 
-A gradient stays with the Python object, as it does for torch's own devices, also while it lies on the other
+A gradient stays with the Python object, as it does for torch's own devices, also while it is on the other
 side (FSDP1 reshards a parameter to the host before it reduces the gradient on the device).
 """
 

@@ -1,7 +1,7 @@
-"""What cannot fit by arithmetic alone, so that nobody simulates it.
+"""What cannot fit by arithmetic alone, so that it need not be simulated.
 
-A rank holds its share of parameters, gradients and AdamW's states, 16 bytes a parameter in fp32, all at
-once in the
+A rank holds its share of parameters, gradients and AdamW's states, 16 bytes a parameter in fp32, all at the
+same time in the
 optimizer's step. Where these alone are more than the allocator may take, no other setting helps. The
 bound is never
 above the truth: where something unknown might hold less, there is none.
@@ -33,7 +33,7 @@ _UNDERSTOOD = {
 
 def cannot_fit(config: Config) -> str | None:
     """Why `config`, on simulated GPUs, has no room for its training state; None where it may have, or
-    nobody knows."""
+    where that is unknown."""
     needed = state_bytes(config)
     if needed is None or config.hardware is None:
         return None

@@ -1,7 +1,7 @@
-"""`--hf-config FILE|FOLDER` and `--model hf:NAME`: a Hugging Face configuration in place of a named model.
+"""`--hf-config FILE|FOLDER` and `--model hf:NAME`: a Hugging Face configuration instead of a named model.
 
-The file is read once, here. What goes on is a model called `hf:NAME` and the whole shape, so that a result, a
-`sweep.toml` and a baseline say what was run without the file. Nothing is ever asked of the network.
+The file is read once, here. What continues is a model called `hf:NAME` and the whole shape, so that a result,
+a `sweep.toml` and a baseline say what was run without the file. Nothing is ever asked of the network.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def usual_settings(model: str, named: Iterable[str]) -> dict[str, Value]:
-    """What a model of a configuration file runs with where nobody named it; empty for named models, which
-    keep the settings' defaults."""
+    """What a model of a configuration file runs with if the user did not name it; empty for named models,
+    which keep the settings' defaults."""
     taken = set(named)
     return {
         name: value for name, value in _USUAL.items() if model.startswith(HF_PREFIX) and name not in taken

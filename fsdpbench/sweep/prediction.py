@@ -44,7 +44,7 @@ _TRACE_BYTES_A_SECOND = 4 << 20
 
 @dataclass(frozen=True)
 class Prediction:
-    """One point, foreseen. `status` None: it could not be simulated (`reason` tells why). Seconds, bytes."""
+    """One point, predicted. `status` None: it could not be simulated (`reason` tells why). Seconds, bytes."""
 
     config: Config
     status: Status | None
@@ -56,7 +56,7 @@ class Prediction:
     """Samples (tokens, where the workload has them) a second and GPU."""
     alloc_retries_per_step: float | None = None
     interval: Mapping[str, Any] | None = None
-    """Where the real figures lie (the `interval` of a result); None where nothing was simulated as it is."""
+    """Where the real figures are (the `interval` of a result); None where nothing was simulated as it is."""
 
     @property
     def risky(self) -> bool:
@@ -70,7 +70,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Forecast:
-    """All points foreseen, and the whole sweep's wall time (seconds) and disk space (bytes)."""
+    """All points predicted, and the whole sweep's wall time (seconds) and disk space (bytes)."""
 
     predictions: tuple[Prediction, ...]
     wall_s: float
@@ -82,7 +82,7 @@ class Forecast:
 
     @property
     def ranks(self) -> list[int | None]:
-        """The rank of each prediction by throughput; those that cannot be told apart share one."""
+        """The rank of each prediction by throughput; those that cannot be distinguished share one."""
         return shared_ranks(
             [each.throughput if each.fits else None for each in self.predictions],
             [each.interval["apart"] if each.interval else 0.0 for each in self.predictions],

@@ -76,9 +76,9 @@ def run_sweep(
 ) -> SweepSummary:
     """Run what is missing of `repeat` runs of each of `points`, in `pool` (default: here, `jobs` at a time).
 
-    With `again` all are run, in place of what is there; without `index` the store's index is left as it is.
+    With `again` all are run, instead of what is there; without `index` the store's index is left as it is.
     Interrupted, it loses only what was in flight; call it
-    again to go on. Raises `BenchError` if the store cannot be written any more.
+    again to continue. Raises `BenchError` if the store cannot be written any more.
     """
     statuses = store.statuses(points, repeat)
     runs = interleaved(points, repeat)

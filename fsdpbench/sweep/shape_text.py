@@ -7,7 +7,7 @@ from fsdpbench.errors import UsageError
 
 
 def parse_shape(text: str | None) -> dict[str, ShapeValue]:
-    """`layers=32,tied=true` as typed values. Raises `UsageError` on what is no `name=value`."""
+    """`layers=32,tied=true` as typed values. Raises `UsageError` on what is not a `name=value`."""
     shape: dict[str, ShapeValue] = {}
     for part in (text or "").split(","):
         if not part.strip():

@@ -2,7 +2,7 @@
 
 The code is for the system that ran, with the settings that it ran with, and for no other: what another API
 would make of them nobody has measured. It defines `parallelize(model, block_class)`; what a training script
-has to do beside it is said in its head.
+has to do beside it is in its head.
 """
 
 from __future__ import annotations

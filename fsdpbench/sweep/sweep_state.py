@@ -95,7 +95,7 @@ class SweepFolder:
     def look(self) -> SweepState | None:
         """How it stands; None where no sweep's folder is there (yet).
 
-        Raises `UsageError` if something else lies there.
+        Raises `UsageError` if something else is there.
         """
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; give the folder that a sweep writes, such as runs/NAME")

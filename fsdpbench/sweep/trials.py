@@ -91,7 +91,7 @@ def trial_of(config: Config, result: dict[str, Any]) -> Trial:
 
 
 def expected(like: Trial, count: int, jobs: int) -> str:
-    """How long `count` trials like that one will take, in words; nothing where that is no time."""
+    """How long `count` trials like that one will take, in words; nothing where that is not a time."""
     seconds = like.took_s * -(-count // jobs)
     return f", about {seconds:.0f} s" if seconds >= 1 else ""
 

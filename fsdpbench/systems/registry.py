@@ -71,7 +71,7 @@ def offers() -> list[Offer]:
 
 
 def forget_loaded() -> None:
-    """Load plugins anew when they are asked for next."""
+    """Load plugins again when they are asked for next."""
     _LOADED.clear()
 
 

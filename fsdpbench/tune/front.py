@@ -1,4 +1,4 @@
-"""What is wanted of a configuration, and the front of those that nothing beats in both."""
+"""What is required of a configuration, and the front of those that nothing beats in both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOALS = {
 class Candidate:
     """One configuration that was tried: its speed (the goal's unit) and peak reserved memory (bytes, None
     where the device does not tell). `feasible`: it ran, and within the limit. `interval`: where figures of
-    a simulated one really lie. `risky`: memory fits only inside its error."""
+    a simulated one really are. `risky`: memory fits only inside its error."""
 
     config: Config
     status: Status
@@ -62,7 +62,7 @@ def _is_risky(interval: Mapping[str, Any] | None, limit: int | None) -> bool:
 
 
 def ranks(candidates: Sequence[Candidate]) -> list[int | None]:
-    """The rank of each by speed; those that cannot be told apart share one."""
+    """The rank of each by speed; those that cannot be distinguished share one."""
     apart = [each.interval["apart"] if each.interval else 0.0 for each in candidates]
     return shared_ranks([each.speed for each in candidates], apart)
 

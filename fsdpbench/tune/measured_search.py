@@ -7,10 +7,10 @@
                                                    │
                                      ask ──> nearest point that has not run ──> run ──> again
 
-Real runs are few and dear, so every ask builds on the whole simulated ranking. How a device differs from the
-simulation is learned from the points that ran: a factor for all, and one for each value of each setting (a
-ridge regression on logarithms, so that a single run moves little). Each measurement takes the place of what
-was simulated for its point.
+Real runs are few and expensive, so every ask builds on the whole simulated ranking. How a device differs from
+the simulation is learned from the points that ran: a factor for all, and one for each value of each setting
+(a ridge regression on logarithms, so that a single run moves little). Each measurement takes the place of
+what was simulated for its point.
 """
 
 from __future__ import annotations

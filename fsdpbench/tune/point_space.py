@@ -1,7 +1,7 @@
 """The points of a plan as Optuna sees them: one categorical parameter for each field in which they differ.
 
 The space stays what `fsdpbench plan` lists: conditions and what is not applicable are decided there, and a
-suggestion that is no point of it becomes the nearest one.
+suggestion that is not a point of it becomes the nearest one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A search from its plan to its answer, in one folder that a second start goes on with.
+"""A search from its plan to its answer, in one folder that a second start continues with.
 
 search/     every point that was simulated, untraced ─────────────────── ranks ─┐
 <config>/   simulated devices: the best of them, in full  <─────────────────────┤
@@ -39,7 +39,7 @@ _CONTENDERS = 4
 
 @dataclass(frozen=True)
 class Goal:
-    """What is wanted: the most of `name` (a key of `front.GOALS`) within `memory` bytes a GPU."""
+    """What is required: the most of `name` (a key of `front.GOALS`) within `memory` bytes a GPU."""
 
     name: str
     memory: int | None = None

@@ -11,7 +11,7 @@ from fsdpbench.configuration.settings import Value
 
 
 class Figure(Enum):
-    """A figure that a publication gives: where it lies in a result, and its unit in tables."""
+    """A figure that a publication gives: where it is in a result, and its unit in tables."""
 
     TOKENS = ("tokens_per_s_per_gpu", "tokens/s/GPU", 1.0)
     HARDWARE_TFLOPS = ("hardware_tflops_per_gpu", "TFLOPS/GPU (with recompute)", 1.0)
@@ -75,9 +75,9 @@ class Case:
     shape: Mapping[str, ShapeValue] = field(default_factory=dict)
     assumed: str = ""
     collapsed: bool = False
-    """Memory was full and the run slow: it has a bar of its own, and no place in the mean."""
+    """Memory was full and the run slow: it has its own target, and no place on average."""
     software: str | None = None
-    """A software profile in place of the system's own."""
+    """A software profile instead of the system's own."""
     chip: str = ""
     """Profile of the chip, where `hardware` is a file made of it."""
     network: Network = Network.STATED

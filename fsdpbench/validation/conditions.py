@@ -5,9 +5,9 @@ runs that have been published, by predicting them without what is known of it:
 
     KNOWN      as they were
     CHIP       the keys that were fitted to runs on their chip come from another chip (`held_out.py`)
-    NETWORK    the packaged profile's network in place of the one that was stated
-    SYSTEM     PyTorch's FSDP2 in place of its FSDP1, and the other way round
-    SOFTWARE   today's software in place of that of their time
+    NETWORK    the packaged profile's network instead of the one that was stated
+    SYSTEM     PyTorch's FSDP2 instead of its FSDP1, and the other way round
+    SOFTWARE   today's software instead of that of their time
     MODEL      runs of models whose shape or settings had to be assumed
 """
 

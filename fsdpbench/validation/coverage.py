@@ -1,4 +1,4 @@
-"""Whether published runs lie inside their intervals, each with its own source held out.
+"""Whether published runs are inside their intervals, each with its own source held out.
 
 The interval of a run is the one that its prediction would carry if its source had never been published.
 Errors are given apart for sources that constants were fitted to (in sample) and for the others (held out).

@@ -1,7 +1,7 @@
 """Published runs of any model and framework from a CSV file, in the columns that `COLUMNS` names.
 
 A row names a model and its settings as the bench has them. `status` is `ok` or `oom`; `network` is
-`N Gb/s a node`, `one node` or `not stated`; memory is in GiB. What a publication leaves open stands in
+`N Gb/s a node`, `one node` or `not stated`; memory is in GiB. What a publication leaves open is in
 `confidence`; where that is not `stated...`, it counts as assumed.
 """
 

@@ -1,4 +1,4 @@
-"""The bars that the simulation is held to, and whether it meets them."""
+"""The targets of the simulation, and whether it meets them."""
 
 from __future__ import annotations
 

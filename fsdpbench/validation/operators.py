@@ -67,7 +67,7 @@ def compare(folder: Path) -> Comparison:
 
 
 def bars_of(comparison: Comparison) -> list[Bar]:
-    """The bars that the rows can decide, over all chips together."""
+    """The targets that the rows can decide, over all chips together."""
     wanted: Sequence[tuple[str, float, Callable[[Priced], bool]]] = (
         (
             "collectives of 1 MiB and more",

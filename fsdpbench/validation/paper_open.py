@@ -1,7 +1,7 @@
 """Published runs whose settings are not published in full: shown with what had to be assumed, without a bar.
 
 The FSDP paper's figures 6a, 6c, 7a and 8a (arXiv 2304.11277), the runs of PyTorch 1.11's announcement (2022),
-and an issue of PyTorch (104509). Figure 2 stands in `paper_network.py`.
+and an issue of PyTorch (104509). Figure 2 is in `paper_network.py`.
 """
 
 from __future__ import annotations

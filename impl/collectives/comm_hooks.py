@@ -1,4 +1,4 @@
-"""Communication hooks: functions of the user that reduce a unit's gradient in place of the reducer.
+"""Communication hooks: functions of the user that reduce a unit's gradient instead of the reducer.
 
 A hook is called once a unit and backward pass, with what the reducer would have reduced::
 

@@ -1,4 +1,4 @@
-"""A reduce-scatter on gloo: what others own is sent to them, what is one's own is added where it lies.
+"""A reduce-scatter on gloo: what others own is sent to them, what is one's own is added where it is.
 
 gloo's own reduce-scatter on one tensor all-reduces all of it and keeps a part. An exchange and a local sum
 send half as much, and do not copy this rank's own part. On rank 1 of 3, with parameters a and b::

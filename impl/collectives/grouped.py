@@ -1,4 +1,4 @@
-"""Collectives of single parameters, issued in one call: what is communicated lies where it is computed with.
+"""Collectives of single parameters, issued in one call: what is communicated is where computation uses it.
 
 A chunked layout cuts each parameter into rows, so what an all-gather *of that parameter alone* returns is the
 parameter, and what a reduce-scatter of its gradient alone takes is the gradient. A unit's large parameters
@@ -146,6 +146,6 @@ def _packed_layout(small: Sequence[Segment], layout: UnitLayout) -> UnitLayout:
 
 
 def has_own_collective(segment: Segment, gradient: torch.Tensor, layout: UnitLayout) -> bool:
-    """Whether a gradient, in the dtype of reduction, can be reduced where it lies."""
+    """Whether a gradient, in the dtype of reduction, can be reduced where it is."""
     fills = segment.numel == segment.shard_padded_numel * layout.world_size
     return fills and type(gradient) is torch.Tensor and gradient.is_contiguous()

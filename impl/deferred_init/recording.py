@@ -3,12 +3,13 @@
 Under ``deferred_init()`` every tensor that is made is on the meta device, whichever device was asked for;
 each operation on such tensors runs on shapes only and is recorded (``init_tape.py``). Real tensors that
 meet deferred ones are copied onto the tape. Where a value is needed, as by ``.item()``, what led to it is
-replayed at once.
+replayed immediately.
 
-Random numbers: a random operation draws its numbers when it is recorded, into memory that is dropped at
-once, so that the generator moves as it would have moved; the state before it is kept, and the replay draws
-the same numbers again. That is why the result equals plain initialisation to the bit, in whichever order it
-is replayed, and so does all that is drawn afterwards. The price is that random numbers are drawn twice.
+Random numbers: a random operation draws its numbers when it is recorded, into memory that is dropped
+immediately , so that the generator moves as it would have moved; the state before it is kept, and the replay
+draws the same numbers again. That is why the result equals plain initialisation to the bit, in whichever
+order it is replayed, and so does all that is drawn afterwards. The price is that random numbers are drawn
+twice.
 
 A deferred tensor's storage carries its number and its tape, so all of its views and ``.data`` know theirs,
 and nothing is kept alive but by the tensors themselves.

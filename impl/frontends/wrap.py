@@ -2,7 +2,7 @@
 
 A policy is either a function ``policy(module, recurse, nonwrapped_numel) -> bool``, asked twice for each
 module (shall I look inside? shall I wrap what is left?), or an object with ``select(root, ignored)`` that
-answers for the whole tree at once. The walk only *selects*; each front end wraps in its own way.
+answers for the whole tree at the same time. The walk only *selects*; each front end wraps in its own way.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def check_first_calls(unit: Unit) -> None:
     """Let each module with parameters of ``unit`` check at its calls that they are gathered.
 
     A module stops checking when it was called rightly once, so that training pays nothing; with
-    ``TORCH_DISTRIBUTED_DEBUG`` at ``INFO`` or ``DETAIL`` it goes on.
+    ``TORCH_DISTRIBUTED_DEBUG`` at ``INFO`` or ``DETAIL`` it continues.
     """
     for module in {place.module for parameter in unit.parameters for place in parameter.places}:
         _CallCheck(unit, module)

@@ -24,7 +24,7 @@ class FlatParameter(nn.Parameter):
     """All parameters of a unit in one, 1-D: this rank's shard of it.
 
     ``_fqns``, ``_param_infos``, ``_shapes``, ``_numels`` describe the originals, ``_shard_ranges`` the
-    ``[start, end)`` of each that lies in this shard, ``_shared_param_infos`` further places of tied ones.
+    ``[start, end)`` of each that is in this shard, ``_shared_param_infos`` further places of tied ones.
     Sizes, in elements: ``_unpadded_unsharded_size``, with padding ``_padded_unsharded_size``, and
     ``_sharded_size``.
     """
@@ -243,7 +243,7 @@ class FlatPresentation:
 
 
 def check_sharded(shows_full: bool) -> None:
-    """Raise AssertionError if sharded parameters are wanted while whole ones are shown."""
+    """Raise AssertionError if sharded parameters are required while whole ones are shown."""
     if shows_full:
         raise AssertionError(
             "summon_full_params() shows whole parameters: leave it before forward, and to move the module"
@@ -251,7 +251,7 @@ def check_sharded(shows_full: bool) -> None:
 
 
 def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:
-    """Raise ``ValueError`` if what was found where a parameter belongs is no tensor."""
+    """Raise ``ValueError`` if what was found where a parameter belongs is not a tensor."""
     if not isinstance(found, torch.Tensor):
         raise ValueError(
             f"parameter '{parameter.fqn}' is no longer '{place.name}' of its {type(place.module).__name__}: "

@@ -1,6 +1,6 @@
 """The other FSDP1 way to show a unit: the modules keep their own ``nn.Parameter`` objects.
 
-Each holds the part of it that lies in this rank's shard, as 1-D data, or all of it in its own shape where
+Each holds the part of it that is in this rank's shard, as 1-D data, or all of it in its own shape where
 nothing is sharded. The objects stay what they are, so optimizers, freezing, new data (``weight.data = ...``)
 and new objects (``module.weight = nn.Parameter(...)``) act on them; each gather takes up what was changed.
 """
@@ -68,7 +68,7 @@ class OriginalPresentation:
         self._addresses = list(map(_ADDRESS, self.sharded))
 
     def _part(self, index: int) -> torch.Tensor:
-        """Where one parameter lies in the shard; in its own shape if nothing is sharded."""
+        """Where one parameter is in the shard; in its own shape if nothing is sharded."""
         segment = self._layout.segments[index]
         part = self.shard[segment.shard_offset : segment.shard_offset + segment.shard_numel]
         return part.view(segment.shape) if self._layout.world_size == 1 else part
@@ -111,7 +111,7 @@ class OriginalPresentation:
         return self._versions != [parameter._version for parameter in self.sharded]
 
     def _take_up_replaced(self) -> None:
-        """Take the parameters that the modules hold now, in place of those that they held before."""
+        """Take the parameters that the modules hold now, instead of those that they held before."""
         for index, described in enumerate(self._parameters):
             places = [place for place in described.places if place.name in place.module._parameters]
             now = [place.module._parameters[place.name] for place in places]

@@ -1,7 +1,7 @@
 """Whole parameters shown in a ``FullyShardedDataParallel`` for a while: ``summon_full_params`` and full state
 dicts.
 
-One unit at a time is gathered in full precision into memory of its own, shown in place of the sharded
+One unit at a time is gathered in full precision into memory of its own, shown instead of the sharded
 parameters, and afterwards written back (this rank's part of it) and dropped.
 """
 

@@ -209,7 +209,7 @@ class DTensorPresentation:
 
     @torch.no_grad()
     def _take_up(self) -> torch.Tensor | None:
-        """Move local tensors that are no views of the shard to a new one."""
+        """Move local tensors that are not views of the shard to a new one."""
         locals_ = [parameter._local_tensor for parameter in self.sharded]  # type: ignore[attr-defined]
         if all(map(self._is_view_of_shard, locals_, self._layout.segments)):
             return None

@@ -96,13 +96,13 @@ class Extension:
         return padded
 
     def interleaves(self, index: int) -> bool:
-        """Whether the ranks' inputs ``index`` lie beside each other on another dim than the first."""
+        """Whether the ranks' inputs ``index`` are beside each other on another dim than the first."""
         return self.segment.dim > 0 and self.shapes[index] == self.padded
 
     def unshard(
         self, local: torch.Tensor, outputs: Sequence[torch.Tensor], unsharded: torch.Tensor | None
     ) -> torch.Tensor:
-        """Make the unsharded tensor of what was gathered (1-D each), or fill it anew."""
+        """Make the unsharded tensor of what was gathered (1-D each), or fill it again."""
         whole = tuple(self._shape(index, output) for index, output in enumerate(outputs))
         method: Any = getattr(local, _POST)
         metadata, self.metadata = self.metadata, None

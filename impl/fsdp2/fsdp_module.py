@@ -151,7 +151,7 @@ class FSDPModule:
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
         """How many units' gradients may wait for their reduce-scatter before computation waits for one.
 
-        More of them let backward go on where reduce-scatters take longer than it, at the price of their
+        More of them let backward continue where reduce-scatters take longer than it, at the price of their
         memory. The copy into the collective's input is not on the compute stream here, so that what is kept
         are the gradients themselves.
         """
@@ -186,7 +186,7 @@ class FSDPModule:
         The hook changes the shard in place. It runs after the all-reduce over replicas where there is one.
 
         Args:
-            stream: where the hook runs, in place of the stream of all-reduces; not with replicas.
+            stream: where the hook runs, instead of the stream of all-reduces; not with replicas.
         """
         for unit in self._units_of_one_mesh("set_all_reduce_hook", recurse):
             if stream is not None and unit.groups.replicate is not None:
@@ -218,7 +218,7 @@ class FSDPModule:
 
         Raises:
             AssertionError: the collectives are the user's own, who allocates for them.
-            RuntimeError: the device is no CUDA device.
+            RuntimeError: the device is not a CUDA device.
         """
         for unit in self._units(recurse):
             _refuse_custom(unit, "set_symm_mem_for_comm")

@@ -122,7 +122,7 @@ def fully_shard(
             follows the allocator's retries.
         memory_handover: ``"events"`` or ``"record_stream"``.
         check_ranks: for so many iterations (``True``: always) compare what ranks are about to do before each
-            collective, and raise an error that names them where they differ, in place of a hang.
+            collective, and raise an error that names them where they differ, instead of a hang.
         layout: in collectives. ``"packed"``: all parameters are copied out of one all-gather and into
             one reduce-scatter. ``"grouped"``: each has its own, of one group, and is not copied. ``"auto"``:
             large ones have, under NCCL.

@@ -122,7 +122,8 @@ def plan_on_whole_mesh(
     """Decide how a parameter on the whole mesh is sharded.
 
     Raises:
-        ValueError: it is no ``DTensor`` on that mesh, is not replicated where data is parallel, or ``choose``
+        ValueError: it is not a ``DTensor`` on that mesh, is not replicated where data is parallel, or
+        ``choose``
             returned something other than ``None`` or a ``Shard``.
         NotImplementedError: a dimension other than the first that does not divide by the ranks.
     """

@@ -2,7 +2,7 @@
 
 Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon/) orthogonalises each matrix's momentum, for
 which the whole matrix must be in one place. `torch.optim.Muon` on the `DTensor`s of `fully_shard` is right,
-but each product of its iteration gathers anew. Here a matrix is redistributed once a step and worked on by
+but each product of its iteration gathers again. Here a matrix is redistributed once a step and worked on by
 one rank (`matrices.py`); what is computed is torch's own iteration in bf16, so that the result is the
 unsharded one's.
 """

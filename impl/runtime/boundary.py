@@ -14,7 +14,7 @@ from ..shared.torch_internals import DisableFuncTorch, are_functorch_transforms_
 
 in_transform = are_functorch_transforms_active
 outside_transforms = DisableFuncTorch
-"""What gathers and frees is no part of what ``torch.func`` transforms."""
+"""What gathers and frees is not a part of what ``torch.func`` transforms."""
 
 
 class BackwardHooks(Protocol):

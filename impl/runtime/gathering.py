@@ -38,7 +38,7 @@ class Gathering:
     """See the head of this file; ``Unit`` has the states around it.
 
     Args:
-        layout: where everything lies.
+        layout: where everything is.
         shard: 1-D local shard of ``layout.shard_numel`` elements in the original dtype.
         device: what is computed on; the shard is there too unless it is offloaded.
         offload: how the shard is kept on the host, ``None`` if it is not.
@@ -111,7 +111,7 @@ class Gathering:
         return GroupedGather(layout, group)
 
     def _peer_gather(self) -> PeerGather | None:
-        """What gathers in place of the backend, where that copies too much."""
+        """What gathers instead of the backend, where that copies too much."""
         group, layout = self.groups.shard, self.layout
         if group is None or not layout.rank_major or layout.interleaved:
             return None

@@ -35,9 +35,9 @@ class GradientState:
     divide_factor: float | None = None
     force_sum: bool = False
     comm_hook: CommHook | None = None
-    """Reduces in place of the reducer."""
+    """Reduces instead of the reducer."""
     reduce_scatter: ReduceScatter | None = None
-    """Reduce-scatters in place of the backend, in memory of its own."""
+    """Reduce-scatters instead of the backend, in memory of its own."""
     all_reduce_hook: Callable[[torch.Tensor], None] | None = None
     """Called with the reduced shard before delivery, on ``hook_stream`` or the stream of all-reduces."""
     hook_stream: Stream | None = None

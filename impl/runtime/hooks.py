@@ -7,7 +7,7 @@ A *stage* stands for one wrapped module (or several that are wrapped as one) and
     pre_backward   an output got its grad   gather, wait, prefetch (only the first output does)
     post_backward  all inputs got theirs    free, reduce gradients
 
-``post_backward`` hangs on the boundary, an autograd node through which the inputs pass: autograd works
+``post_backward`` depends on the boundary, an autograd node through which the inputs pass: autograd works
 backwards through the graph in the reverse order of creation, so when that node runs everything inside the
 module is done, also where the parameters are frozen. A module whose inputs need no gradient has no such node;
 its post-backward runs when the whole backward ends, as does that of modules whose output went unused.
@@ -67,8 +67,8 @@ class HookedStage(Stage):
 
     @property
     def runtime_by_hand(self) -> Runtime:
-        """The same for what comes before the first forward: several modules wrapped as one are no root, and
-        so are a tree of their own until it runs.
+        """The same for what comes before the first forward: several modules wrapped as one are not a root,
+        and so are a tree of their own until it runs.
         """
         if self.context is None and len(self.modules) > 1:
             name = ", ".join(type(module).__name__ for module in self.modules)

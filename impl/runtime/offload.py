@@ -34,8 +34,8 @@ HOST = torch.device("cpu")
 class HostOffload:
     """That a unit's shard is on the host, and whether in pinned memory.
 
-    Pinned memory is copied while the CPU goes on; other memory is copied in slower, and holds the CPU on the
-    way back.
+    Pinned memory is copied while the CPU continues; other memory is copied in slower, and holds the CPU on
+    the way back.
     """
 
     pins: bool

@@ -1,8 +1,8 @@
 """When all-gathers are issued: execution order, and prefetch with a depth.
 
-A *stage* is what one wrapped module gathers at once (one unit, or one for each dtype). Forward gathers each
-stage when its module starts; where the CPU runs ahead of the device this overlaps by itself. Explicit
-prefetch issues the all-gathers of the next ``depth`` stages right after a stage's own.
+A *stage* is what one wrapped module gathers at the same time (one unit, or one for each dtype). Forward
+gathers each stage when its module starts; where the CPU runs ahead of the device this overlaps by itself.
+Explicit prefetch issues the all-gathers of the next ``depth`` stages right after a stage's own.
 
 Backward needs prefetch: without it the all-gather of a stage is issued after the reduce-scatter of the stage
 before, and the two queue behind each other in one communicator. The order of backward is taken to be the

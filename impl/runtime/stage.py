@@ -1,6 +1,6 @@
-"""A *stage*: one wrapped module, or several that are wrapped as one, and what it gathers at once.
+"""A *stage*: one wrapped module, or several that are wrapped as one, and what it gathers at the same time.
 
-Here is what a stage is and where it stands in an iteration; how modules and autograd drive it: ``hooks.py``.
+Here is what a stage is and where it is in an iteration; how modules and autograd drive it: ``hooks.py``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Stage:
 
     Args:
         modules: the modules wrapped as one, usually one.
-        units: what it gathers at once: a unit for each dtype of its parameters, none if all belong to stages
+        units: what it gathers at the same time: a unit for each dtype of its parameters, none if all belong
+        to stages
             inside.
     """
 
@@ -57,12 +58,12 @@ class Stage:
         self.streams: Streams | None = None
         """Streams that this stage shares with other roots, if it is one."""
         self.forward_targets: Sequence[Stage] = ()
-        """Stages that forward gathers ahead after this one, in place of those the recorded order names."""
+        """Stages that forward gathers ahead after this one, instead of those the recorded order names."""
         self.backward_targets: Sequence[Stage] = ()
         self.unsharded_by_hand = False
         """Whether the user gathered the parameters since the last forward, for the next one."""
         self.forward_positions: list[int] = []
-        """Where this stage stands in the recorded order, once a call."""
+        """Where this stage is in the recorded order, once a call."""
         self.backward_position = -1
         self.error_of_second_root: type[Exception] = RuntimeError
         """What is raised where this stage ran as a root before it became part of a larger tree."""
@@ -126,7 +127,7 @@ class Stage:
             raise error(f"{what} was called inside the {self.state.name.lower()} of unit '{name}'")
 
     def drop_unused_gather(self) -> None:
-        """Let go of parameters that were gathered ahead and not used."""
+        """Release parameters that were gathered ahead and not used."""
         self.unsharded_by_hand = False
         for unit in self.units:
             if unit.state is UnitState.GATHERING:

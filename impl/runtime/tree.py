@@ -195,11 +195,11 @@ class Runtime(Context):
         """A forward of ``stage`` starts, outside of backward: if an earlier iteration never ended, drop it.
 
         A backward that ran calls back at its end, and a root's forward that returned is over; where neither
-        happened there was an exception. Training goes on with sharded parameters as if that iteration had not
-        been. What was accumulated without communication before it stays.
+        happened there was an exception. Training continues with sharded parameters as if that iteration had
+        not been. What was accumulated without communication before it stays.
 
         Raises:
-            RuntimeError: the failed backward was adding to such gradients, so that nobody can tell any more
+            RuntimeError: the failed backward was adding to such gradients, so that it is unknown
                 what they were; they are dropped.
         """
         if self._callback_queued or (self.forward_root is stage and len(stage.modules) == 1):

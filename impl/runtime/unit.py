@@ -150,7 +150,7 @@ class Unit(Gathering):
 
     @property
     def custom_gather(self) -> AllGather | None:
-        """What gathers in place of the backend, in memory of its own."""
+        """What gathers instead of the backend, in memory of its own."""
         return self._custom_gather
 
     def use_all_gather(self, custom: AllGather | None) -> None:
@@ -313,7 +313,7 @@ class Unit(Gathering):
         self.smaller.show(self.presentation.trained())
 
     def _abandon(self) -> None:
-        """A gather that nobody waited for: let it finish, keep nothing."""
+        """A gather that was not waited for: let it finish, keep nothing."""
         if self.fetches:
             self._finish_gather()
             if self._from_smaller:

@@ -17,7 +17,7 @@ from .torch_internals import foreach_copy_
 
 
 def places(layout: UnitLayout, full: torch.Tensor, starts: Sequence[int] | None = None) -> list[torch.Tensor]:
-    """Where the parameters that are cut on dim 0 lie in ``full`` (1-D): views of (ranks, padded part).
+    """Where the parameters that are cut on dim 0 are in ``full`` (1-D): views of (ranks, padded part).
 
     Args:
         starts: where each parameter starts, if not where ``layout`` says.

@@ -1,4 +1,4 @@
-"""Where each parameter's elements lie in a unit's buffers. Pure functions: no communication, no device.
+"""Where each parameter's elements are in a unit's buffers. Pure functions: no communication, no device.
 
 Two layouts, one for each front end, here for two parameters a (3 x 2) and b (4) on two ranks:
 
@@ -54,7 +54,7 @@ class Segment:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """How one rank's part lies in the full parameter: so many pieces of so many elements each."""
+        """How one rank's part is in the full parameter: so many pieces of so many elements each."""
         pieces = math.prod(self.shape[: self.dim])
         return pieces, self.shard_padded_numel // max(pieces, 1)
 

@@ -9,7 +9,8 @@
     parallelism)                                        where those shard ``dim`` too
 
 A strided shard says that the other mesh cut first: with two ranks of tensor parallelism t and two of data
-parallelism d, rows 0 to 7 of a parameter lie like this, and plain ``Shard(0), Shard(0)`` would put d first::
+parallelism d, rows 0 to 7 of a parameter are placed like this, and plain ``Shard(0), Shard(0)`` would put d
+first::
 
     t0: 0 1 2 3   t1: 4 5 6 7    ->    d0 t0: 0 1   d0 t1: 4 5   d1 t0: 2 3   d1 t1: 6 7
 
@@ -125,7 +126,7 @@ def plan_parameter(
             ``ShardPlacementResult`` (ours or torch's).
 
     Raises:
-        ValueError: a placement that is none.
+        ValueError: not a placement.
         AssertionError: a dimension that the parameter does not have.
         NotImplementedError: a dimension other than the first that does not divide by the ranks.
     """

@@ -58,7 +58,7 @@ class MemoryHandover(Enum):
 
 
 class CommunicationLayout(Enum):
-    """How the parameters of a unit of ``fully_shard`` lie in its collectives (``collectives/grouped.py``)."""
+    """How the parameters of a unit of ``fully_shard`` are in its collectives (``collectives/grouped.py``)."""
 
     AUTO = "auto"
     """Under NCCL large parameters have collectives of their own; under gloo all are packed, which it serves

@@ -91,7 +91,7 @@ class Work:
 @dataclass(frozen=True, eq=False)
 class Collectives:
     """The collectives among the work, one row each. kind: index into `COLLECTIVE_TYPES`; message and wire:
-    bytes, MISSING where unknown; roof: bytes per second that their links could carry, 0 where unknown; leads:
+    bytes, MISSING where unknown; peak: bytes per second that their links could carry, 0 where unknown; leads:
     false for the second and later of several that are one (an all-gather of a broadcast a rank)."""
 
     work: Work

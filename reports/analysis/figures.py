@@ -49,7 +49,7 @@ def collective_figures(
 ) -> dict[str, CollectiveFigures]:
     """Figures by type of the collectives under `mask`.
 
-    With a window: counted are those asked for within its mark, timed is what lies in the window, so that no
+    With a window: counted are those asked for within its mark, timed is what is in the window, so that no
     time is missed or counted twice where a collective crosses from one step into the next.
     """
     collectives = activity.collectives

@@ -1,7 +1,7 @@
 """Kernels that Inductor fused: its names say of what, `triton_poi_fused__to_copy_add_7`.
 
 A name holds how the kernel goes over its data (`poi`), the operators that were fused, sorted,
-and a number, which a second graph counts anew. Kernels of the same operators are one group.
+and a number, which a second graph counts again. Kernels of the same operators are one group.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from fsdpbench.reports.trace import Trace
 from fsdpbench.reports.trace.model import Int64
 
 LAUNCH_LATENCY_NS = 20_000
-"""What lies between a launch and its start is called latency up to here, and waiting beyond."""
+"""What is between a launch and its start is called latency up to here, and waiting beyond."""
 
 _LIMITER = "limiter_wait"
 

@@ -92,7 +92,7 @@ def _in_folder(folder: Path) -> list[TraceFile]:
 
 
 def _configuration(file: Path) -> str | None:
-    """The name of the configuration's folder, where the file lies in one (`<name>/trace/<file>`)."""
+    """The name of the configuration's folder, where the file is in one (`<name>/trace/<file>`)."""
     folder = file.absolute().parent
     if folder.name == "trace" and (folder.parent / "config.json").exists():
         return folder.parent.name

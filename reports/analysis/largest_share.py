@@ -37,7 +37,7 @@ def _why(rank: RankAnalysis) -> str:
     if not causes and not rank.cpu_seen:
         return ", CPU not seen: the trace has no launches that would tell why (record ProfilerActivity.CPU)"
     if not causes:
-        return ", and why cannot be told: not all launches are in the trace"
+        return ", and the reason is unknown: not all launches are in the trace"
     told = [
         f"{_WORDS[name]} ({100 * ns / rank.time.total:.0f} %)"
         for name, ns in sorted(causes.items(), key=lambda pair: -pair[1])

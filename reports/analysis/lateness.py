@@ -8,7 +8,7 @@ For one all-gather, on the time axis:
     computation   ....... previous work ]        needed |xxxxxxxxxxx| first work that uses the parameters
                                                   ^ late = ended - needed
 
-`needed` is when the device could have gone on: everything launched before the wait has ended, and the first
+`needed` is when the device could have continued: everything launched before the wait has ended, and the first
 work after it has been launched.  The time by which the gather is late is split by what it was waiting for, in
 order: for the CPU to issue it (the rate limiter's share apart), in the queue behind other collectives, for an
 event (memory, a cast), and in transfer.
@@ -34,7 +34,7 @@ from fsdpbench.reports.trace import MISSING
 from fsdpbench.reports.trace.model import Bool, Int32, Int64
 
 TOLERANCE_NS = 1000
-"""Lateness below this is none: launch latencies and the clock's grain."""
+"""Lateness below this does not count: launch latencies and the clock's grain."""
 
 _WAITS = ("wait_all_gather", "all_gather_copy_out")
 _TURNS = ("pre_forward", "pre_backward", "post_forward", "post_backward")
@@ -144,7 +144,7 @@ def _waits(spans: FsdpSpans, unit: Int32, issued: Int64) -> Int64:
 
 
 def _needed(activity: Activity, wait: Int64, issued: Int64, ended: Int64, blocking: Bool) -> Int64:
-    """When the device (on a CPU trace: the thread that waits) could have gone on."""
+    """When the device (on a CPU trace: the thread that waits) could have continued."""
     if activity.kind == "cpu":
         return np.where(blocking, issued, np.minimum(wait, ended))
     main = activity.work.mainline()

@@ -163,7 +163,7 @@ def analyze_memory(
 
 
 class _Places:
-    """Where in the program a time lies: step, phase, unit and FSDP event on the annotated thread."""
+    """Where in the program a time is: step, phase, unit and FSDP event on the annotated thread."""
 
     def __init__(self, steps: Sequence[Window], phases: Sequence[Mark], spans: FsdpSpans) -> None:
         self.steps, self.phases, self.spans = steps, phases, spans
@@ -249,7 +249,7 @@ def _costs(activity: Activity, times: Int64) -> list[int | None]:
 
 
 def _driver_calls(trace: Trace, activity: Activity, times: Int64) -> list[tuple[int, int]]:
-    """For each retry: how many of the driver's allocation calls lie between the launches around it, and ns
+    """For each retry: how many of the driver's allocation calls are between the launches around it, and ns
     from the begin of the first to the end of the last. Retries between the same launches: the first has all.
     """
     rows = allocator_rows(trace)

@@ -82,7 +82,7 @@ class CollectiveFigures:
     None where the trace has no sizes.  time: union of their intervals; exposed: the part of it without
     computation.  sized_time: summed durations of those with sizes, what the bandwidth is taken over.
     best_bandwidth: bytes per second of the fastest single one, what the link has shown it can do.
-    ideal_time: ns that those with sizes would have taken at the roof of their links; None where that is
+    ideal_time: ns that those with sizes would have taken at the peak of their links; None where that is
     not known.
     """
 
@@ -104,12 +104,12 @@ class CollectiveFigures:
 
     @property
     def roof_bandwidth(self) -> float | None:
-        """Bytes per second at the links' roof, by the hardware's profile."""
+        """Bytes per second at the links' peak, by the hardware's profile."""
         return self.wire_bytes / seconds(self.ideal_time) if self.wire_bytes and self.ideal_time else None
 
     @property
     def roof_share(self) -> float | None:
-        """Achieved bus bandwidth as a part of the roof, or of the best seen where the roof is not known."""
+        """Achieved bus bandwidth as a part of the peak, or of the best seen where the peak is not known."""
         roof = self.roof_bandwidth or self.best_bandwidth
         return self.bus_bandwidth / roof if self.bus_bandwidth and roof else None
 
@@ -228,7 +228,7 @@ class StepAnalysis:
 class RankAnalysis:
     """One trace: figures over all its steps. `kind`: "gpu" (kernels on streams) or "cpu" (operators).
 
-    links: whose roof the bandwidths are held against; None: the best one that the trace itself shows.
+    links: whose peak the bandwidths are held against; None: the best one that the trace itself shows.
     names: what ran within the steps, by name; tables: the same by kernel, operator, module and device.
     cpu_seen: whether the trace has launches or operators of a CPU.
     drawing: what the caller of `analyze` asked to keep of the trace.

@@ -1,6 +1,6 @@
 """What event names mean: which kernels are collectives and of which type, what is computation on a CPU.
 
-Names are looked at once each (a trace has some hundred), never once an event.
+Each name is examined once (a trace has some hundred names), not once for each event.
 """
 
 from __future__ import annotations

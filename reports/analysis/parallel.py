@@ -48,7 +48,7 @@ def interruptions_held() -> Iterator[None]:
 
 
 def end_with_the_caller() -> None:
-    """In a process that reads traces: interrupted it ends without a word, and it does not outlive its caller,
+    """In a process that reads traces: interrupted it ends silently, and it does not outlive its caller,
     for whose next trace it would wait."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))

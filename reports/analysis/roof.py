@@ -1,4 +1,4 @@
-"""What a link could carry at most: the roof that the achieved bus bandwidth is held against.
+"""What a link could carry at most: the peak that the achieved bus bandwidth is held against.
 
 A ring inside a node is bound by NVLink; one through several nodes by the NICs of a node, of which it uses a
 rail for each GPU that takes part:
@@ -17,7 +17,7 @@ from typing import Any
 from fsdpbench.reports.trace import Trace
 
 ANY_DEVICE = ""
-"""In place of a device's name: these links, whatever the trace says."""
+"""Instead of a device's name: these links, whatever the trace says."""
 
 
 @dataclass(frozen=True)

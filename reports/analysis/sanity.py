@@ -39,7 +39,7 @@ _LAUNCH_CALLS = (
 
 @dataclass(frozen=True)
 class Gate:
-    """`doubts` take the trust away, `remarks` do not; without `overlap_known` no overlap can be told."""
+    """`doubts` take the trust away, `remarks` do not; without `overlap_known` the overlap is unknown."""
 
     doubts: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -86,7 +86,7 @@ def check(trace: Trace, activity: Activity, steps: list[Window]) -> Gate:
 
 
 def _overlapping_kernels(trace: Trace) -> tuple[list[str], list[str]]:
-    """Doubts and remarks about kernels that run at once on one stream.
+    """Doubts and remarks about kernels that run at the same time on one stream.
 
     A stream runs one kernel after the other; the next may begin while the last one drains (programmatic
     dependent launch), for a small part of its time.
@@ -155,7 +155,7 @@ def _span(trace: Trace) -> list[str]:
 
 
 def _crossing_calls(trace: Trace) -> list[str]:
-    """On a thread, calls lie inside of one another or apart: those that do neither have wrong times."""
+    """On a thread, calls are inside of one another or apart: those that do neither have wrong times."""
     events = trace.events
     rows = trace.rows(Category.CPU_OP)
     marks = trace.rows(Category.USER_ANNOTATION)

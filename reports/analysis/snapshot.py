@@ -98,7 +98,7 @@ def read_snapshot(path: Path | str, limits: TraceLimits | None = None) -> list[S
         limits: how much the file may ask for, as for `read_trace`; of them `unpacked` is its size.
 
     Raises:
-        TraceError: the file cannot be read, is no pickle of plain values, no snapshot, or too large.
+        TraceError: the file cannot be read, is not a pickle of plain values, no snapshot, or too large.
     """
     path = Path(path)
     document = load_snapshot(path, limits)

@@ -100,7 +100,7 @@ def _fused(rank: RankAnalysis) -> list[str]:
 
 
 def _bandwidth(figures: CollectiveFigures, rank: RankAnalysis) -> str:
-    """The achieved bus bandwidth against its roof."""
+    """The achieved bus bandwidth against its peak."""
     if figures.bus_bandwidth is None or figures.best_bandwidth is None:
         return ""
     told = f", {figures.bus_bandwidth / 1e9:.2f} GB/s bus bandwidth, best {figures.best_bandwidth / 1e9:.2f}"
@@ -167,7 +167,7 @@ def _retries(rank: RankAnalysis) -> list[str]:
 
 
 def _idle(rank: RankAnalysis) -> list[str]:
-    """Why the device was idle in the mean step."""
+    """Why the device was idle on average step."""
     steps = max(len(rank.steps), 1)
     parts = {
         name: ns / steps / _MS for name, ns in rank.idle_causes.parts().items() if ns >= _WORTH_NS * steps

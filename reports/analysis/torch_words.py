@@ -26,7 +26,7 @@ _WORDS: dict[tuple[str, str | None], str] = {
     (
         "memory_handover",
         "events",
-    ): "fully_shard in place of FullyShardedDataParallel: it needs no record_stream",
+    ): "fully_shard instead of FullyShardedDataParallel: it needs no record_stream",
     ("batch", None): "a larger batch on each GPU (DataLoader(batch_size=...))",
     ("wrap", "block"): (
         "for block in model.layers: fully_shard(block), then fully_shard(model); or "

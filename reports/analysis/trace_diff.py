@@ -101,7 +101,7 @@ def diff_analyses(before: Analysis, after: Analysis) -> list[TraceDiff]:
 
 
 def diff_ranks(before: RankAnalysis, after: RankAnalysis) -> TraceDiff:
-    """Compares two traces, whoever wrote them."""
+    """Compares two traces of any origin."""
     old, new = before.mean_step, after.mean_step
     return TraceDiff(
         before,

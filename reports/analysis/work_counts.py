@@ -27,7 +27,7 @@ class WorkCounts:
     """Over all steps.
 
     kernels: computation launched (operators on a CPU trace).  copies: what of it moves data only, with memcpy
-    and memset; by name, and a copy fused into a kernel that computes is none.  limiter_waits:
+    and memset; by name, and a copy fused into a kernel that computes does not count.  limiter_waits:
     times that the CPU asked the rate limiter and waited for a mark of it.
     """
 

@@ -21,7 +21,7 @@ def find_dumps(paths: Sequence[Path]) -> dict[int, Path]:
     """The dumps among `paths` and in the folders among them, by rank; empty if there are none.
 
     Raises:
-        TraceError: two dumps of one rank, one whose name says no rank, or dumps beside files that are none.
+        TraceError: two dumps of one rank, one whose name says no rank, or dumps beside other files.
     """
     found: dict[int, Path] = {}
     others = []

@@ -1,4 +1,4 @@
-"""What the dumps of a job say together, and who is to blame.
+"""What the dumps of a job say together, and which rank caused the hang.
 
 Ranks wait for ranks: one that is missing in a group may itself wait in another. The culprit is a rank that
 others wait for and that waits for nobody; where a call differs, the first of the ranks that go against most.
@@ -54,7 +54,7 @@ def judge(paths: Mapping[int, Path]) -> Verdict:
 
 
 def _missing_dumps(dumps: Sequence[Dump], groups: Sequence[Group]) -> tuple[int, ...]:
-    """Ranks that some dump knows of, or that lie between others, and that left none."""
+    """Ranks that some dump knows of, or that are between others, and that left none."""
     there = {dump.rank for dump in dumps}
     named = {rank for group in groups if group.said for rank in group.members}
     named |= {rank for dump in dumps for ranks in dump.members.values() for rank in ranks}

@@ -10,7 +10,7 @@
 
 Variants: `capacty` (2.1), a limit (`L allowed`), other processes (`Process 7 has X memory in use`),
 private pools of CUDA
-graphs, HIP and XPU in place of CUDA. Other forms tell less: MPS, the CPU's allocator, and the driver's own
+graphs, HIP and XPU instead of CUDA. Other forms tell less: MPS, the CPU's allocator, and the driver's own
 "CUDA error: out of memory", which NCCL and libraries meet too.
 Source: c10/cuda/CUDACachingAllocator.cpp, c10/core/impl/alloc_cpu.cpp, aten/src/ATen/mps/MPSAllocator.mm
 of these releases.

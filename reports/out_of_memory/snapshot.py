@@ -69,7 +69,8 @@ class SnapshotOom:
 
 
 def read_oom_snapshot(path: Path, limits: TraceLimits | None = None) -> list[SnapshotOom]:
-    """One result a device that has memory or history. Raises `TraceError` for a file that is no snapshot."""
+    """One result a device that has memory or history. Raises `TraceError` for a file that is not a
+    snapshot."""
     totals = read_snapshot(path, limits)
     histories = list(load_snapshot(path, limits).get("device_traces") or [])
     found = []

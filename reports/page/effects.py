@@ -10,7 +10,7 @@ logarithms) says how far the effect depends on the other settings, or, on measur
     wrap=root   prefetch=none  limit=2    53  /
 
 Allocator retries cost so much, and so unevenly, that they would hide everything else: where some pairs have
-none on either side, the effect is that of these pairs, and the others are told apart.
+none on either side, the effect is that of these pairs, and the others are distinguished.
 
 The value that the best configuration uses is what the others are compared with, so an effect reads as "what
 leaving the best value costs". Where two systems are compared, a setting that one of them does not have stays

@@ -97,7 +97,7 @@ def _of(figures: Mapping[str, Any] | None, name: str) -> float | None:
 
 
 def compile_findings(view: RunView, ranked: Sequence[Ranked]) -> list[str]:
-    """What compiling gains, or that nobody tried; one sentence."""
+    """What compiling gains, or that it was not tried; one sentence."""
     pairs = compiled_pairs(ranked)
     if pairs:
         verb = "gains" if pairs[0].gain >= 0 else "loses"

@@ -96,7 +96,7 @@ def write_report(
     The file appears whole or not at all. Links to traces are relative to it.
 
     Args:
-        reload_s: of a sweep that goes on: the page says so, and loads itself again after so many seconds.
+        reload_s: of a sweep that continues: the page says so, and loads itself again after so many seconds.
         known: what was drawn of traces for an earlier page of the same run; added to.
 
     Raises:
@@ -117,7 +117,7 @@ def render(
     reload_s: int | None = None,
     known: Known | None = None,
 ) -> str:
-    """The page as text; `target` is where it will lie, for its links. The rest as of `write_report`."""
+    """The page as text; `target` is where it will be, for its links. The rest as of `write_report`."""
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)

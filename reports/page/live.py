@@ -1,4 +1,4 @@
-"""The page of a run that goes on: rewritten as results arrive, each trace read once."""
+"""The page of a run that continues: rewritten as results arrive, each trace read once."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _MOST_FRAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class FindingView:
-    """One finding: a title, both accesses, their stacks (a title, lines), the usual mend."""
+    """One finding: a title, both accesses, their stacks (a title, lines), the usual fix."""
 
     title: str
     table: Table

@@ -56,7 +56,7 @@ SAMPLES_OF_RANKS = Metric("samples_per_s_per_gpu", "samples/s/rank")
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """A row with its place (from 1; None for one that did not finish) and its share of the best
-    throughput. `rank`: the place that it shares with those that it cannot be told apart from.
+    throughput. `rank`: the place that it shares with those that it cannot be distinguished from.
     """
 
     place: int | None

@@ -122,7 +122,7 @@ def known_figures(ranked: Sequence[Ranked], metric: Metric) -> list[Figure]:
 
 
 def _shared_ranks(ranked: Sequence[Ranked]) -> list[Figure]:
-    """The column of ranks, where rows share one because they cannot be told apart."""
+    """The column of ranks, where rows share one because they cannot be distinguished."""
     ranks = {id(entry.row): entry.rank for entry in ranked}
     given = [rank for rank in ranks.values() if rank is not None]
     if len(set(given)) == len(given):

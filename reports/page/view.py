@@ -9,7 +9,7 @@
         trace/rank0_trace.json.gz        .traces
 
 Loading never fails because of one configuration: a folder that cannot be read becomes a row of status
-`unreadable` that says why. Only a folder that is no run at all is refused.
+`unreadable` that says why. Only a folder that is not a run at all is refused.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _status(result: ResultFile, problems: list[str]) -> Status:
 
 
 def _settings(config: ConfigFile) -> dict[str, Any]:
-    """All that identifies a row, under one roof, in the order in which people read it."""
+    """All that identifies a row, together, in the order in which people read it."""
     hardware = config.hardware if isinstance(config.hardware, str) else (config.hardware or {}).get("name")
     around: dict[str, Any] = {"model": config.model or None, "system": config.system or None}
     around["device"] = config.device or None

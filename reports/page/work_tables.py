@@ -1,4 +1,4 @@
-"""Tables of what ran: kernels, families of kernels, operators against the roof, modules, devices."""
+"""Tables of what ran: kernels, families of kernels, operators against the peak, modules, devices."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _kernels(tables: WorkTables, shown: Sequence[KernelTotal], steps: int, what:
     return Table(columns, tuple(rows)) if rows else None
 
 
-_RATES = ("TFLOPS", "GB/s", "of the roof")
+_RATES = ("TFLOPS", "GB/s", "of the peak")
 
 
 def _rate(rate: Rate) -> tuple[str, str, str]:
@@ -121,9 +121,9 @@ def _roof_note(tables: WorkTables) -> str:
         share = display.percent(time / tables.total if tables.total else None)
         told.append(f"{hidden} more names are left out ({share} of the time together).")
     if tables.roof is not None:
-        told.append(f"The roof is {tables.roof}'s: peak FLOP/s of the type, bandwidth of memory or of links.")
+        told.append(f"The peak is {tables.roof}'s: peak FLOP/s of the type, bandwidth of memory or of links.")
     elif any(each.rate.time for each in tables.kernels):
-        told.append("No profile is known for this device: --hardware names the roof.")
+        told.append("No profile is known for this device: --hardware names the peak.")
     if not tables.operators:
         told.append("The trace has no shapes (record_shapes=True): FLOPs and bytes are not known.")
     return " ".join(told)

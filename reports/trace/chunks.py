@@ -23,7 +23,7 @@ _LOOK_AROUND = 256
 
 
 class UncuttableError(Exception):
-    """The events cannot be told apart by their first key."""
+    """The events cannot be distinguished by their first key."""
 
 
 def cut(blocks: Iterable[bytes], limits: TraceLimits) -> Iterator[tuple[str, bytes]]:

@@ -1,7 +1,7 @@
 """The slower way to cut a trace between events: every bracket is followed, whatever the events look like.
 
 For files whose text has events inside of events, a list of events and nothing around it, its events' keys in
-changing order, or defects that must be mended before a piece can be decoded.
+changing order, or defects that must be fixed before a piece can be decoded.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class TraceLimits:
     Args:
         unpacked: bytes of its JSON, unpacked; of a memory snapshot, of the file.
         depth: levels to which objects and lists nest (a usual trace has 6).
-        event: bytes of one event, and of all that stands beside the events.
+        event: bytes of one event, and of all that is beside the events.
         events: events of any kind, metadata included.
     """
 
@@ -49,7 +49,7 @@ class TraceLimits:
                 raise ValueError(f"limit {name}={value!r} must be a whole number from {least} to {_MOST}")
 
     def with_texts(self, texts: Iterable[str]) -> TraceLimits:
-        """These limits with others in place of some, each given as `unpacked=16GB`.
+        """These limits with others instead of some, each given as `unpacked=16GB`.
 
         Raises:
             ValueError: in one line, an unknown name or an impossible value.

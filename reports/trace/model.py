@@ -116,7 +116,7 @@ class CollectiveInfo:
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """What an operator was called with (`record_shapes`): for each input its sizes (none for what is no
+    """What an operator was called with (`record_shapes`): for each input its sizes (none for what is not a
     tensor, or has no dimension), its type and, where it is a plain value, its text; all as the file has
     them."""
 

@@ -43,7 +43,7 @@ class ExactEvent(Struct, gc=False):
 
 
 class File(Struct, gc=False):
-    """A whole file, or its beginning or end; what stands beside the events is small and decoded later."""
+    """A whole file, or its beginning or end; what is beside the events is small and decoded later."""
 
     events: list[FloatEvent] | None = field(name="traceEvents", default=None)
     distributed: Raw = field(name="distributedInfo", default=ABSENT)

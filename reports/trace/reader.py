@@ -1,7 +1,7 @@
 """Reads a Kineto trace (Chrome trace JSON, plain or gzip) into `Trace`.
 
     blocks of bytes -> chunks of events -> typed structs -> columns -> Trace
-                                \\-> cut by brackets, mended, events converted one by one, when that fails
+                                \\-> cut by brackets, fixed, events converted one by one, when that fails
 
 The first way needs about a second for a million events, and little memory.  Garbage collection is paused
 meanwhile: thousands of new objects, none of them garbage, would be walked again and again.

@@ -1,7 +1,7 @@
 """Second chance for traces that are not quite JSON, or not quite of the usual shape.
 
 Seen in the wild: raw control characters and invalid UTF-8 in names, backslashes of Windows paths, `NaN` and
-`inf` as bandwidths, time stamps as strings.  The text is mended as a whole, then every event is converted on
+`inf` as bandwidths, time stamps as strings.  The text is fixed as a whole, then every event is converted on
 its own, so that one broken event costs itself and not the file.
 """
 
@@ -34,7 +34,7 @@ def mend(text: bytes) -> bytes:
 
 
 class UnmendableError(Exception):
-    """Text that is no JSON, mended or not; the message is the decoder's."""
+    """Text that is not JSON, fixed or not; the message is the decoder's."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Recovered:
     """What a list of events held.
 
     events, text: those of the usual shape, and the JSON they were decoded from.  converted: events with, say,
-    numbers as strings.  lost: how many could not be understood.  defect: why the text had to be mended.
+    numbers as strings.  lost: how many could not be understood.  defect: why the text had to be fixed.
     """
 
     events: list[FloatEvent]
@@ -53,7 +53,7 @@ class Recovered:
 
 
 def recover_events(text: bytes) -> Recovered:
-    """The events of a JSON list, mended if need be. Raises UnmendableError."""
+    """The events of a JSON list, fixed if need be. Raises UnmendableError."""
     defect = None
     try:
         return Recovered(FLOAT_EVENTS.decode(text), text)
@@ -80,7 +80,7 @@ def recover_events(text: bytes) -> Recovered:
 
 
 def recover_value(text: bytes) -> tuple[Any, str | None]:
-    """The plain value of JSON, mended if need be, and why it had to be. Raises UnmendableError."""
+    """The plain value of JSON, fixed if need be, and why it had to be. Raises UnmendableError."""
     try:
         return msgspec.json.decode(text), None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

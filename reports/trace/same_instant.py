@@ -40,8 +40,8 @@ def in_order(memory: MemoryEvents) -> MemoryEvents:
 
 
 def _out_of_order(memory: MemoryEvents, rows: Int64) -> Iterator[tuple[int, int, bool]]:
-    """Stretches of `rows` of one device and time, of which one does not go on from the total before it; and
-    whether they are the device's first."""
+    """Stretches of `rows` of one device and time, of which one does not continue from the total before it;
+    and whether they are the device's first."""
     kind, device, time = memory.device_type[rows], memory.device_id[rows], memory.time[rows]
     of_another = np.append(True, (kind[1:] != kind[:-1]) | (device[1:] != device[:-1]))[: len(rows)]
     begins = np.flatnonzero(of_another | np.append(True, time[1:] != time[:-1])[: len(rows)])
@@ -56,7 +56,7 @@ def _out_of_order(memory: MemoryEvents, rows: Int64) -> Iterator[tuple[int, int,
 
 
 class _Search:
-    """Finds orders of a few events in which each goes on from the total of the one before."""
+    """Finds orders of a few events in which each continues from the total of the one before."""
 
     def __init__(self, memory: MemoryEvents) -> None:
         self._memory = memory

@@ -42,7 +42,7 @@ def call_of(arguments: CalledArguments) -> OperatorCall | None:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """Sizes of one tensor; of a list of tensors, and of what is none, nothing."""
+    """Sizes of one tensor; of a list of tensors, and of anything else, nothing."""
     if not isinstance(value, list) or len(value) > _MOST_SIZES:
         return ()
     if any(type(size) is not int or not 0 <= size <= _LARGEST for size in value):

@@ -51,7 +51,7 @@ class BracketFinder:
         self._held = b""
 
     def take(self, block: bytes) -> tuple[bytes, Brackets]:
-        """The block to go on with (a backslash at its end waits for what it escapes), and its brackets."""
+        """The block to continue with (a backslash at its end waits for what it escapes), and its brackets."""
         block = self._held + block
         run = len(block) - len(block.rstrip(b"\\"))
         self._held = b"\\" if run % 2 else b""

@@ -14,7 +14,7 @@ from fsdpbench.reports.trace.model import Bool, Int64
 LARGEST_EXACT_MICROSECONDS = 2.0**43
 """Up to here a double tells neighbouring nanoseconds apart (its steps are at most 0.001 us)."""
 LARGEST_MICROSECONDS = 2.0**52
-"""Times and durations beyond (142 years) are none; the sum of two fits into int64 nanoseconds."""
+"""Times and durations beyond (142 years) are invalid; the sum of two fits into int64 nanoseconds."""
 
 
 _WITH_DECIMALS = re.compile(rb'"ts"\s*:\s*\d+\.\d')
@@ -24,7 +24,7 @@ _SAMPLE = 16
 def needs_digits(times: Iterable[float | None], text: bytes) -> bool:
     """Whether times decoded from this text have decimals that a double is too coarse for.
 
-    The times of a trace lie close together, so that a few of them show the magnitude of all.
+    The times of a trace are close together, so that a few of them show the magnitude of all.
     """
     some = max(islice((time for time in times if time), _SAMPLE), default=0.0)
     return some > LARGEST_EXACT_MICROSECONDS and _WITH_DECIMALS.search(text) is not None

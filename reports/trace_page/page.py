@@ -26,7 +26,7 @@ DEFINITIONS = (
         "TFLOPS, GB/s",
         "FLOPs and least bytes by the shapes, of collectives the bytes on the wire, over the time.",
     ),
-    ("of the roof", "The time that this work takes at the chip's peak, over the time that it took."),
+    ("of the peak", "The time that this work takes at the chip's peak, over the time that it took."),
     ("own", "Kernels launched in a module and in no module inside it; backward runs outside of modules."),
 )
 

@@ -110,7 +110,7 @@ def test_the_site_opens_from_disk_without_a_request_and_can_be_searched(site: Pa
         for uri in listed(SETTINGS["nav"]):
             page.goto((site / uri).with_suffix(".html").as_uri())
             assert page.locator("h1").first.inner_text()
-        page.locator("label[for=__search]").first.click(force=True)
+        page.locator(".md-search__input").click()
         page.keyboard.type("reduce-scatter")
         page.wait_for_selector(".md-search-result__item", state="attached")
         browser.close()

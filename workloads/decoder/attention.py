@@ -14,7 +14,7 @@ from fsdpbench.workloads.layers import Projection
 
 def causal_mask(seq: int, window: int, like: Tensor) -> Tensor:
     """What is added to scores, [seq, seq]: 0 where a token may look, -inf at later ones and, with a `window`,
-    at those that lie `window` or more back."""
+    at those `window` or more back."""
     mask = torch.full((seq, seq), -torch.inf, dtype=like.dtype, device=like.device).triu_(1)
     if window:
         mask = mask + torch.full_like(mask, -torch.inf).tril_(-window)

@@ -1,10 +1,10 @@
-r"""A mixture of experts in place of a feed-forward, with the load of its experts given.
+r"""A mixture of experts instead of a feed-forward, with the load of its experts given.
 
 The router's weights are computed and trained, but which tokens go to which expert is a setting, balanced or
-skewed by seed: so no shape hangs on data, simulated GPUs can run it, and two systems are compared on the same
-work. (Trainers have the same switch for benchmarks.) Of T tokens with k experts each, the T x k rows that
-experts read lie expert by expert, and row number p is of token p % T: an expert's rows are of different
-tokens as long as none has more than T.
+skewed by seed: so no shape depends on data, simulated GPUs can run it, and two systems are compared on the
+same work. (Trainers have the same switch for benchmarks.) Of T tokens with k experts each, the T x k rows
+that experts read are ordered expert by expert, and row number p is of token p % T: an expert's rows are of
+different tokens as long as none has more than T.
 
     x -> router -> weights of the given experts ----------------------+
      \-> rows by expert -> gate and up -> down, one product an expert -> x weight -> added up by token
@@ -75,7 +75,7 @@ class Exchange(Protocol):
 class Experts(nn.Module):
     """All experts of a layer, or those of this rank: rows of [rows, d_model], sorted by expert, to the same.
 
-    Weights lie as [experts x inputs, outputs], so that any number of ranks shards them evenly, also
+    Weights are stored as [experts x inputs, outputs], so that any number of ranks shards them evenly, also
     more ranks than there are experts.
     """
 

@@ -14,7 +14,7 @@ class DecoderNorm(nn.Module):
 
     Args:
         offset: weights are told from 1 (Gemma).
-        composed: single operators in fp32, each with its result in memory, in place of torch's one kernel.
+        composed: single operators in fp32, each with its result in memory, instead of torch's one kernel.
     """
 
     def __init__(self, width: int, eps: float, *, offset: bool, composed: bool) -> None:

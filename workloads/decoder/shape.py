@@ -31,7 +31,7 @@ class DecoderShape:
       head.
     * `norm`: `rms`, `rms-offset` (weights count from 1, as Gemma's) or `layer`; `norm_eps`; `norms`:
       `fused` or `composed` of single operators in fp32, as Hugging Face writes them; `post_norms`: also
-      after attention and feed-forward; `parallel`: both read one norm and are added at once (Phi).
+      after attention and feed-forward; `parallel`: both read one norm and are added at the same time (Phi).
     * `gated`: the feed-forward is act(gate) x up; `activation`: `silu`, `gelu`, `gelu-tanh` or `relu`;
       `mlp_bias`; `embedding_scale`: embeddings are multiplied by the root of d_model.
     * `attention`: `fused`, or `explicit` with the scores in memory, which caps and sinks need.

@@ -115,7 +115,7 @@ class Keys:
         self._read.update(keys)
 
     def finish(self) -> None:
-        """Refuse the first key that nobody has read and that may change the model."""
+        """Refuse the first key that was not read and that may change the model."""
         for key, value in self._config.items():
             if key in self._read or key in HARMLESS or value is None or value is False:
                 continue

@@ -3,7 +3,7 @@
 A curve is latency plus bytes over a bandwidth, times what a Gaussian process says of the residuals: close
 to the measurement where there is one, and elsewhere like curves that are related (the other operator of the
 pair gather and scatter, another chip of the family, another number of ranks), which change their protocol at
-the same sizes. Times are then made to rise with the bytes, and points that lie on the line between their
+the same sizes. Times are then made to rise with the bytes, and points that are on the line between their
 neighbours are left out.
 """
 
@@ -80,7 +80,7 @@ def fit_collectives(
 
 def _line(rows: Sequence[Measured]) -> Array:
     """Logarithms of the latency (us) and of the microseconds a byte: those of the smallest and the largest,
-    so that a curve whose largest size is missing goes on with the bandwidth of the largest it has."""
+    so that a curve whose largest size is missing continues with the bandwidth of the largest it has."""
     latency = min(row.us for row in rows)
     largest = max(rows, key=lambda row: row.number("bytes"))
     return np.log([latency, max(largest.us - latency, 0.1 * largest.us) / largest.number("bytes")])

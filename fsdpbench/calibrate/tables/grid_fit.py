@@ -1,11 +1,11 @@
 """Factors at the nodes of a grid, from what a model leaves of measured times.
 
 A measurement's residual (the logarithm of measured over modelled) is the weighted sum of the nodes around
-it. Nodes near each other are alike, and so are those of one library on relatives of a chip; both are said by
-a Gaussian prior, whose four parts are a table's own, what a library has in common on a chip's family, on all
-chips, and what a family has in common under all libraries. The prior keeps nodes without measurements near 1
-and is the only guard against overfitting that is needed: its variances and lengths were chosen on held-out
-rows. Rows far off the rest count less.
+it. Nodes near each other are alike, and so are those of one library on relatives of a chip; both are
+expressed by a Gaussian prior, whose four parts are a table's own, what a library has in common on a chip's
+family, on all chips, and what a family has in common under all libraries. The prior keeps nodes without
+measurements near 1 and is the only guard against overfitting that is needed: its variances and lengths were
+chosen on held-out rows. Rows far off the rest count less.
 """
 
 from __future__ import annotations

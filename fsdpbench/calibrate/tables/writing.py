@@ -17,7 +17,7 @@ _LINK_SIZES = (1 << 16, 1 << 19, 1 << 21, 1 << 23, 1 << 25, 1 << 27, 1 << 29)
 
 
 def with_tables(content: str, profile: HardwareProfile, chip: Chip, fitted: FittedChip) -> str:
-    """A profile's file with its generated end anew. Profiles whose runs use the tables get sections, too."""
+    """A profile's file with its generated end again. Profiles whose runs use the tables get sections, too."""
     head = content.split(MARK)[0].rstrip("\n")
     lines = [head, "", MARK]
     if profile.runs_use:

@@ -1,1 +1,1 @@
-"""How far published runs lay from their predictions, and the intervals that follow from it."""
+"""How far published runs were from their predictions, and the intervals that follow from it."""

@@ -1,4 +1,4 @@
-"""By how much two predictions of one sweep must differ to be told apart.
+"""By how much two predictions of one sweep must differ to be distinguished.
 
 Configurations of one model on one machine share most of what is wrong with their predictions. What is left is
 how far residuals of runs of one model, from one source and on one chip, differ from one another.
@@ -17,7 +17,7 @@ from fsdpbench.results.residuals.widths import LEVEL
 
 @functools.cache
 def apart() -> float:
-    """|ln(ratio)| of two step times below which they cannot be told apart."""
+    """|ln(ratio)| of two step times below which they cannot be distinguished."""
     return difference_quantile(read_table())
 
 

@@ -1,4 +1,4 @@
-"""The interval of a simulated result: where the real figures lie in 9 of 10 cases.
+"""The interval of a simulated result: where the real figures are in 9 of 10 cases.
 
 Derived from what was simulated and from the residuals of published runs (`widths.py`); it costs no simulation
 and changes no figure.

@@ -2,9 +2,9 @@
 
     known          runs of sources to which no constant was fitted, as they were
     + chip         ... predicted with the keys fitted to another chip
-    + network      ... predicted with the packaged network in place of theirs
+    + network      ... predicted with the packaged network instead of theirs
     + system       ... predicted with the other one of PyTorch's FSDPs
-    + software     ... predicted with today's software in place of theirs
+    + software     ... predicted with today's software instead of theirs
     + model        ... whose shape or settings had to be assumed
     + memory       ... that retried allocations, or nearly filled the memory
 

@@ -10,7 +10,7 @@ Scripts name their device in many ways; each way has a file here:
 `profiling.py`      `torch.profiler.profile`: the bench's own trace is what it exports
 `compiling.py`      `torch.compile`: what was switched off, and that something compiles
 `absent_triton.py`  `import triton` where it is not installed
-`refusals.py`       what cannot be simulated, refused by name with the way out
+`refusals.py`       what cannot be simulated, refused by name with the remedy
 ==================  ===================================================================================
 
 Nothing of it is undone: the process belongs to the script.

@@ -136,9 +136,9 @@ def _lazy_call(callable: Any, **kwargs: Any) -> None:
 
 
 def _is_capturing() -> bool:
-    """Whether a CUDA graph is being recorded: never. `SyncBatchNorm` alone is told so, since it then leaves
-    out what it does for ranks with empty inputs (three masks, whose results have no shape without data). The
-    waits for these stay."""
+    """Whether a CUDA graph is being recorded: never. `SyncBatchNorm` alone gets this answer, since it then
+    leaves out what it does for ranks with empty inputs (three masks, whose results have no shape without
+    data). The waits for these stay."""
     if sys._getframe(1).f_globals.get("__name__") != INTERNALS["sync_batch_norm_module"].path:
         return False
     for _ in range(3):

@@ -61,7 +61,7 @@ class _NoAverages(list[Any]):
 
 
 class SimulatedProfile:
-    """In place of `torch.profiler.profile`: same arguments, same schedule, no events of its own."""
+    """Instead of `torch.profiler.profile`: same arguments, same schedule, no events of its own."""
 
     requests: ProfilerRequests
 

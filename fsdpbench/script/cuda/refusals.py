@@ -1,4 +1,4 @@
-"""What of torch cannot be simulated in a script: refused by name, with the way out.
+"""What of torch cannot be simulated in a script: refused by name, with the remedy.
 
 Operators whose shapes depend on data, and send and recv, are refused by the simulated device itself.
 """

@@ -57,7 +57,7 @@ class ScriptFiles:
         self._checkpoints.install()
 
     def settle(self) -> dict[str, Any] | None:
-        """The script has ended: what lies in the layer, for the result; None if nothing does."""
+        """The script has ended: what is in the layer, for the result; None if nothing does."""
         self._writing.close_all()
         for owner, name, original in reversed(self._restore):
             setattr(owner, name, original)
@@ -129,7 +129,7 @@ class ScriptFiles:
         return scandir
 
     def _layered(self, path: Any) -> str | None:
-        """The folder `path`, resolved, if something of the layer lies over it or in it."""
+        """The folder `path`, resolved, if something of the layer is over it or in it."""
         overlay = self._overlay
         if overlay.is_empty or not overlay.concerns(path):
             return None
@@ -160,7 +160,7 @@ class ScriptFiles:
         return open
 
     def _text_place(self, path: str, mode: str) -> str:
-        """Where a text file is written: where the script says, unless the layer lies over it."""
+        """Where a text file is written: where the script says, unless the layer is over it."""
         overlay = self._overlay
         folder = os.path.dirname(path)
         if overlay.has(path) or overlay.hides(path):

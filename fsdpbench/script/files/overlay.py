@@ -1,7 +1,7 @@
 """A layer over the file system: what a simulated run must not do to the user's files, it does here.
 
     files/                                the run's folder
-      home/me/ckpt/model.pt               lies over /home/me/ckpt/model.pt, which stays as it is
+      home/me/ckpt/model.pt               is over /home/me/ckpt/model.pt, which stays as it is
       home/me/ckpt/.gone.step-10          /home/me/ckpt/step-10 was removed by the script; it is still there
 
 All of it is on the disk, so that data loaders' processes see the same. Symbolic links in the layer are the
@@ -26,7 +26,7 @@ _NOT_FILES = ("/dev", "/proc", "/sys")
 
 class Overlay:
     """The layer in `root`. Paths are the script's, absolute; `made` are files and folders that are new in
-    this run and lie where the script put them."""
+    this run and are where the script put them."""
 
     def __init__(self, root: Path, exempt: Path) -> None:
         self.root = str(root)
@@ -39,14 +39,14 @@ class Overlay:
     # -------------------------------------------------------------------------------------------- questions
 
     def concerns(self, path: Any) -> bool:
-        """Whether `path` is one that the layer may lie over (no file descriptor, none of the bench's own)."""
+        """Whether `path` is one that the layer may be over (no file descriptor, none of the bench's own)."""
         if isinstance(path, int):
             return False
         absolute = os.path.abspath(os.fsdecode(path))
         return not any(absolute == folder or absolute.startswith(folder + os.sep) for folder in self._exempt)
 
     def exempt(self, folder: str) -> None:
-        """What lies in `folder` from now on is none of the script's."""
+        """What is in `folder` from now on is none of the script's."""
         self._exempt = (*self._exempt, os.path.abspath(folder))
 
     @property
@@ -54,7 +54,7 @@ class Overlay:
         return not _REAL.lexists(self.root)
 
     def over(self, path: str) -> str:
-        """Where the layer has what lies over `path`."""
+        """Where the layer has what is over `path`."""
         return self.root + path
 
     def resolve(self, path: Any, *, follow: bool = True) -> str:
@@ -153,7 +153,7 @@ class Overlay:
         return target
 
     def link(self, file: str, path: str) -> None:
-        """Let `file`, of another layer, lie over `path` until something is written there."""
+        """Let `file`, of another layer, be over `path` until something is written there."""
         target = self.over(path)
         if not self.has(path) and not self.hides(path):
             _REAL.makedirs(os.path.dirname(target))

@@ -67,7 +67,7 @@ def blocks_of(model: nn.Module) -> Blocks | None:
 
 
 def has_units(module: nn.Module) -> bool:
-    """Whether something in a module is wrapped already: then it is no block, but what holds the blocks."""
+    """Whether something in a module is wrapped already: then it is not a block, but what holds the blocks."""
     return any(is_unit(each) for each in module.modules() if each is not module)
 
 
@@ -81,8 +81,8 @@ def _size(module: nn.Module) -> int:
 
 
 def unwrapped_root() -> nn.Module | None:
-    """The module around FSDP units that is none itself and has trainable parameters outside of them, or
-    several units side by side; None where every unit lies in one."""
+    """The module around FSDP units that is not a unit itself and has trainable parameters outside of them, or
+    several units side by side; None where every unit is in one."""
     units = [each for each in _modules() if is_unit(each)]
     if not units:
         return None

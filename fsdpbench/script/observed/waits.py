@@ -44,7 +44,7 @@ class _Place:
 
 
 class Waits:
-    """Notes them; with ``skipped`` the CPU goes on instead. Made when the simulation has started.
+    """Notes them; with ``skipped`` the CPU continues instead. Made when the simulation has started.
 
     ``step``: how many steps have ended. ``count``: waits that were skipped.
     """

@@ -1,7 +1,7 @@
 """Files that rank 0 saved, for the ranks that run after it: there from the next collective on.
 
     rank 0    save   barrier   load            rank 0's layer of files: files/home/me/step-3/…
-    rank 1           barrier   load            after the barrier the same file lies in its own layer
+    rank 1           barrier   load            after the barrier the same file is in its own layer
 
 They are linked, not copied (they are as large as real checkpoints); what a rank writes itself takes their
 place.

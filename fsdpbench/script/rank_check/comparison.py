@@ -25,7 +25,7 @@ _PARTS = ("kind", "root", "sizes", "dtype", "reduction")
 @dataclass(frozen=True)
 class Difference:
     """`rank` is the odd one out, `other` one that goes with most. `kind`: which part of the call differs, or
-    `missing` (`rank` makes no such call), or how `rank` ended while `other` went on."""
+    `missing` (`rank` makes no such call), or how `rank` ended while `other` continued."""
 
     kind: str
     rank: int

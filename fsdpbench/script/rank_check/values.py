@@ -1,9 +1,9 @@
 """What rank 0 got out of its collectives, for the ranks that run after it.
 
-After a real collective all ranks hold the same, and go on by it: `broadcast_object_list` hands out what rank
-0 decided, `all_reduce(MIN)` of the number of batches says how many steps all of them take. A simulated rank
-has only what it put in. So rank 0 writes down what it had afterwards, and a rank that runs later has the same
-after the same call, the n-th of the same group.
+After a real collective all ranks hold the same, and continue by it: `broadcast_object_list` hands out what
+rank 0 decided, `all_reduce(MIN)` of the number of batches says how many steps all of them take. A simulated
+rank has only what it put in. So rank 0 writes down what it had afterwards, and a rank that runs later has the
+same after the same call, the n-th of the same group.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Values:
         self._size = 0
 
     def put(self, call: tuple[Any, ...], value: Any) -> None:
-        """Remember `value`. One that cannot be pickled, or is large, is not remembered: the others then go on
-        with their own."""
+        """Remember `value`. One that cannot be pickled, or is large, is not remembered: the others then
+        continue with their own."""
         if self._size > _MOST_IN_ALL:
             return
         buffer = _Bounded()

@@ -1,4 +1,4 @@
-"""A difference between ranks in a sentence, and as it lies in `result.json`."""
+"""A difference between ranks in a sentence, and as it is in `result.json`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LONGEST_ERROR = 300
 
 
 def sentence(difference: Difference) -> str:
-    """What differs, where, and what comes of it."""
+    """What differs, where, and what results from it."""
     rank, other = difference.rank, difference.other
     if difference.other_call is None:
         how = _ENDS[Ended(difference.kind)]

@@ -12,7 +12,7 @@ from fsdpbench.sim.streams import Event
 
 
 class NoWaits:
-    """The CPU goes on where lines of the script's own make it wait for the device."""
+    """The CPU continues where lines of the script's own make it wait for the device."""
 
     def __init__(self, waits: Waits) -> None:
         self._waits = waits

@@ -52,7 +52,7 @@ class _OfUnits:
     def _after(self, module: Any) -> None: ...
 
     def unit(self, module: nn.Module) -> None:
-        """Hears of every unit before it is wrapped."""
+        """Is notified of every unit before it is wrapped."""
 
 
 class Compiled(_OfUnits):

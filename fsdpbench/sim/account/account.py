@@ -1,10 +1,10 @@
 """What holds the memory of the simulated device, by what it is for.
 
     allocator ── each block, with the place in the program that took it ──┐
-    modules, optimizers ── whose storage lies where ──────────────────────┼──> report(): bytes by category
+    modules, optimizers ── where each storage is   ──────────────────────┼──> report(): bytes by category
     collectives ── which blocks they read and write ──────────────────────┘
 
-A block that a parameter, a gradient or an optimizer's state lies in is that; else a collective's buffer
+A block that a parameter, a gradient or an optimizer's state is in is that; else a collective's buffer
 is one; else
 the place that took it decides: in forward it is an activation of the module that ran.
 """
@@ -118,7 +118,7 @@ class MemoryAccount:
 
     def _note_shards(self, root: nn.Module) -> None:
         """A root is called for the first time, and its units hold their shards alone: later the gathered
-        parameters stand in their place."""
+        parameters are in their place."""
         self._shards.update(_addresses(root.parameters()))
 
     def _owned(self) -> dict[int, Category]:

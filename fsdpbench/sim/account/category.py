@@ -28,7 +28,7 @@ class Category(StrEnum):
 
 
 def category_of(place: Place, *, modules_known: bool) -> Category:
-    """Of a block that nobody known owns; before the first forward nobody knows the modules."""
+    """Of a block without a known owner; before the first forward the modules are unknown."""
     span = place.span.lower()
     if place.phase is Phase.BUILDING:
         return Category.OTHERS if modules_known else Category.PARAMETERS

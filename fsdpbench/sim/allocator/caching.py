@@ -332,7 +332,7 @@ class CachingAllocator:
             self._free_block(block)
 
     def _free_block(self, block: Block) -> None:
-        """A block that nobody uses any more: merge with free neighbours and put into the pool."""
+        """A block that is not used any more: merge with free neighbours and put into the pool."""
         if self._risen:
             self.stats.note_peaks()
             self._risen = False

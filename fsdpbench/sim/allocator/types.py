@@ -94,7 +94,7 @@ class BlockPoolLike(Protocol):
 
 
 class ExpandableSegmentLike(Protocol):
-    """What a block needs to know of the expandable segment it lies in."""
+    """What a block needs to know of the expandable segment it is in."""
 
     page_size: int
 

@@ -45,7 +45,7 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
 
 def _lock_progress_within_process() -> None:
     """The compiler makes progress bars that it does not show. A process that makes one takes a semaphore of
-    the system, which nobody gives back where a process ends at once, and Python complains of it."""
+    the system, which is not given back where a process ends immediately, and Python complains of it."""
     try:
         tqdm = importlib.import_module("tqdm").tqdm
     except ImportError:
@@ -56,7 +56,7 @@ def _lock_progress_within_process() -> None:
 
 def _hide_the_simulator() -> None:
     """Dynamo looks into every frame of Python while something compiled runs, so into the device's kernels
-    where an eager operator calls them. A GPU's are no frames of Python; these are to be none."""
+    where an eager operator calls them. A GPU's are not frames of Python; these are to be none."""
     trace_rules.add("fsdpbench.sim")
     trace_rules.add("fsdpbench.torch_internals")
 

@@ -17,7 +17,7 @@ from fsdpbench.sim.timeline import Work
 from fsdpbench.sim.trace_records import KernelRecord
 
 _REDUCTIONS = ("red", "per")
-"""Inductor's words for kernels that reduce: in a loop, or a whole row at once (`triton_per_…`)."""
+"""Inductor's words for kernels that reduce: in a loop, or a whole row at the same time (`triton_per_…`)."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class CompileRefusedError(NotImplementedError):
 
 
 def refused(what: str, way_out: str = _EAGER) -> CompileRefusedError:
-    """The error that names it, and the way out."""
+    """The error that names it, and the remedy."""
     return CompileRefusedError(f"torch.compile on simulated GPUs: {what} is not simulated; {way_out}")
 
 

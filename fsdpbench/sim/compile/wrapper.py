@@ -27,7 +27,7 @@ assert_alignment = copy_if_misaligned = aligned
 """
 _WRITTEN = re.compile(r"(in_)?out_ptr|ws_ptr")
 _ORDINARY = ("attention", "convolution")
-"""Fallbacks that are no fallbacks: what Inductor leaves to libraries on every GPU."""
+"""Fallbacks that are not fallbacks: what Inductor leaves to libraries on every GPU."""
 
 
 class _Call(NamedTuple):

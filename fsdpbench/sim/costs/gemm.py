@@ -14,7 +14,7 @@ library's choice is modelled as the fastest of them. ``prologue_k`` is what star
 costs, in steps of k. The power p = 4 joins the two limits smoothly, for memory and compute never overlap
 perfectly where they are equal.
 
-Fitted for each GPU on 160 measured shapes (bf16, m 1 to 16384); the errors stand in the profiles.
+Fitted for each GPU on 160 measured shapes (bf16, m 1 to 16384); the errors are in the profiles.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def attention_seconds(
 def grid_coordinates(
     batch: Array, heads: Array, kv_heads: Array, length: Array, head_dim: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Where a shape lies in the grid of factors."""
+    """Where a shape is in the grid of factors."""
     return batch * heads, length, heads / kv_heads, head_dim
 
 

@@ -5,7 +5,7 @@ stay in the second-level cache from one call to the next, as they do in a measur
 
     bandwidth = (1 + (cache_gain - 1) * share) * memory bandwidth,   share = 1 / (1 + (bytes / cache)^2)
 
-Written on arrays, for the fit prices hundreds of shapes at once.
+Written on arrays, for the fit prices hundreds of shapes at the same time.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Family(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """Operators that are told by a property: asked in order, after the names."""
+    """Operators that are recognised by a property: asked in order, after the names."""
 
     name: str
     price: Price

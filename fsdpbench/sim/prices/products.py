@@ -83,7 +83,7 @@ def convolution(call: Call, costs: KernelCosts) -> OperatorCost:
 
 
 def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
-    """Its backward: a product for the input, one for the weight, a sum for the bias, as they are wanted."""
+    """Its backward: a product for the input, one for the weight, a sum for the bias, as they are required."""
     args = call.args
     grad, x, weight = args[0], args[1], args[2]
     groups = argument(call, 9, "groups", 1)

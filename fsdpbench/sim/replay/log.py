@@ -48,7 +48,8 @@ class StepLog:
         self.operations.append((code, cpu - self.left, first, second, third))
 
     def refuse(self, why: str, *, for_good: bool = False) -> None:
-        """The step hangs on something that differs from time to time; ``for_good``: and so may all others."""
+        """The step depends on something that differs from time to time; ``for_good``: and so may all
+        others."""
         self.refusal = self.refusal or why
         self.for_good = self.for_good or for_good
 
@@ -146,7 +147,7 @@ class RecordedTimeline(Timeline):
 
     def has_passed(self, marker: Marker) -> bool:
         if self.log is not None:
-            self.log.refuse("it asks how far the device is, and what it does may hang on that")
+            self.log.refuse("it asks how far the device is, and what it does may depend on that")
         return super().has_passed(marker)
 
     def wait_for(self, marker: Marker) -> None:
@@ -214,5 +215,7 @@ class RecordedAllocator(CachingAllocator):
 
     def memory_stats(self) -> dict[str, int]:
         if self.timeline.log is not None:
-            self.timeline.log.refuse("it reads the allocator's statistics, and what it does may hang on them")
+            self.timeline.log.refuse(
+                "it reads the allocator's statistics, and what it does may depend on them"
+            )
         return super().memory_stats()

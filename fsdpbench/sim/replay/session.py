@@ -2,8 +2,8 @@
 
 A step is recorded whenever it is executed. It may be done again once two executions of it, in the same
 situation (`Moment`: what lived before it, and what ran last), did the very same. The program itself stands
-still then: its tensors keep the memory that they had. Before it goes on it is brought up to date, which takes
-a moment that is alike for it; so the session looks ahead, and executes the steps from such a moment on.
+still then: its tensors keep the memory that they had. Before it continues it is brought up to date, which
+takes a moment that is alike for it; so the session looks ahead, and executes the steps from such a moment on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class _Case:
 class ReplaySession:
     """The steps of one soak. `kinds[i]` says what step i computes on: equal kinds are the same work.
 
-    `executed` and `replayed` count steps; `refusals` says for how many executed steps why they are no record.
+    `executed` and `replayed` count steps; `refusals` says for how many executed steps why they are not
+    record.
     """
 
     def __init__(self, kinds: Sequence[Hashable]) -> None:
@@ -71,7 +72,7 @@ class ReplaySession:
             self._execute(self._kinds[index], step)
 
     def end(self) -> None:
-        """The program ends: its tensors let go of memory that is not theirs any more."""
+        """The program ends: its tensors Release memory that is not theirs any more."""
         if self._stale:
             for record, name in self._holders:
                 if name.structure != BEFORE:
@@ -79,7 +80,7 @@ class ReplaySession:
         ACCELERATOR.holders = None
 
     def _plan(self, index: int) -> None:
-        """Replay from `index` on as long as all is known and the program can go on where that ends; then
+        """Replay from `index` on as long as all is known and the program can continue where that ends; then
         execute up to the step that is not known."""
         moment, alike = self._now, index
         for ahead in range(index, len(self._kinds)):

@@ -38,7 +38,7 @@ class Moment(NamedTuple):
 
 
 class UnnamedError(LookupError):
-    """Something from too long ago, or that nobody made."""
+    """Something from too long ago, or not made here."""
 
 
 class World:

@@ -62,19 +62,19 @@ class Clocks:
         return list(self._launch(stream))
 
     def wait(self, stream: int, clock: Clock) -> bool:
-        """A stream waits for an event; whether that orders anything anew."""
+        """A stream waits for an event; whether that orders anything again."""
         mine = self._launch(stream)
         return _join(mine, clock)
 
     def wait_on_host(self, clock: Clock) -> bool:
-        """The CPU waits for an event; whether that orders anything anew."""
+        """The CPU waits for an event; whether that orders anything again."""
         grew = _join(self._clocks[HOST], clock)
         if grew:
             self._host_version += 1
         return grew
 
     def wait_for_all(self) -> bool:
-        """The CPU waits for all streams; whether that orders anything anew."""
+        """The CPU waits for all streams; whether that orders anything again."""
         grew = False
         for stream in range(len(self._clocks) - 1):
             grew = self.wait_on_host(self._clocks[stream + 1]) or grew

@@ -26,7 +26,7 @@ class DeviceMemory:
         )
 
     def freed(self, address: int) -> None:
-        """A block is given back; its bytes may be handed out again at once."""
+        """A block is given back; its bytes may be handed out again immediately."""
         shadow = self._blocks.pop(address, None)
         if shadow is not None and (shadow.cells or shadow.strided):
             self._freed.add(shadow.leave(self._clocks.host))

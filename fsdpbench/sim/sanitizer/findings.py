@@ -67,7 +67,7 @@ class Finding:
 
     @property
     def hint(self) -> str:
-        """The usual mend."""
+        """The usual fix."""
         return _hint(self.kind, self.first, self.second)
 
     def to_dict(self) -> dict[str, Any]:

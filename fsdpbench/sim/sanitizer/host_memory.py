@@ -2,7 +2,7 @@
 
 Only pinned memory is in danger: copies of pageable memory hold the CPU. The CPU's own operators are seen by a
 dispatch mode, which looks at tensors only once a copy has touched host memory; `numpy`, `tolist` and saving
-are told by their patches.
+are reported by their patches.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class _HostAccesses(TorchDispatchMode):
 
 
 def _crosses_the_link(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Copies between host and device are told by the copy itself. One that waits and converts, converts on
-    the host: that is a read of the CPU's."""
+    """Copies between host and device are reported by the copy itself. One that waits and converts, converts
+    on the host: that is a read of the CPU's."""
     if any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in tree_leaves(args)):
         return True
     device = kwargs.get("device")

@@ -83,7 +83,7 @@ def _count(region: Region) -> int:
 
 
 def _runs_between(region: Region, low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted starts and ends of the runs, cut to what lies between."""
+    """Sorted starts and ends of the runs, cut to what is between."""
     if region.runs is None:
         return np.array([low]), np.array([high])
     starts = np.array([region.start], dtype=np.int64)
@@ -98,7 +98,7 @@ def _runs_between(region: Region, low: int, high: int) -> tuple[np.ndarray, np.n
 
 
 def _apart_by_residue(first: Region, second: Region) -> bool:
-    """Whether two regions lie in different columns of a common step."""
+    """Whether two regions are in different columns of a common step."""
     steps = [step for region in (first, second) if region.runs for _, step in region.runs.dimensions]
     step = math.gcd(*steps)
     widths = [region.runs.width if region.runs else region.end - region.start for region in (first, second)]

@@ -141,7 +141,7 @@ class BlockShadow:
         self.cells.insert(index, cell)
 
     def _join(self, start: int, end: int) -> None:
-        """One cell in place of several that one operation has written."""
+        """One cell instead of several that one operation has written."""
         first, last = bisect_left(self.starts, start), bisect_left(self.starts, end)
         if last - first > 1:
             self.cells[first].end = end
@@ -205,7 +205,7 @@ class BlockShadow:
 
 
 class FreedMemory:
-    """What former owners did with bytes that nobody holds now, by address."""
+    """What former owners did with bytes that are free now, by address."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []

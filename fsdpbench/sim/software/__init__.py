@@ -27,7 +27,7 @@ def load_software(name_or_path: str | Path) -> SoftwareProfile:
     """Read a profile by its name (`software_names`) or by the path of a TOML file.
 
     Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be read,
-    is no TOML, has an unknown key, holds a value of a wrong type or range, or names no source for one.
+    is not TOML, has an unknown key, holds a value of a wrong type or range, or names no source for one.
     """
     return _PROFILES.load(name_or_path)
 

@@ -43,7 +43,7 @@ def unpadded_attention() -> AbstractContextManager[None]:
 
 
 def fused_cross_entropy(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
-    """The loss of `logits`, in place of the workload's own."""
+    """The loss of `logits`, instead of the workload's own."""
     loss: Tensor = _FusedCrossEntropy.apply(logits.flatten(0, 1))
     return loss
 

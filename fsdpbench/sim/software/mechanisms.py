@@ -1,4 +1,4 @@
-"""Mechanisms: behaviour of other software that has to be put in place of the installed one's.
+"""Mechanisms: behaviour of other software that has to be put instead of the installed one's.
 
 Each belongs to one key of a software profile and is a context manager: `install` enters those that a profile
 switches on, and closing what it returns puts everything back.

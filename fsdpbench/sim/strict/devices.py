@@ -3,8 +3,8 @@
 torch has three ways to refuse them on CUDA, and each operator has one:
 
 * a check in the wrapper of its kernel, written by torch's code generator from `native_functions.yaml`, which
-  lies in torch's own package and is read here too: every tensor has to be on the device of the first one;
-* `TensorIterator`: one number of the host, a tensor without dimensions, may stand beside the device's;
+  is in torch's own package and is read here too: every tensor has to be on the device of the first one;
+* `TensorIterator`: one number of the host, a tensor without dimensions, may be beside the device's;
 * a rule of its own (indices may be the host's).
 """
 

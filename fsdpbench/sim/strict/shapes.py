@@ -168,7 +168,7 @@ def _index_copy(arguments: Arguments) -> None:
 
 
 def _index_put(arguments: Arguments) -> None:
-    """The values can be expanded to what is indexed. How many a mask chooses, nobody knows."""
+    """The values can be expanded to what is indexed. How many a mask chooses is unknown."""
     tensor, values = arguments["self"], arguments["values"]
     place = 0
     masked = False

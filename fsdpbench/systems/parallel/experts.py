@@ -41,7 +41,7 @@ def expert_parameters(model: nn.Module) -> set[int]:
 
 
 def placement_of_experts(model: nn.Module, meshes: Meshes, result: Any, info: Any) -> Callable[[Any], Any]:
-    """A `shard_placement_fn`: experts go on their mesh, all else where `fully_shard` is told.
+    """A `shard_placement_fn`: experts are placed on their mesh, all else where `fully_shard` is told.
 
     `result` and `info`: the classes of the `fully_shard` at hand, for what is returned and for its mesh (of
     two dimensions where there are replicas).
@@ -102,7 +102,7 @@ class RankExchange:
 
 
 def _transposed(rows: Tensor, counts: list[list[int]]) -> Tensor:
-    """Rows that lie first index by first index, second index by second, in the other order; one copy."""
+    """Rows ordered first index by first index, second index by second, in the other order; one copy."""
     if len({count for line in counts for count in line}) == 1:
         grid = rows.view(len(counts), len(counts[0]), counts[0][0], -1)
         return grid.transpose(0, 1).flatten(0, 2)

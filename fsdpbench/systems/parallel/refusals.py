@@ -1,4 +1,4 @@
-"""Which parallelism cannot be: by name, with the way out."""
+"""Which parallelism cannot be: by name, with the remedy."""
 
 from __future__ import annotations
 

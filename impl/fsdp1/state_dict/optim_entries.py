@@ -1,7 +1,7 @@
 """The states of an optimizer's state dict one by one, wherever they are.
 
 Where only rank 0 has them, the others are told what there is, and each tensor is broadcast when it is asked
-for. Whoever asks cuts out its part at once, so no other rank ever holds more than one whole tensor.
+for. Whoever asks cuts out its part immediately, so no other rank ever holds more than one whole tensor.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from .optim_parameters import Key, TrainedModel
 def named_group(
     known: TrainedModel, keys: Mapping[Key, nn.Parameter], group: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A group of an optimizer's state dict with the names of the originals in place of keys."""
+    """A group of an optimizer's state dict with the names of the originals instead of keys."""
     names = [name for key in group["params"] for name in known.names_of(key, keys[key])]
     rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
     return {**copy.deepcopy(rest), "params": names}

@@ -57,7 +57,7 @@ def _held(layout: UnitLayout, segment: Segment, rank: int) -> tuple[int, int]:
 
 
 def _pieces(layout: UnitLayout, holder: int, owner: int, which: Sequence[int]) -> Iterator[_Piece]:
-    """What lies in the flat shard of ``holder`` and in the rows of ``owner``, in order."""
+    """What is in the flat shard of ``holder`` and in the rows of ``owner``, in order."""
     for index in which:
         segment = layout.segments[index]
         held = _held(layout, segment, holder)

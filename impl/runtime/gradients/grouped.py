@@ -1,8 +1,8 @@
 """Reduce-scatters that read gradients where autograd left them (``collectives/grouped.py`` has the picture).
 
 A large parameter's gradient is contiguous, and its rows are the parts of all ranks one after the other: what
-a reduce-scatter of it alone takes. The rest of the unit is laid into one packed input, as ever. The results
-lie in one buffer, which becomes the sharded gradients::
+a reduce-scatter of it alone takes. The rest of the unit is laid into one packed input, as before. The results
+are in one buffer, which becomes the sharded gradients::
 
     gradients   a        b        c  d  --copy--> c0 d0 | c1 d1
                 |        |                         |

@@ -1,4 +1,4 @@
-"""Which kernels an operator's call launched, and how near they came to the roof.
+"""Which kernels an operator's call launched, and how near they came to the peak.
 
 A kernel belongs to the innermost call of known shape around its launch. Of several kernels of one call (a
 product split over K and its sum) the longest stands for the work in the kernels' own table.
@@ -69,7 +69,7 @@ def timed_calls(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
 
 
 def _roof(chip: Chip | None, cost: CallCost, kind: str | None) -> tuple[float | None, str | None]:
-    """ns at the roof, and what binds there."""
+    """ns at the peak, and what binds there."""
     if chip is None or (cost.flops is not None and (kind or "") not in chip.peak_flops):
         return None, None
     least = chip.least_s(cost.flops, cost.bytes, kind)

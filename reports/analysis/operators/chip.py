@@ -1,4 +1,4 @@
-"""What a chip could do at most: the roof that operators are held against."""
+"""What a chip could do at most: the peak that operators are held against."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fsdpbench.reports.trace import Trace
 
 ANY_CHIP = ""
-"""In place of a device's name: this chip, whatever the trace says."""
+"""Instead of a device's name: this chip, whatever the trace says."""
 
 _COMPUTE_TYPES = {
     "bfloat16": "bf16",
@@ -31,7 +31,7 @@ class Chip:
     memory_bandwidth: float
 
     def least_s(self, flops: float | None, size: float | None, compute_type: str | None) -> float | None:
-        """The seconds that so many FLOPs and bytes of memory take at the roof; None where neither is known.
+        """The seconds that so many FLOPs and bytes of memory take at the peak; None where neither is known.
 
         Without a peak for the type only the bytes count, and without bytes only the FLOPs.
         """

@@ -14,7 +14,7 @@ MOST_ROWS = 200
 @dataclass(frozen=True)
 class Rate:
     """Work of known size. time: ns that it took.  flops, bytes: in all, None where unknown.  least: ns that
-    it would take at the chip's roof, None where no roof is known."""
+    it would take at the chip's peak, None where no peak is known."""
 
     time: int = 0
     flops: int | None = None
@@ -73,7 +73,7 @@ class KernelTotal:
 @dataclass(frozen=True)
 class OperatorTotal:
     """Calls of one operator with the same shapes. time: of the kernels that they launched.  flops, bytes: of
-    one call, least bytes.  bound: what the roof is made of for it, `compute` or `memory`."""
+    one call, least bytes.  bound: what the peak is made of for it, `compute` or `memory`."""
 
     name: str
     shapes: str
@@ -153,7 +153,7 @@ class DeviceUse:
 @dataclass(frozen=True)
 class WorkTables:
     """What ran within the steps, each table by falling time. total: all kernels' durations together, ns.
-    roof: of which chip; None where it is not known."""
+    peak: of which chip; None where it is not known."""
 
     total: int = 0
     kernels: tuple[KernelTotal, ...] = ()

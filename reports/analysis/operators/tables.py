@@ -22,7 +22,7 @@ from fsdpbench.reports.trace.model import Int64
 def work_tables(
     trace: Trace, activity: Activity, windows: Sequence[Window], chip: Chip | None = None
 ) -> WorkTables:
-    """Kernels, operators, modules and devices; `chip`: whose roof the rates are held against."""
+    """Kernels, operators, modules and devices; `chip`: whose peak the rates are held against."""
     on_device = activity.kind == "gpu"
     # Own times first: an operator that reaches out of a step takes what is in it along.
     whole = activity.work
@@ -83,7 +83,7 @@ def _kernels(
 
 def _rates(work: Work, where: Int64, calls: Sequence[TimedCall], activity: Activity) -> dict[int, Rate]:
     """By place of the name: known work of the operators whose longest kernel it is, and of collectives by
-    their wire bytes against the links' roof."""
+    their wire bytes against the links' peak."""
     rates: dict[int, Rate] = {}
     duration = work.end - work.start
     for call in calls:

@@ -150,4 +150,4 @@ def test_jitter_is_drawn_anew_and_nothing_is_replayed() -> None:
     soak = SoakSettings(4, eval_every=2, eval_steps=1)
     record, _ = ran(replace(soak_config("impl-fsdp2", soak, seq=64), jitter=JitterSettings(seed=1)))
     assert record["soak"]["replayed"] == 0
-    assert record["soak"]["executed_because"] == {"jitter draws anew for every kernel and collective": 6}
+    assert record["soak"]["executed_because"] == {"jitter draws again for every kernel and collective": 6}
