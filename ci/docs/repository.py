@@ -16,8 +16,8 @@ PLACES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "SECURITY.md": "security.md",
-    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
+    ".github/SECURITY.md": "security.md",
+    ".github/CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
 _LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s#]+)(#[^)\s]*)?\)")
 _LANGUAGES = {
