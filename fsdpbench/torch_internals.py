@@ -166,10 +166,19 @@ INTERNALS = {
     "DeviceOpOverrides": Internal("torch._inductor.codegen.common:DeviceOpOverrides", _COMPILER),
     "PythonWrapperCodegen": Internal("torch._inductor.codegen.wrapper:PythonWrapperCodegen", _COMPILER),
     "TritonScheduling": Internal("torch._inductor.codegen.triton:TritonScheduling", _COMPILER),
+    "check_cudagraph_devices": Internal(
+        "torch._inductor.cudagraph_utils:check_lowering_disable_cudagraph", _COMPILER
+    ),
+    "check_cudagraph_mutation": Internal(
+        "torch._inductor.cudagraph_utils:check_for_mutation_ignore_cuda_graph_managed_tensor", _COMPILER
+    ),
     "compiler_config": Internal("torch.compiler.config", _COMPILER),
     "detect_fake_mode": Internal("torch._guards:detect_fake_mode", _COMPILER),
     "device_interface": Internal("torch._dynamo.device_interface", _COMPILER),
     "dynamo_utils": Internal("torch._dynamo.utils", "telling graph breaks and recompilations"),
+    "first_node_not_for_cudagraphs": Internal(
+        "torch._inductor.utils:get_first_incompatible_cudagraph_node", _COMPILER
+    ),
     "inductor_cache_dir": Internal("torch._inductor.runtime.cache_dir_utils:cache_dir", _COMPILER),
     "inductor_common": Internal("torch._inductor.codegen.common", _COMPILER),
     "inductor_compile_fx": Internal("torch._inductor.compile_fx", _COMPILER),

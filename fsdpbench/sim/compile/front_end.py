@@ -21,6 +21,7 @@ from fsdpbench.torch_internals import compiler_config, patch, trace_rules
 _LOWERING = "fsdpbench.sim.compile.lowering"
 _RANDOM_NUMBERS = "fsdpbench.sim.compile.random_numbers"
 """Imported late: they bring Inductor with it."""
+_CUDA_GRAPHS = "triton.cudagraphs"
 
 
 def told() -> dict[str, Any] | None:
@@ -67,17 +68,21 @@ def _compile_by_device(
     """In the place of Inductor's `compile_fx`."""
     lowering: Any = sys.modules[_LOWERING]
 
-    def lower(gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
+    def lower(captures: bool, gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
         with around():  # backward's turn may come after `compile_fx` has returned
-            return lowering.lower(gm, example_inputs, **about)
+            return lowering.lower(gm, example_inputs, captures, **about)
 
     def compile_fx(model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
         simulated = any(isinstance(value, torch.Tensor) and is_on_device(value) for value in inputs)
         if not simulated or args or "inner_compile" in options:
             return original(model, inputs, *args, **options)
-        refuse_options(options.get("config_patches") or {})
+        patches = dict(options.get("config_patches") or {})
+        refuse_options(patches)
+        captures = bool(patches.get(_CUDA_GRAPHS, getattr(lowering.inductor_config, _CUDA_GRAPHS)))
+        options["config_patches"] = {**patches, _CUDA_GRAPHS: False}  # torch's own capturing needs a GPU
         settings = lowering.inductor_config.patch(lowering.SETTINGS)  # else it starts processes that compile
-        with around(), settings, compiler_config.patch(cache_key_tag=lowering.cache_tag()):
-            return original(model, inputs, inner_compile=lower, **options)
+        tag = compiler_config.patch(cache_key_tag=lowering.cache_tag(captures))
+        with around(), settings, tag:
+            return original(model, inputs, inner_compile=functools.partial(lower, captures), **options)
 
     return compile_fx

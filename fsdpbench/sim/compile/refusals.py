@@ -20,12 +20,10 @@ def refused(what: str, way_out: str = _EAGER) -> CompileRefusedError:
 
 def refuse_options(options: dict[str, Any]) -> None:
     """Raise `CompileRefusedError` for settings of Inductor's (by its names) that have no counterpart."""
-    if options.get("triton.cudagraphs"):
-        raise refused('CUDA graphs (mode="reduce-overhead", "max-autotune")', 'use mode="default"')
     if options.get("max_autotune") or options.get("max_autotune_gemm"):
         raise refused(
             'templates that are timed on the GPU (mode="max-autotune", "max-autotune-no-cudagraphs")',
-            'use mode="default": products then come from the library, as eager ones do',
+            'use mode="default" or "reduce-overhead": products then come from the library, as eager ones do',
         )
     for name in ("cpp_wrapper", "fx_wrapper", "freezing"):
         if options.get(name):
@@ -37,9 +35,7 @@ def refuse_mode(options: dict[str, Any]) -> None:
     if ACCELERATOR.sanitizer is not None:
         # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
         raise refused("under --sanitize, which follows eager programs, a compiled part", _EAGER)
-    mode = options.get("mode")
-    chosen = {"triton.cudagraphs": mode in ("reduce-overhead", "max-autotune")}
-    chosen["max_autotune"] = mode == "max-autotune-no-cudagraphs"
-    refuse_options({**(options.get("options") or {}), **{name: on for name, on in chosen.items() if on}})
+    autotunes = str(options.get("mode")).startswith("max-autotune")
+    refuse_options({**(options.get("options") or {}), **({"max_autotune": True} if autotunes else {})})
     if options.get("backend") == "cudagraphs":
-        raise refused('backend="cudagraphs"', 'use the default backend, "inductor"')
+        raise refused('backend="cudagraphs"', 'use the default backend with mode="reduce-overhead"')
