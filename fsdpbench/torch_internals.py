@@ -189,6 +189,10 @@ INTERNALS = {
     "run_with_rng_state": Internal("torch._prims.rng_prims:run_with_rng_state", _COMPILER),
     "trace_rules": Internal("torch._dynamo.trace_rules", _COMPILER),
     # Patched.
+    "compiled_graph_to_disk": Internal(
+        "torch._inductor.output_code:CompiledFxGraph.write_to_disk", _COMPILER
+    ),
+    "compiled_code_to_disk": Internal("torch._inductor.codecache:PyCodeCache.write", _COMPILER),
     "compile_fx": Internal("torch._inductor.compile_fx:compile_fx", _COMPILER),
     "triton_hash": Internal("torch.utils._triton:triton_hash_with_backend", _COMPILER),
     "chunk_with_empty": Internal(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.sim.compile.plan_cache import check_code_on_disk, choose_folder
 from fsdpbench.sim.compile.refusals import refuse_options
 from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.dynamo import use_real_dynamo
@@ -36,10 +37,12 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
     ``around`` is entered while the compiler is imported, and whenever it works.
     """
     with around():
+        choose_folder()
         use_real_dynamo()
         importlib.import_module(_LOWERING)
         patch("compile_fx", functools.partial(_compile_by_device, around))
         importlib.import_module(_RANDOM_NUMBERS).install_random_numbers()
+        check_code_on_disk()
         _hide_the_simulator()
         _lock_progress_within_process()
 
