@@ -175,6 +175,7 @@ INTERNALS = {
     "compiler_config": Internal("torch.compiler.config", _COMPILER),
     "detect_fake_mode": Internal("torch._guards:detect_fake_mode", _COMPILER),
     "device_interface": Internal("torch._dynamo.device_interface", _COMPILER),
+    "ShortenTraceback": Internal("torch._dynamo.exc:ShortenTraceback", _COMPILER),
     "dynamo_utils": Internal("torch._dynamo.utils", "telling graph breaks and recompilations"),
     "first_node_not_for_cudagraphs": Internal(
         "torch._inductor.utils:get_first_incompatible_cudagraph_node", _COMPILER

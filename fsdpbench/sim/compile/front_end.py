@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.compile.plan_cache import check_code_on_disk, choose_folder
-from fsdpbench.sim.compile.refusals import refuse_options
+from fsdpbench.sim.compile.refusals import CompileRefusedError, refusal_behind, refuse_options
 from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.dynamo import use_real_dynamo
 from fsdpbench.sim.tensors import is_on_device
-from fsdpbench.torch_internals import compiler_config, patch, trace_rules
+from fsdpbench.torch_internals import ShortenTraceback, compiler_config, patch, trace_rules
 
 _LOWERING = "fsdpbench.sim.compile.lowering"
 _RANDOM_NUMBERS = "fsdpbench.sim.compile.random_numbers"
@@ -47,6 +47,13 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         _lock_progress_within_process()
 
 
+def _as_it_is(refusal: CompileRefusedError) -> Exception:
+    """The refusal as one of Dynamo's own errors, which it does not wrap: its first line is told to users."""
+    shown = type("CompileRefusedError", (ShortenTraceback, CompileRefusedError), {})
+    error: Exception = shown(str(refusal), first_useful_frame=None)
+    return error
+
+
 def _lock_progress_within_process() -> None:
     """The compiler makes progress bars that it does not show. A process that makes one takes a semaphore of
     the system, which is not given back where a process ends immediately, and Python complains of it."""
@@ -73,7 +80,7 @@ def _compile_by_device(
 
     def lower(captures: bool, gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
         with around():  # backward's turn may come after `compile_fx` has returned
-            return lowering.lower(gm, example_inputs, captures, **about)
+            return lowering.lower(gm, example_inputs, captures=captures, **about)
 
     def compile_fx(model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
         simulated = any(isinstance(value, torch.Tensor) and is_on_device(value) for value in inputs)
@@ -86,6 +93,12 @@ def _compile_by_device(
         settings = lowering.inductor_config.patch(lowering.SETTINGS)  # else it starts processes that compile
         tag = compiler_config.patch(cache_key_tag=lowering.cache_tag(captures))
         with around(), settings, tag:
-            return original(model, inputs, inner_compile=functools.partial(lower, captures), **options)
+            try:
+                return original(model, inputs, inner_compile=functools.partial(lower, captures), **options)
+            except Exception as error:
+                refusal = refusal_behind(error)
+                if refusal is None:
+                    raise
+                raise _as_it_is(refusal) from None
 
     return compile_fx

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.compile.pretended import pretended_gpu, properties
+from fsdpbench.sim.compile.refusals import refuse_graph
 from fsdpbench.sim.compile.scheduling import PlanScheduling
 from fsdpbench.sim.compile.wrapper import PlanWrapper
 from fsdpbench.sim.tensors import is_on_device, is_simulated
@@ -34,6 +35,7 @@ def lower(gm: Any, example_inputs: Sequence[Any], captures: bool = False, **abou
     Sizes may be symbols. `captures`: as a CUDA graph. Raises CompileRefusedError, naming what cannot be
     simulated.
     """
+    refuse_graph(gm.graph)
     inputs = _retarget(gm, example_inputs)
     static = tuple(about.get("static_input_idxs") or ()) if captures else None
     with (
