@@ -166,10 +166,20 @@ INTERNALS = {
     "DeviceOpOverrides": Internal("torch._inductor.codegen.common:DeviceOpOverrides", _COMPILER),
     "PythonWrapperCodegen": Internal("torch._inductor.codegen.wrapper:PythonWrapperCodegen", _COMPILER),
     "TritonScheduling": Internal("torch._inductor.codegen.triton:TritonScheduling", _COMPILER),
+    "check_cudagraph_devices": Internal(
+        "torch._inductor.cudagraph_utils:check_lowering_disable_cudagraph", _COMPILER
+    ),
+    "check_cudagraph_mutation": Internal(
+        "torch._inductor.cudagraph_utils:check_for_mutation_ignore_cuda_graph_managed_tensor", _COMPILER
+    ),
     "compiler_config": Internal("torch.compiler.config", _COMPILER),
     "detect_fake_mode": Internal("torch._guards:detect_fake_mode", _COMPILER),
     "device_interface": Internal("torch._dynamo.device_interface", _COMPILER),
+    "ShortenTraceback": Internal("torch._dynamo.exc:ShortenTraceback", _COMPILER),
     "dynamo_utils": Internal("torch._dynamo.utils", "telling graph breaks and recompilations"),
+    "first_node_not_for_cudagraphs": Internal(
+        "torch._inductor.utils:get_first_incompatible_cudagraph_node", _COMPILER
+    ),
     "inductor_cache_dir": Internal("torch._inductor.runtime.cache_dir_utils:cache_dir", _COMPILER),
     "inductor_common": Internal("torch._inductor.codegen.common", _COMPILER),
     "inductor_compile_fx": Internal("torch._inductor.compile_fx", _COMPILER),
@@ -180,6 +190,10 @@ INTERNALS = {
     "run_with_rng_state": Internal("torch._prims.rng_prims:run_with_rng_state", _COMPILER),
     "trace_rules": Internal("torch._dynamo.trace_rules", _COMPILER),
     # Patched.
+    "compiled_graph_to_disk": Internal(
+        "torch._inductor.output_code:CompiledFxGraph.write_to_disk", _COMPILER
+    ),
+    "compiled_code_to_disk": Internal("torch._inductor.codecache:PyCodeCache.write", _COMPILER),
     "compile_fx": Internal("torch._inductor.compile_fx:compile_fx", _COMPILER),
     "triton_hash": Internal("torch.utils._triton:triton_hash_with_backend", _COMPILER),
     "chunk_with_empty": Internal(

@@ -51,6 +51,7 @@ class Accelerator:
     whether that is the truth. ``copied_to_host``: whether tensors of the host hold what has no values.
 
     ``holders`` has the storages' records by their blocks' identity, where steps are recorded (`replay/`).
+    ``graph_pool``: while a captured graph runs, the stream whose memory is its private pool.
 
     ``sanitizer`` follows every use of memory, ``account`` who holds it; None unless asked for.
     """
@@ -85,6 +86,7 @@ class Accelerator:
         self.sanitizer: MemoryFollower | None = None
         self.account: HolderFollower | None = None
         self.holders: dict[int, Any] | None = None
+        self.graph_pool: int | None = None
         self.backward = BackwardStreams(self)
         self._listeners: list[AllocatorListener] = []
 

@@ -144,7 +144,7 @@ class Simulation:
         accelerator.cpu_costs = CpuCosts(profile)
         accelerator.network = Network(profile, world_size, gpus_per_node)
         accelerator.allocator = _make_allocator(profile, accelerator.timeline, allocator_conf, sanitizer)
-        accelerator.trace = None
+        accelerator.trace = accelerator.graph_pool = None
         accelerator.host_link_ns = _host_link(profile)
         accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
         accelerator.on_out_of_memory = None

@@ -122,9 +122,12 @@ def resize(record: StorageRecord, nbytes: int) -> None:
 
 
 def allocate(nbytes: int) -> Block:
-    """Take memory on the current stream. Raises torch.OutOfMemoryError with torch's own message."""
+    """Take memory on the current stream, or from the pool of the graph that is being captured. Raises
+    torch.OutOfMemoryError with torch's own message."""
+    accelerator = ACCELERATOR
+    stream = accelerator.stream if accelerator.graph_pool is None else accelerator.graph_pool
     try:
-        return ACCELERATOR.allocator.malloc(nbytes, ACCELERATOR.stream)
+        return accelerator.allocator.malloc(nbytes, stream)
     except SimOutOfMemoryError as error:
         message = str(error)
     # A hook of autograd must not raise (the process would end), so that the result is written before.

@@ -288,7 +288,7 @@ class CachingAllocator:
                 self._event_passed(block)
         freed = 0
         for pool in (self.large_pool, self.small_pool):
-            for block in pool.blocks():
+            for block in pool.spare_blocks():
                 if block.expandable is not None:
                     released = self._expandable.release(block, pool)
                     if released and self.listener is not None:

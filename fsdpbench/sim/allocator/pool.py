@@ -17,12 +17,14 @@ FreeEntry = tuple[int, int, Block]
 class BlockPool:
     """The small or the large pool: mapped free blocks, and the unmapped rest of expandable segments."""
 
-    __slots__ = ("free", "is_small", "searches", "unmapped")
+    __slots__ = ("free", "is_small", "kept", "searches", "unmapped")
 
     def __init__(self, is_small: bool) -> None:
         self.is_small = is_small
         self.free: dict[int, list[FreeEntry]] = {}
         self.unmapped: dict[int, list[FreeEntry]] = {}
+        # Streams whose free blocks are never given back: a captured graph will use their addresses again.
+        self.kept: set[int] = set()
         # Age of free blocks for garbage collection: searches since they were put here.
         self.searches = 0
 
@@ -55,3 +57,7 @@ class BlockPool:
     def blocks(self) -> list[Block]:
         """All mapped free blocks, by stream, size and address."""
         return [entry[2] for stream in sorted(self.free) for entry in self.free[stream]]
+
+    def spare_blocks(self) -> list[Block]:
+        """Those that may be given back."""
+        return [block for block in self.blocks() if block.stream not in self.kept]

@@ -16,7 +16,7 @@ def collect_garbage(pool: BlockPool, excess_bytes: int) -> Iterator[Block]:
     A round takes *all* blocks above the average age, also when fewer would do, so that it is not needed
     soon again.
     """
-    candidates = [block for block in pool.blocks() if not block.is_split and block.expandable is None]
+    candidates = [block for block in pool.spare_blocks() if not block.is_split and block.expandable is None]
     found = 0
     while candidates and found < excess_bytes:
         average = sum(pool.age(block) for block in candidates) / len(candidates)

@@ -8,8 +8,17 @@
 - `pretended.py`: what Inductor asks of a GPU and of Triton, answered by the hardware profile.
 - `lowering.py`: a graph of the device becomes a plan. `wrapper.py`, `scheduling.py`: what differs from code.
 - `plan.py`: the fused kernels of one graph, and their launch. `running.py`: all that a plan calls.
+- `cuda_graphs.py`: plans that are captured (`mode="reduce-overhead"`). `plan_cache.py`: where plans are kept.
 - `report.py`: graphs, breaks, recompilations, fallbacks, kernels and bytes, for the result.
 - `refusals.py`: what cannot be simulated, by name.
 
 Nothing here is imported before something compiles: Inductor's import takes seconds.
 """
+
+from __future__ import annotations
+
+import os
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+ASKED_FOLDER = os.environ.get(CACHE_VARIABLE)
+"""What the user has named: looked up now, since the compiler's import writes its own default there."""

@@ -12,15 +12,17 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.compile.refusals import refuse_options
+from fsdpbench.sim.compile.plan_cache import check_code_on_disk, choose_folder
+from fsdpbench.sim.compile.refusals import CompileRefusedError, refusal_behind, refuse_options
 from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.dynamo import use_real_dynamo
 from fsdpbench.sim.tensors import is_on_device
-from fsdpbench.torch_internals import compiler_config, patch, trace_rules
+from fsdpbench.torch_internals import ShortenTraceback, compiler_config, patch, trace_rules
 
 _LOWERING = "fsdpbench.sim.compile.lowering"
 _RANDOM_NUMBERS = "fsdpbench.sim.compile.random_numbers"
 """Imported late: they bring Inductor with it."""
+_CUDA_GRAPHS = "triton.cudagraphs"
 
 
 def told() -> dict[str, Any] | None:
@@ -35,12 +37,21 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
     ``around`` is entered while the compiler is imported, and whenever it works.
     """
     with around():
+        choose_folder()
         use_real_dynamo()
         importlib.import_module(_LOWERING)
         patch("compile_fx", functools.partial(_compile_by_device, around))
         importlib.import_module(_RANDOM_NUMBERS).install_random_numbers()
+        check_code_on_disk()
         _hide_the_simulator()
         _lock_progress_within_process()
+
+
+def _as_it_is(refusal: CompileRefusedError) -> Exception:
+    """The refusal as one of Dynamo's own errors, which it does not wrap: its first line is told to users."""
+    shown = type("CompileRefusedError", (ShortenTraceback, CompileRefusedError), {})
+    error: Exception = shown(str(refusal), first_useful_frame=None)
+    return error
 
 
 def _lock_progress_within_process() -> None:
@@ -67,17 +78,27 @@ def _compile_by_device(
     """In the place of Inductor's `compile_fx`."""
     lowering: Any = sys.modules[_LOWERING]
 
-    def lower(gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
+    def lower(captures: bool, gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
         with around():  # backward's turn may come after `compile_fx` has returned
-            return lowering.lower(gm, example_inputs, **about)
+            return lowering.lower(gm, example_inputs, captures=captures, **about)
 
     def compile_fx(model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
         simulated = any(isinstance(value, torch.Tensor) and is_on_device(value) for value in inputs)
         if not simulated or args or "inner_compile" in options:
             return original(model, inputs, *args, **options)
-        refuse_options(options.get("config_patches") or {})
+        patches = dict(options.get("config_patches") or {})
+        refuse_options(patches)
+        captures = bool(patches.get(_CUDA_GRAPHS, getattr(lowering.inductor_config, _CUDA_GRAPHS)))
+        options["config_patches"] = {**patches, _CUDA_GRAPHS: False}  # torch's own capturing needs a GPU
         settings = lowering.inductor_config.patch(lowering.SETTINGS)  # else it starts processes that compile
-        with around(), settings, compiler_config.patch(cache_key_tag=lowering.cache_tag()):
-            return original(model, inputs, inner_compile=lower, **options)
+        tag = compiler_config.patch(cache_key_tag=lowering.cache_tag(captures))
+        with around(), settings, tag:
+            try:
+                return original(model, inputs, inner_compile=functools.partial(lower, captures), **options)
+            except Exception as error:
+                refusal = refusal_behind(error)
+                if refusal is None:
+                    raise
+                raise _as_it_is(refusal) from None
 
     return compile_fx

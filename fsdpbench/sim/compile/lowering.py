@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.compile.pretended import pretended_gpu, properties
+from fsdpbench.sim.compile.refusals import refuse_graph
 from fsdpbench.sim.compile.scheduling import PlanScheduling
 from fsdpbench.sim.compile.wrapper import PlanWrapper
 from fsdpbench.sim.tensors import is_on_device, is_simulated
@@ -29,15 +30,18 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def lower(gm: Any, example_inputs: Sequence[Any], **about: Any) -> Any:
+def lower(gm: Any, example_inputs: Sequence[Any], captures: bool = False, **about: Any) -> Any:
     """What Inductor calls to have one graph compiled (forward or backward, fake inputs): the callable graph.
-    Sizes may be symbols. Raises CompileRefusedError, naming what cannot be simulated.
+    Sizes may be symbols. `captures`: as a CUDA graph. Raises CompileRefusedError, naming what cannot be
+    simulated.
     """
+    refuse_graph(gm.graph)
     inputs = _retarget(gm, example_inputs)
+    static = tuple(about.get("static_input_idxs") or ()) if captures else None
     with (
-        pretended_gpu(PlanScheduling, PlanWrapper),
+        pretended_gpu(PlanScheduling, PlanWrapper.capturing(static)),
         inductor_config.patch(SETTINGS),
-        compiler_config.patch(cache_key_tag=cache_tag()),
+        compiler_config.patch(cache_key_tag=cache_tag(captures)),
     ):
         return inductor_compile_fx.compile_fx_inner(gm, inputs, **about)
 
@@ -65,9 +69,10 @@ def _retarget(gm: Any, inputs: Sequence[Any]) -> list[Any]:
         ]
 
 
-def cache_tag() -> str:
-    """What a plan depends on beside the graph, torch and its settings: these sources, and the GPU."""
-    return f"simulated {_sources()} {properties()}"
+def cache_tag(captures: bool) -> str:
+    """What a plan depends on beside the graph, torch and its settings: these sources, the GPU, and whether it
+    is captured."""
+    return f"simulated {_sources()} {properties()}{' captured' if captures else ''}"
 
 
 @functools.cache

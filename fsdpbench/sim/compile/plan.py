@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.compile.cuda_graphs import CapturedGraph
 from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
 from fsdpbench.sim.storage import forget, record_of
@@ -52,6 +53,8 @@ class Plan:
         self.launches: Sequence[Launch] = ()
         self.extern_bytes = 0
         self.fallbacks: Sequence[str] = ()
+        self.captured: CapturedGraph | None = None
+        self.not_captured = ""
         self._costs: KernelCosts | None = None
         self._durations_ns: list[int] = []
 
@@ -60,6 +63,17 @@ class Plan:
         self.launches, self.extern_bytes = tuple(launches), extern_bytes
         self.fallbacks = tuple(fallbacks)
         REPORT.add_plan(self)
+
+    def capture(self, static: Sequence[int], why_not: str) -> None:
+        """It is to be a CUDA graph; ``static``: inputs that stay where they are, ``why_not``: what keeps it
+        from that, if anything."""
+        self.not_captured = why_not
+        self.captured = None if why_not else CapturedGraph(static)
+
+    def take_inputs(self, args: Sequence[Any]) -> None:
+        """The inputs of the call that comes, where it may be a CUDA graph."""
+        if self.captured is not None:
+            self.captured.take_inputs(args)
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +94,8 @@ class Plan:
         accelerator.cpu_costs = _Compiled(costs)
         REPORT.calls += 1
         try:
-            yield
+            with nullcontext() if self.captured is None else self.captured.running():
+                yield
         finally:
             accelerator.cpu_costs = costs
             if accelerator.trace is not None:

@@ -117,6 +117,9 @@ def _contiguous(
 @contextmanager
 def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
     """While this is entered, Inductor lowers for "cuda" with these two in the place of its own."""
+    list(
+        device_interface.get_registered_device_interfaces()
+    )  # else registered inside, over what is put there
     inductor_common.init_backend_registration()
     inductor_common.get_device_op_overrides("cuda")  # has all of them registered
     with ExitStack() as stack:

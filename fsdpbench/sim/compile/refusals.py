@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from fsdpbench.sim.accelerator import ACCELERATOR
 
 _EAGER = "leave it out of the compiled part (torch.compiler.disable), or simulate the eager program"
@@ -18,14 +20,53 @@ def refused(what: str, way_out: str = _EAGER) -> CompileRefusedError:
     return CompileRefusedError(f"torch.compile on simulated GPUs: {what} is not simulated; {way_out}")
 
 
+_CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "switch")
+_TRITON = "triton_kernel_wrapper"
+
+
+def refuse_graph(graph: torch.fx.Graph) -> None:
+    """Raise `CompileRefusedError` for nodes that have no counterpart, with the line of the program."""
+    for node in graph.nodes:
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name in _CONTROL_FLOW:
+            raise refused(
+                f"control flow in the graph (torch's {name}{_place(node)})",
+                "which branch or how many rounds run depends on data: decide it in Python, outside of the "
+                "compiled part",
+            )
+        if name.startswith(_TRITON):
+            raise refused(
+                f"a Triton kernel of the program's own{_place(node)}",
+                'make it an operator (torch.library.custom_op, device_types="cuda", register_fake) with a '
+                "price (fsdpbench.sim.prices.operator_price), or leave it outside of the compiled part",
+            )
+
+
+def _place(node: torch.fx.Node) -> str:
+    """Where the program asks for it, as far as torch knows."""
+    frames = [
+        line.strip() for line in (node.stack_trace or "").splitlines() if line.lstrip().startswith("File")
+    ]
+    return f", {frames[-1]}" if frames else ""
+
+
+def refusal_behind(error: BaseException | None) -> CompileRefusedError | None:
+    """The refusal that the compiler has wrapped into errors of its own, if it was one."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, CompileRefusedError):
+            return error
+        seen.add(id(error))
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return None
+
+
 def refuse_options(options: dict[str, Any]) -> None:
     """Raise `CompileRefusedError` for settings of Inductor's (by its names) that have no counterpart."""
-    if options.get("triton.cudagraphs"):
-        raise refused('CUDA graphs (mode="reduce-overhead", "max-autotune")', 'use mode="default"')
     if options.get("max_autotune") or options.get("max_autotune_gemm"):
         raise refused(
             'templates that are timed on the GPU (mode="max-autotune", "max-autotune-no-cudagraphs")',
-            'use mode="default": products then come from the library, as eager ones do',
+            'use mode="default" or "reduce-overhead": products then come from the library, as eager ones do',
         )
     for name in ("cpp_wrapper", "fx_wrapper", "freezing"):
         if options.get(name):
@@ -37,9 +78,7 @@ def refuse_mode(options: dict[str, Any]) -> None:
     if ACCELERATOR.sanitizer is not None:
         # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
         raise refused("under --sanitize, which follows eager programs, a compiled part", _EAGER)
-    mode = options.get("mode")
-    chosen = {"triton.cudagraphs": mode in ("reduce-overhead", "max-autotune")}
-    chosen["max_autotune"] = mode == "max-autotune-no-cudagraphs"
-    refuse_options({**(options.get("options") or {}), **{name: on for name, on in chosen.items() if on}})
+    autotunes = str(options.get("mode")).startswith("max-autotune")
+    refuse_options({**(options.get("options") or {}), **({"max_autotune": True} if autotunes else {})})
     if options.get("backend") == "cudagraphs":
-        raise refused('backend="cudagraphs"', 'use the default backend, "inductor"')
+        raise refused('backend="cudagraphs"', 'use the default backend with mode="reduce-overhead"')

@@ -17,6 +17,14 @@ class Launched(Protocol):
     def nbytes(self) -> int: ...
 
 
+class Captured(Protocol):
+    """A graph that is captured as a CUDA graph."""
+
+    captures: int
+    replays: int
+    left_out: int
+
+
 class Planned(Protocol):
     """The plan of a graph."""
 
@@ -24,6 +32,10 @@ class Planned(Protocol):
     def launches(self) -> Sequence[Launched]: ...
     @property
     def fallbacks(self) -> Sequence[str]: ...
+    @property
+    def captured(self) -> Captured | None: ...
+    @property
+    def not_captured(self) -> str: ...
 
 
 @dataclass
@@ -45,7 +57,24 @@ class CompileReport:
             "kernels": sum(len(plan.launches) for plan in self.plans),
             "kernel_bytes": sum(launch.nbytes for plan in self.plans for launch in plan.launches),
             "fallbacks": dict(sorted(fallbacks.items())),
+            **self._cuda_graphs(),
             **_of_dynamo(),
+        }
+
+    def _cuda_graphs(self) -> dict[str, Any]:
+        """Captures and replays, calls of graphs that were captured too often, and why others were not;
+        nothing where no CUDA graph was asked for."""
+        captured = [plan.captured for plan in self.plans if plan.captured is not None]
+        skipped = Counter(plan.not_captured for plan in self.plans if plan.not_captured)
+        if not captured and not skipped:
+            return {}
+        return {
+            "cuda_graphs": {
+                "captures": sum(graph.captures for graph in captured),
+                "replays": sum(graph.replays for graph in captured),
+                "calls_past_the_limit": sum(graph.left_out for graph in captured),
+                "not_captured": dict(sorted(skipped.items())),
+            }
         }
 
 

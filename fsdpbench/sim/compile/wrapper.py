@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import sympy
 
+from fsdpbench.sim.compile.cuda_graphs import why_not_captured
 from fsdpbench.sim.compile.plan import Launch
 from fsdpbench.sim.compile.refusals import refused
 from fsdpbench.torch_internals import PythonWrapperCodegen, inductor_virtualized
@@ -40,24 +41,37 @@ class _Call(NamedTuple):
 
 
 class PlanWrapper(PythonWrapperCodegen):
-    """One graph's wrapper."""
+    """One graph's wrapper. `static`: where it is captured as a CUDA graph, the places of inputs that do not
+    move."""
+
+    static: tuple[int, ...] | None = None
+
+    @classmethod
+    def capturing(cls, static: tuple[int, ...] | None) -> type[PlanWrapper]:
+        """The class for a graph that is captured (None: that is not)."""
+        return cls if static is None else type(cls.__name__, (cls,), {"static": static})
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._fallbacks: list[str] = []
         super().__init__()
 
-    @staticmethod
-    def create(is_subgraph: bool, *about: Any) -> PlanWrapper:
+    @classmethod
+    def create(cls, is_subgraph: bool, *about: Any) -> PlanWrapper:
         if is_subgraph:
             raise refused(
                 "a graph with branches or loops of its own (torch.cond, while_loop, invoke_subgraph)"
             )
-        return PlanWrapper()
+        return cls()
 
     def write_header(self) -> None:
         super().write_header()
         self.header.splice(_NAMES, strip=True)
+
+    def write_args(self, input_names: list[str]) -> None:
+        super().write_args(input_names)
+        if self.static is not None:
+            self.prefix.writeline(f"plan.take_inputs([{', '.join(input_names)}])")
 
     def write_triton_header_once(self) -> None:
         self.write_get_raw_stream_header_once()
@@ -72,6 +86,9 @@ class PlanWrapper(PythonWrapperCodegen):
         super().generate_fallback_kernel(node)
 
     def generate_kernel_call(self, kernel_name: str, call_args: Sequence[Any], **about: Any) -> None:
+        if not about.get("triton", True):  # a kernel of the host's: compiled and run as it is
+            super().generate_kernel_call(kernel_name, call_args, **about)
+            return
         names = list((about.get("triton_meta") or {}).get("signature", ()))
         writes = tuple(place for place, name in enumerate(names) if _WRITTEN.match(name))
         node = inductor_virtualized.graph.scheduler.current_node
@@ -90,6 +107,8 @@ class PlanWrapper(PythonWrapperCodegen):
         externs = [node for node in inductor_virtualized.graph.scheduler.nodes if node.is_extern()]
         extern_bytes = sum(node.get_read_write_buffers_sizes() for node in externs)
         result.writeline(f"plan.complete([{launches}], {extern_bytes}, {self._fallbacks!r})")
+        if self.static is not None:
+            result.writeline(f"plan.capture({self.static!r}, {why_not_captured(self.static)!r})")
 
     def _launches(self) -> list[Launch]:
         """A node's bytes go to its launch; where it has several, by the sizes of their arguments."""

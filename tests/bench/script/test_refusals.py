@@ -22,7 +22,7 @@ x = torch.randn(4, 4, device="cuda")
 def exported():
     torch.utils.checkpoint  # loaded by then
 for name, call in {
-    "CUDA graphs": lambda: torch.compile(torch.nn.Linear(2, 2), mode="reduce-overhead"),
+    'backend="cudagraphs"': lambda: torch.compile(torch.nn.Linear(2, 2), backend="cudagraphs"),
     "templates": lambda: torch.compile(lambda value: value, mode="max-autotune-no-cudagraphs")(x),
     "torch.cuda.CUDAGraph": lambda: torch.cuda.CUDAGraph(),
     "torch.cuda.make_graphed_callables": lambda: torch.cuda.make_graphed_callables(None, ()),
