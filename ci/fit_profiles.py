@@ -16,15 +16,15 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import fsdpbench.sim.hardware as hardware
+import fsdpbench.sim.hardware.profile as hardware
 from fsdpbench.calibrate.tables.chips import CHIPS
 from fsdpbench.calibrate.tables.fitting import FittedChip, fit_chips
 from fsdpbench.calibrate.tables.writing import with_tables
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
-from fsdpbench.sim.hardware import load_profile
-from fsdpbench.sim.isolated import IsolatedPrices
+from fsdpbench.sim.costs.isolated import IsolatedPrices
+from fsdpbench.sim.hardware.profile import load_profile
 
-PROFILES = Path(hardware.__file__).parent / "profiles"
+PROFILES = Path(hardware.__file__).parents[1] / "profiles"
 SHARE = 0.2
 LARGE = 1 << 20
 Key = tuple[str, str, str, str]

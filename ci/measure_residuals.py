@@ -21,19 +21,19 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from fsdpbench.cli.progress import make_progress
+from fsdpbench.cli.terminal.progress import make_progress
 from fsdpbench.launch import fork_server
 from fsdpbench.results.residuals.differences import apart
 from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table, write_table
 from fsdpbench.results.residuals.widths import Unknown, width_of
-from fsdpbench.validation.case import Case, Network
 from fsdpbench.validation.conditions import under
-from fsdpbench.validation.paper import paper_cases
-from fsdpbench.validation.paper_open import open_cases
-from fsdpbench.validation.paper_t5 import t5_cases
 from fsdpbench.validation.predict import predict
 from fsdpbench.validation.residual_rows import residuals_of
-from fsdpbench.validation.runs_file import cases_of_file
+from fsdpbench.validation.runs.case import Case, Network
+from fsdpbench.validation.runs.paper import paper_cases
+from fsdpbench.validation.runs.paper_open import open_cases
+from fsdpbench.validation.runs.paper_t5 import t5_cases
+from fsdpbench.validation.runs.runs_file import cases_of_file
 
 
 def main() -> None:

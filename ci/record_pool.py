@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.cli.progress import make_progress
+from fsdpbench.cli.terminal.progress import make_progress
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch import fork_server

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.reports.analysis.device_time import Clock
-from fsdpbench.reports.analysis.memory import device_events
+from fsdpbench.reports.analysis.measures.memory import device_events
 from fsdpbench.reports.trace import Trace
 from fsdpbench.reports.trace.model import Int64
 

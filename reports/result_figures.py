@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from fsdpbench.reports.analysis.device.time_units import seconds
 from fsdpbench.reports.analysis.model import (
     Analysis,
     CollectiveFigures,
@@ -18,7 +19,6 @@ from fsdpbench.reports.analysis.model import (
     communication_dict,
     late_dict,
 )
-from fsdpbench.reports.analysis.time_units import seconds
 
 Record = dict[str, Any]
 

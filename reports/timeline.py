@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from fsdpbench.reports.analysis.activity import Activity, Work, find_activity
+from fsdpbench.reports.analysis.device.activity import Activity, Work, find_activity
+from fsdpbench.reports.analysis.device.unit_spans import unit_of_work
+from fsdpbench.reports.analysis.device.units import FsdpSpans, fsdp_spans
+from fsdpbench.reports.analysis.device.windows import phase_marks
 from fsdpbench.reports.analysis.model import StepAnalysis
-from fsdpbench.reports.analysis.unit_spans import unit_of_work
-from fsdpbench.reports.analysis.units import FsdpSpans, fsdp_spans
-from fsdpbench.reports.analysis.windows import phase_marks
 from fsdpbench.reports.trace import MISSING, Trace
 
 MAX_BARS = 600

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fsdpbench.workloads.base import Batch, TokenWorkload
-from fsdpbench.workloads.data import token_batches
+from fsdpbench.workloads.inputs.data import token_batches
 
 
 class NextTokenWorkload(TokenWorkload):

@@ -26,7 +26,7 @@ from torch import nn
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from fsdpbench.workloads import Workload, get_workload
-from fsdpbench.workloads.t5 import T5DecoderBlock, T5EncoderBlock
+from fsdpbench.workloads.families.t5 import T5DecoderBlock, T5EncoderBlock
 
 DOCS = Path(__file__).resolve().parents[1]
 Batches = Iterator[tuple[torch.Tensor, ...]]

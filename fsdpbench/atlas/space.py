@@ -17,7 +17,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.records import Status
-from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 from fsdpbench.sweep.simulated import UNTRACED
 

@@ -16,8 +16,8 @@ from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.machine import Machine
 from fsdpbench.sim.costs.attention import AttentionCost
-from fsdpbench.sim.hardware import HardwareProfile
-from fsdpbench.sim.hardware_sections import AttentionProfile
+from fsdpbench.sim.hardware.profile import HardwareProfile
+from fsdpbench.sim.hardware.sections import AttentionProfile
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from fsdpbench.calibrate.matrix_products import measure_gemm
 from fsdpbench.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
 from fsdpbench.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.devices.peaks import peak_flops_of
-from fsdpbench.sim.hardware import HardwareProfile
-from fsdpbench.sim.hardware_sections import DTYPES, GIB, MIB
+from fsdpbench.sim.hardware.profile import HardwareProfile
+from fsdpbench.sim.hardware.sections import DTYPES, GIB, MIB
 
 _LOAD_SECONDS = 10.0
 _QUICK_LOAD_SECONDS = 0.5

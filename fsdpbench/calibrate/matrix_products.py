@@ -17,8 +17,8 @@ from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.machine import Machine
 from fsdpbench.sim.costs.gemm import GemmCost
-from fsdpbench.sim.hardware import HardwareProfile
-from fsdpbench.sim.hardware_sections import GemmProfile
+from fsdpbench.sim.hardware.profile import HardwareProfile
+from fsdpbench.sim.hardware.sections import GemmProfile
 
 Shape = tuple[int, int, int]
 

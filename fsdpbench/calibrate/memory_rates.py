@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from fsdpbench.calibrate.machine import Machine
 from fsdpbench.calibrate.priced import bytes_moved
-from fsdpbench.sim.hardware import HardwareProfile
-from fsdpbench.sim.hardware_sections import BandwidthProfile
+from fsdpbench.sim.hardware.profile import HardwareProfile
+from fsdpbench.sim.hardware.sections import BandwidthProfile
 from fsdpbench.torch_internals import fused_adamw_
 
 Work = Callable[[torch.device], Callable[[], object]]

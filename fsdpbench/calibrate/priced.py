@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.hardware.profile import HardwareProfile
 from fsdpbench.sim.prices import price
 from fsdpbench.torch_internals import TorchDispatchMode
 

@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 from fsdpbench.check.consistency import communicates
-from fsdpbench.check.entries import Entry
 from fsdpbench.check.metrics import METRICS, Worse
 from fsdpbench.check.outcomes import Verdict, outcome
+from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.statistics import effect, holm, least_p_value, p_value, runs_needed
 from fsdpbench.check.thresholds import Thresholds
 from fsdpbench.results.records import Status

@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fsdpbench.check.baseline import Baseline, FigureSet, torch_minor
-from fsdpbench.check.entries import Entry
 from fsdpbench.check.metrics import METRICS, Worse
-from fsdpbench.check.sides import Side
+from fsdpbench.check.records.baseline import Baseline, FigureSet, torch_minor
+from fsdpbench.check.records.entries import Entry
+from fsdpbench.check.records.sides import Side
 from fsdpbench.check.steps import exact_steps, measured_steps
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.files.reading import UnreadableFileError, parse_json

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fsdpbench.check.entries import Entry
 from fsdpbench.check.metrics import METRICS, Worse
+from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.statistics import effect
 from fsdpbench.check.thresholds import MOST_ALLOWED, USUAL_MINIMUM_EFFECT
 from fsdpbench.errors import CannotJudgeError

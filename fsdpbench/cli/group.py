@@ -13,8 +13,8 @@ import click
 
 from fsdpbench import __version__, interruption, is_command
 from fsdpbench.cli import last_resort
-from fsdpbench.cli.completion import COMPLETE_VARIABLE, answer
 from fsdpbench.cli.output import say
+from fsdpbench.cli.requests.completion import COMPLETE_VARIABLE, answer
 from fsdpbench.cli.startup import check_place
 from fsdpbench.errors import BenchError, ExitCode
 
@@ -61,7 +61,7 @@ def command_named(name: str) -> click.Command | None:
     """The command of that name; None if there is none."""
     if name not in _COMMANDS:
         return None
-    command: click.Command = importlib.import_module(f"fsdpbench.cli.{name}_command").command
+    command: click.Command = importlib.import_module(f"fsdpbench.cli.commands.{name}").command
     return command
 
 

@@ -1,4 +1,4 @@
-"""How much jitter a simulation has; what it does with it: `sim/jitter.py`."""
+"""How much jitter a simulation has; what it does with it: `sim/timing/jitter.py`."""
 
 from __future__ import annotations
 

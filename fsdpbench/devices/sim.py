@@ -22,7 +22,7 @@ from fsdpbench.sim import Simulation
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.account import Lines, MemoryAccount
 from fsdpbench.sim.allocator.conf import AllocatorConf
-from fsdpbench.sim.hardware import HardwareProfile, load_profile
+from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 from fsdpbench.sim.replay.session import ReplaySession
 from fsdpbench.sim.software import CURRENT, load_software
 from fsdpbench.sim.software.trainer import Trainer

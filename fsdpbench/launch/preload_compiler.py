@@ -10,7 +10,7 @@ import gc
 import importlib
 import logging
 
-from fsdpbench.sim.dynamo import use_real_dynamo
+from fsdpbench.sim.patches.dynamo import use_real_dynamo
 from fsdpbench.torch_internals import IMPORTED_LATE, inductor_common, inductor_torch_key
 
 _NEEDED = (

@@ -10,8 +10,8 @@ from fsdpbench.configuration.settings import Value
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reproduce.figure import Claim, Lookup, PaperFigure, Place, Point, Variant
-from fsdpbench.validation.case import Case, Figure
-from fsdpbench.validation.published import PublishedFigure
+from fsdpbench.validation.runs.case import Case, Figure
+from fsdpbench.validation.runs.published import PublishedFigure
 
 CaseOf = Callable[[str, Place], Case]
 """The case that stands for a series at a place."""

@@ -10,13 +10,13 @@ from fsdpbench.reproduce import evaluation, open_settings
 from fsdpbench.reproduce.building import Maker, at_least, at_most, points_of, ratio
 from fsdpbench.reproduce.figure import Contrast, Drawing, PaperFigure, Place
 from fsdpbench.reproduce.names import NAMES
-from fsdpbench.validation.case import Case, Figure
-from fsdpbench.validation.paper import paper_cases
 from fsdpbench.validation.paper_network import network_predictions
-from fsdpbench.validation.paper_open import open_cases
-from fsdpbench.validation.paper_t5 import t5_cases
 from fsdpbench.validation.predict import Prediction
-from fsdpbench.validation.published import PublishedFigure, published
+from fsdpbench.validation.runs.case import Case, Figure
+from fsdpbench.validation.runs.paper import paper_cases
+from fsdpbench.validation.runs.paper_open import open_cases
+from fsdpbench.validation.runs.paper_t5 import t5_cases
+from fsdpbench.validation.runs.published import PublishedFigure, published
 
 _OF_2022 = "a100-40gb"
 """All runs of the announcement were on such GPUs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdpbench.reports.page.charts import Chart, Table
+from fsdpbench.reports.page.charts.whole_run import Chart, Table
 from fsdpbench.reports.page.display import NOTHING, signed_percent
 from fsdpbench.reproduce.figure import Drawing, Place
 from fsdpbench.reproduce.outcome import Outcome, Simulated

@@ -8,8 +8,8 @@ from pathlib import Path
 from fsdpbench.reproduce import open_settings
 from fsdpbench.reproduce.building import CaseOf, Maker, at_least, at_most, points_of, ran_out, ratio
 from fsdpbench.reproduce.figure import Contrast, Drawing, Lookup, PaperFigure, Place
-from fsdpbench.validation.case import Case, Figure
-from fsdpbench.validation.published import published
+from fsdpbench.validation.runs.case import Case, Figure
+from fsdpbench.validation.runs.published import published
 
 
 def _sharding(cases: Mapping[str, Case], folder: Path) -> PaperFigure:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from importlib import resources
 
-from fsdpbench.validation.case import Case, Figure
 from fsdpbench.validation.predict import Prediction
-from fsdpbench.validation.published import PublishedFigure
+from fsdpbench.validation.runs.case import Case, Figure
+from fsdpbench.validation.runs.published import PublishedFigure
 
 Place = int | str
 Lookup = Callable[[str, Place], float | None]

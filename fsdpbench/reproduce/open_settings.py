@@ -16,8 +16,8 @@ from fsdpbench.reproduce.building import (
     with_shape,
 )
 from fsdpbench.reproduce.figure import Variant
-from fsdpbench.validation.case import Case
 from fsdpbench.validation.paper_network import network_predictions
+from fsdpbench.validation.runs.case import Case
 
 # Matrix products in fp32 were rounded to TF32 by default until torch 1.12.
 TF32 = Machine("tf32", {"compute": {"peak_tflops": {"bf16": 312, "fp16": 312, "tf32": 156, "fp32": 156}}})

@@ -10,8 +10,8 @@ from typing import Any
 from fsdpbench.reproduce.figure import Claim, PaperFigure, Place, Point, Variant
 from fsdpbench.reproduce.run import Runs
 from fsdpbench.results.records import Status
-from fsdpbench.validation.case import Case, Figure
 from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.runs.case import Case, Figure
 
 Values = Mapping[tuple[str, Place], float | None]
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.reports.page.charts import Chart, Table
+from fsdpbench.reports.page.charts.whole_run import Chart, Table
 from fsdpbench.reports.page.display import percent
 from fsdpbench.reports.page.offline import island, own_file, policy
 from fsdpbench.reproduce.charts import chart_of, number

@@ -15,8 +15,8 @@ from fsdpbench.results.records import TRACE_FOLDER, Status
 from fsdpbench.results.store import point_folder_name
 from fsdpbench.sweep.runner import Progress
 from fsdpbench.sweep.simulated import UNTRACED, simulate
-from fsdpbench.validation.case import Case
 from fsdpbench.validation.predict import Prediction, config_of
+from fsdpbench.validation.runs.case import Case
 
 _TRACED = dataclasses.replace(UNTRACED, traced_steps=1)
 _TRACE = f"{TRACE_FOLDER}/rank0_trace.json.gz"

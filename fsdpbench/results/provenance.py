@@ -128,7 +128,7 @@ def content_key(config: Config) -> str:
 
 @functools.cache
 def _hardware_content(hardware: str) -> str:
-    from fsdpbench.sim.hardware import load_profile
+    from fsdpbench.sim.hardware.profile import load_profile
 
     return repr(load_profile(hardware))
 

@@ -26,10 +26,10 @@ import torch
 from fsdpbench.script.numbers import Followed, PlaceholderFloat, PlaceholderInt, follow_math, plain
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.known_values import forget, holds_placeholders, learn, mark_as_placeholders
-from fsdpbench.sim.storage import record_of
-from fsdpbench.sim.tensors import is_on_device
-from fsdpbench.sim.torchscript import stand_in_for_builtin
+from fsdpbench.sim.operators.known_values import forget, holds_placeholders, learn, mark_as_placeholders
+from fsdpbench.sim.patches.torchscript import stand_in_for_builtin
+from fsdpbench.sim.tensors.creation import is_on_device
+from fsdpbench.sim.tensors.storage import record_of
 from fsdpbench.torch_internals import DisableTorchFunctionSubclass
 
 _TOLD = 3

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from fsdpbench.sim.torchscript import stand_in_for_builtin
+from fsdpbench.sim.patches.torchscript import stand_in_for_builtin
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _UNARY = ("neg", "pos", "abs")

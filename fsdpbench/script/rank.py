@@ -39,7 +39,7 @@ from fsdpbench.script.rank_check.start import start_recording
 from fsdpbench.script.steps import MeasuredAllError, Steps
 from fsdpbench.script.variations import NoEffectError, Varied
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.flops import FlopCount
+from fsdpbench.sim.costs.flops import FlopCount
 
 # The real one: scripts may need it, and where cuda is mapped it cannot be imported.
 from fsdpbench.torch_internals import dynamo  # noqa: F401

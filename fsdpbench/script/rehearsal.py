@@ -35,9 +35,9 @@ from fsdpbench.script.cuda.replacement import Replacements
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.allocator import AllocatorConf
-from fsdpbench.sim.hardware import load_profile
-from fsdpbench.sim.timeline import Work
-from fsdpbench.sim.trace_records import KernelRecord
+from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.timing.timeline import Work
+from fsdpbench.sim.trace.records import KernelRecord
 from fsdpbench.torch_internals import replace
 
 _USERS = ("devices", "worker", "emulation", "measuring", "systems", "workloads", "calibrate")

@@ -24,8 +24,8 @@ from fsdpbench.configuration.config import Measurement
 from fsdpbench.devices.base import StepMemory
 from fsdpbench.sim import SimulatedTrace, Simulation
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.flops import Flops
-from fsdpbench.sim.timeline import Marker
+from fsdpbench.sim.costs.flops import Flops
+from fsdpbench.sim.timing.timeline import Marker
 
 
 class MeasuredAllError(BaseException):

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fsdpbench.sim.backward_streams import BackwardStreams
-from fsdpbench.sim.memory_follower import HolderFollower, MemoryFollower
-from fsdpbench.sim.timeline import DEFAULT_STREAM, Timeline, Work
-from fsdpbench.sim.trace_records import MemcpyRecord, trace_stream
+from fsdpbench.sim.allocator.follower import HolderFollower, MemoryFollower
+from fsdpbench.sim.timing.backward_streams import BackwardStreams
+from fsdpbench.sim.timing.timeline import DEFAULT_STREAM, Timeline, Work
+from fsdpbench.sim.trace.records import MemcpyRecord, trace_stream
 
 if TYPE_CHECKING:
     from fsdpbench.sim.allocator import CachingAllocator
     from fsdpbench.sim.allocator.types import AllocatorEvent, AllocatorListener
     from fsdpbench.sim.costs import CpuCosts, KernelCosts
-    from fsdpbench.sim.flops import FlopCount
-    from fsdpbench.sim.jitter import Jitter
-    from fsdpbench.sim.network import Network
+    from fsdpbench.sim.costs.flops import FlopCount
+    from fsdpbench.sim.hardware.network import Network
+    from fsdpbench.sim.timing.jitter import Jitter
     from fsdpbench.sim.trace import TraceRecorder
 
 DEVICE_TYPE = "sim"

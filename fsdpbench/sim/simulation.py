@@ -18,30 +18,30 @@ from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.allocator.conf import AllocatorCosts
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
-from fsdpbench.sim.attention import register_attention
-from fsdpbench.sim.autocast import register_autocast
-from fsdpbench.sim.backward_streams import BackwardStreams
-from fsdpbench.sim.clock import TimelineClock
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
-from fsdpbench.sim.device_module import DeviceModule, drain
-from fsdpbench.sim.dynamo import import_config
-from fsdpbench.sim.hardware import HardwareProfile
-from fsdpbench.sim.host_optimizer import register_host_optimizer
-from fsdpbench.sim.jitter import Jitter, JitteredTimeline
-from fsdpbench.sim.kernels import forget_plans, register_kernels
-from fsdpbench.sim.network import Network
-from fsdpbench.sim.patches import apply_patches
-from fsdpbench.sim.process_group import BACKEND, register_backend
+from fsdpbench.sim.device.device_module import DeviceModule, drain
+from fsdpbench.sim.device.streams import Stream
+from fsdpbench.sim.distributed.process_group import BACKEND, register_backend
+from fsdpbench.sim.hardware.network import Network
+from fsdpbench.sim.hardware.profile import HardwareProfile
+from fsdpbench.sim.operators.attention import register_attention
+from fsdpbench.sim.operators.autocast import register_autocast
+from fsdpbench.sim.operators.host_optimizer import register_host_optimizer
+from fsdpbench.sim.operators.kernels import forget_plans, register_kernels
+from fsdpbench.sim.operators.shape_rules import register_shape_rules
+from fsdpbench.sim.patches.dynamo import import_config
+from fsdpbench.sim.patches.torch_patches import apply_patches
 from fsdpbench.sim.replay.log import RecordedAllocator, RecordedTimeline
 from fsdpbench.sim.sanitizer import Sanitizer
 from fsdpbench.sim.sanitizer.watched import WatchedAllocator, WatchedJitteredTimeline, WatchedTimeline
-from fsdpbench.sim.shape_rules import register_shape_rules
-from fsdpbench.sim.slowest_rank import of_slowest
 from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software
 from fsdpbench.sim.software.mechanisms import install
-from fsdpbench.sim.storage import use_on_stream
-from fsdpbench.sim.streams import Stream
-from fsdpbench.sim.timeline import DEFAULT_STREAM, Contention, Timeline
+from fsdpbench.sim.tensors.storage import use_on_stream
+from fsdpbench.sim.timing.backward_streams import BackwardStreams
+from fsdpbench.sim.timing.clock import TimelineClock
+from fsdpbench.sim.timing.jitter import Jitter, JitteredTimeline
+from fsdpbench.sim.timing.slowest_rank import of_slowest
+from fsdpbench.sim.timing.timeline import DEFAULT_STREAM, Contention, Timeline
 from fsdpbench.sim.trace import TraceRecorder
 from fsdpbench.torch_internals import set_is_profiler_enabled, setup_privateuseone
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import SETTINGS
-from fsdpbench.sim.hardware import ProfileError, load_profile
+from fsdpbench.sim.hardware.profile import ProfileError, load_profile
 from fsdpbench.systems.base import shard_size_of
 from fsdpbench.workloads import get_workload
 

@@ -61,7 +61,7 @@ def make_target(
 
     With `emulate`, `hardware` names the network's profile.
     """
-    from fsdpbench.sim.hardware import ProfileError, load_profile
+    from fsdpbench.sim.hardware.profile import ProfileError, load_profile
 
     per_node = gpus_per_node
     modelled = device == "sim" or emulate
@@ -147,7 +147,7 @@ def check_systems(names: Sequence[str]) -> list[str]:
 
 def check_software(name: str, device: str) -> str:
     """The name or path of a software profile that can be read. Raises `UsageError`, on real devices too."""
-    from fsdpbench.sim.hardware import ProfileError
+    from fsdpbench.sim.hardware.profile import ProfileError
     from fsdpbench.sim.software import load_software, software_names
 
     if device != "sim":

@@ -7,7 +7,7 @@ import functools
 from fsdpbench.configuration.config import Config
 from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software
 from fsdpbench.systems.adapted import workload_of
-from fsdpbench.workloads import gpt, llama
+from fsdpbench.workloads.families import gpt, llama
 
 
 def software_of(config: Config) -> SoftwareProfile:

@@ -21,8 +21,8 @@ from fsdpbench.files.toml_text import to_toml
 from fsdpbench.results.residuals.table import Condition
 from fsdpbench.sim.software import CURRENT, load_software
 from fsdpbench.systems import get_system
-from fsdpbench.validation.case import Case, Network
 from fsdpbench.validation.held_out import held_out_cases
+from fsdpbench.validation.runs.case import Case, Network
 
 _TODAYS = "torch-fsdp1"
 _OTHER = {"torch-fsdp1": "torch-fsdp2", "torch-fsdp2": "torch-fsdp1"}

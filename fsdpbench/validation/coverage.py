@@ -15,10 +15,10 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.results.residuals.intervals import unknowns
 from fsdpbench.results.residuals.table import Quantity
 from fsdpbench.results.residuals.widths import LEVEL, Unknown, Width, width_of
-from fsdpbench.validation.case import Case, Figure, Network
 from fsdpbench.validation.judge import Bar
 from fsdpbench.validation.predict import Prediction
 from fsdpbench.validation.residual_rows import MEMORY, chip_of
+from fsdpbench.validation.runs.case import Case, Figure, Network
 from fsdpbench.workloads import get_workload
 
 HALF_WIDTH = 0.08

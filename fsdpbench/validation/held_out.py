@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.files.toml_text import to_toml
-from fsdpbench.sim.hardware import HardwareProfile, load_profile
+from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 from fsdpbench.sim.software import load_software
 from fsdpbench.systems import get_system
-from fsdpbench.validation import llm_foundry
-from fsdpbench.validation.case import Case
 from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.runs import llm_foundry
+from fsdpbench.validation.runs.case import Case
 
 _KEYS_FROM = {"a100-40gb": "h100-80gb", "a100-80gb": "h100-80gb", "h100-80gb": "a100-80gb"}
 

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fsdpbench.validation import paper_t5
-from fsdpbench.validation.case import Figure
 from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.runs import paper_t5
+from fsdpbench.validation.runs.case import Figure
 
 MEAN_STEP_TIME = 0.04
 WORST_STEP_TIME = 0.10

@@ -9,11 +9,11 @@ import jinja2
 import plotly.graph_objects as go
 
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.validation.case import Figure
 from fsdpbench.validation.coverage import Judged, groups_of
 from fsdpbench.validation.held_out import HeldOut
 from fsdpbench.validation.judge import Bar
 from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.runs.case import Figure
 from fsdpbench.validation.text import systems_of
 
 _TEMPLATE = Path(__file__).with_name("page.html.jinja")

@@ -11,11 +11,11 @@ from __future__ import annotations
 import dataclasses
 
 from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.hardware import load_profile
-from fsdpbench.sim.network import Network
-from fsdpbench.validation.case import Case, Figure
+from fsdpbench.sim.hardware.network import Network
+from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.validation.predict import Prediction
-from fsdpbench.validation.published import published
+from fsdpbench.validation.runs.case import Case, Figure
+from fsdpbench.validation.runs.published import published
 
 _HARDWARE = "a100-40gb"
 _GPUS = 128

@@ -13,7 +13,7 @@ from fsdpbench.results.provenance import content_key
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.runner import Progress
 from fsdpbench.sweep.simulated import UNTRACED, simulate
-from fsdpbench.validation.case import Case, Figure
+from fsdpbench.validation.runs.case import Case, Figure
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Iterator
 
 from fsdpbench.results.residuals.table import Condition, Quantity, Residual
-from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sim.software import CURRENT
-from fsdpbench.validation.case import Case, Figure
 from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.runs.case import Case, Figure
 from fsdpbench.workloads import get_workload
 
 MEMORY = {

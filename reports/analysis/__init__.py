@@ -1,7 +1,7 @@
 """What happened in a trace: overlap, phases, collectives, FSDP units, memory, ranks."""
 
 from fsdpbench.reports.analysis.analyze import analyze, analyze_trace
-from fsdpbench.reports.analysis.memory import MemoryAnalysis
+from fsdpbench.reports.analysis.measures.memory import MemoryAnalysis
 from fsdpbench.reports.analysis.model import (
     Analysis,
     CollectiveFigures,

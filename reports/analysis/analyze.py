@@ -12,12 +12,20 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.analysis.activity import Activity, find_activity
+from fsdpbench.reports.analysis.device.activity import Activity, find_activity
+from fsdpbench.reports.analysis.device.roof import Links, links_of
+from fsdpbench.reports.analysis.device.units import NUMBERED_UNITS, fsdp_spans
+from fsdpbench.reports.analysis.device.windows import Window, phase_marks, phase_windows, step_windows
 from fsdpbench.reports.analysis.figures import collective_figures, phase_parts, time_parts
-from fsdpbench.reports.analysis.idle import find_idle_causes
 from fsdpbench.reports.analysis.inputs import TraceFile, find_traces
-from fsdpbench.reports.analysis.lateness import time_gathers
-from fsdpbench.reports.analysis.memory import analyze_memory
+from fsdpbench.reports.analysis.measures.idle import find_idle_causes
+from fsdpbench.reports.analysis.measures.lateness import time_gathers
+from fsdpbench.reports.analysis.measures.memory import analyze_memory
+from fsdpbench.reports.analysis.measures.name_totals import name_totals
+from fsdpbench.reports.analysis.measures.sanity import check
+from fsdpbench.reports.analysis.measures.snapshot import SnapshotAnalysis, read_snapshot
+from fsdpbench.reports.analysis.measures.stragglers import collective_durations
+from fsdpbench.reports.analysis.measures.work_counts import count_work
 from fsdpbench.reports.analysis.model import (
     Analysis,
     CollectiveFigures,
@@ -28,20 +36,12 @@ from fsdpbench.reports.analysis.model import (
     TimeParts,
     merge,
 )
-from fsdpbench.reports.analysis.name_totals import name_totals
 from fsdpbench.reports.analysis.operators import Chip, work_tables
 from fsdpbench.reports.analysis.operators.chip import chip_of
 from fsdpbench.reports.analysis.parallel import end_with_the_caller, interruptions_held
 from fsdpbench.reports.analysis.ranks import summarize
-from fsdpbench.reports.analysis.roof import Links, links_of
-from fsdpbench.reports.analysis.sanity import check
-from fsdpbench.reports.analysis.snapshot import SnapshotAnalysis, read_snapshot
-from fsdpbench.reports.analysis.stragglers import collective_durations
 from fsdpbench.reports.analysis.unit_figures import analyze_units
-from fsdpbench.reports.analysis.units import NUMBERED_UNITS, fsdp_spans
-from fsdpbench.reports.analysis.verdict import judge_rank
-from fsdpbench.reports.analysis.windows import Window, phase_marks, phase_windows, step_windows
-from fsdpbench.reports.analysis.work_counts import count_work
+from fsdpbench.reports.analysis.words.verdict import judge_rank
 from fsdpbench.reports.trace import Category, Trace, TraceError, TraceLimits, read_trace
 
 Draw = Callable[[Trace, RankAnalysis], Any]

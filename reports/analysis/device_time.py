@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fsdpbench.reports.analysis.activity import Activity
+from fsdpbench.reports.analysis.device.activity import Activity
 from fsdpbench.reports.trace.model import Int64
 
 Clock = Callable[[Int64], Int64]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from fsdpbench.reports import intervals
-from fsdpbench.reports.analysis.activity import Activity, Collectives
+from fsdpbench.reports.analysis.device.activity import Activity, Collectives
+from fsdpbench.reports.analysis.device.naming import COLLECTIVE_TYPES
+from fsdpbench.reports.analysis.device.windows import OTHER_PHASE, Window
 from fsdpbench.reports.analysis.model import CollectiveFigures, TimeParts
-from fsdpbench.reports.analysis.naming import COLLECTIVE_TYPES
-from fsdpbench.reports.analysis.windows import OTHER_PHASE, Window
 from fsdpbench.reports.intervals import Intervals
 from fsdpbench.reports.trace import MISSING
 from fsdpbench.reports.trace.model import Bool

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsdpbench.reports.analysis.snapshot import SUFFIXES as SNAPSHOT_SUFFIXES
+from fsdpbench.reports.analysis.measures.snapshot import SUFFIXES as SNAPSHOT_SUFFIXES
 from fsdpbench.reports.trace import TraceError
 
 _SUFFIXES = (".json", ".json.gz", *SNAPSHOT_SUFFIXES)

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.analysis.findings import Verdict
-from fsdpbench.reports.analysis.fused_kernels import FusedGroup, fused_groups
-from fsdpbench.reports.analysis.idle import IdleCauses
-from fsdpbench.reports.analysis.lateness import GatherTiming
-from fsdpbench.reports.analysis.memory import MemoryAnalysis
-from fsdpbench.reports.analysis.name_totals import NameTotal
+from fsdpbench.reports.analysis.device.roof import Links
+from fsdpbench.reports.analysis.device.time_units import seconds
+from fsdpbench.reports.analysis.measures.findings import Verdict
+from fsdpbench.reports.analysis.measures.fused_kernels import FusedGroup, fused_groups
+from fsdpbench.reports.analysis.measures.idle import IdleCauses
+from fsdpbench.reports.analysis.measures.lateness import GatherTiming
+from fsdpbench.reports.analysis.measures.memory import MemoryAnalysis
+from fsdpbench.reports.analysis.measures.name_totals import NameTotal
+from fsdpbench.reports.analysis.measures.snapshot import SnapshotAnalysis
+from fsdpbench.reports.analysis.measures.stragglers import CollectiveDurations, Waiting
+from fsdpbench.reports.analysis.measures.work_counts import WorkCounts
 from fsdpbench.reports.analysis.operators.model import WorkTables
-from fsdpbench.reports.analysis.roof import Links
-from fsdpbench.reports.analysis.snapshot import SnapshotAnalysis
-from fsdpbench.reports.analysis.stragglers import CollectiveDurations, Waiting
-from fsdpbench.reports.analysis.time_units import seconds
 from fsdpbench.reports.analysis.torch_words import in_torch
-from fsdpbench.reports.analysis.work_counts import WorkCounts
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from fsdpbench.reports.analysis.device.time_units import seconds
+from fsdpbench.reports.analysis.measures.stragglers import Waiting, find_waiting
 from fsdpbench.reports.analysis.model import RankAnalysis, RanksSummary, Spread
-from fsdpbench.reports.analysis.stragglers import Waiting, find_waiting
-from fsdpbench.reports.analysis.time_units import seconds
 
 
 def summarize(ranks: Sequence[RankAnalysis], unread: int = 0) -> RanksSummary:

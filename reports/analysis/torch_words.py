@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fsdpbench.reports.analysis.findings import Suggestion, Verdict
+from fsdpbench.reports.analysis.measures.findings import Suggestion, Verdict
 
 # By setting, and by value where that matters: fully_shard (FSDP2), then FullyShardedDataParallel (FSDP1).
 _WORDS: dict[tuple[str, str | None], str] = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdpbench.reports.analysis.activity import Activity
+from fsdpbench.reports.analysis.device.activity import Activity
+from fsdpbench.reports.analysis.device.units import FsdpSpans, unit_of
 from fsdpbench.reports.analysis.figures import collective_figures
-from fsdpbench.reports.analysis.lateness import GatherTiming
+from fsdpbench.reports.analysis.measures.lateness import GatherTiming
 from fsdpbench.reports.analysis.model import UnitAnalysis
-from fsdpbench.reports.analysis.units import FsdpSpans, unit_of
 
 
 def analyze_units(

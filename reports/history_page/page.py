@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.page import display
-from fsdpbench.reports.page.charts import Chart, Table, chart_text
+from fsdpbench.reports.page.charts.whole_run import Chart, Table, chart_text
 from fsdpbench.reports.page.shell import render_page, write_page
 
 _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.analysis.snapshot import load_snapshot, own_line, read_snapshot
+from fsdpbench.reports.analysis.measures.snapshot import load_snapshot, own_line, read_snapshot
 from fsdpbench.reports.trace import TraceError, TraceLimits
 
 OPTIMIZER = "optimizer states and temporaries"

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
-from fsdpbench.reports.analysis.findings import Verdict
+from fsdpbench.reports.analysis.measures.findings import Verdict
 from fsdpbench.reports.page import display
-from fsdpbench.reports.page.held_table import held_by_phase
+from fsdpbench.reports.page.charts.soak_chart import SOAK_WORDS, soak_chart
 from fsdpbench.reports.page.ranking import Ranked, short_label
-from fsdpbench.reports.page.ranks_table import ranks_table
-from fsdpbench.reports.page.soak_chart import SOAK_WORDS, soak_chart
+from fsdpbench.reports.page.tables.held_table import held_by_phase
+from fsdpbench.reports.page.tables.ranks_table import ranks_table
+from fsdpbench.reports.page.tables.work_tables import island_table
 from fsdpbench.reports.page.trace_parts import trace_parts
 from fsdpbench.reports.page.view import Configuration, Status
-from fsdpbench.reports.page.work_tables import island_table
 from fsdpbench.reports.run_files import ResultFile
 from fsdpbench.reports.trace import Trace, TraceError, read_trace
 

@@ -15,8 +15,8 @@ from typing import Any
 from fsdpbench.reports.outside_text import printable
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
-from fsdpbench.reports.page.ranking_table import known_figures
 from fsdpbench.reports.page.recommendation import best_sentence, findings
+from fsdpbench.reports.page.tables.ranking_table import known_figures
 from fsdpbench.reports.page.view import Configuration, load_run
 
 _FIGURES = (

@@ -10,13 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 from fsdpbench.reports.page import display
-from fsdpbench.reports.page.decisions_table import decisions_table
+from fsdpbench.reports.page.charts.effects import effects
+from fsdpbench.reports.page.charts.sections import sections
 from fsdpbench.reports.page.details import Detail, Known, build_details
-from fsdpbench.reports.page.effects import effects
-from fsdpbench.reports.page.fusion import fusion_table
 from fsdpbench.reports.page.overview import code_to_copy, overview_chart, tiles
-from fsdpbench.reports.page.races import races
-from fsdpbench.reports.page.rank_differences import rank_differences
 from fsdpbench.reports.page.ranking import (
     Ranked,
     constant_settings,
@@ -24,10 +21,13 @@ from fsdpbench.reports.page.ranking import (
     rank,
     varying_settings,
 )
-from fsdpbench.reports.page.ranking_table import RankingTable, ranking_table
 from fsdpbench.reports.page.recommendation import advice, best_sentence, findings
-from fsdpbench.reports.page.sections import sections
 from fsdpbench.reports.page.shell import render_page, write_page
+from fsdpbench.reports.page.tables.decisions_table import decisions_table
+from fsdpbench.reports.page.tables.fusion import fusion_table
+from fsdpbench.reports.page.tables.races import races
+from fsdpbench.reports.page.tables.rank_differences import rank_differences
+from fsdpbench.reports.page.tables.ranking_table import RankingTable, ranking_table
 from fsdpbench.reports.page.view import Configuration, RunView, Status, load_run
 
 _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")

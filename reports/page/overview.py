@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fsdpbench.reports.page import display
-from fsdpbench.reports.page.charts import Chart, breakdown
+from fsdpbench.reports.page.charts.whole_run import Chart, breakdown
 from fsdpbench.reports.page.interval_words import plus_minus, reserved_words, time_words
 from fsdpbench.reports.page.ranking import Metric, Ranked, reserved
 from fsdpbench.reports.page.view import RunView

@@ -7,11 +7,10 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from fsdpbench.reports.analysis.findings import Suggestion, Verdict
+from fsdpbench.reports.analysis.measures.findings import Suggestion, Verdict
+from fsdpbench.reports.page.charts.effects import WORTH_SAYING, Effect, effects
 from fsdpbench.reports.page.chosen import chosen, doubt
 from fsdpbench.reports.page.display import count, gib, number, percent, setting, signed_percent
-from fsdpbench.reports.page.effects import WORTH_SAYING, Effect, effects
-from fsdpbench.reports.page.fusion import compile_findings
 from fsdpbench.reports.page.interval_words import interval_findings, plus_minus
 from fsdpbench.reports.page.ranking import (
     NEAR,
@@ -25,6 +24,7 @@ from fsdpbench.reports.page.ranking import (
     varying_settings,
 )
 from fsdpbench.reports.page.side_by_side import differences
+from fsdpbench.reports.page.tables.fusion import compile_findings
 from fsdpbench.reports.page.view import Configuration, RunView, Status
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis, TimeParts
 from fsdpbench.reports.page import display
-from fsdpbench.reports.page.charts import Table
-from fsdpbench.reports.page.held_table import held_by_unit, held_table
-from fsdpbench.reports.page.idle_table import idle_table
-from fsdpbench.reports.page.memory_chart import memory_chart
-from fsdpbench.reports.page.timeline_data import pack_timeline
-from fsdpbench.reports.page.units_chart import units_chart
-from fsdpbench.reports.page.work_tables import island_table, work_tables
+from fsdpbench.reports.page.charts.memory_chart import memory_chart
+from fsdpbench.reports.page.charts.timeline_data import pack_timeline
+from fsdpbench.reports.page.charts.units_chart import units_chart
+from fsdpbench.reports.page.charts.whole_run import Table
+from fsdpbench.reports.page.tables.held_table import held_by_unit, held_table
+from fsdpbench.reports.page.tables.idle_table import idle_table
+from fsdpbench.reports.page.tables.work_tables import island_table, work_tables
 from fsdpbench.reports.trace import Trace
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fsdpbench.reports.page import display
-from fsdpbench.reports.page.charts import Chart, Table, breakdown
+from fsdpbench.reports.page.charts.whole_run import Chart, Table, breakdown
 from fsdpbench.reports.page.html import simulated_words
 from fsdpbench.reports.page.interval_words import plus_minus
 from fsdpbench.reports.page.ranking import Metric, Ranked, label, metric_of, rank, reserved, varying_settings

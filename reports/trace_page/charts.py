@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fsdpbench.reports.analysis import RankAnalysis, TimeParts
 from fsdpbench.reports.page import display
-from fsdpbench.reports.page.charts import PARTS, Chart, Table, chart_text
+from fsdpbench.reports.page.charts.whole_run import PARTS, Chart, Table, chart_text
 
 MOST_BARS = 16
 

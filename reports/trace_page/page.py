@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.analysis import Analysis, RankAnalysis
-from fsdpbench.reports.analysis.snapshot import SnapshotAnalysis
+from fsdpbench.reports.analysis.measures.snapshot import SnapshotAnalysis
 from fsdpbench.reports.analysis.torch_words import in_torch
 from fsdpbench.reports.page import display
-from fsdpbench.reports.page.charts import Table
+from fsdpbench.reports.page.charts.whole_run import Table
 from fsdpbench.reports.page.shell import render_page, write_page
 from fsdpbench.reports.trace_page.charts import time_chart
 

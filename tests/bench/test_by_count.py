@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.by_count import Budget, parse_tokens, rows_by_count, short
+from fsdpbench.cli.terminal.by_count import Budget, parse_tokens, rows_by_count, short
 from fsdpbench.errors import UsageError
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.completion import values_of
+from fsdpbench.cli.requests.completion import values_of
 from fsdpbench.configuration.settings import SETTINGS, read_list
 
 

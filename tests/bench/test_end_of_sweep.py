@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli import ranking
-from fsdpbench.cli.progress import shortened
+from fsdpbench.cli.terminal import ranking
+from fsdpbench.cli.terminal.progress import shortened
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.store import Store

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.request import target_of
+from fsdpbench.cli.requests.request import target_of
 from fsdpbench.configuration.config import Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch.pool import PointPool

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.request import make_request, request_of_space
+from fsdpbench.cli.requests.request import make_request, request_of_space
 from fsdpbench.errors import UsageError
 from fsdpbench.sweep.hf_model import with_hf_model
 from fsdpbench.workloads import get_workload

@@ -10,7 +10,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from fsdpbench.cli import last_resort, list_command
+from fsdpbench.cli import last_resort
+from fsdpbench.cli.commands import list as list_command
 
 Called = Callable[..., CompletedProcess[str]]
 

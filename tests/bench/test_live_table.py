@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from fsdpbench.cli import progress
-from fsdpbench.cli.progress import LiveProgress, shortened, told_apart
+from fsdpbench.cli.terminal import progress
+from fsdpbench.cli.terminal.progress import LiveProgress, shortened, told_apart
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.sweep.planning import without_absent

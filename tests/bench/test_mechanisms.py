@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.request import target_of
+from fsdpbench.cli.requests.request import target_of
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.analysis import analyze

@@ -44,6 +44,6 @@ def test_commands_print_nothing_past_it() -> None:
     past = re.compile(
         r"(?<![\w.])print\(|click\.echo|(?<!Printable)\bConsole\(|click\.Path\(|type=(int|float)\b"
     )
-    for path in CLI.glob("*.py"):
+    for path in CLI.rglob("*.py"):
         if path.name not in ("output.py", "values.py"):
             assert not past.search(path.read_text()), path.name

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.request import target_of
-from fsdpbench.cli.run_command import own_name
+from fsdpbench.cli.commands.run import own_name
+from fsdpbench.cli.requests.request import target_of
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.store import Store
 from fsdpbench.sweep.planning import make_config

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.request import make_request
+from fsdpbench.cli.requests.request import make_request
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import UsageError
 from fsdpbench.results.provenance import content_key

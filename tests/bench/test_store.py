@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.check.sides import stored_side
+from fsdpbench.check.records.sides import stored_side
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import BenchError, UsageError

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli import watch_command
+from fsdpbench.cli.commands import watch as watch_command
 from fsdpbench.files.folder_lock import FolderLock
 from fsdpbench.sweep.sweep_state import SweepFolder, point_name
 

@@ -176,14 +176,14 @@ def _load_everything() -> None:
     import importlib
     import pkgutil
 
-    import fsdpbench.cli
+    import fsdpbench.cli.commands
     import fsdpbench.launch.preload
     from fsdpbench.launch import fork_server
 
     fork_server.start("sim")
-    for module in pkgutil.iter_modules(fsdpbench.cli.__path__):
-        importlib.import_module(f"fsdpbench.cli.{module.name}")
-    for name in ("fsdpbench.reports.analysis.text", "fsdpbench.sim.hardware"):
+    for module in pkgutil.iter_modules(fsdpbench.cli.commands.__path__):
+        importlib.import_module(f"fsdpbench.cli.commands.{module.name}")
+    for name in ("fsdpbench.reports.analysis.words.text", "fsdpbench.sim.hardware.profile"):
         importlib.import_module(name)
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads import WorkloadError, get_workload
-from fsdpbench.workloads.gpt import GPTBlock
+from fsdpbench.workloads.families.gpt import GPTBlock
 
 SMALL = {"layers": 3, "d_model": 32, "heads": 4, "vocab": 64, "max_seq": 16}
 

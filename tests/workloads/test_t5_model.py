@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from fsdpbench.workloads import get_workload
-from fsdpbench.workloads.t5 import distance_buckets
+from fsdpbench.workloads.families.t5 import distance_buckets
 
 
 def build(seed=0, **fields):

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads import get_workload
-from fsdpbench.workloads.deepvit import DeepViTShape, PatchTokens, ReAttention
-from fsdpbench.workloads.regnet import BatchNorm
+from fsdpbench.workloads.families.deepvit import DeepViTShape, PatchTokens, ReAttention
+from fsdpbench.workloads.families.regnet import BatchNorm
 
 
 def build(name, **fields):

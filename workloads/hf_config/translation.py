@@ -9,10 +9,10 @@ from typing import Any
 
 from fsdpbench.workloads.decoder.shape import FAMILY as DECODER
 from fsdpbench.workloads.errors import ShapeError
-from fsdpbench.workloads.gpt import FAMILY as GPT
+from fsdpbench.workloads.families.gpt import FAMILY as GPT
+from fsdpbench.workloads.families.t5 import FAMILY as T5
 from fsdpbench.workloads.hf_config import decoders, others
 from fsdpbench.workloads.hf_config.keys import Keys
-from fsdpbench.workloads.t5 import FAMILY as T5
 
 _Reader = Callable[[Keys], dict[str, Any]]
 

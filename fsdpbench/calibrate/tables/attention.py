@@ -14,7 +14,7 @@ from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import Measured
 from fsdpbench.sim.costs.grid import Array
 from fsdpbench.sim.costs.library_attention import grid_coordinates, model_seconds
-from fsdpbench.sim.library_sections import AttentionTable, FactorGrid
+from fsdpbench.sim.hardware.library_sections import AttentionTable, FactorGrid
 
 AXES = (
     (1.0, 8.0, 64.0, 512.0, 4096.0),

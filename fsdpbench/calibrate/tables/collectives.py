@@ -18,7 +18,7 @@ from fsdpbench.calibrate.tables.chips import Chip
 from fsdpbench.calibrate.tables.grid_fit import Task
 from fsdpbench.files.operator_tables import Measured
 from fsdpbench.sim.costs.grid import Array
-from fsdpbench.sim.library_sections import RankCurve
+from fsdpbench.sim.hardware.library_sections import RankCurve
 
 _SIZES = tuple(1 << power for power in range(9, 30))
 # A point that the line through its neighbours meets this closely is left out.

@@ -11,7 +11,7 @@ from fsdpbench.calibrate.tables.chips import CHIPS
 from fsdpbench.calibrate.tables.collectives import fit_collectives
 from fsdpbench.calibrate.tables.products import fit_products
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured
-from fsdpbench.sim.library_sections import LibraryTables
+from fsdpbench.sim.hardware.library_sections import LibraryTables
 
 SOURCE = "operator tables of ai-dynamo/aiconfigurator (Apache-2.0), August 2026, one node"
 

@@ -15,7 +15,7 @@ from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import Measured
 from fsdpbench.sim.costs.grid import Array
 from fsdpbench.sim.costs.library_products import model_seconds
-from fsdpbench.sim.library_sections import FactorGrid, ProductTable
+from fsdpbench.sim.hardware.library_sections import FactorGrid, ProductTable
 
 AXES = (
     (64.0, 256.0, 1024.0, 4096.0, 32768.0),

@@ -6,8 +6,14 @@ from collections.abc import Sequence
 
 from fsdpbench.calibrate.tables.chips import Chip
 from fsdpbench.calibrate.tables.fitting import FittedChip
-from fsdpbench.sim.hardware import HardwareProfile, load_profile
-from fsdpbench.sim.library_sections import AttentionTable, FactorGrid, LibraryTables, ProductTable, RankCurve
+from fsdpbench.sim.hardware.library_sections import (
+    AttentionTable,
+    FactorGrid,
+    LibraryTables,
+    ProductTable,
+    RankCurve,
+)
+from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 
 MARK = "# From here on written by ci/fit_profiles.py, from measured operator tables."
 _PER_LINE = 15
@@ -120,6 +126,6 @@ def _links(tables: LibraryTables) -> list[str]:
 
 
 def _times(curve: RankCurve) -> list[float]:
-    from fsdpbench.sim.rank_curves import time_on
+    from fsdpbench.sim.hardware.rank_curves import time_on
 
     return [time_on(curve, size) * 1e6 for size in _LINK_SIZES]

@@ -19,7 +19,7 @@ from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.results.residuals.differences import apart
 from fsdpbench.results.residuals.table import Condition, Quantity, read_table
 from fsdpbench.results.residuals.widths import LEVEL, Unknown, width_of
-from fsdpbench.sim.hardware import ProfileError, load_profile, profile_layers
+from fsdpbench.sim.hardware.profile import ProfileError, load_profile, profile_layers
 from fsdpbench.sim.software import CURRENT, load_software
 
 _SPEEDS = (

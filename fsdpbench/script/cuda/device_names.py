@@ -29,8 +29,8 @@ from torch.utils.dlpack import DLDeviceType
 
 from fsdpbench.script.cuda.replacement import Replacements
 from fsdpbench.sim.accelerator import DEVICE_TYPE
-from fsdpbench.sim.pinned import pin
-from fsdpbench.sim.tensors import is_on_device, is_simulated, same_memory
+from fsdpbench.sim.tensors.creation import is_on_device, is_simulated, same_memory
+from fsdpbench.sim.tensors.pinned import pin
 from fsdpbench.torch_internals import device_constructors, expect, parse_to, replace
 
 CUDA = "cuda"

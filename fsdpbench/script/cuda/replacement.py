@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fsdpbench.sim.torchscript import stand_in_for_builtin
+from fsdpbench.sim.patches.torchscript import stand_in_for_builtin
 from fsdpbench.torch_internals import IN_ITS_PLACE, expect, gone
 
 

@@ -23,9 +23,9 @@ from fsdpbench.script.rank_check.calls import MOST_CALLS, Call, Ended, Group, Ra
 from fsdpbench.script.rank_check.stacks import Stacks
 from fsdpbench.script.rank_check.values import Values
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.known_values import known_of, learn
-from fsdpbench.sim.process_group import SimProcessGroup
-from fsdpbench.sim.tensors import is_on_device
+from fsdpbench.sim.distributed.process_group import SimProcessGroup
+from fsdpbench.sim.operators.known_values import known_of, learn
+from fsdpbench.sim.tensors.creation import is_on_device
 from fsdpbench.torch_internals import replace
 
 _MAIN = threading.main_thread().ident

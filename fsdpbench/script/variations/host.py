@@ -8,7 +8,7 @@ from torch.utils.data import dataloader
 
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.streams import Event
+from fsdpbench.sim.device.streams import Event
 
 
 class NoWaits:

@@ -23,7 +23,7 @@ from fsdpbench.sim.account.category import Category, category_of, layers_as_one
 from fsdpbench.sim.account.growth import Growth
 from fsdpbench.sim.account.places import Lines, Phase, Place, Places
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
-from fsdpbench.sim.storage import address as storage_address
+from fsdpbench.sim.tensors.storage import address as storage_address
 from fsdpbench.torch_internals import set_is_profiler_enabled
 
 _MOST_HOLDERS = 12

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.storage import address, record_of
-from fsdpbench.sim.tensors import is_on_device, new_tensor
-from fsdpbench.sim.timeline import Timeline, Work
-from fsdpbench.sim.trace_records import KernelRecord
+from fsdpbench.sim.tensors.creation import is_on_device, new_tensor
+from fsdpbench.sim.tensors.storage import address, record_of
+from fsdpbench.sim.timing.timeline import Timeline, Work
+from fsdpbench.sim.trace.records import KernelRecord
 from fsdpbench.torch_internals import (
     check_cudagraph_devices,
     check_cudagraph_mutation,

@@ -15,8 +15,8 @@ import torch
 from fsdpbench.sim.compile.plan_cache import check_code_on_disk, choose_folder
 from fsdpbench.sim.compile.refusals import CompileRefusedError, refusal_behind, refuse_options
 from fsdpbench.sim.compile.report import REPORT
-from fsdpbench.sim.dynamo import use_real_dynamo
-from fsdpbench.sim.tensors import is_on_device
+from fsdpbench.sim.patches.dynamo import use_real_dynamo
+from fsdpbench.sim.tensors.creation import is_on_device
 from fsdpbench.torch_internals import ShortenTraceback, compiler_config, patch, trace_rules
 
 _LOWERING = "fsdpbench.sim.compile.lowering"

@@ -14,7 +14,7 @@ from fsdpbench.sim.compile.pretended import pretended_gpu, properties
 from fsdpbench.sim.compile.refusals import refuse_graph
 from fsdpbench.sim.compile.scheduling import PlanScheduling
 from fsdpbench.sim.compile.wrapper import PlanWrapper
-from fsdpbench.sim.tensors import is_on_device, is_simulated
+from fsdpbench.sim.tensors.creation import is_on_device, is_simulated
 from fsdpbench.torch_internals import (
     compiler_config,
     detect_fake_mode,

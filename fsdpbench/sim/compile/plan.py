@@ -13,9 +13,9 @@ from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.compile.cuda_graphs import CapturedGraph
 from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
-from fsdpbench.sim.storage import forget, record_of
-from fsdpbench.sim.timeline import Work
-from fsdpbench.sim.trace_records import KernelRecord
+from fsdpbench.sim.tensors.storage import forget, record_of
+from fsdpbench.sim.timing.timeline import Work
+from fsdpbench.sim.trace.records import KernelRecord
 
 _REDUCTIONS = ("red", "per")
 """Inductor's words for kernels that reduce: in a loop, or a whole row at the same time (`triton_per_…`)."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.tensors import is_on_device, tensors_in
+from fsdpbench.sim.tensors.creation import is_on_device, tensors_in
 from fsdpbench.torch_internals import DispatchKey, run_and_save_rng_state, run_with_rng_state
 
 _STATE_BYTES = 16

@@ -9,7 +9,7 @@ import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.compile.plan import Launch, Plan
-from fsdpbench.sim.tensors import contiguous_strides, new_tensor, new_view
+from fsdpbench.sim.tensors.creation import contiguous_strides, new_tensor, new_view
 
 
 def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

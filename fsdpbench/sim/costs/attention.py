@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 
-from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.hardware.profile import HardwareProfile
 
 _QUERY_BLOCK = 128
 _BACKWARD = 2.5

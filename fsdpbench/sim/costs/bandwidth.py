@@ -7,7 +7,7 @@ the kind's efficiency. Kinds differ in how regular their accesses are.
 
 from __future__ import annotations
 
-from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.hardware.profile import HardwareProfile
 
 
 class BandwidthCost:

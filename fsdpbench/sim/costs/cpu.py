@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.hardware.profile import HardwareProfile
 
 
 class CpuCosts:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 
-from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.hardware.profile import HardwareProfile
 
 BYTES_PER_ELEMENT = {"bf16": 2, "fp16": 2, "tf32": 4, "fp32": 4}
 _SPLITS = (1, 2, 3, 4, 8)

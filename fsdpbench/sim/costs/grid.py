@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fsdpbench.sim.library_sections import FactorGrid
+from fsdpbench.sim.hardware.library_sections import FactorGrid
 
 Array = npt.NDArray[np.float64]
 

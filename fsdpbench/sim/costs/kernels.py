@@ -8,7 +8,7 @@ from fsdpbench.sim.costs.attention import AttentionCost
 from fsdpbench.sim.costs.bandwidth import BandwidthCost
 from fsdpbench.sim.costs.gemm import GemmCost
 from fsdpbench.sim.costs.library import LibraryCosts
-from fsdpbench.sim.hardware import DTYPES, HardwareProfile
+from fsdpbench.sim.hardware.profile import DTYPES, HardwareProfile
 
 # Products only; a profile without a table of them runs them as 16-bit ones.
 _NARROW = ("fp8", "nvfp4")

@@ -9,8 +9,8 @@ import numpy as np
 from fsdpbench.sim.costs.grid import Array
 from fsdpbench.sim.costs.library_attention import attention_seconds
 from fsdpbench.sim.costs.library_products import product_seconds
-from fsdpbench.sim.hardware import HardwareProfile
-from fsdpbench.sim.library_sections import AttentionTable, ProductTable
+from fsdpbench.sim.hardware.library_sections import AttentionTable, ProductTable
+from fsdpbench.sim.hardware.profile import HardwareProfile
 
 
 class LibraryCosts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fsdpbench.sim.costs.grid import Array, factors_at
-from fsdpbench.sim.library_sections import AttentionTable
+from fsdpbench.sim.hardware.library_sections import AttentionTable
 
 _QUERY_BLOCK = 128
 _ELEMENT_BYTES = 2

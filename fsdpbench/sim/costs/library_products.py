@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from fsdpbench.sim.costs.grid import Array, factors_at
-from fsdpbench.sim.library_sections import ProductTable
+from fsdpbench.sim.hardware.library_sections import ProductTable
 
 _SPLITS = (1, 2, 3, 4, 8)
 _SMALLEST_SPLIT_K = 256

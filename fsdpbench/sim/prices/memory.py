@@ -9,7 +9,7 @@ import torch
 
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.prices.call import Call, OperatorCost, Price, operator_name, tensor_bytes
-from fsdpbench.sim.tensors import tensors_in
+from fsdpbench.sim.tensors.creation import tensors_in
 
 
 def moves(

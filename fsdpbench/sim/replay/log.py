@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fsdpbench.sim.allocator import Block, CachingAllocator
-from fsdpbench.sim.timeline import FULL_TRAFFIC, Marker, Timeline, Work
+from fsdpbench.sim.timing.timeline import FULL_TRAFFIC, Marker, Timeline, Work
 
 LAUNCH, MALLOC, FREE, RECORD, WAIT, USE, HOST_WAIT, HOST_WAIT_ALL, EMPTY_CACHE, END = range(10)
 

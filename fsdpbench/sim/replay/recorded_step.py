@@ -21,7 +21,7 @@ from fsdpbench.sim.replay.log import (
     StepLog,
 )
 from fsdpbench.sim.replay.world import Moment, Name, World
-from fsdpbench.sim.timeline import Marker, Timeline
+from fsdpbench.sim.timing.timeline import Marker, Timeline
 
 _SIZED = {LAUNCH, MALLOC}
 

@@ -19,7 +19,7 @@ from fsdpbench.sim.allocator import SimOutOfMemoryError
 from fsdpbench.sim.replay.log import END, RecordedAllocator, RecordedTimeline, StepLog
 from fsdpbench.sim.replay.recorded_step import RecordedStep, do_again, structure_of
 from fsdpbench.sim.replay.world import BEFORE, Moment, Name, UnnamedError, World
-from fsdpbench.sim.timeline import Marker
+from fsdpbench.sim.timing.timeline import Marker
 
 _WORTH_KEEPING = 3
 """A kind that comes less often is never done again: two executions prove it."""

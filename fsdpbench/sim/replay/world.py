@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fsdpbench.sim.allocator import Block
-from fsdpbench.sim.timeline import Marker
+from fsdpbench.sim.timing.timeline import Marker
 
 BEFORE = -1
 _KEPT_STEPS = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fsdpbench.sim.memory_follower import Region
+from fsdpbench.sim.allocator.follower import Region
 from fsdpbench.sim.sanitizer.clocks import Clock, Clocks
 from fsdpbench.sim.sanitizer.shadow import BlockShadow, FreedMemory
 

@@ -19,7 +19,7 @@ from fsdpbench.sim.sanitizer.operation import Operation
 from fsdpbench.sim.sanitizer.regions import region_of
 from fsdpbench.sim.sanitizer.shadow import BlockShadow
 from fsdpbench.sim.sanitizer.uses import host_uses
-from fsdpbench.sim.wrapped import with_memory
+from fsdpbench.sim.tensors.wrapped import with_memory
 from fsdpbench.torch_internals import TorchDispatchMode, tree_leaves, tree_map_only
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fsdpbench.sim.memory_follower import Region, Runs
+from fsdpbench.sim.allocator.follower import Region, Runs
 
 _MOST_RUNS = 1 << 20
 """Of a tensor with more holes only the residues by its strides are compared."""

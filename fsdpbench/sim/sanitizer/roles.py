@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from fsdpbench.sim.wrapped import with_memory
+from fsdpbench.sim.tensors.wrapped import with_memory
 
 
 class Roles:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.memory_follower import Region, Use
+from fsdpbench.sim.allocator.follower import Region, Use
 from fsdpbench.sim.sanitizer.clocks import HOST, Clocks
 from fsdpbench.sim.sanitizer.collective_order import CollectiveOrder
 from fsdpbench.sim.sanitizer.device_memory import DeviceMemory, at
@@ -31,9 +31,9 @@ from fsdpbench.sim.sanitizer.roles import Roles
 from fsdpbench.sim.sanitizer.stream_names import StreamNames
 from fsdpbench.sim.sanitizer.synchronisations import Synchronisations
 from fsdpbench.sim.sanitizer.uses import uses_of
-from fsdpbench.sim.storage import Lent, record_of
-from fsdpbench.sim.tensors import is_on_device
-from fsdpbench.sim.timeline import Marker
+from fsdpbench.sim.tensors.creation import is_on_device
+from fsdpbench.sim.tensors.storage import Lent, record_of
+from fsdpbench.sim.timing.timeline import Marker
 from fsdpbench.torch_internals import current_graph_task_id, set_is_profiler_enabled
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 
-from fsdpbench.sim.memory_follower import Region
+from fsdpbench.sim.allocator.follower import Region
 from fsdpbench.sim.sanitizer.clocks import Clock, is_ordered
 from fsdpbench.sim.sanitizer.operation import Operation
 from fsdpbench.sim.sanitizer.regions import overlap

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.memory_follower import Use
+from fsdpbench.sim.allocator.follower import Use
 from fsdpbench.sim.sanitizer.regions import region_of
-from fsdpbench.sim.tensors import is_on_device
+from fsdpbench.sim.tensors.creation import is_on_device
 
 _ONLY_SHAPES = frozenset(
     "aten::" + name

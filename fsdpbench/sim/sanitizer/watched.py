@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fsdpbench.sim.allocator import Block, CachingAllocator
-from fsdpbench.sim.jitter import JitteredTimeline
-from fsdpbench.sim.timeline import Marker, Timeline
+from fsdpbench.sim.timing.jitter import JitteredTimeline
+from fsdpbench.sim.timing.timeline import Marker, Timeline
 
 if TYPE_CHECKING:
     from fsdpbench.sim.sanitizer.sanitizer import Sanitizer

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsdpbench.sim.profile_files import ProfileFolder
+from fsdpbench.sim.hardware.profile_files import ProfileFolder
 from fsdpbench.sim.software.profile import CURRENT, SoftwareProfile
 
 __all__ = ["CURRENT", "SoftwareProfile", "load_software", "parse_software", "software_names"]

@@ -25,14 +25,14 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def fused_loss() -> AbstractContextManager[None]:
     """GPTs take the fused loss."""
-    from fsdpbench.workloads import gpt
+    from fsdpbench.workloads.families import gpt
 
     return replaced(gpt, token_loss=fused_cross_entropy)
 
 
 def unpadded_attention() -> AbstractContextManager[None]:
     """GPTs pack what goes into attention, and unpack what comes out."""
-    from fsdpbench.workloads import gpt
+    from fsdpbench.workloads.families import gpt
 
     original = gpt.GPTAttention.attend
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.sim.hardware import HardwareProfile
-from fsdpbench.sim.hardware_sections import ProfileError
+from fsdpbench.sim.hardware.profile import HardwareProfile
+from fsdpbench.sim.hardware.sections import ProfileError
 
 CURRENT = "current"
 """The profile that changes nothing."""
@@ -72,7 +72,7 @@ class OperatorsSoftware:
 @dataclass(frozen=True)
 class LlamaSoftware:
     """Fields of the bench's Llamas as published code of a time had them, where a shape does not give them
-    (`workloads/llama.py`)."""
+    (`workloads/families/llama.py`)."""
 
     norms: str = "fused"
     rotary: str = "halves"

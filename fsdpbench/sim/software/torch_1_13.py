@@ -31,7 +31,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.timeline import DEFAULT_STREAM
+from fsdpbench.sim.timing.timeline import DEFAULT_STREAM
 from fsdpbench.torch_internals import patched, replaced
 
 

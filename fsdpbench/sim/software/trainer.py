@@ -33,7 +33,7 @@ class Trainer:
         self._software = software
         self._outputs: Tensor | None = None
         if software.keeps_outputs:
-            from fsdpbench.workloads.gpt import GPT
+            from fsdpbench.workloads.families.gpt import GPT
 
             gpt = next(module for module in model.modules() if isinstance(module, GPT))
             gpt.lm_head.register_forward_hook(self._keep)

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from fsdpbench.sim.strict.words import Arguments, packet_of
-from fsdpbench.sim.tensors import is_on_device
+from fsdpbench.sim.tensors.creation import is_on_device
 
 _LIST = "packaged/ATen/native/native_functions.yaml"
 _IS_OUT = re.compile(r"\*,.*\(a!\)")

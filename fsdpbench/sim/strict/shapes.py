@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.strict.words import Arguments, refuse_broadcast, scalar_type, sizes
-from fsdpbench.sim.tensors import meta_twin
+from fsdpbench.sim.tensors.creation import meta_twin
 
 Rule = Callable[[Arguments], None]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fsdpbench.sim.hardware import HardwareProfile
+from fsdpbench.sim.hardware.profile import HardwareProfile
 from fsdpbench.sim.trace.events import (
     CudaSync,
     DeviceEvent,

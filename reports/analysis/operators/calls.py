@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fsdpbench.reports.analysis.activity import Work
-from fsdpbench.reports.analysis.nesting import NOTHING, index_spans
+from fsdpbench.reports.analysis.device.activity import Work
+from fsdpbench.reports.analysis.device.nesting import NOTHING, index_spans
 from fsdpbench.reports.analysis.operators.chip import Chip, compute_type
 from fsdpbench.reports.analysis.operators.costs import CallCost, cost_of
 from fsdpbench.reports.analysis.operators.model import OperatorTotal, Rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fsdpbench.reports.analysis.naming import collective_type
+from fsdpbench.reports.analysis.device.naming import collective_type
 
 _FAMILIES = (
     ("embedding and index", r"embedding"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.reports.analysis.time_units import seconds
+from fsdpbench.reports.analysis.device.time_units import seconds
 
 MOST_ROWS = 200
 """Rows of each table in the JSON; the rest is summed up."""

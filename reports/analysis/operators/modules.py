@@ -11,8 +11,8 @@ import re
 
 import numpy as np
 
-from fsdpbench.reports.analysis.activity import Work
-from fsdpbench.reports.analysis.nesting import NOTHING, index_spans
+from fsdpbench.reports.analysis.device.activity import Work
+from fsdpbench.reports.analysis.device.nesting import NOTHING, index_spans
 from fsdpbench.reports.analysis.operators.model import ModuleTotal
 from fsdpbench.reports.trace import Category, Trace
 from fsdpbench.reports.trace.model import Int64

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from fsdpbench.reports import intervals
-from fsdpbench.reports.analysis.activity import Activity, Work
-from fsdpbench.reports.analysis.nesting import NOTHING, index_spans
+from fsdpbench.reports.analysis.device.activity import Activity, Work
+from fsdpbench.reports.analysis.device.nesting import NOTHING, index_spans
+from fsdpbench.reports.analysis.device.windows import Window, containing
 from fsdpbench.reports.analysis.operators.calls import TimedCall, operator_totals, rate_of, timed_calls
 from fsdpbench.reports.analysis.operators.chip import Chip
 from fsdpbench.reports.analysis.operators.families import family_of
 from fsdpbench.reports.analysis.operators.model import DeviceUse, KernelTotal, Rate, WorkTables
 from fsdpbench.reports.analysis.operators.modules import module_totals
-from fsdpbench.reports.analysis.windows import Window, containing
 from fsdpbench.reports.trace import Trace
 from fsdpbench.reports.trace.model import Int64
 

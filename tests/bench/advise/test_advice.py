@@ -12,7 +12,7 @@ import pytest
 
 from fsdpbench.advise import advise_script, advisor
 from fsdpbench.advise.text import as_dict, describe_advice
-from fsdpbench.cli.script_request import script_config
+from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.configuration.config import Config
 from fsdpbench.results.records import Status
 from fsdpbench.sweep.trials import Trial

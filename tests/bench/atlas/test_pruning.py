@@ -11,11 +11,11 @@ import pytest
 from fsdpbench.atlas.names import Extent
 from fsdpbench.atlas.pruning import least_bytes
 from fsdpbench.atlas.space import BATCHES, LONGEST, cells
-from fsdpbench.cli.progress import SilentProgress
+from fsdpbench.cli.terminal.progress import SilentProgress
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.provenance import content_key
-from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.simulated import UNTRACED, simulate
 

@@ -10,7 +10,7 @@ import pytest
 from fsdpbench.atlas.names import SMALL, WHOLE, Extent
 from fsdpbench.atlas.space import BATCHES, Cell, cells
 from fsdpbench.errors import UsageError
-from fsdpbench.sim.hardware import profile_names
+from fsdpbench.sim.hardware.profile import profile_names
 from fsdpbench.workloads.registry import workload_names
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.hardware import HardwareProfile, load_profile
-from fsdpbench.sim.network import Network
+from fsdpbench.sim.hardware.network import Network
+from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 
 TRUTH = load_profile("h100-80gb")
 

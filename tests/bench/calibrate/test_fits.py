@@ -12,7 +12,7 @@ from fsdpbench.calibrate.host_costs import line
 from fsdpbench.calibrate.matrix_products import FORWARD_SHAPES, fit_gemm
 from fsdpbench.sim.costs.attention import AttentionCost
 from fsdpbench.sim.costs.gemm import GemmCost
-from fsdpbench.sim.hardware import HardwareProfile, load_profile
+from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 
 
 def chip_of(hardware: str, base: str) -> HardwareProfile:

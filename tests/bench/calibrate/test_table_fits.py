@@ -12,8 +12,8 @@ from fsdpbench.calibrate.tables.chips import CHIPS
 from fsdpbench.calibrate.tables.collectives import fit_collectives
 from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import COLLECTIVE, Measured, read_folder
-from fsdpbench.sim.library_sections import LibraryTables
-from fsdpbench.sim.rank_curves import curve_seconds
+from fsdpbench.sim.hardware.library_sections import LibraryTables
+from fsdpbench.sim.hardware.rank_curves import curve_seconds
 
 DIP = 1 << 24
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.check.entries import Entry
+from fsdpbench.check.records.entries import Entry
 from fsdpbench.results.records import Status
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.check.baseline import torch_minor
+from fsdpbench.check.records.baseline import torch_minor
 
 from .gate_mutations import FIGURES, Files, put, read, write
 

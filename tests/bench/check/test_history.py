@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsdpbench.check.baseline import torch_minor
+from fsdpbench.check.records.baseline import torch_minor
 from fsdpbench.check.steps import exact_steps, measured_steps
 
 Call = Callable[..., subprocess.CompletedProcess[str]]

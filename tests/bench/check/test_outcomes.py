@@ -9,10 +9,10 @@ import click
 import pytest
 
 from fsdpbench.check.compare import compare
-from fsdpbench.check.entries import Entry, entry_of
 from fsdpbench.check.outcomes import Verdict, outcome
+from fsdpbench.check.records.entries import Entry, entry_of
 from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.cli.comparison_output import finish
+from fsdpbench.cli.terminal.comparison_output import finish
 from fsdpbench.errors import BenchError, ExitCode
 from fsdpbench.results.records import Status
 

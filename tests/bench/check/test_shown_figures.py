@@ -7,12 +7,12 @@ import math
 import pytest
 
 from fsdpbench.check.compare import compare
-from fsdpbench.check.entries import Entry
 from fsdpbench.check.metrics import METRICS, Worse
 from fsdpbench.check.outcomes import Verdict
-from fsdpbench.check.shown import shown_pair, shown_percent
-from fsdpbench.check.text import as_text
+from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.thresholds import Thresholds
+from fsdpbench.check.words.shown import shown_pair, shown_percent
+from fsdpbench.check.words.text import as_text
 from fsdpbench.results.records import Status
 
 RUN = {

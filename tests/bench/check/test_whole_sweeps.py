@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.check.baseline import Baseline
+from fsdpbench.check.records.baseline import Baseline
 from fsdpbench.errors import ExitCode
 
 from .gate_files import committed, repeated

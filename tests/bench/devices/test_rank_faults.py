@@ -16,7 +16,7 @@ import torch
 from fsdpbench.launch.elastic import run_elastic
 from fsdpbench.results.records import Status
 from fsdpbench.worker import run_rank
-from fsdpbench.workloads.gpt import GPTBlock
+from fsdpbench.workloads.families.gpt import GPTBlock
 
 # The launcher forks ranks beside its own threads; they start afresh and take no lock of its.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

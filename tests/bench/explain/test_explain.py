@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli import explain_command
+from fsdpbench.cli.commands import explain as explain_command
 from fsdpbench.explain import advice, changes
 from fsdpbench.results.records import Status
 from fsdpbench.sweep.trials import Trial
@@ -161,7 +161,7 @@ def test_what_a_script_keeps_of_every_step_is_found(fsdpbench: CommandLine, tmp_
 
 
 def test_a_run_on_gpus_is_simulated_on_those_that_are_alike(fsdpbench: CommandLine, tmp_path: Path) -> None:
-    from fsdpbench.cli.explain_command import _read
+    from fsdpbench.cli.commands.explain import _read
 
     told = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
     config = changes_config(BIG_BATCH).to_dict() | {"device": "cuda", "hardware": None}
@@ -180,7 +180,7 @@ def test_a_run_on_gpus_is_simulated_on_those_that_are_alike(fsdpbench: CommandLi
 
 def changes_config(text: str) -> Any:
     """The configuration that a command line names."""
-    from fsdpbench.cli.explain_command import _asked_for
+    from fsdpbench.cli.commands.explain import _asked_for
 
     options: dict[str, Any] = dict.fromkeys(
         ("script", "module", "check_ranks", "steps_by", "script_arguments")

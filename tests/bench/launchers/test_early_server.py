@@ -8,7 +8,7 @@ import sys
 import pytest
 
 _IMPORTED = (
-    "import sys, fsdpbench.cli.{name}_command; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    "import sys, fsdpbench.cli.commands.{name}; print([m for m in ('torch', 'numpy') if m in sys.modules])"
 )
 
 

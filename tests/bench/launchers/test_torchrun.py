@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.launchers import make_launcher
+from fsdpbench.cli.requests.launchers import make_launcher
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.launch.nodes import Nodes, follow
 

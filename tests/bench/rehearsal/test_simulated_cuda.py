@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.check.sides import side_of
+from fsdpbench.check.records.sides import side_of
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.configuration.simulated_cuda import VARIABLE, SimulatedCuda, simulated_cuda
@@ -133,7 +133,7 @@ def test_several_ranks_run_under_every_system(tmp_path: Path) -> None:
 @pytest.mark.campaign
 def test_calibration_finds_the_profile_again(tmp_path: Path) -> None:
     """Through `torch.cuda`, as on a GPU."""
-    from fsdpbench.sim.hardware import load_profile
+    from fsdpbench.sim.hardware.profile import load_profile
 
     file = tmp_path / "found.toml"
     done = rehearsed("calibrate", "--base", "h200", "-o", str(file))

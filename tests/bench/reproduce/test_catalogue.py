@@ -9,10 +9,10 @@ import pytest
 from fsdpbench.reproduce.catalogue import figures
 from fsdpbench.reproduce.figure import PaperFigure, words
 from fsdpbench.reproduce.names import NAMES
-from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.validation.predict import config_of
-from fsdpbench.validation.published import published, published_figures
+from fsdpbench.validation.runs.published import published, published_figures
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.script_request import script_config
+from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.launch.pool import PointPool
 
 _DEADLINE_S = 240.0

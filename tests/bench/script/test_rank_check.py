@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fsdpbench.cli.script_request import script_config
+from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:

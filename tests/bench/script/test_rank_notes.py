@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdpbench.cli.script_notes import script_notes
+from fsdpbench.cli.terminal.script_notes import script_notes
 
 FRAME = {"file": "/home/me/train.py", "line": 31, "function": "main", "own": True}
 
@@ -23,7 +23,7 @@ def test_ranks_that_agree_are_one_line() -> None:
     rest = "; the other 6 were not run (--check-ranks 8 runs all)"
     assert script_notes(result(None)) == [f"ranks 0, 7 call the same 12 collectives{rest}"]
     (line,) = script_notes(result(None, "raised", "rank 0: ValueError"))
-    assert line.endswith(f"and fail alike{rest}")
+    assert line.endswith(f"and fail in the same way{rest}")
 
 
 def test_a_difference_has_both_stacks_and_is_not_said_twice() -> None:

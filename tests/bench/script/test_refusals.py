@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from fsdpbench.cli.script_request import script_config
+from fsdpbench.cli.requests.script_request import script_config
 from fsdpbench.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.options import asks_to_compile
+from fsdpbench.cli.requests.options import asks_to_compile
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.provenance import content_key

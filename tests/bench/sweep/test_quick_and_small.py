@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.request import SweepRequest, make_request
+from fsdpbench.cli.requests.request import SweepRequest, make_request
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError

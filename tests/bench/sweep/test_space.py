@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.options import read_space_file
-from fsdpbench.cli.request import SweepRequest, make_request, request_of_space
+from fsdpbench.cli.requests.options import read_space_file
+from fsdpbench.cli.requests.request import SweepRequest, make_request, request_of_space
 from fsdpbench.errors import UsageError
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.sweep.presets import DEFAULT_SYSTEMS, TORCHS_AND_OURS, preset_names

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from fsdpbench import plugins
-from fsdpbench.cli.list_command import command as list_command
+from fsdpbench.cli.commands.list import command as list_command
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.doctor import Verdict, _plugins
 from fsdpbench.results.store import config_record
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from fsdpbench.workloads import Family
-from fsdpbench.workloads.gpt import GPTWorkload
+from fsdpbench.workloads.families.gpt import GPTWorkload
 
 FAMILY = Family(lambda name, values: GPTWorkload.from_values(name, values), {
     "wide-tiny": {"layers": 2, "d_model": 64, "heads": 2, "vocab": 64, "max_seq": 32},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fsdpbench.cli.sweep_command import command as sweep
+from fsdpbench.cli.commands.sweep import command as sweep
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.configuration.settings import SETTINGS, Settings

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fsdpbench import plugins
-from fsdpbench.cli.list_command import command as list_command
+from fsdpbench.cli.commands.list import command as list_command
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.cli.tune_command import parse_memory
+from fsdpbench.cli.commands.tune import parse_memory
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError

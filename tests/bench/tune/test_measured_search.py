@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpbench.cli.request import make_request
+from fsdpbench.cli.requests.request import make_request
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Value
 from fsdpbench.results.records import Status

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fsdpbench.cli.request import make_request
+from fsdpbench.cli.requests.request import make_request
 from fsdpbench.configuration.config import Config
 from fsdpbench.results.records import Status
 from fsdpbench.tune.front import Candidate, pareto

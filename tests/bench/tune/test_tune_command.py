@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fsdpbench.cli.tune_command import command
+from fsdpbench.cli.commands.tune import command
 
 TUNE = [
     "tune",

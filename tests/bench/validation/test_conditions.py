@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fsdpbench.results.residuals.table import Condition
 from fsdpbench.sim.software import load_software
-from fsdpbench.validation.case import Case, Figure, Network
 from fsdpbench.validation.conditions import under
+from fsdpbench.validation.runs.case import Case, Figure, Network
 
 FSDP1 = Case(
     name="7B",

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.errors import UsageError
-from fsdpbench.sim.hardware import load_profile
-from fsdpbench.validation.case import Case, Figure, Network
-from fsdpbench.validation.framework_file import COLUMNS
+from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.validation.predict import config_of
-from fsdpbench.validation.runs_file import cases_of_file
+from fsdpbench.validation.runs.case import Case, Figure, Network
+from fsdpbench.validation.runs.framework_file import COLUMNS
+from fsdpbench.validation.runs.runs_file import cases_of_file
 
 ROW = {
     "source": "someone", "run": "13B", "gpu": "a100-80gb", "gpus": "128", "network": "400 Gb/s a node",

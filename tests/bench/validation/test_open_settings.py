@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from fsdpbench.sweep.planning import not_applicable
-from fsdpbench.validation.case import Figure
 from fsdpbench.validation.judge import group_errors, judge
 from fsdpbench.validation.paper_network import network_predictions
-from fsdpbench.validation.paper_open import open_cases
 from fsdpbench.validation.predict import Prediction, config_of
+from fsdpbench.validation.runs.case import Figure
+from fsdpbench.validation.runs.paper_open import open_cases
+from fsdpbench.validation.runs.torchtitan import torchtitan_cases
 from fsdpbench.validation.text import as_markdown
-from fsdpbench.validation.torchtitan import torchtitan_cases
 
 
 def test_every_case_can_run_and_says_what_it_assumes() -> None:

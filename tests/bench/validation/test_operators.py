@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fsdpbench.cli.validate_command import command
+from fsdpbench.cli.commands.validate import command
 from fsdpbench.errors import UsageError
 
 SAMPLES = Path(__file__).parents[2] / "data" / "operators"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fsdpbench.validation.judge import group_errors, judge
-from fsdpbench.validation.paper_t5 import t5_cases
 from fsdpbench.validation.predict import Prediction, config_of
+from fsdpbench.validation.runs.paper_t5 import t5_cases
 
 
 def predictions(factor: float) -> list[Prediction]:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from fsdpbench.errors import UsageError
-from fsdpbench.validation.case import Case, Figure
 from fsdpbench.validation.judge import judge
 from fsdpbench.validation.page import write_page
-from fsdpbench.validation.paper import paper_cases
 from fsdpbench.validation.predict import Prediction, config_of
-from fsdpbench.validation.runs_file import COLUMNS, cases_of_file
+from fsdpbench.validation.runs.case import Case, Figure
+from fsdpbench.validation.runs.paper import paper_cases
+from fsdpbench.validation.runs.runs_file import COLUMNS, cases_of_file
 from fsdpbench.validation.text import as_dict, as_markdown
 
 ROW = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.text import describe
+from fsdpbench.reports.analysis.words.text import describe
 from fsdpbench.reports.trace import TraceError
 
 

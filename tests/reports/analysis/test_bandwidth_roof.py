@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.analysis import analyze
-from fsdpbench.reports.analysis.groups import group_ranks
-from fsdpbench.reports.analysis.roof import Links
-from fsdpbench.reports.analysis.text import describe
+from fsdpbench.reports.analysis.device.groups import group_ranks
+from fsdpbench.reports.analysis.device.roof import Links
+from fsdpbench.reports.analysis.words.text import describe
 from fsdpbench.reports.trace import CollectiveInfo
 
 LINKS = Links("test-gpu", gpus_per_node=8, inside_node=240e9, between_nodes=200e9)

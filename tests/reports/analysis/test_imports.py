@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-import sys, fsdpbench.reports.analysis.text, fsdpbench.reports.timeline
+import sys, fsdpbench.reports.analysis.words.text, fsdpbench.reports.timeline
 import fsdpbench.reports.hta_check, fsdpbench.reports.trace
 unwanted = {"torch", "hta", "scipy", "plotly", "pandas"}
 higher = {name for name in sys.modules if name.startswith("fsdpbench.")}

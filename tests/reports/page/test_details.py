@@ -12,17 +12,17 @@ import plotly.graph_objects as go
 import pytest
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
-from fsdpbench.reports.analysis.findings import Finding, Outcome, Suggestion, Verdict
-from fsdpbench.reports.analysis.lateness import LateCause
+from fsdpbench.reports.analysis.measures.findings import Finding, Outcome, Suggestion, Verdict
+from fsdpbench.reports.analysis.measures.lateness import LateCause
 from fsdpbench.reports.page import load_run
+from fsdpbench.reports.page.charts.effects import effects
+from fsdpbench.reports.page.charts.memory_chart import memory_chart
+from fsdpbench.reports.page.charts.units_chart import CAUSES, units_chart
 from fsdpbench.reports.page.details import Detail, build_details
-from fsdpbench.reports.page.effects import effects
-from fsdpbench.reports.page.held_table import held_by_unit, held_table
-from fsdpbench.reports.page.memory_chart import memory_chart
 from fsdpbench.reports.page.ranking import rank, varying_settings
-from fsdpbench.reports.page.ranks_table import ranks_table
 from fsdpbench.reports.page.recommendation import advice
-from fsdpbench.reports.page.units_chart import CAUSES, units_chart
+from fsdpbench.reports.page.tables.held_table import held_by_unit, held_table
+from fsdpbench.reports.page.tables.ranks_table import ranks_table
 from fsdpbench.reports.trace import Trace, read_trace
 
 

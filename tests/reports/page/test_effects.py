@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from fsdpbench.reports.page.effects import Effect, effects
+from fsdpbench.reports.page.charts.effects import Effect, effects
 from fsdpbench.reports.page.ranking import rank
 from fsdpbench.reports.page.recommendation import best_sentence
 from fsdpbench.reports.page.view import Configuration, RunView, Status

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.page import findings, load_run
-from fsdpbench.reports.page.fusion import fusion_table
 from fsdpbench.reports.page.ranking import rank, varying_settings
+from fsdpbench.reports.page.tables.fusion import fusion_table
 
 
 def update(path: Path, **more: Any) -> dict[str, Any]:

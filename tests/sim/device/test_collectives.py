@@ -133,7 +133,7 @@ def test_uneven_lists_cost_more_than_one_tensor() -> None:
 def test_costs_are_the_network_s() -> None:
     from device_training import start
 
-    from fsdpbench.sim.network import Network
+    from fsdpbench.sim.hardware.network import Network
 
     sim = start(64)
     network = Network(sim.profile, 64, 8)

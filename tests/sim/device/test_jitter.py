@@ -8,8 +8,8 @@ from statistics import mean, pstdev
 import pytest
 
 from fsdpbench.configuration.jitter import JitterError, JitterSettings
-from fsdpbench.sim.jitter import Jitter
-from fsdpbench.sim.timeline import Work
+from fsdpbench.sim.timing.jitter import Jitter
+from fsdpbench.sim.timing.timeline import Work
 
 
 def step_times(jitter: JitterSettings | None) -> list[int]:
@@ -87,7 +87,7 @@ def test_a_straggler_is_waited_for_once_for_what_was_computed() -> None:
     [
         ("kernels=0.1", "no seed"),
         ("seed=1,karnels=2", "unknown 'karnels'"),
-        ("fast", "no number"),
+        ("fast", "is not a number"),
         ("1,kernels=3", "kernels=3.0"),
         ("seed=1,straggler=nan", "straggler=nan"),
     ],

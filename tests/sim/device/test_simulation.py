@@ -107,4 +107,4 @@ def test_registering_alone_leaves_torch_as_it_was() -> None:
     from device_training import start
 
     start()
-    assert torch.nn.Module.__call__.__module__ == "fsdpbench.sim.module_calls"
+    assert torch.nn.Module.__call__.__module__ == "fsdpbench.sim.patches.module_calls"

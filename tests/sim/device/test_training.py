@@ -176,7 +176,7 @@ def test_the_sharding_shortcut_answers_as_torch_does() -> None:
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._op_schema import OpSchema
 
-    from fsdpbench.sim.sharding_shortcut import runs_on_local_shards
+    from fsdpbench.sim.patches.sharding_shortcut import runs_on_local_shards
 
     start()
     mesh = init_device_mesh("sim", (8,))

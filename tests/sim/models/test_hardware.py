@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import fsdpbench.sim.hardware as hardware
-from fsdpbench.sim.hardware import ProfileError, load_profile, parse_profile, profile_names
+import fsdpbench.sim.hardware.profile as hardware
+from fsdpbench.sim.hardware.profile import ProfileError, load_profile, parse_profile, profile_names
 
-A100 = Path(hardware.__file__).parent / "profiles" / "a100-80gb.toml"
+A100 = Path(hardware.__file__).parents[1] / "profiles" / "a100-80gb.toml"
 
 
 def test_profiles_that_come_along():

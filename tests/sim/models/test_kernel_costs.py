@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
-from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.hardware.profile import load_profile
 
 A100 = KernelCosts(load_profile("a100-80gb"))
 

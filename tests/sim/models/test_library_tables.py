@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-import fsdpbench.sim.hardware as hardware
+import fsdpbench.sim.hardware.profile as hardware
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.costs.grid import factors_at
-from fsdpbench.sim.hardware import ProfileError, load_profile, parse_profile
-from fsdpbench.sim.library_sections import FactorGrid, LibraryTables, RankCurve
-from fsdpbench.sim.network import Network
+from fsdpbench.sim.hardware.library_sections import FactorGrid, LibraryTables, RankCurve
+from fsdpbench.sim.hardware.network import Network
+from fsdpbench.sim.hardware.profile import ProfileError, load_profile, parse_profile
+from fsdpbench.sim.hardware.rank_curves import curve_seconds
 from fsdpbench.sim.prices import price
-from fsdpbench.sim.rank_curves import curve_seconds
 
 MIB = 1 << 20
 B200 = load_profile("b200")
@@ -107,7 +107,7 @@ def test_scaled_products_cost_what_the_table_says(dtype: torch.dtype, name: str,
     assert B200.narrow_peak_flops[name] == table.peak_tflops * 1e12
 
 
-B200_FILE = Path(hardware.__file__).parent / "profiles" / "b200.toml"
+B200_FILE = Path(hardware.__file__).parents[1] / "profiles" / "b200.toml"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sim.prices import price
 
 ATEN = torch.ops.aten

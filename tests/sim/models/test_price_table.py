@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sim.prices import Call, OperatorCost, operator_price, price, table
 from fsdpbench.sim.prices.families import FAMILIES, UNKNOWN
 from fsdpbench.sim.prices.table import rule_of

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sim.trace import TraceRecorder
 
 PROFILE = load_profile("a100-80gb")

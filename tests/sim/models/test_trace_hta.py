@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fsdpbench.sim.hardware import load_profile
+from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sim.trace import TraceRecorder
 
 # Its rounding to whole microseconds has to be off before the first import.

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpbench.sim.memory_follower import Region
+from fsdpbench.sim.allocator.follower import Region
 from fsdpbench.sim.sanitizer.regions import overlap, region_of
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]

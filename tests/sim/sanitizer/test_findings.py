@@ -129,7 +129,7 @@ def test_off_there_is_nothing_of_it() -> None:
     from fsdpbench.sim import Simulation, load_profile
     from fsdpbench.sim.accelerator import ACCELERATOR
     from fsdpbench.sim.allocator import CachingAllocator
-    from fsdpbench.sim.timeline import Timeline
+    from fsdpbench.sim.timing.timeline import Timeline
 
     simulation = Simulation.start(load_profile("a100-80gb"), world_size=8, gpus_per_node=8)
     assert simulation.sanitizer is None

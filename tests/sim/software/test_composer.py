@@ -15,7 +15,7 @@ from fsdpbench.sim.software import gpt_parts
 from fsdpbench.sim.software.profile import TrainerSoftware
 from fsdpbench.sim.software.trainer import Trainer
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
-from fsdpbench.workloads.gpt import GPT, GPTShape
+from fsdpbench.workloads.families.gpt import GPT, GPTShape
 
 COMPOSER = TrainerSoftware(keeps_outputs=True, metrics=2)
 SHAPE = GPTShape(layers=1, d_model=32, heads=2, vocab=64, max_seq=16, bias=False)

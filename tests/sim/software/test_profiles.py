@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsdpbench.sim.hardware import ProfileError, load_profile
+from fsdpbench.sim.hardware.profile import ProfileError, load_profile
 from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software, parse_software, software_names
 
 HEAD = """name = "mine"

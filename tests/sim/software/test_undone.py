@@ -33,7 +33,8 @@ def places() -> dict[str, Any]:
     from torch import nn
 
     from fsdpbench.torch_internals import find
-    from fsdpbench.workloads import checkpointing, gpt, rotations
+    from fsdpbench.workloads import checkpointing, rotations
+    from fsdpbench.workloads.families import gpt
 
     return {
         "checkpoint": checkpointing.checkpoint,

@@ -1,0 +1,1 @@
+"""Baselines and sweeps as they are read from disk."""

@@ -1,0 +1,1 @@
+"""The commands, one a file, each imported only when it is called."""

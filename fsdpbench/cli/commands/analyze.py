@@ -1,0 +1,203 @@
+"""`fsdpbench analyze`: what a trace of any origin says, and what changed since another one."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, PossiblePath, whole
+from fsdpbench.errors import BenchError, UsageError
+
+if TYPE_CHECKING:
+    from fsdpbench.reports.analysis import Analysis
+    from fsdpbench.reports.analysis.device.roof import Links
+    from fsdpbench.reports.analysis.operators import Chip
+    from fsdpbench.reports.flight_recorder import Verdict
+    from fsdpbench.reports.trace import TraceLimits
+
+    Roofs = tuple[dict[str, Links], dict[str, Chip]]
+
+
+@click.command("analyze")
+@click.argument("paths", nargs=-1, required=True, type=PossiblePath())
+@click.option("--against", type=PossiblePath(), help="Older trace or folder: show what changed since.")
+@click.option(
+    "--hardware", help="Hardware profile for the peak bandwidth of links (default: from the trace)."
+)
+@click.option("--hta", is_flag=True, help="Also run HolisticTraceAnalysis on the traces (extra `hta`).")
+@click.option(
+    "--jobs",
+    type=whole(most=MOST_JOBS),
+    help="Number of traces to read in parallel (default: by cores and memory).",
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Limit of what a file may contain: unpacked=4GiB, depth=200, event=16MiB, events=10000000.",
+)
+@click.option("-o", "--output", type=PlaceForFile(), help="Write an offline HTML page there as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+def command(
+    paths: tuple[Path, ...],
+    against: Path | None,
+    hardware: str | None,
+    hta: bool,
+    jobs: int | None,
+    limits: tuple[str, ...],
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Show overlap, exposed communication, idle time and memory of Kineto traces.
+
+    \b
+    fsdpbench analyze trace.json.gz
+
+    PATHS are files or folders. Of Flight Recorder dumps (nccl_trace_rank_*) it shows which rank did not join
+    which collective.
+    """
+    from fsdpbench.reports.analysis.words.text import describe
+    from fsdpbench.reports.flight_recorder import describe as describe_dumps
+    from fsdpbench.reports.hta_check import HtaMissingError
+
+    verdict = _dumps(paths)
+    if verdict is not None:
+        if against is not None or hta or output is not None:
+            raise UsageError("--against, --hta and -o are for traces, and these are Flight Recorder dumps")
+        if as_json:
+            show_json(verdict.to_dict())
+        else:
+            show(describe_dumps(verdict))
+        return
+    if against is not None and output is not None:
+        raise UsageError(
+            "-o makes a page of traces, not of what changed since --against: ask for one of both"
+        )
+    roofs = _roofs(hardware)
+    allowed = _limits(limits)
+    analysis = _analyzed(paths, jobs, roofs, allowed, draws=output is not None)
+    content: dict[str, Any] = analysis.to_dict()
+    texts = [describe(analysis)]
+    before = _analyzed((against,), jobs, roofs, allowed) if against is not None else None
+    if before is not None:
+        content, texts = _compared(before, analysis)
+    if hta:
+        try:
+            content["hta"], told = _second_opinion(before, analysis)
+        except HtaMissingError as error:
+            raise UsageError(str(error)) from None
+        texts += told
+    if as_json:
+        show_json(content)
+    else:
+        show("\n\n".join(texts))
+    if output is not None:
+        _write_page(analysis, output, paths)
+
+
+def _write_page(analysis: Analysis, output: Path, paths: tuple[Path, ...]) -> None:
+    from fsdpbench.reports.trace_page import write_trace_page
+
+    title = paths[0].resolve().name + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+    try:
+        write_trace_page(analysis, output, title)
+    except OSError as error:
+        raise BenchError(f"{output}: cannot be written ({error.strerror})") from None
+    tell(f"wrote {output}")
+
+
+def _dumps(paths: tuple[Path, ...]) -> Verdict | None:
+    """The verdict on Flight Recorder dumps, where these are some."""
+    from fsdpbench.reports.flight_recorder import find_dumps, judge
+    from fsdpbench.reports.trace import TraceError
+
+    try:
+        dumps = find_dumps(paths)
+        return judge(dumps) if dumps else None
+    except TraceError as error:
+        raise UsageError(str(error)) from None
+
+
+def _limits(texts: tuple[str, ...]) -> TraceLimits:
+    from fsdpbench.reports.trace import TraceLimits
+
+    try:
+        return TraceLimits.from_environment().with_texts(texts)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _analyzed(
+    paths: tuple[Path, ...], jobs: int | None, roofs: Roofs, limits: TraceLimits, *, draws: bool = False
+) -> Analysis:
+    from fsdpbench.reports.analysis import analyze
+    from fsdpbench.reports.analysis.inputs import find_traces
+    from fsdpbench.reports.analysis.parallel import suitable_processes
+    from fsdpbench.reports.trace import TraceError
+    from fsdpbench.reports.trace_page import draw_rank
+
+    try:
+        files = [file.path for file in find_traces(paths)]
+        processes = jobs or suitable_processes(files)
+        draw = partial(draw_rank, traces=len(files)) if draws else None
+        links, chips = roofs
+        return analyze(paths, processes=processes, links=links, limits=limits, chips=chips, draw=draw)
+    except TraceError as error:
+        raise UsageError(str(error)) from None
+
+
+def _roofs(hardware: str | None) -> Roofs:
+    """Links and chips by device name: of all packaged profiles, or of the one asked for, for any device."""
+    from fsdpbench.reports.analysis.device.roof import ANY_DEVICE, Links
+    from fsdpbench.reports.analysis.operators import Chip
+    from fsdpbench.reports.analysis.operators.chip import ANY_CHIP
+    from fsdpbench.sim.hardware.profile import HardwareProfile, ProfileError, load_profile, profile_names
+
+    def links_of(profile: HardwareProfile) -> Links:
+        nic = profile.nic.gb_s_per_node * 1e9
+        return Links(profile.name, profile.gpus_per_node, profile.nvlink.peak_gb_s * 1e9, nic)
+
+    def chip_of(profile: HardwareProfile) -> Chip:
+        peaks = {**profile.peak_flops, **profile.narrow_peak_flops}
+        return Chip(profile.name, peaks, profile.memory_bandwidth)
+
+    if hardware is None:
+        profiles = [load_profile(name) for name in profile_names()]
+        links = {profile.title: links_of(profile) for profile in profiles}
+        chips = {name: chip_of(profile) for profile in profiles for name in (profile.title, profile.name)}
+        return links, chips
+    try:
+        profile = load_profile(hardware)
+    except ProfileError as error:
+        raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
+    return {ANY_DEVICE: links_of(profile)}, {ANY_CHIP: chip_of(profile)}
+
+
+def _compared(before: Analysis, after: Analysis) -> tuple[dict[str, Any], list[str]]:
+    """What changed, rank by rank, as JSON and in words."""
+    from fsdpbench.reports.analysis.words.diff_text import describe_diff
+    from fsdpbench.reports.analysis.words.trace_diff import diff_analyses
+
+    diffs = diff_analyses(before, after)
+    if not diffs:
+        raise UsageError("--against compares traces, and one side has none")
+    content = {"schema": 1, "ranks": [diff.to_dict() for diff in diffs]}
+    return content, [describe_diff(diff) for diff in diffs]
+
+
+def _second_opinion(before: Analysis | None, after: Analysis) -> tuple[dict[str, Any], list[str]]:
+    """HTA's, on each trace, and its own diff of the first of both sides."""
+    from fsdpbench.reports.hta_text import describe_changes, describe_opinion, hta_changes, hta_opinion
+
+    opinions = [hta_opinion(rank.path) for rank in after.ranks]
+    content: dict[str, Any] = {"ranks": opinions}
+    texts = [describe_opinion(each) for each in opinions]
+    if before is not None and before.ranks and after.ranks:
+        content["diff"] = hta_changes(before.ranks[0].path, after.ranks[0].path)
+        texts.append(describe_changes(content["diff"]))
+    return content, texts

@@ -1,0 +1,138 @@
+"""`fsdpbench atlas`: the best settings for models, chips and numbers of GPUs, built once and looked up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
+from fsdpbench.configuration.numbers import MOST_GPUS, whole_number
+from fsdpbench.errors import SomeFailedError, UsageError
+from fsdpbench.launch import fork_server
+
+if TYPE_CHECKING:
+    from fsdpbench.atlas.names import Extent
+
+_FOLDER = Path("runs/atlas")
+_RUNS = "runs"
+
+
+@click.group("atlas")
+def command() -> None:
+    """The best FSDP settings for known models on known chips, simulated once and looked up.
+
+    \b
+    fsdpbench atlas build --small
+    fsdpbench atlas show llama3-8b --gpus 64
+    """
+
+
+@command.command("build")
+@click.option("--models", help="Models, comma-separated (default: the atlas's ten).")
+@click.option("--hardware", help="Hardware profiles, comma-separated (default: the atlas's eight).")
+@click.option("--gpus", help="Numbers of GPUs, comma-separated (default: 8 to 1024).")
+@click.option("--small", is_flag=True, help="3 models, 3 chips and 4 numbers of GPUs.")
+@click.option("-o", "--output", type=PossiblePath(), default=_FOLDER, help="Folder of pages and runs.")
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
+@click.option("--json", "as_json", is_flag=True, help="The atlas, as one JSON object on stdout.")
+def build_command(
+    models: str | None,
+    hardware: str | None,
+    gpus: str | None,
+    small: bool,
+    output: Path,
+    jobs: int | None,
+    as_json: bool,
+) -> None:
+    """Simulate the settings of every model, chip and number of GPUs, and write pages and atlas.json.
+
+    The same command again resumes where it stopped.
+    """
+    extent = _extent(models, hardware, gpus, small)
+    fork_server.start("sim")
+    from fsdpbench.atlas.answers import as_dict
+    from fsdpbench.atlas.build import build
+    from fsdpbench.atlas.lookup import FILE, as_atlas
+    from fsdpbench.atlas.page import write_pages
+    from fsdpbench.atlas.space import cells
+    from fsdpbench.cli.terminal.progress import make_progress
+    from fsdpbench.files.whole_files import write_whole
+    from fsdpbench.results.store import disk_errors
+
+    found = cells(extent)
+    tell(f"{len(found)} cells; {sum(cell.pruned for cell in found)} configurations cannot fit by arithmetic")
+    with disk_errors(output):
+        output.mkdir(parents=True, exist_ok=True)
+    content = as_dict(found, build(found, output / _RUNS, make_progress, jobs))
+    with disk_errors(output):
+        write_whole(output / FILE, json.dumps(content, indent=1, allow_nan=False))
+        page = write_pages(output, as_atlas(content))
+    fit = sum(cell["status"] == "fits" for cell in content["cells"])
+    simulated = sum(cell["simulated"] for cell in content["cells"])
+    told = f"{len(found)} cells, {fit} fit; {simulated} configurations simulated"
+    if as_json:
+        show_json(content)
+    else:
+        show(told)
+    tell(f"Pages: {page}")
+    failed = [cause for cell in content["cells"] for cause in cell["failed"]]
+    if failed:
+        raise SomeFailedError(f"{len(failed)} configurations failed, the first: {failed[0]}")
+
+
+@command.command("show")
+@click.argument("model")
+@click.option(
+    "--hardware", default="h100-80gb", help="Chip, as in the atlas: h100, a100-80gb (default h100)."
+)
+@click.option("--gpus", type=whole(most=MOST_GPUS), default=8, help="GPUs in all (default 8).")
+@click.option(
+    "--atlas", "place", type=PossiblePath(), default=_FOLDER, help="Folder or file of a built atlas."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: bool) -> None:
+    """The best settings of a model on so many GPUs, from a built atlas. Nothing is run."""
+    import msgspec
+
+    from fsdpbench.atlas.lookup import find, read_atlas
+    from fsdpbench.atlas.words import lines
+
+    atlas = read_atlas(place)
+    cell = find(atlas, model, hardware, gpus)
+    if as_json:
+        show_json({"schema": atlas.schema, "system": atlas.system, **msgspec.to_builtins(cell)})
+        return
+    show("\n".join(line for line in lines(atlas, cell) if line))
+
+
+def _extent(models: str | None, hardware: str | None, gpus: str | None, small: bool) -> Extent:
+    """What to build. Raises `UsageError` for lists that name nothing."""
+    from fsdpbench.atlas.names import SMALL, WHOLE
+
+    extent = SMALL if small else WHOLE
+    if models is not None:
+        extent = dataclasses.replace(extent, models=_list("--models", models))
+    if hardware is not None:
+        extent = dataclasses.replace(extent, hardware=_list("--hardware", hardware))
+    if gpus is not None:
+        extent = dataclasses.replace(extent, gpus=tuple(_count(text) for text in _list("--gpus", gpus)))
+    return extent
+
+
+def _list(flag: str, text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise UsageError(f"{flag} {text!r} names nothing")
+    return names
+
+
+def _count(text: str) -> int:
+    try:
+        return whole_number(text)
+    except ValueError:
+        raise UsageError(f"--gpus: {text!r} is not a whole number") from None

@@ -1,0 +1,138 @@
+"""`fsdpbench calibrate`: measure a machine and write its hardware profile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fsdpbench.cli.output import show_json, tell
+from fsdpbench.cli.values import PossiblePath, whole
+from fsdpbench.configuration.numbers import MOST_GPUS
+from fsdpbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from fsdpbench.calibrate import Machine
+
+
+_RANKS = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+
+
+@click.command("calibrate")
+@click.option("-o", "--output", type=PossiblePath(dir_okay=False), required=True)
+@click.option("--name", help="Name of the profile (default: the name of the file).")
+@click.option(
+    "--base", help="Profile of the most similar hardware, for figures that cannot be measured here."
+)
+@click.option("--device", type=click.Choice(["cuda", "sim"]), default="cuda", show_default=True)
+@click.option("--hardware", help="With --device sim: the profile to measure, to test the calibration itself.")
+@click.option("--gpus", type=whole(most=MOST_GPUS), default=1, help="With --device sim: number of ranks.")
+@click.option("--quick", is_flag=True, help="Do not wait until the GPU is warm.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+def command(
+    output: Path,
+    name: str | None,
+    base: str | None,
+    device: str,
+    hardware: str | None,
+    gpus: int,
+    quick: bool,
+    as_json: bool,
+) -> None:
+    """Measure this machine's GPUs and write a hardware profile for `--hardware FILE`.
+
+    \b
+    fsdpbench calibrate -o mine.toml
+
+    One GPU is enough for kernels, host and memory. To measure collectives too, start it with
+    `torchrun --nproc-per-node 8 -m fsdpbench calibrate ...` on one or several nodes.
+    """
+    from fsdpbench.calibrate import calibrate, cuda_machine, simulated_machine
+    from fsdpbench.devices.detection import visible_gpus
+    from fsdpbench.files.toml_text import to_toml
+    from fsdpbench.files.whole_files import write_whole
+    from fsdpbench.sim.hardware.profile import ProfileError, load_profile
+
+    if output.suffix != ".toml":
+        raise UsageError(f"-o {output}: a profile's file ends in .toml")
+    if not output.parent.is_dir():
+        raise UsageError(f"-o {output}: there is no folder {output.parent}")
+    if device == "cuda" and not visible_gpus():
+        raise UsageError("--device cuda: no GPU is visible here; --device sim --hardware NAME tries it out")
+    if device == "sim" and hardware is None:
+        raise UsageError("--device sim needs --hardware: the profile to measure")
+    try:
+        if device == "cuda":
+            _rehearse()
+        with _process_group(device):
+            machine = (
+                cuda_machine()
+                if device == "cuda"
+                else simulated_machine(hardware or "", gpus, load_profile(hardware or "").gpus_per_node)
+            )
+            base_profile = load_profile(base or hardware or _base_of(machine))
+            report = (lambda line: tell(f"measuring {line}")) if machine.rank == 0 else _silent
+            found = calibrate(machine, base_profile, name or output.stem, quick=quick, report=report)
+    except ProfileError as error:
+        raise UsageError(str(error)) from None
+    if machine.rank != 0:
+        return
+    write_whole(output, to_toml(found.to_toml_tables()))
+    load_profile(output)
+    fit = ", ".join(f"{part} {100 * error:.1f} %" for part, error in found.errors.items())
+    tell(f"{output}: {len(found.measured)} figures measured, {len(found.assumed)} from {found.base}")
+    tell(f"mean error of the fits: {fit}")
+    if as_json:
+        record = {"schema": 1, "file": str(output), "base": found.base, "fit_errors": found.errors}
+        record |= {"measured": list(found.measured), "assumed": list(found.assumed)}
+        show_json(record)
+
+
+def _rehearse() -> None:
+    """In CI the GPU is a simulated one, if the environment says so."""
+    from fsdpbench.devices.base import Placement
+    from fsdpbench.script.rehearsal import rehearse_where_asked
+
+    rank, world, local = (int(os.environ.get(name, default)) for name, default in _RANKS)
+    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    rehearse_where_asked(Placement(rank, world, local), per_node, host_clock=True)
+
+
+@contextmanager
+def _process_group(device: str) -> Iterator[None]:
+    """NCCL among the ranks that torchrun started; nothing to do for one process or a simulated device."""
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        local = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(local)
+        timeout = datetime.timedelta(seconds=120)
+        dist.init_process_group("nccl", timeout=timeout, device_id=torch.device("cuda", local))
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _base_of(machine: Machine) -> str:
+    """The packaged profile that is nearest to a machine. Raises `UsageError` if none is."""
+    from fsdpbench.devices.alike import profile_like
+    from fsdpbench.sim.hardware.profile import profile_names
+
+    found = profile_like(machine.name, machine.module.mem_get_info()[1])
+    if found is None:
+        known = ", ".join(profile_names())
+        raise UsageError(f"no packaged profile is near {machine.name!r}: name one by --base ({known})")
+    return found
+
+
+def _silent(line: str) -> None:
+    """Only the first rank speaks."""

@@ -1,0 +1,241 @@
+"""`fsdpbench explain`: why memory ran out, and the smallest changes that fit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.requests.options import given_settings, setting_options, single_settings, target_options
+from fsdpbench.cli.requests.script_request import script_config, script_options
+from fsdpbench.cli.values import MOST_JOBS, PlaceForFile, whole
+from fsdpbench.errors import UsageError
+from fsdpbench.launch import fork_server
+
+if TYPE_CHECKING:
+    from fsdpbench.configuration.config import Config
+    from fsdpbench.explain import Advice
+
+_LONGEST_TEXT = 64 << 20
+_STDIN = "-"
+
+
+@click.command("explain")
+@click.option(
+    "--from", "source", metavar="FILE", help="Message, log or snapshot to read, for use with --script."
+)
+@target_options
+@script_options
+@click.option(
+    "-o", "--output", type=PlaceForFile(), help="Also write the explanation as an offline page (.html)."
+)
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
+@click.option(
+    "--no-changes", is_flag=True, help="Only say what held memory; do not search for changes that fit."
+)
+@setting_options(many=False)
+def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Explain why memory ran out, and find the smallest changes that fit, with their cost in speed.
+
+    \b
+    fsdpbench explain oom.txt                     a message or a log (- reads stdin)
+    fsdpbench explain runs/NAME                   the configuration of a run folder that ran out
+    fsdpbench explain memory.pickle               a memory snapshot (torch.cuda.memory._dump_snapshot)
+    fsdpbench explain --model gpt-2.8b --gpus 8 --batch 24
+    fsdpbench explain --script train.py --gpus 8 --from oom.txt -- --batch 8
+
+    With only a message, nothing is simulated.
+    """
+    content: dict[str, Any] = {"schema": 1}
+    texts: list[str] = []
+    source = _source(options)
+    config = None
+    if source is not None:
+        config = _read(source, options, content, texts)
+    config = _asked_for(options, assignments) or config
+    advice = None
+    if config is not None:
+        fork_server.start("sim")
+        advice = _advice(config, options)
+        _add(advice, content, texts)
+    if not texts:
+        raise UsageError(
+            "explain what? A message, a log, a run folder or a snapshot (FILE), or --model, --hf-config "
+            "or --script"
+        )
+    if options["output"] is not None:
+        from fsdpbench.explain.page import write_page
+
+        write_page(options["output"], texts, advice)
+        tell(f"wrote {options['output']}")
+    if as_json:
+        show_json(content)
+    else:
+        show("\n\n".join(texts))
+
+
+def _source(options: dict[str, Any]) -> str | None:
+    """FILE; of what follows it the script's arguments, where there is a script."""
+    named: str | None = options.pop("source")
+    arguments = options["script_arguments"]
+    if named is not None or options.get("script") or options.get("module"):
+        return named
+    if len(arguments) > 1:
+        raise UsageError(f"explain takes one FILE, not {len(arguments)}: {' '.join(arguments)}")
+    options["script_arguments"] = ()
+    return arguments[0] if arguments else None
+
+
+def _read(source: str, options: dict[str, Any], content: dict[str, Any], texts: list[str]) -> Config | None:
+    """Explain what the file says; the configuration, where it names one. Raises `UsageError`."""
+    from fsdpbench.reports.analysis.measures.snapshot import SUFFIXES
+
+    path = Path(source)
+    if source != _STDIN and not path.exists():
+        raise UsageError(f"{source}: no such file or folder (- reads stdin)")
+    if source != _STDIN and (path.is_dir() or path.suffix == ".json"):
+        record, result = _recorded(path)
+        return _measured_config(path, record, result, options, content, texts)
+    if path.suffix in SUFFIXES:
+        _read_snapshot(path, content, texts)
+    else:
+        _read_text(source, content, texts)
+    return None
+
+
+def _read_snapshot(path: Path, content: dict[str, Any], texts: list[str]) -> None:
+    from fsdpbench.reports.out_of_memory import describe_snapshot, read_oom_snapshot
+    from fsdpbench.reports.trace import TraceError
+
+    try:
+        found = read_oom_snapshot(path)
+    except TraceError as error:
+        raise UsageError(str(error)) from None
+    content["snapshot"] = [each.to_dict() for each in found]
+    texts += [describe_snapshot(each) for each in found] or ["The snapshot holds no memory and no history."]
+
+
+def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
+    from fsdpbench.reports.out_of_memory import describe_report, read_log
+
+    try:
+        if source == _STDIN:
+            text = sys.stdin.buffer.read(_LONGEST_TEXT).decode(errors="replace")
+        else:
+            with open(source, "rb") as file:
+                text = file.read(_LONGEST_TEXT).decode(errors="replace")
+    except OSError as error:
+        raise UsageError(f"{source}: cannot be read ({error.strerror})") from None
+    report = read_log(text)
+    if report is None:
+        raise UsageError(f"{source}: no out-of-memory message of torch or CUDA is in it")
+    content["message"] = report.to_dict()
+    texts.append(describe_report(report))
+
+
+def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The configuration of a folder that ran out of memory, and its result. Raises `UsageError`."""
+    from fsdpbench.files.reading import read_json_object
+    from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
+
+    if path.is_dir() and (path / SWEEP_FILE).is_file():
+        points = [p for p in Store.open(path).points() if p.result["status"] == "oom"]
+        if not points:
+            raise UsageError(f"{path}: no configuration in it ran out of memory")
+        if len(points) > 1:
+            tell(f"{len(points)} configurations ran out of memory; the first is explained. For another one:")
+            for point in points[1:4]:
+                tell(f"  fsdpbench explain {point.folder}")
+        return points[0].config, points[0].result
+    result = read_json_object(path / RESULT_FILE if path.is_dir() else path)
+    if not isinstance(result.get("config"), dict):
+        raise UsageError(f"{path}: it holds no configuration; name a run folder or a result.json")
+    return result["config"], result
+
+
+def _measured_config(
+    path: Path,
+    record: dict[str, Any],
+    result: dict[str, Any],
+    options: dict[str, Any],
+    content: dict[str, Any],
+    texts: list[str],
+) -> Config:
+    """The recorded configuration, to be simulated on the GPUs that it ran on; of real ones the message is
+    explained too. Raises `UsageError`."""
+    from fsdpbench.configuration.config import Config
+    from fsdpbench.devices.alike import profile_like
+    from fsdpbench.reports.out_of_memory import describe_report, read_log
+
+    hardware = result.get("hardware") or {}
+    if record.get("device") == "cuda" and not options.get("hardware"):
+        found = profile_like(str(hardware.get("name")), int(hardware.get("memory_bytes") or 0))
+        if found is None:
+            raise UsageError(
+                f"{path}: no profile is like its {hardware.get('name')}; name one with --hardware"
+            )
+        options["hardware"] = found
+    report = read_log(str((result.get("cause") or {}).get("message") or ""))
+    if report is not None and record.get("device") == "cuda":
+        content["message"] = report.to_dict()
+        texts.append(describe_report(report))
+    try:
+        return Config.from_dict(record)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path}: its configuration cannot be read ({error})") from None
+
+
+def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config | None:
+    """The configuration that --model, --hf-config or --script names. Raises `UsageError`."""
+    from fsdpbench.cli.requests.request import target_of, told_assumed
+    from fsdpbench.configuration.settings import Settings
+    from fsdpbench.sweep.hf_model import usual_settings
+    from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
+
+    config = script_config(options, assignments)
+    given = {} if config is not None else single_settings(given_settings(options, assignments))
+    if config is not None or not (options.get("model") or options.get("hf_config")):
+        if given:
+            raise UsageError(f"{', '.join(given)}: of which model? Name it with --model or --hf-config")
+        return config
+    target, _ = target_of(options)
+    usual = usual_settings(target.model, given)
+    if usual:
+        tell(f"{target.model}{told_assumed(usual)}")
+    settings = Settings.of(**usual | given)
+    config = make_config(target, options.get("system") or "impl-fsdp2", settings, target.workload())
+    reasons = not_applicable(config, given)
+    if reasons:
+        raise UsageError("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+    return without_absent(config)
+
+
+def _advice(config: Config, options: dict[str, Any]) -> Advice:
+    from dataclasses import replace
+
+    from fsdpbench.explain import advise
+    from fsdpbench.sweep.prediction import PROBE, as_simulated
+    from fsdpbench.sweep.runner import jobs_for
+
+    if config.script is None:
+        simulated = as_simulated(config, options.get("hardware"))
+        if simulated is None:
+            raise UsageError(f"{config.system} cannot do this on simulated GPUs: nothing can be explained")
+        config = simulated
+        timeout = options.get("timeout") or PROBE.timeout_s
+        config = replace(config, measurement=replace(PROBE, timeout_s=timeout))
+    else:
+        config = replace(config, measurement=replace(config.measurement, traced_steps=0))
+    config = replace(config, sanitize=False, jitter=None)
+    jobs = options.get("jobs") or jobs_for("sim")
+    return advise(config, jobs, tell, search=not options["no_changes"])
+
+
+def _add(advice: Advice, content: dict[str, Any], texts: list[str]) -> None:
+    from fsdpbench.explain.text import as_dict, describe_advice
+
+    content["simulation"] = as_dict(advice)
+    texts.append(describe_advice(advice))

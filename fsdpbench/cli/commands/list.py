@@ -1,0 +1,187 @@
+"""`fsdpbench list`: what there is to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from fsdpbench.cli.output import make_console, show, show_json
+from fsdpbench.configuration.settings import SETTINGS, show_value
+
+Row = dict[str, Any]
+
+
+@click.command("list")
+@click.argument("what", type=click.Choice(["models", "systems", "hardware", "software", "settings"]))
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list to stdout.")
+def command(what: str, as_json: bool) -> None:
+    """List models, systems, hardware profiles, software profiles or settings.
+
+    \b
+    fsdpbench list models
+    fsdpbench list settings --json
+    """
+    rows = _LISTS[what]()
+    if as_json:
+        show_json(rows)
+        return
+    _print_table([_flat(row) for row in rows])
+    if what in _NOTES:
+        show(f"\n{_NOTES[what]}")
+
+
+def models() -> list[Row]:
+    """A row for every model, those of other packages and those that cannot be loaded included."""
+    from fsdpbench.workloads import get_workload, offered_families, workload_names
+
+    rows: list[Row] = []
+    offers = offered_families()
+    origins = {size: each.origin for each in offers if each.family for size in each.family.sizes}
+    for name in (*workload_names(), *origins):
+        workload = get_workload(name)
+        row = {
+            "name": name,
+            "family": workload.family,
+            "parameters": workload.parameters,
+            "training_state_bytes": workload.training_state_bytes,
+            "shape": dict(workload.shape),
+        }
+        rows.append(row | ({"from": origins.get(name, "fsdpbench"), "state": "ready"} if offers else {}))
+    unknown: Row = {"parameters": None, "training_state_bytes": None, "shape": {}}
+    rows += [
+        {"name": each.name, "family": each.name, **unknown, "from": each.origin, "state": each.problem}
+        for each in offers
+        if each.problem
+    ]
+    return rows
+
+
+def systems() -> list[Row]:
+    """A row for every system, with what it takes to install it where it is not."""
+    from fsdpbench.systems import offers
+
+    rows: list[Row] = []
+    for offer in offers():
+        system = offer.system
+        state = offer.problem or "ready"
+        if system is not None and not system.is_installed:
+            state = f"{system.package} is not installed: {system.installation}"
+        rows.append(
+            {
+                "name": offer.name,
+                "summary": "-" if system is None else system.summary,
+                "devices": [] if system is None else sorted(system.devices),
+                "from": offer.origin,
+                "state": state,
+            }
+        )
+    return rows
+
+
+def hardware() -> list[Row]:
+    """A row for every hardware profile of the package."""
+    from fsdpbench.sim.hardware.profile import load_profile, profile_names
+
+    rows = []
+    for name in profile_names():
+        profile = load_profile(name)
+        rows.append(
+            {
+                "name": name,
+                "title": profile.title,
+                "memory_bytes": profile.memory_bytes,
+                "bf16_tflops": profile.peak_flops["bf16"] / 1e12,
+                "gpus_per_node": profile.gpus_per_node,
+                "source": profile.source,
+            }
+        )
+    return rows
+
+
+def software() -> list[Row]:
+    """A row for every software profile of the package, with what it changes."""
+    from fsdpbench.sim.software import load_software, software_names
+
+    rows = []
+    for name in software_names():
+        profile = load_software(name)
+        rows.append(
+            {"name": name, "title": profile.title, "changes": profile.changes, "source": profile.source}
+        )
+    return rows
+
+
+def settings() -> list[Row]:
+    """A row for every setting, with the reason of its default."""
+    return [
+        {
+            "name": setting.name,
+            "default": setting.default,
+            "values": setting.values,
+            "meaning": setting.meaning,
+            "reason": setting.reason,
+        }
+        for setting in SETTINGS.values()
+    ]
+
+
+_LISTS: dict[str, Callable[[], list[Row]]] = {
+    "models": models,
+    "systems": systems,
+    "hardware": hardware,
+    "software": software,
+    "settings": settings,
+}
+
+
+_OF_MODELS = {"parameters": "parameters", "training_state_bytes": "state"}
+_SHAPE_WIDTH = 29
+"""Columns for a shape's first fields, so that the table has 80; `--json` has them all."""
+_NOTES = {"models": "state: parameters, gradients, AdamW's moments; all ranks. --json: whole shapes"}
+
+
+def _flat(row: Row) -> dict[str, str]:
+    flat = {}
+    for key, value in row.items():
+        if value is None and key in _OF_MODELS:
+            flat[_OF_MODELS[key]] = "-"  # of a plugin that cannot be loaded
+        elif isinstance(value, dict):
+            flat[key] = _first_fields([f"{name}={show_value(v)}" for name, v in value.items()])
+        elif isinstance(value, list):
+            flat[key] = ", ".join(map(str, value))
+        elif key == "parameters":
+            flat[key] = f"{value / 1e9:,.2f} B" if value >= 1e9 else f"{value / 1e6:,.2f} M"
+        elif key == "training_state_bytes":
+            flat[_OF_MODELS[key]] = f"{value / 2**30:,.2f} GiB"
+        elif key == "memory_bytes":
+            key, flat["memory"] = "memory", f"{value / 2**30:.0f} GiB"
+        else:
+            flat[key] = show_value(value)
+    return flat
+
+
+def _first_fields(fields: list[str]) -> str:
+    """As many as there is room for."""
+    shown = ""
+    for index, field in enumerate(fields):
+        longer = f"{shown} {field}".strip()
+        more = 2 if index + 1 < len(fields) else 0
+        if len(longer) + more > _SHAPE_WIDTH:
+            return f"{shown} …".strip()
+        shown = longer
+    return shown
+
+
+def _print_table(rows: list[dict[str, str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = make_console(width_of_pipe=240)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        table.add_column(name, no_wrap=name == "name", justify="right" if name == "parameters" else "left")
+    for row in rows:
+        table.add_row(*(Text(value) for value in row.values()))
+    console.print(table)

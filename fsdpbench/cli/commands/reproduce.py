@@ -1,0 +1,100 @@
+"""`fsdpbench reproduce`: a publication's figures, published and simulated in one chart."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
+from fsdpbench.errors import SomeFailedError, UsageError, unknown
+from fsdpbench.launch import fork_server
+from fsdpbench.reproduce.names import NAMES, PUBLICATION
+
+if TYPE_CHECKING:
+    from fsdpbench.reproduce.outcome import Outcome
+
+_PAGE = "fsdp-paper.html"
+_JSON = "fsdp-paper.json"
+_RUNS = "runs"
+_PROFILES = "profiles"
+
+
+@click.command("reproduce")
+@click.argument("publication", metavar="fsdp-paper")
+@click.option("--only", help=f"Figures to do, comma-separated, of {', '.join(NAMES)} (default: all).")
+@click.option(
+    "-o", "--output", type=PossiblePath(), default=Path("runs/fsdp-paper"), help="Folder of page and runs."
+)
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Configurations simulated side by side.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def command(publication: str, only: str | None, output: Path, jobs: int | None, as_json: bool) -> None:
+    """Simulate every figure of the FSDP paper and draw it with the published one, on one offline page.
+
+    \b
+    fsdpbench reproduce fsdp-paper --only 6b
+
+    The same command again resumes where it stopped.
+    """
+    if publication != PUBLICATION:
+        raise unknown("publication", publication, (PUBLICATION,), "fsdpbench reproduce --help")
+    names = _names(only)
+    fork_server.start("sim")
+    began = time.monotonic()
+    from fsdpbench.cli.terminal.progress import make_progress
+    from fsdpbench.files.whole_files import write_whole
+    from fsdpbench.reproduce.catalogue import figures
+    from fsdpbench.reproduce.document import as_dict
+    from fsdpbench.reproduce.outcome import outcome_of
+    from fsdpbench.reproduce.page import write_page
+    from fsdpbench.reproduce.run import run
+    from fsdpbench.reproduce.traced import traced_runs
+    from fsdpbench.results.store import disk_errors
+
+    with disk_errors(output):
+        output.mkdir(parents=True, exist_ok=True)
+        chosen = figures(output / _PROFILES, names)
+    runs = run(chosen, output / _RUNS, make_progress(), jobs)
+    outcomes = [outcome_of(figure, runs) for figure in chosen]
+    traced = [traced_runs(figure, runs) for figure in chosen]
+    document = as_dict(publication, outcomes, traced)
+    with disk_errors(output):
+        write_whole(output / _JSON, json.dumps(document, indent=1, allow_nan=False))
+        write_page(output / _PAGE, publication, outcomes, traced, time.monotonic() - began)
+    if as_json:
+        show_json(document)
+    else:
+        _print(outcomes)
+    tell(f"Page: {output / _PAGE}")
+    if runs.failed:
+        raise SomeFailedError(f"{len(runs.failed)} kinds of failure, the first: {runs.failed[0]}")
+
+
+def _names(only: str | None) -> list[str]:
+    """The figures that `--only` names. Raises `UsageError`."""
+    if only is None:
+        return []
+    names = [name.strip().lower() for name in only.split(",") if name.strip()]
+    if not names:
+        raise UsageError(f"--only {only!r} names no figure; there are {', '.join(NAMES)}")
+    for name in names:
+        if name not in NAMES:
+            raise unknown("figure", name, NAMES, "fsdpbench reproduce --help")
+    return names
+
+
+def _print(outcomes: list[Outcome]) -> None:
+    from fsdpbench.reports.page.display import percent
+
+    show("figure  points  mean error   worst  claims  of")
+    for outcome in outcomes:
+        same = sum(each.same is True for each in outcome.claims)
+        claims = f"{same}/{len(outcome.claims)}" if outcome.claims else ""
+        show(
+            f"{outcome.figure.name:<6}  {len(outcome.points):>6}  {percent(outcome.mean_error):>10}  "
+            f"{percent(outcome.worst_error):>6}  {claims:>6}  {outcome.figure.words.title}"
+        )

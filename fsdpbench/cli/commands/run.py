@@ -1,0 +1,225 @@
+"""`fsdpbench run`: one configuration, one result."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsdpbench.cli.output import show, show_json, tell, terminal_width
+from fsdpbench.cli.requests.options import (
+    asks_to_compile,
+    given_settings,
+    sanitize_option,
+    setting_options,
+    single_settings,
+    target_options,
+)
+from fsdpbench.cli.requests.script_request import script_config, script_options
+from fsdpbench.cli.requests.soak_options import soak_notes, soak_options, with_soak
+from fsdpbench.cli.terminal.sanitizer_notes import sanitizer_notes
+from fsdpbench.cli.terminal.script_notes import script_notes
+from fsdpbench.cli.values import PossiblePath
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.errors import ExitCode, UsageError
+from fsdpbench.launch import fork_server
+from fsdpbench.reports.outside_text import one_line
+
+if TYPE_CHECKING:
+    from fsdpbench.configuration.config import Config
+    from fsdpbench.results.store import Store
+
+_FOLDERS = Path("runs")
+_LONGEST_NAME = 80
+_POLL_S = 0.2
+
+
+@click.command("run")
+@target_options
+@click.option(
+    "-o",
+    "--output",
+    type=PossiblePath(),
+    help="Output folder (default: runs/NAME of the configuration, or runs/NAME-2 while that is in use).",
+)
+@script_options
+@click.option(
+    "--jitter",
+    metavar="SEED",
+    help="Simulated GPUs: random noise and late ranks (a seed, or "
+    "seed=1,kernels=0.02,arrival_us=20,straggler=0).",
+)
+@click.option(
+    "--advise",
+    is_flag=True,
+    help="Simulate variants of the script, each one line away: what each gains, and the line to write.",
+)
+@sanitize_option
+@soak_options
+@setting_options(many=False)
+def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Run one configuration, or a training script of your own (--script), and print its result.
+
+    \b
+    fsdpbench run --model gpt-2.8b --gpus 8 --batch 4
+    fsdpbench run --script train.py --gpus 64 --hardware h100-80gb --advise -- --batch 8
+    """
+    device = "sim" if options.get("script") or options.get("module") else options.get("device")
+    fork_server.start(device, asks_to_compile(options, assignments))
+    from fsdpbench.cli.terminal.progress import describe_result
+    from fsdpbench.cli.terminal.script_notes import describe_script
+    from fsdpbench.results.records import Status
+
+    advice = None
+    config = script_config(options, assignments)
+    if options["advise"] and config is None:
+        raise UsageError("--advise belongs to --script; for a model of the bench: `tune` or `sweep`")
+    if config is not None:
+        config = with_soak(config, options)
+        config = _with_jitter(config, options.get("jitter"))
+        config = replace(config, sanitize=bool(options.get("sanitize")))
+        tell(f"{config.name}: {config.gpus} simulated GPUs")
+        result = _run(config, options.get("output"))
+        _tell_notes(result)
+        if options["advise"]:
+            advice = _advice(config, result)
+    else:
+        result = _run_model(assignments, options)
+    for line in soak_notes(result):
+        tell(one_line(line))
+    for line in sanitizer_notes(result, terminal_width()):
+        tell(one_line(line))
+    if as_json:
+        show_json(result | ({} if advice is None else {"advice": advice[0]}), indent=1)
+    else:
+        show(
+            "\n".join(
+                [describe_result(result), *describe_script(result), *([] if advice is None else [advice[1]])]
+            )
+        )
+    if options.get("output") is None and result.get("folder"):
+        tell(f"its page: fsdpbench report {Path(result['folder']).parent}")
+    if result["status"] == Status.OOM:
+        tell(f"why, and what fits: fsdpbench explain {result['folder']}")
+    if not Status(result["status"]).is_answer:
+        raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
+
+
+def _advice(config: Config, result: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
+    """For programs, and in words; None where the script did not run to its figures."""
+    from fsdpbench.advise import advise_script
+    from fsdpbench.advise.text import as_dict, describe_advice
+    from fsdpbench.sweep.runner import jobs_for
+
+    if not result.get("step_time_s"):
+        tell("no advice: the script has no figures that variants could be compared with")
+        return None
+    found = advise_script(config, result, jobs_for("sim"), tell)
+    return as_dict(found), describe_advice(found)
+
+
+def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """The configuration that model and settings name."""
+    from fsdpbench.cli.requests.request import target_of, told_assumed
+    from fsdpbench.results.result import not_applicable_result
+    from fsdpbench.sweep.hf_model import usual_settings
+    from fsdpbench.sweep.planning import make_config, not_applicable, without_absent
+
+    if not options.get("model") and not options.get("hf_config"):
+        raise UsageError(
+            "which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them. "
+            "For a training script of your own: --script train.py"
+        )
+    given = single_settings(given_settings(options, assignments))
+    kept = given.get("implementation", "own") != "own"
+    target, choice = target_of({**options, "keep_content": kept})
+    usual = usual_settings(target.model, given)
+    system = options.get("system") or "impl-fsdp2"
+    config = make_config(target, system, Settings.of(**usual | given), target.workload())
+    config = with_soak(config, options)
+    reasons = not_applicable(config, given)
+    if reasons:
+        return not_applicable_result(config, reasons)
+    config = _with_jitter(without_absent(config), options.get("jitter"))
+    tell(f"{config.name}: on {config.device} ({choice.reason}){told_assumed(usual)}")
+    return _run(config, options.get("output"))
+
+
+def _with_jitter(config: Config, text: str | None) -> Config:
+    """Raises `UsageError` for a text that says no jitter, and where nothing is simulated."""
+    from fsdpbench.configuration.jitter import JitterError, JitterSettings
+
+    if text is None:
+        return config
+    if config.device != "sim":
+        raise UsageError("--jitter is for simulated GPUs; real ones have their own")
+    try:
+        return replace(config, jitter=JitterSettings.parse(text))
+    except JitterError as error:
+        raise UsageError(f"--{error}") from None
+
+
+def _tell_notes(result: dict[str, Any]) -> None:
+    """What a reader should know of the measurement of a script, and where its output is."""
+    for note in (result.get("script") or {}).get("notes", ()):
+        tell(f"note: {one_line(note)}")
+    for line in script_notes(result):
+        tell(f"note: {one_line(line)}")
+    unknown = result.get("unknown_operators")
+    if unknown:
+        tell(one_line(f"note: costed by their bytes alone: {', '.join(unknown)}"))
+    tell(f"the script's output: {Path(result['folder']) / 'stdout.log'}")
+
+
+def _run(config: Config, output: Path | None) -> dict[str, Any]:
+    """Run `config` in a store of its own kind, so that `report` and `analyze` read it as they read a
+    sweep."""
+    from fsdpbench.cli.terminal.progress import WaitingProgress
+    from fsdpbench.results.store import point_folder_name
+    from fsdpbench.sweep.runner import run_sweep
+
+    with _locked(output, config) as store:
+        store.write_space({"schema": 1, "model": config.model, "system": [config.system]}, [config])
+        summary = run_sweep(
+            store, [config], WaitingProgress(config.measurement.timeout_s), jobs=1, again=True
+        )
+    return {**summary.ran[0][1], "folder": str(store.folder / point_folder_name(config))}
+
+
+def own_name(config: Config) -> str:
+    """The folder of a run without `-o`: the same configuration has the same one, another one has another."""
+    said = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    name = re.sub(r"[^\w.+-]", "-", config.name)[:_LONGEST_NAME]
+    return f"{name}-{hashlib.sha256(said.encode()).hexdigest()[:6]}"
+
+
+@contextlib.contextmanager
+def _locked(output: Path | None, config: Config) -> Iterator[Store]:
+    """The folder that was named, when it is free; else the configuration's own, or one beside it while
+    another run is under way there."""
+    from fsdpbench.files.folder_lock import FolderTakenError
+    from fsdpbench.results.store import Store
+
+    with contextlib.ExitStack() as held:
+        for attempt in itertools.count(1):
+            name = own_name(config) + (f"-{attempt}" if attempt > 1 else "")
+            folder = output or _FOLDERS / name
+            store = Store.open_or_create(folder)
+            try:
+                held.enter_context(store.locked())
+                break
+            except FolderTakenError as taken:
+                if attempt == 1 and output is not None:
+                    tell(f"{str(taken).split(';')[0]}; waiting until it ends")
+                if output is not None:
+                    time.sleep(_POLL_S)
+        yield store

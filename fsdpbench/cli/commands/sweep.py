@@ -1,0 +1,254 @@
+"""`fsdpbench sweep`: many configurations, a ranking, a recommendation, a report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.requests.launchers import Launcher, launcher_options, make_launcher
+from fsdpbench.cli.requests.options import (
+    asks_to_compile,
+    given_settings,
+    read_space_file,
+    sanitize_option,
+    setting_options,
+    space_options,
+    target_options,
+)
+from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
+from fsdpbench.cli.values import MOST_JOBS, MOST_RUNS, PossiblePath, whole
+from fsdpbench.configuration.settings import SETTINGS
+from fsdpbench.errors import BenchError, ExitCode, UsageError
+from fsdpbench.launch import fork_server
+
+if TYPE_CHECKING:
+    from fsdpbench.cli.requests.request import SweepRequest
+    from fsdpbench.configuration.config import Config
+    from fsdpbench.results.store import Store, StoredPoint
+    from fsdpbench.sweep.runner import SweepSummary
+    from fsdpbench.sweep.space import Plan
+
+_PATIENCE_S = 300.0
+
+
+@click.command("sweep")
+@click.argument("space", required=False, metavar="[SPACE.toml]")
+@target_options
+@space_options
+@launcher_options
+@click.option("-o", "--output", type=PossiblePath(), help="Output folder (default runs/NAME).")
+@click.option("--jobs", type=whole(most=MOST_JOBS), help="Number of configurations to simulate in parallel.")
+@click.option("--repeat", type=whole(most=MOST_RUNS), default=1, help="Number of runs of each configuration.")
+@click.option("--retry-failed", is_flag=True, help="Run failed configurations of this folder again.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first failed configuration.")
+@click.option(
+    "--try-compiled",
+    is_flag=True,
+    help="Run the best configuration with torch.compile too, if none was compiled, to show the gain.",
+)
+@sanitize_option
+@budget_options
+@setting_options(many=True)
+def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Run many configurations, rank them and write the report.
+
+    \b
+    fsdpbench sweep --model gpt-2.8b --gpus 8
+    fsdpbench sweep --model llama3-8b --gpus 64 --hardware h100-80gb --batch 1,2 --wrap block,every-2
+
+    Each setting takes a comma-separated list of values to compare. Without one GPU for each rank, the same
+    training code runs on simulated GPUs. After an interruption the same command resumes.
+    """
+    compiles = bool(options["try_compiled"]) or asks_to_compile(options, assignments, space)
+    if options["launcher"] == "local":
+        fork_server.start(device_named(space, options), compiles)
+    budget = Budget.of(options)
+    request = request_from(space, assignments, options)
+    budget.check(request.target.workload())
+    code = run_request(request, options, as_json, budget)
+    if code is not ExitCode.OK:
+        raise click.exceptions.Exit(int(code))
+
+
+def device_named(space: str | None, options: dict[str, Any]) -> str | None:
+    """The device that the flags or the TOML file name, if any."""
+    named: str | None = options.get("device")
+    if named is None and space is not None:
+        named = read_space_file(space)[0].get("device")
+    return named
+
+
+def request_from(space: str | None, assignments: tuple[str, ...], options: dict[str, Any]) -> SweepRequest:
+    """Flags over `--set` over the TOML file over the defaults."""
+    from fsdpbench.cli.requests.request import gpu_counts, make_request
+
+    from_file: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    if space is not None:
+        from_file = read_space_file(space)
+    named = {k: v for k, v in options.items() if v is not None and v != () and k not in SETTINGS}
+    target = {**from_file[0], **named}
+    lists = {**from_file[1], **given_settings(options, assignments)}
+    if target.get("nnodes") and target.get("gpus_per_node") is None:
+        target["gpus_per_node"] = max(gpu_counts(target.get("gpus"))) // target["nnodes"] or 1
+    if not target.get("model") and not target.get("hf_config"):
+        raise UsageError("which model? --model gpt-2.8b, for example; `fsdpbench list models` lists them")
+    return make_request(target, lists, whole_space=space is not None)
+
+
+def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, budget: Budget) -> ExitCode:
+    """Run what was asked for, write the report, and say which exit code that is."""
+    from fsdpbench.cli.terminal.progress import make_progress
+    from fsdpbench.results.store import Store
+    from fsdpbench.sweep.runner import jobs_for, run_sweep
+
+    plan = request.plan()
+    tell(request.announcement(len(plan.points)))
+    if added := request.added_by_preset():
+        tell(added)
+    for note in plan.notes:
+        tell(f"  {note}")
+    if not plan.points:
+        raise UsageError("nothing is left to run: every combination is not applicable (see above)")
+    jobs = options.get("jobs") or jobs_for(request.target.device)
+    repeat = int(options.get("repeat") or 1)
+    if repeat > 1 and request.target.device == "sim":
+        tell("  --repeat: a simulated run is exact, one is enough")
+        repeat = 1
+    folder = options.get("output") or Path("runs") / default_name(request)
+    launcher = make_launcher(options, request.gpus)
+    if launcher.follows:
+        return follow_request(launcher, folder, request)
+    store = Store.open_or_create(folder)
+    with store.locked():
+        store.write_space(request.to_space(), plan.points)
+        run = partial(
+            run_sweep,
+            store,
+            jobs=jobs,
+            retry_failed=bool(options.get("retry_failed")),
+            fail_fast=bool(options.get("fail_fast")),
+            repeat=repeat,
+        )
+        summary = run(plan.points, make_progress(), pool=launcher.pool(folder, jobs))
+        if compiled := _to_try_compiled(store, plan.points, options):
+            plan.points.append(compiled)
+            store.write_space(request.to_space(), plan.points)
+            run([compiled], make_progress(), pool=launcher.pool(folder, jobs))
+        pasted, report_failed = _write_answers(store, plan)
+    code = _tell_end(store, plan, summary, pasted, budget, as_json)
+    if report_failed is not None:
+        raise report_failed
+    return code
+
+
+def _write_answers(store: Store, plan: Plan) -> tuple[list[Path], BenchError | None]:
+    """Write the code to paste, and the page with it; what failed is raised once the results are told."""
+    from fsdpbench.reports.page import write_report
+    from fsdpbench.results.store import REPORT_FILE, disk_errors
+    from fsdpbench.sweep.recommended import write_recommended
+
+    pasted: list[Path] = []
+    try:
+        with disk_errors(store.folder):
+            pasted = write_recommended(store.folder, [point.result for point in _stored(store, plan)])
+            write_report(store.folder, store.folder / REPORT_FILE)
+    except BenchError as error:
+        return pasted, error
+    return pasted, None
+
+
+def _stored(store: Store, plan: Plan) -> list[StoredPoint]:
+    """The points of the plan that are in the store."""
+    from fsdpbench.results.provenance import content_key
+
+    keys = {content_key(config) for config in plan.points}
+    return [point for point in store.points() if point.key in keys]
+
+
+def _tell_end(
+    store: Store, plan: Plan, summary: SweepSummary, pasted: list[Path], budget: Budget, as_json: bool
+) -> ExitCode:
+    """What came out, for people or as JSON. `pasted`: files of code to paste."""
+    from fsdpbench.cli.terminal.ranking import print_ranking
+    from fsdpbench.results.records import Status
+
+    folder, stored = store.folder, _stored(store, plan)
+    failed = [p for p in stored if not Status(p.result["status"]).is_answer]
+    by_count = _by_count([point.config | point.result for point in stored], budget)
+    if as_json:
+        results = [{"name": p.config["name"], "folder": str(p.folder), **p.result} for p in stored]
+        show_json(
+            {"schema": 1, "folder": str(folder), "notes": plan.notes, "results": results}
+            | {"by_gpus": [row.to_dict() for row in by_count], "code": [str(path) for path in pasted]}
+        )
+    else:
+        print_ranking(folder, ran=len(summary.ran), already_done=summary.already_done)
+        for path in pasted:
+            show(f"as code to paste: {path}")
+        if any(Status(point.result["status"]) is Status.OOM for point in stored):
+            tell(f"why memory ran out, and what fits: fsdpbench explain {folder}")
+        if is_wanted(by_count, budget):
+            print_rows(by_count, budget)
+    return ExitCode.SOME_FAILED if failed else ExitCode.OK
+
+
+def _to_try_compiled(store: Store, points: Sequence[Config], options: dict[str, Any]) -> Config | None:
+    """What `--try-compiled` adds to what has run, if anything."""
+    from fsdpbench.sweep.compiled_beside import compiled_beside_best
+
+    if not options.get("try_compiled"):
+        return None
+    config, why_not = compiled_beside_best(store, points)
+    if config is None:
+        tell(f"  --try-compiled: nothing to run ({why_not})")
+    return config
+
+
+def _by_count(records: list[dict[str, Any]], budget: Budget) -> list[Row]:
+    """The best of each number of GPUs; `records`: configurations with their results."""
+    from fsdpbench.results.records import Status
+
+    running = [record for record in records if record["status"] == Status.OK and record.get("step_time_s")]
+    unit = "tokens" if all(record.get("tokens_per_s_per_gpu") for record in running) else "samples"
+    rates = ((each["gpus"], each["name"], each.get(f"{unit}_per_s_per_gpu") or 0.0) for each in running)
+    return rows_by_count(rates, unit, budget) if running else []
+
+
+def follow_request(launcher: Launcher, folder: Path, request: SweepRequest) -> ExitCode:
+    """Run this machine's share of a sweep that another machine leads."""
+    from fsdpbench.launch.nodes import follow
+    from fsdpbench.results.store import Store
+
+    assert launcher.nodes is not None
+    store, began = Store(folder), False
+
+    def is_over() -> bool:
+        nonlocal began
+        began = began or store.is_locked
+        return began and not store.is_locked
+
+    patience = request.target.measurement.timeout_s + _PATIENCE_S
+    tell(f"following node 0 in {folder}")
+    count = follow(folder, launcher.nodes, is_over, patience)
+    tell(f"took part in {count} configurations")
+    return ExitCode.OK
+
+
+def default_name(request: SweepRequest) -> str:
+    """The same space has the same name, so that the same command finds its folder again."""
+    target = request.target
+    where = Path(target.hardware).stem if target.hardware else target.device
+    model = re.sub(r"[:/]", "-", target.model)
+    name = f"{model}-{'-'.join(map(str, request.gpus))}x-{where}"
+    if not request.is_default:
+        digest = hashlib.sha256(json.dumps(request.to_space(), sort_keys=True, default=str).encode())
+        name += f"-{digest.hexdigest()[:6]}"
+    return name

@@ -1,0 +1,228 @@
+"""`fsdpbench tune`: search a space for its best configurations."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fsdpbench.cli.commands.sweep import default_name, device_named, request_from
+from fsdpbench.cli.output import make_console, show_json, tell
+from fsdpbench.cli.requests.options import (
+    asks_to_compile,
+    given_settings,
+    setting_options,
+    space_options,
+    target_options,
+)
+from fsdpbench.cli.terminal.units import plus_minus
+from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
+from fsdpbench.errors import UsageError
+from fsdpbench.files.reading import read_json_object
+from fsdpbench.launch import fork_server
+
+if TYPE_CHECKING:
+    from fsdpbench.tune.run import Answer, Effort, Goal
+
+_UNITS = {"": 1, "gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
+
+
+@click.command("tune")
+@click.argument("space", required=False, metavar="[SPACE.toml]")
+@target_options
+@space_options
+@click.option(
+    "--for",
+    "goal",
+    default="tokens_per_s",
+    help="What to maximise: tokens_per_s (default), samples_per_s, tflops or mfu.",
+)
+@click.option("--memory", help="Memory limit of one GPU: 80GB, 40GiB.")
+@click.option(
+    "--trials", type=whole(most=1_000_000), default=160, help="Maximum number of configurations to simulate."
+)
+@click.option("--seed-search", type=whole(0, 2**32 - 1), default=0, help="Random seed of the search.")
+@click.option(
+    "--finalists",
+    type=whole(most=MOST_RUNS),
+    default=8,
+    help="Number of best simulated configurations to run in full.",
+)
+@click.option(
+    "--real-runs",
+    type=whole(most=MOST_RUNS),
+    help="Real devices: maximum number of configurations to measure, the finalists first.",
+)
+@click.option(
+    "--real-time", type=Positive(MOST_SECONDS // 60), help="Real devices: time limit for measuring, minutes."
+)
+@click.option(
+    "--repeat",
+    type=whole(most=MOST_RUNS),
+    default=1,
+    help="Real devices: number of runs of each of the best configurations.",
+)
+@click.option("-o", "--output", type=PossiblePath(), help="Output folder (default runs/tune-NAME).")
+@setting_options(many=True)
+def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Search settings for the fastest configurations at each memory size.
+
+    \b
+    fsdpbench tune --model gpt-2.8b --gpus 8 --preset wide
+
+    The search runs on simulated GPUs. If real devices were asked for, the best configurations are then
+    measured; with --real-runs or --real-time the search continues there, guided by the simulated ranking. The
+    output folder holds the best trade-offs of throughput and memory, the best configuration as TOML, and code
+    for each FSDP API.
+    """
+    fork_server.start(device_named(space, options), asks_to_compile(options, assignments, space))
+    from fsdpbench.cli.terminal.progress import SilentProgress, make_progress
+    from fsdpbench.reports.page import write_report
+    from fsdpbench.results.store import REPORT_FILE, Store, disk_errors
+    from fsdpbench.tune.front import figure_of
+    from fsdpbench.tune.run import Effort, Goal, tune
+
+    goal = Goal(options.pop("goal"), parse_memory(options.pop("memory")))
+    figure_of(goal.name)
+    varied = any(len(values) > 1 for values in given_settings(options, assignments).values())
+    if space is None and not options.get("preset") and not varied:
+        options["preset"] = "wide"
+    effort = Effort(
+        trials=options["trials"],
+        finalists=options["finalists"],
+        real_runs=options["real_runs"],
+        real_seconds=None if options["real_time"] is None else 60 * options["real_time"],
+        repeat=options["repeat"],
+    )
+    request = request_from(space, assignments, options)
+    _check_device(request.target.device, goal, effort)
+    plan = request.plan()
+    if not plan.points:
+        raise UsageError("nothing is left to search: " + "; ".join(plan.notes))
+    tell(request.announcement(len(plan.points)))
+    if added := request.added_by_preset():
+        tell(added)
+    folder = options.get("output") or Path("runs") / f"tune-{default_name(request)}"
+    store = Store.open_or_create(folder)
+    with store.locked():
+        answer = tune(
+            store,
+            request.to_space(),
+            plan.points,
+            goal,
+            effort,
+            seed=options["seed_search"],
+            progress=make_progress(),
+            quiet=SilentProgress(),
+            tell=_tell,
+        )
+        with disk_errors(folder):
+            write_report(folder, folder / REPORT_FILE)
+    if as_json:
+        record = read_json_object(folder / "tune.json")
+        show_json({**record, "points": len(plan.points), "folder": str(folder)})
+    else:
+        _print(answer, goal, folder, len(plan.points))
+
+
+def parse_memory(text: str | None) -> int | None:
+    """Bytes of `80GB`, `40 GiB`, `8e10`. Raises `UsageError`."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    try:
+        if match is None or match[2] not in _UNITS:
+            raise ValueError
+        size = round(float(match[1]) * _UNITS[match[2]])
+    except ValueError:
+        raise UsageError(f"--memory {text!r}: write a size, as in 80GB or 40GiB") from None
+    if size < 1:
+        raise UsageError(f"--memory {text!r}: it must be above 0")
+    return size
+
+
+def _check_device(device: str, goal: Goal, effort: Effort) -> None:
+    """Raises `UsageError` for what makes no sense on `device`."""
+    if device == "cpu" and goal.name == "mfu":
+        raise UsageError("--for mfu: a CPU's peak is not known; --for tokens_per_s or samples_per_s")
+    if device != "sim":
+        return
+    given = (effort.real_runs, effort.real_seconds, None if effort.repeat == 1 else effort.repeat)
+    for flag, value in zip(("--real-runs", "--real-time", "--repeat"), given, strict=True):
+        if value is not None:
+            raise UsageError(f"{flag} belongs to real devices (--device cuda or cpu), not to simulated GPUs")
+
+
+def _tell(line: str) -> None:
+    live = sys.stderr.isatty()
+    tell(line, end=" " if live else "\n", over=live)
+
+
+def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from fsdpbench.cli.terminal.units import goal_unit
+    from fsdpbench.tune.front import ranks
+
+    console = make_console()
+    if console.is_terminal:
+        tell("")
+    device = answer.front[0].config.device
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("#", justify="right", no_wrap=True)
+    table.add_column("configuration", overflow="fold")
+    table.add_column(goal_unit(goal.name, device), justify="right", no_wrap=True)
+    if any(candidate.memory is not None for candidate in answer.front):
+        table.add_column("peak GiB", justify="right", no_wrap=True)
+    places = ranks(answer.front)
+    for candidate, place in zip(answer.front, places, strict=True):
+        memory = [] if candidate.memory is None else [f"{candidate.memory / 2**30:.1f}"]
+        if memory and candidate.risky:
+            memory = [f"{memory[0]} risky"]
+        shared = "=" if places.count(place) > 1 else ""
+        speed = f"{candidate.speed:,.4g}{plus_minus(candidate.interval)}"
+        table.add_row(f"{place}{shared}", Text(candidate.config.name), speed, *memory)
+    console.print(table)
+    for line in _explain(answer, places):
+        console.print(Text(line))
+    console.print()
+    best = answer.front[0].config
+    simulated = f"Simulated on {best.hardware}: " if device == "sim" else ""
+    console.print(Text(f"{simulated}best is {best.name}", style="bold"))
+    console.print(_tried(answer, points), highlight=False, soft_wrap=not console.is_terminal)
+    # Paths in lines of their own, never folded: they are there to be copied.
+    for what, where in (("best", "best.toml"), ("as code", "best_*.py"), ("report", "report.html")):
+        if not any(folder.glob(where)):  # not every system has an API to write code for
+            continue
+        console.print(f"  {what:<8} {folder / where}", highlight=False, soft_wrap=True)
+
+
+def _explain(answer: Answer, places: Sequence[int | None]) -> list[str]:
+    """What ±, = and risky mean in the table, as far as they occur."""
+    intervals = [each.interval for each in answer.front if each.interval is not None]
+    if not intervals:
+        return []
+    reasons = dict.fromkeys(reason for interval in intervals for reason in interval["because"])
+    told = "±: 9 of 10 cases, from held-out errors of published runs"
+    lines = [f"{told}; wide: {'; '.join(reasons)}." if reasons else f"{told}."]
+    if len(set(places)) < len(places):
+        lines.append("Ranks with = cannot be distinguished: of these take the one with the least memory.")
+    if any(each.risky for each in answer.front):
+        lines.append("risky: memory fits only inside the prediction's error, or the allocator retries.")
+    return lines
+
+
+def _tried(answer: Answer, points: int) -> str:
+    """How much was tried, in words."""
+    told = f"{answer.tried} of {points} configurations were simulated, {answer.feasible} of them fit"
+    if not answer.measured:
+        return f"{told}."
+    told += f"; {answer.measured} were measured"
+    if answer.agreement is not None:
+        told += f" (rank correlation of simulated and measured speed: {answer.agreement:.2f})"
+    return f"{told}."

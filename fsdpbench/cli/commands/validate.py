@@ -1,0 +1,127 @@
+"""`fsdpbench validate`: the simulation against published measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fsdpbench.cli.output import show, show_json, tell
+from fsdpbench.cli.values import PossiblePath
+from fsdpbench.errors import ExitCode, UsageError
+from fsdpbench.launch import fork_server
+
+if TYPE_CHECKING:
+    from fsdpbench.validation.runs.case import Case
+
+
+@click.command("validate")
+@click.option(
+    "--runs",
+    type=PossiblePath(),
+    multiple=True,
+    help="CSV file of published runs to add to the known ones; may be repeated.",
+)
+@click.option(
+    "--system", help="System to simulate them with (default: the one each run used, as it was then)."
+)
+@click.option("--only", help="Only cases whose name or group contains this text.")
+@click.option(
+    "--held-out/--no-held-out",
+    default=True,
+    help="Also predict the rows of --runs with constants fitted to another chip's runs.",
+)
+@click.option(
+    "--operators",
+    type=PossiblePath(),
+    help="Compare operators instead of runs: folder with measured ones (nccl.csv, gemm.csv, "
+    "attention_forward.csv).",
+)
+@click.option("-o", "--output", type=PossiblePath(), default=Path("runs/validate"))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+def command(
+    runs: tuple[Path, ...],
+    system: str | None,
+    only: str | None,
+    held_out: bool,
+    operators: Path | None,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Simulate published runs and compare the predicted with the published figures.
+
+    \b
+    fsdpbench validate --runs published.csv
+
+    Exits with 1 if a target accuracy is missed.
+    """
+    if operators is not None:
+        given = {"--runs": runs or None, "--system": system, "--only": only}
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(f"--operators prices operators and simulates no run: leave out {name}")
+        _compare_operators(operators, as_json)
+        return
+    fork_server.start("sim")
+    from fsdpbench.cli.terminal.progress import make_progress
+    from fsdpbench.files.whole_files import write_whole
+    from fsdpbench.systems import get_system
+    from fsdpbench.validation.coverage import interval_bars, judged_runs
+    from fsdpbench.validation.held_out import compare_held_out, held_out_cases
+    from fsdpbench.validation.judge import judge
+    from fsdpbench.validation.page import write_page
+    from fsdpbench.validation.paper_network import network_predictions
+    from fsdpbench.validation.predict import predict
+    from fsdpbench.validation.runs.runs_file import cases_of_file
+    from fsdpbench.validation.text import as_dict, as_markdown
+
+    if system is not None:
+        get_system(system)
+    rows = [row for path in runs for row in _chosen(cases_of_file(path), only)]
+    cases = _chosen(_known_cases(), only) + rows
+    network = [p for p in network_predictions() if p.case in _chosen([p.case], only)]
+    if not cases and not network:
+        raise UsageError(f"--only {only!r}: no case has it in its name or group")
+    # Beside the sweep's folder, which must be empty or a sweep's.
+    foreign = held_out_cases(rows, output.with_name(f"{output.name}-held-out")) if held_out else []
+    both = predict(cases + foreign, system, output, make_progress())
+    predictions = network + both[: len(cases)]
+    judged = judged_runs(predictions)
+    bars = judge(predictions) + interval_bars(judged)
+    shares = compare_held_out(predictions, both[len(cases) :])
+    text = as_markdown(predictions, bars, shares, judged)
+    write_whole(output / "validation.md", text)
+    write_page(output / "validation.html", predictions, bars, shares, judged)
+    if as_json:
+        show_json(as_dict(predictions, bars, shares, judged))
+    else:
+        show(text)
+    tell(f"Page: {output / 'validation.html'}")
+    if not all(bar.met for bar in bars):
+        raise click.exceptions.Exit(int(ExitCode.REGRESSION))
+
+
+def _compare_operators(folder: Path, as_json: bool) -> None:
+    from fsdpbench.validation.operators import as_dict, as_markdown, bars_of, compare
+
+    comparison = compare(folder)
+    if as_json:
+        show_json(as_dict(comparison))
+    else:
+        show(as_markdown(comparison))
+    if not all(bar.met for bar in bars_of(comparison)):
+        raise click.exceptions.Exit(int(ExitCode.REGRESSION))
+
+
+def _known_cases() -> list[Case]:
+    from fsdpbench.validation.runs.paper import paper_cases
+    from fsdpbench.validation.runs.paper_open import open_cases
+    from fsdpbench.validation.runs.paper_t5 import t5_cases
+    from fsdpbench.validation.runs.torchtitan import torchtitan_cases
+
+    return paper_cases() + t5_cases() + open_cases() + torchtitan_cases()
+
+
+def _chosen(cases: list[Case], only: str | None) -> list[Case]:
+    return [case for case in cases if only is None or only in case.name or only in case.group]

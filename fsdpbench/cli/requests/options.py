@@ -1,0 +1,194 @@
+"""Options that several commands share: where to run, and one flag a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from fsdpbench.cli.requests.completion import (
+    hardware_names,
+    model_names,
+    proposals,
+    software_names,
+    system_names,
+    values_of,
+)
+from fsdpbench.cli.values import MOST_SECONDS, Positive, whole
+from fsdpbench.configuration.setting_values import TRUE_WORDS
+from fsdpbench.configuration.settings import SETTINGS, Value, read_list, setting_named, show_value
+from fsdpbench.errors import UsageError
+from fsdpbench.files.reading import read_toml
+from fsdpbench.sweep.space_file import read_space
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def sanitize_option(function: F) -> F:
+    """`--sanitize`."""
+    return click.option(
+        "--sanitize",
+        is_flag=True,
+        default=None,
+        help="Simulated GPUs: find data races (accesses to the same memory that no event orders). A finding "
+        "gives status race and exit code 4 (docs/races.md).",
+    )(function)
+
+
+def target_options(function: F) -> F:
+    """`--model`, `--gpus`, `--device`, ... : what is run, and on what."""
+    options = (
+        click.option(
+            "--model",
+            shell_complete=proposals(model_names),
+            help="Model: a named size (gpt-2.8b), a family (gpt) with --shape, or hf:OWNER/NAME from the "
+            "local Hugging Face cache.",
+        ),
+        click.option(
+            "--hf-config",
+            metavar="PATH",
+            help="Model from a Hugging Face config.json, or from its folder, instead of --model "
+            "(docs/models.md).",
+        ),
+        click.option("--shape", help="Change fields of the model's shape: layers=32,d_model=4096,..."),
+        click.option(
+            "--system",
+            shell_complete=proposals(system_names),
+            help="FSDP implementation(s) to run, comma-separated (`fsdpbench list systems`).",
+        ),
+        click.option(
+            "--device",
+            default=None,
+            help="cuda (real GPUs), cpu, sim (simulated GPUs) or auto (default: cuda if enough GPUs are "
+            "visible, else sim).",
+        ),
+        click.option(
+            "--hardware",
+            shell_complete=proposals(hardware_names),
+            help="Hardware profile to simulate: a name (`fsdpbench list hardware`) or FILE.toml.",
+        ),
+        click.option(
+            "--nic-gb-s",
+            type=Positive(1e6),
+            default=None,
+            metavar="GB/S",
+            help="Network of a node each way, instead of the profile's: 50 for 400 Gb/s.",
+        ),
+        click.option(
+            "--emulate",
+            is_flag=True,
+            default=None,
+            help="Run rank 0 of --gpus on one real device; the network of --hardware is simulated.",
+        ),
+        click.option(
+            "--software",
+            shell_complete=proposals(software_names),
+            help="Simulated GPUs: behave like older software (fsdp1-2022; `fsdpbench list software`), or "
+            "FILE.toml.",
+        ),
+        click.option("--gpus", default=None, help="Total number of ranks (default 8); `sweep` takes a list."),
+        click.option("--gpus-per-node", type=whole(), default=None, help="Number of ranks on each node."),
+        click.option(
+            "--data",
+            help="Training data: a text file (bytes are tokens), a folder of images or a click log. Default: "
+            "synthetic data from the seed.",
+        ),
+        click.option(
+            "--timeout",
+            type=Positive(MOST_SECONDS),
+            default=None,
+            help="Time limit of one configuration, seconds.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def space_options(function: F) -> F:
+    """`--preset`, `--when`, `--exclude`, `--max-points`, `--sample-seed`: which combinations run."""
+    options = (
+        click.option(
+            "--preset",
+            help="Ready-made set of settings to sweep: default, memory, accumulation, scaling, hybrid, wide.",
+        ),
+        click.option(
+            "--when",
+            multiple=True,
+            metavar="'A=V => B=V,V'",
+            help="Sweep the values of B only where A has this value (any setting, system or gpus).",
+        ),
+        click.option(
+            "--exclude",
+            multiple=True,
+            metavar="'A=V B=V'",
+            help="Leave out configurations that match all of these.",
+        ),
+        click.option("--reference", help="Systems to run once for comparison, comma-separated."),
+        click.option("--max-points", type=whole(), help="Maximum number of configurations to sample."),
+        click.option("--sample-seed", type=whole(0), help="Seed of that sample (default 0)."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def setting_options(many: bool) -> Callable[[F], F]:
+    """A flag for every setting (a comma-separated list where `many`), and `--set key=value`."""
+
+    def decorate(function: F) -> F:
+        for setting in reversed(SETTINGS.values()):
+            lists = " Comma-separated list." if many else ""
+            function = click.option(
+                f"--{setting.name.replace('_', '-')}",
+                setting.name,
+                default=None,
+                metavar="V,V" if many else "V",
+                shell_complete=proposals(values_of(setting.name)),
+                help=f"{setting.meaning} Takes {setting.values}.{lists} "
+                f"Default {show_value(setting.read(setting.default))}.",
+            )(function)
+        return click.option(
+            "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Set any setting by name."
+        )(function)
+
+    return decorate
+
+
+def given_settings(flags: Mapping[str, str | None], assignments: tuple[str, ...]) -> dict[str, list[Value]]:
+    """Settings that the user named, each with its values in order. Raises `UsageError`."""
+    texts = {name: flags[name] for name in SETTINGS if flags.get(name) is not None}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"--set {assignment!r}: write it as key=value, as in seq=4096")
+        texts[setting_named(name.strip()).name] = value
+    return {name: read_list(name, text) for name, text in texts.items()}
+
+
+def asks_to_compile(
+    flags: Mapping[str, str | None], assignments: tuple[str, ...], space: str | None = None
+) -> bool:
+    """Whether `compile=true` is among what these words, or the TOML file `space`, ask for. A quick look, for
+    the fork server; errors in them are reported later."""
+    texts = [flags.get("compile") or "", *(each for each in assignments if each.startswith("compile"))]
+    if space is not None:
+        texts += map(str, read_space_file(space)[1].get("compile", ()))
+    words = {word.strip() for text in texts for word in text.lower().replace("=", ",").split(",")}
+    return not words.isdisjoint(TRUE_WORDS)
+
+
+def single_settings(given: Mapping[str, list[Value]]) -> dict[str, Value]:
+    """For `run`: exactly one value a setting. Raises `UsageError` on a list."""
+    for name, values in given.items():
+        if len(values) != 1:
+            raise UsageError(f"{name}: `run` takes one value, not {len(values)}; `sweep` takes lists")
+    return {name: values[0] for name, values in given.items()}
+
+
+def read_space_file(path: str) -> tuple[dict[str, Any], dict[str, list[Value]]]:
+    """A sweep's TOML file as (target keys, lists of settings). Raises `UsageError` naming file and key."""
+    return read_space(read_toml(Path(path)), path)

@@ -1,0 +1,302 @@
+"""What the user asked of a sweep, checked and completed
+
+Targets, systems, the values of every swept setting, conditions, and how many points are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fsdpbench.configuration.config import Measurement
+from fsdpbench.configuration.numbers import whole_number
+from fsdpbench.configuration.settings import Value, show_value
+from fsdpbench.devices.detection import Choice, choose_device
+from fsdpbench.errors import UsageError
+from fsdpbench.sweep.hf_model import usual_settings, with_hf_model
+from fsdpbench.sweep.planning import DEFAULT_HARDWARE, Target, check_device, check_systems, make_target
+from fsdpbench.sweep.presets import Preset, get_preset, of_what_is_named
+from fsdpbench.sweep.rules import Rule, parse_exclude, parse_when, read_rule
+from fsdpbench.sweep.shape_text import parse_shape
+from fsdpbench.sweep.space import Plan, Space, expand
+from fsdpbench.sweep.space_file import read_space
+from fsdpbench.workloads.library_model import LIBRARY
+
+DEFAULT_GPUS = 8
+_MOST_WORLDS = 100
+_NOT_BY_DEFAULT = ("system", "shape", "hf_config", "preset", "when", "exclude", "max_points")
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """A sweep to run. `is_default`: nothing but model and place was named; `assumed`: settings that a model
+    of a configuration file got, as the user named none."""
+
+    space: Space
+    choice: Choice
+    is_default: bool
+    preset: str | None = None
+    """The preset that lists came from."""
+    of_preset: tuple[str, ...] = ()
+    """Settings that vary because of it."""
+    assumed: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Target:
+        """The first target; all are one model on one device."""
+        return self.space.targets[0]
+
+    @property
+    def gpus(self) -> list[int]:
+        return [target.gpus for target in self.space.targets]
+
+    def plan(self) -> Plan:
+        return expand(self.space)
+
+    def to_space(self) -> dict[str, Any]:
+        """The space as its TOML file says it; `fsdpbench sweep FILE` asks for the same again."""
+        target, space = self.target, self.space
+        several = len(space.targets) > 1
+        return {
+            "schema": 1,
+            "model": target.model,
+            "shape": ",".join(f"{name}={value}" for name, value in target.shape.items()) or None,
+            "system": list(space.systems),
+            "reference": list(space.references) or None,
+            "device": target.device,
+            "hardware": target.hardware,
+            "emulate": target.emulate or None,
+            "sanitize": target.sanitize or None,
+            "software": target.software,
+            "gpus": self.gpus if several else target.gpus,
+            "gpus_per_node": max(t.gpus_per_node for t in space.targets),
+            "data": target.data,
+            "max_points": space.max_points,
+            "sample_seed": space.sample_seed or None,
+            "when": [rule.to_table() for rule in space.when] or None,
+            "exclude": [rule.to_table() for rule in space.exclude] or None,
+            "settings": {
+                name: ["none" if value is None else value for value in values]
+                for name, values in space.lists.items()
+            },
+        }
+
+    def added_by_preset(self) -> str | None:
+        """What varies although the user did not name it, and how to avoid that; None if nothing does."""
+        if not self.of_preset and len(self.space.systems) < 2:
+            return None
+        lists = self.space.lists
+        ruled = {name: values for rule in self.space.when for name, values in rule.lists.items()}
+        told = [
+            f"{name} ({', '.join(map(show_value, dict.fromkeys((*lists[name], *ruled.get(name, ())))))})"
+            for name in self.of_preset
+            if name in lists
+        ]
+        told += [f"{name} (by condition)" for name in self.of_preset if name not in lists]
+        if not told:
+            return None
+        return (
+            f"  the preset {self.preset} varies {', '.join(told)}; name a setting with several values "
+            "(--batch 4,8) to vary only what you name"
+        )
+
+    def announcement(self, points: int) -> str:
+        """The first line of a sweep: what runs where, and why there."""
+        target = self.target
+        gpus = ", ".join(map(str, self.gpus))
+        if target.device == "sim":
+            from fsdpbench.sim.hardware.profile import load_profile
+
+            title = load_profile(target.hardware or "").title
+            where = f"simulating {gpus} x {title} ({self.choice.reason})"
+        elif target.emulate:
+            where = f"emulating {gpus} ranks on one {target.device}, network of {target.hardware}"
+        else:
+            where = f"running on {gpus} x {target.device} ({self.choice.reason})"
+        noun = "configuration" if points == 1 else "configurations"
+        return f"{target.model}: {points} {noun}, {where}{told_assumed(self.assumed)}"
+
+
+def make_request(
+    given: Mapping[str, Any], lists: Mapping[str, Sequence[Value]], *, whole_space: bool
+) -> SweepRequest:
+    """`given` holds what is not a setting (`model`, `gpus`, `preset`, `when`, ...), `lists` what was named of
+    the settings. With `whole_space` (a TOML file) the default lists are not added. Raises `UsageError`."""
+    is_named = any(given.get(name) for name in _NOT_BY_DEFAULT)
+    given = with_hf_model({**given, "keep_content": LIBRARY in lists.get("implementation", ())})
+    named_preset = given.get("preset")
+    counts = gpu_counts(given.get("gpus"))
+    largest, choice = target_of({**given, "gpus": max(counts)})
+    preset = Preset({})
+    varied = [name for name, values in lists.items() if len(values) > 1]
+    if varied and named_preset is None and not whole_space:
+        preset = of_what_is_named(largest.device, counts[0], _node_size(given, largest))
+    elif named_preset is not None or not whole_space:
+        preset = get_preset(
+            str(named_preset or "default"), largest.device, counts[0], _node_size(given, largest)
+        )
+    if len(counts) == 1 and preset.gpus:
+        counts = list(preset.gpus)
+    usual = usual_settings(largest.model, (*preset.lists, *lists))
+    systems = _names(given.get("system")) or list(preset.systems)
+    space = Space(
+        targets=tuple(target_of({**given, "gpus": count})[0] for count in counts),
+        systems=tuple(check_systems(systems)),
+        lists={**{name: [value] for name, value in usual.items()}, **preset.lists, **lists},
+        when=(*_not_named(preset.when, lists), *_rules(given.get("when"), "when", parse_when)),
+        exclude=_rules(given.get("exclude"), "exclude", parse_exclude),
+        max_points=_at_least_one("max_points", given.get("max_points")),
+        sample_seed=whole("sample_seed", given.get("sample_seed") or 0),
+        references=tuple(check_systems(_references(given, lists, preset))),
+    )
+    by_rules = [name for rule in preset.when for name in rule.lists]
+    more = [name for name, values in preset.lists.items() if len(values) > 1]
+    return SweepRequest(
+        preset=str(named_preset or "default"),
+        of_preset=tuple(name for name in dict.fromkeys((*more, *by_rules)) if name not in lists),
+        space=space,
+        choice=choice,
+        is_default=not (lists or whole_space or len(counts) > 1 or is_named),
+        assumed=usual,
+    )
+
+
+def told_assumed(assumed: Mapping[str, Value]) -> str:
+    """The settings that the user did not name, as the end of a line."""
+    words = ", ".join(f"{name}={value}" for name, value in assumed.items())
+    return f"; {words}, as not named" if words else ""
+
+
+def request_of_space(space: Mapping[str, Any]) -> SweepRequest:
+    """The request that `SweepRequest.to_space` wrote down. Raises `UsageError`."""
+    target, lists = read_space(space, "the recorded space")
+    return make_request(target, lists, whole_space=True)
+
+
+def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
+    """The target in `given`, its device resolved, and why it is that one."""
+    given = with_hf_model(given)
+    (gpus,) = _one_count(given.get("gpus"))
+    hardware = hardware_of(given)
+    emulate = bool(given.get("emulate"))
+    choice = choose_device(
+        check_device(given.get("device") or "auto"),
+        gpus,
+        hardware,
+        elsewhere=given.get("launcher") not in (None, "local"),
+        emulate=emulate,
+    )
+    if hardware is not None and choice.device != "sim" and not emulate:
+        raise UsageError(
+            f"--hardware {hardware} is for simulated GPUs; leave it out with --device {choice.device}"
+        )
+    shape = given.get("shape")
+    measurement = Measurement.default_for(choice.device)
+    if given.get("timeout") is not None:
+        measurement = replace(measurement, timeout_s=given["timeout"])
+    target = make_target(
+        model=str(given["model"]),
+        shape=dict(shape) if isinstance(shape, Mapping) else parse_shape(shape),
+        device=choice.device,
+        hardware=hardware,
+        gpus=gpus,
+        gpus_per_node=None
+        if given.get("gpus_per_node") is None
+        else whole("gpus_per_node", given["gpus_per_node"]),
+        data=given.get("data"),
+        measurement=measurement,
+        emulate=emulate,
+        sanitize=bool(given.get("sanitize")),
+        software=given.get("software"),
+    )
+    return target, choice
+
+
+def hardware_of(given: Mapping[str, Any]) -> str | None:
+    """The profile that `given` names, with its `--nic-gb-s`."""
+    from fsdpbench.sim.hardware.profile import with_nic
+
+    hardware, rate = given.get("hardware"), given.get("nic_gb_s")
+    return hardware if rate is None else with_nic(hardware or DEFAULT_HARDWARE, rate)
+
+
+def gpu_counts(given: object) -> list[int]:
+    """World sizes: a number, a list, or a text of numbers between commas. Raises `UsageError`."""
+    if given is None:
+        return [DEFAULT_GPUS]
+    items = given if isinstance(given, list | tuple) else str(given).split(",")
+    counts = list(dict.fromkeys(whole("gpus", item) for item in items))
+    if not counts or min(counts) < 1:
+        raise UsageError(f"--gpus must be at least 1, not {given}")
+    if len(counts) > _MOST_WORLDS:
+        raise UsageError(f"--gpus: {len(counts):,} numbers of ranks; a sweep takes {_MOST_WORLDS} at most")
+    return counts
+
+
+def whole(name: str, value: object) -> int:
+    """A whole number from a text or a TOML value. Raises `UsageError`."""
+    try:
+        if isinstance(value, bool | float):
+            raise ValueError
+        return whole_number(str(value))
+    except ValueError:
+        raise UsageError(f"{name}: {value!r} is not a whole number up to 2^63-1") from None
+
+
+def _one_count(given: object) -> list[int]:
+    counts = gpu_counts(given)
+    if len(counts) > 1:
+        raise UsageError(f"--gpus {given}: expected one number; `sweep` takes several")
+    return counts
+
+
+def _node_size(given: Mapping[str, Any], largest: Target) -> int:
+    """GPUs of a full node, also where fewer than that are asked for."""
+    if given.get("gpus_per_node") is not None:
+        return whole("gpus_per_node", given["gpus_per_node"])
+    if largest.device == "sim":
+        from fsdpbench.sim.hardware.profile import load_profile
+
+        return load_profile(largest.hardware or "").gpus_per_node
+    return largest.gpus_per_node
+
+
+def _rules(given: object, name: str, parse: Callable[[str], Rule]) -> tuple[Rule, ...]:
+    """Texts from the command line, or tables from TOML."""
+    items = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    return tuple(
+        parse(item) if isinstance(item, str) else read_rule(item, f"[[{name}]]", adds=name == "when")
+        for item in items
+    )
+
+
+def _not_named(rules: Sequence[Rule], lists: Mapping[str, object]) -> Iterator[Rule]:
+    """The rules of a preset without the settings that were named themselves."""
+    for rule in rules:
+        left = {name: values for name, values in rule.lists.items() if name not in lists}
+        if left:
+            yield replace(rule, lists=left)
+
+
+def _at_least_one(name: str, given: object) -> int | None:
+    if given is None:
+        return None
+    number = whole(name, given)
+    if number < 1:
+        raise UsageError(f"{name} must be at least 1, not {number}")
+    return number
+
+
+def _references(given: Mapping[str, Any], lists: Mapping[str, Sequence[Value]], preset: Preset) -> list[str]:
+    """Those that were named; a preset's own where it is run as it is."""
+    if given.get("reference") is not None:
+        return _names(given["reference"])
+    return [] if lists or given.get("system") is not None else list(preset.references)
+
+
+def _names(given: object) -> list[str]:
+    if given is None:
+        return []
+    items = given if isinstance(given, list) else str(given).split(",")
+    return list(dict.fromkeys(str(item).strip() for item in items if str(item).strip()))

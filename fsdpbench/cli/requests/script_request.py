@@ -1,0 +1,168 @@
+"""`fsdpbench run --script`: the configuration that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fsdpbench.cli.output import tell
+from fsdpbench.cli.requests.request import hardware_of
+from fsdpbench.cli.values import PossiblePath
+from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module, spread_ranks
+from fsdpbench.configuration.settings import SETTINGS, Settings
+from fsdpbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from fsdpbench.configuration.config import Config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NOT_FOR_SCRIPTS = ("model", "hf_config", "shape", "system", "data", *SETTINGS)
+_SYSTEM = "script"
+
+
+def script_options(function: F) -> F:
+    """`--script` and what belongs to it; the script's own arguments come after `--`."""
+    options = (
+        click.option(
+            "--script",
+            type=PossiblePath(dir_okay=False),
+            help="Run this training script on simulated GPUs instead of a model; write its arguments after "
+            "`--`.",
+        ),
+        click.option(
+            "--module",
+            metavar="NAME",
+            help="Run a Python module instead, like `torchrun -m` (torchtitan.train).",
+        ),
+        click.option(
+            "--steps-by",
+            type=click.Choice([way.value for way in StepsBy]),
+            default=None,
+            help="What ends a step of the script: the step of its first optimizer (default) or of its "
+            "profiler.",
+        ),
+        click.option(
+            "--to-the-end",
+            is_flag=True,
+            help="Continue to the end of the script after the measured steps (7).",
+        ),
+        click.option(
+            "--check-ranks",
+            metavar="[N]",
+            is_flag=False,
+            flag_value="",
+            default=None,
+            help="Run N ranks and compare their collectives (without N: ranks 0, 1, a middle one and the "
+            "last).",
+        ),
+        click.argument("script_arguments", nargs=-1, type=click.UNPROCESSED),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> Config | None:
+    """The configuration of `--script`; None without it. Raises `UsageError`."""
+    path, module = options.get("script"), options.get("module")
+    if path is None and module is None:
+        if options.get("check_ranks") is not None:
+            raise UsageError("--check-ranks belongs to --script: the bench's own models have no control flow")
+        _refuse(options, ("steps_by", "to_the_end", "script_arguments"), "belongs to --script")
+        return None
+    if path is not None and module is not None:
+        raise UsageError(f"--script {path} and --module {module}: give one of them")
+    _refuse(options, _NOT_FOR_SCRIPTS, "is what the script decides itself; leave it out with --script")
+    if assignments:
+        raise UsageError("--set is what the script decides itself; leave it out with --script")
+    if options.get("device") not in (None, "auto", "sim"):
+        raise UsageError(
+            f"--device {options['device']}: scripts run on simulated GPUs here; on real ones start them "
+            "with torchrun, and read their traces with `fsdpbench analyze`"
+        )
+    source = ScriptSource.read(
+        path or file_of_module(module or ""),
+        tuple(options.get("script_arguments") or ()),
+        StepsBy(options.get("steps_by") or StepsBy.OPTIMIZER),
+        to_the_end=bool(options.get("to_the_end")),
+        module=module or "",
+        check_ranks=_checked_ranks(options),
+    )
+    return _config(source, options)
+
+
+def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
+    from fsdpbench.configuration.config import Config, Measurement
+    from fsdpbench.sim.hardware.profile import ProfileError, load_profile
+    from fsdpbench.sweep.planning import DEFAULT_HARDWARE
+
+    gpus = _world(options)
+    hardware = hardware_of(options) or DEFAULT_HARDWARE
+    try:
+        per_node = options.get("gpus_per_node") or load_profile(hardware).gpus_per_node
+    except ProfileError as error:
+        raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
+    measurement = Measurement(
+        warmup_steps=2, timed_steps=3, traced_steps=2, timeout_s=options.get("timeout") or 600.0
+    )
+    return Config(
+        model=source.name,
+        shape={},
+        system=_SYSTEM,
+        device="sim",
+        hardware=hardware,
+        gpus=gpus,
+        gpus_per_node=min(per_node, gpus),
+        settings=Settings.of(),
+        measurement=measurement,
+        script=source,
+        software=_software(options.get("software")),
+    )
+
+
+def _software(given: str | None) -> str | None:
+    """The software profile of a script, which has a model and a trainer of its own. Raises `UsageError`."""
+    from fsdpbench.sim.software import CURRENT, load_software
+    from fsdpbench.sweep.planning import check_software
+
+    name = CURRENT if given is None else check_software(given, "sim")
+    if name == CURRENT:
+        return None
+    profile = load_software(name)
+    if profile.of_the_bench:
+        raise UsageError(
+            f"--software {given} changes {', '.join(profile.of_the_bench)}, which belong to the bench's own "
+            "models and training loop; leave them out of a profile for --script"
+        )
+    if profile.left_to_scripts:
+        kept = ", ".join(profile.left_to_scripts)
+        tell(f"note: {kept} of software {profile.name}: as the script has them")
+    return name
+
+
+def _world(options: Mapping[str, Any]) -> int:
+    from fsdpbench.cli.requests.request import gpu_counts
+
+    counts = gpu_counts(options.get("gpus"))
+    if len(counts) > 1:
+        raise UsageError(f"--gpus {options['gpus']}: expected one number with --script")
+    return counts[0]
+
+
+def _checked_ranks(options: Mapping[str, Any]) -> tuple[int, ...]:
+    given = options.get("check_ranks")
+    if given is None:
+        return ()
+    from fsdpbench.cli.requests.request import whole
+
+    return spread_ranks(_world(options), whole("--check-ranks", given) if given else None)
+
+
+def _refuse(options: Mapping[str, Any], names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        if options.get(name):
+            flag = "what comes after `--`" if name == "script_arguments" else f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} {why}")

@@ -1,0 +1,217 @@
+"""Progress of a sweep on stderr: a live table on a terminal, one plain line an event otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fsdpbench.cli.output import make_console, tell
+from fsdpbench.cli.terminal.units import each, plus_minus
+from fsdpbench.configuration.config import Config
+from fsdpbench.reports.outside_text import one_line
+from fsdpbench.sweep.runner import Progress
+
+_LAST_SHOWN = 8
+_PATIENCE_S = 10.0
+_GAP = 2
+"""Columns between a name and its figures."""
+
+
+def make_progress(quiet: bool = False) -> Progress:
+    """The progress that fits where stderr goes."""
+    if quiet:
+        return SilentProgress()
+    console = make_console(stderr=True)
+    return LiveProgress(console) if console.is_terminal else PlainProgress()
+
+
+def describe_result(result: dict[str, Any]) -> str:
+    """One line of what came of a configuration."""
+    if result["status"] != "ok":
+        cause = (result.get("cause") or {}).get("message") or ""
+        if result["status"] == "oom":
+            # torch's message goes on for a paragraph; its first two sentences say how much was wanted.
+            cause = ". ".join(cause.split(". ")[:2])
+        told = f"{result['status']}: {one_line(cause)}" if cause else str(result["status"])
+        return f"{told}; measured before: {_figures(result)}" if result.get("step_time_s") else told
+    return _figures(result)
+
+
+def _figures(result: dict[str, Any]) -> str:
+    parts = [f"{result['step_time_s'] * 1e3:,.1f} ms a step{plus_minus(result.get('interval'))}"]
+    if result.get("tokens_per_s_per_gpu"):
+        parts.append(f"{result['tokens_per_s_per_gpu']:,.0f} tokens/s/{each(str(result.get('device')))}")
+    if result.get("overlap_fraction") is not None:
+        parts.append(f"{result['overlap_fraction']:.0%} of communication hidden")
+    if retries := result.get("alloc_retries_per_step"):
+        parts.append(f"{retries:g} allocator {'retry' if retries == 1 else 'retries'} a step")
+    return ", ".join(parts)
+
+
+class SilentProgress:
+    """Says nothing."""
+
+    def begin(self, total: int, already_done: int) -> None: ...
+    def started(self, config: Config) -> None: ...
+    def finished(self, config: Config, result: dict[str, Any]) -> None: ...
+    def tick(self) -> None: ...
+    def end(self) -> None: ...
+
+
+class WaitingProgress(SilentProgress):
+    """For one configuration: says every few seconds that it still runs, and how long it may."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout = timeout_s
+        self._began = self._told = time.monotonic()
+
+    def begin(self, total: int, already_done: int) -> None:
+        self._began = self._told = time.monotonic()
+
+    def tick(self) -> None:
+        now = time.monotonic()
+        if now - self._told >= _PATIENCE_S:
+            self._told = now
+            _line(f"still running after {now - self._began:.0f} s (--timeout {self._timeout:g})")
+
+
+class PlainProgress(SilentProgress):
+    """One line an event, for logs."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._done = 0
+
+    def begin(self, total: int, already_done: int) -> None:
+        self._total, self._done = total, already_done
+        if already_done:
+            _line(f"{already_done} of {total} configurations are done already")
+
+    def finished(self, config: Config, result: dict[str, Any]) -> None:
+        self._done += 1
+        _line(f"[{_of(self._done, self._total)}] {config.name}: {describe_result(result)}")
+
+
+class LiveProgress:
+    """A table that changes in place: what runs, the last few that ended, the best so far, the time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._running: dict[str, float] = {}
+        self._ended: list[tuple[str, dict[str, Any]]] = []
+        self._total = 0
+        self._before = 0
+        self._began = time.monotonic()
+
+    def begin(self, total: int, already_done: int) -> None:
+        self._total, self._before, self._began = total, already_done, time.monotonic()
+        self._live = Live(self._view(), console=self._console, refresh_per_second=4, transient=True)
+        self._live.start()
+
+    def started(self, config: Config) -> None:
+        self._running[config.name] = time.monotonic()
+        self.tick()
+
+    def finished(self, config: Config, result: dict[str, Any]) -> None:
+        self._running.pop(config.name, None)
+        self._ended.append((config.name, result))
+        self.tick()
+
+    def tick(self) -> None:
+        if self._live is not None:
+            self._live.update(self._view())
+
+    def end(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _view(self) -> Group:
+        rows = [(name, _described(result)) for name, result in self._ended[-_LAST_SHOWN:]]
+        for name, since in self._running.items():
+            rows.append((name, Text(f"running {time.monotonic() - since:.0f} s", style="dim")))
+        # A narrow terminal takes from the figures: the end of a name is what tells it from others.
+        longest = max((len(name) for name, _ in rows), default=0)
+        room = min(longest, max(24, self._console.width * 45 // 100))
+        table = Table(box=None, pad_edge=False, show_header=False, expand=False)
+        for short, (_, told) in zip(told_apart([name for name, _ in rows], room), rows, strict=True):
+            told.truncate(self._console.width - room - _GAP, overflow="ellipsis")
+            table.add_row(Text(short, style=told.style), told)
+        return Group(self._headline(), *self._best(), table)
+
+    def _headline(self) -> Text:
+        done = self._before + len(self._ended)
+        text = f"{_of(done, self._total)} configurations"
+        failed = sum(
+            result["status"] in ("error", "crash", "timeout", "rank_mismatch") for _, result in self._ended
+        )
+        if failed:
+            text += f", {failed} failed"
+        racing = sum(result["status"] == "race" for _, result in self._ended)
+        if racing:
+            text += f", {racing} with data races"
+        if self._ended and done < self._total:
+            pace = (time.monotonic() - self._began) / len(self._ended)
+            text += f", about {pace * (self._total - done):.0f} s left"
+        return Text(text, style="bold", overflow="ellipsis", no_wrap=True)
+
+    def _best(self) -> list[Text]:
+        finished = [pair for pair in self._ended if pair[1].get("tokens_per_s_per_gpu")]
+        if not finished:
+            return []
+        name, best = max(finished, key=lambda pair: pair[1]["tokens_per_s_per_gpu"])
+        unit = f"tokens/s/{each(str(best.get('device')))}"
+        told = f"best so far: {best['tokens_per_s_per_gpu']:,.0f} {unit}, "
+        return [Text(told + shortened(name, max(24, self._console.width - len(told))), style="green")]
+
+
+def _described(result: dict[str, Any]) -> Text:
+    return Text(describe_result(result), style="" if result["status"] == "ok" else "yellow")
+
+
+def shortened(name: str, width: int) -> str:
+    """`name` in at most `width` characters: names of one sweep differ at their ends, so the middle goes."""
+    if len(name) <= width:
+        return name
+    head = min(10, width // 3)
+    return f"{name[:head]}…{name[len(name) - (width - head - 1) :]}"
+
+
+def told_apart(names: Sequence[str], width: int) -> list[str]:
+    """`names` in at most `width` characters each: where they are too long, without the words that all of them
+    begin or end with."""
+    if len(set(names)) < 2 or max(map(len, names)) <= width:
+        return [shortened(name, width) for name in names]
+    words = [name.split("-") for name in names]
+    head, tail = _shared(words), _shared([each[::-1] for each in words])
+    cut = ["-".join(each[head : len(each) - tail]) for each in words]
+    room = width - bool(head) - bool(tail)
+    return [
+        "…" * bool(head)
+        + (each if len(each) <= room else "…" + each[len(each) - room + 1 :])
+        + "…" * bool(tail)
+        for each in cut
+    ]
+
+
+def _shared(words: Sequence[Sequence[str]]) -> int:
+    """How many words all begin with, at least one of each left over."""
+    same = takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))
+    return min(sum(1 for _ in same), min(map(len, words)) - 1)
+
+
+def _of(done: int, total: int) -> str:
+    """`3/8`; `3` if the total is unknown."""
+    return f"{done}/{total}" if total else str(done)
+
+
+def _line(text: str) -> None:
+    tell(text)

@@ -1,0 +1,264 @@
+"""The end of a sweep on a terminal: the ranked table, what failed, the recommendation, where the report is.
+
+The table fits the terminal: of its columns the least important go first, and where even the settings do not
+fit side by side they become one column that may be folded. No figure is ever cut.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fsdpbench.cli.output import make_console
+from fsdpbench.cli.terminal.side_by_side import print_side_by_side
+from fsdpbench.cli.terminal.units import each
+from fsdpbench.files.reading import UnreadableFileError, read_json_object
+from fsdpbench.reports.page import best_sentence, load_run
+from fsdpbench.reports.page.chosen import is_risky
+from fsdpbench.reports.page.ranking import metric_of, rank, varying_settings
+from fsdpbench.reports.page.view import Configuration, RunView, Status
+
+_GIB = 2**30
+_GAP = 2
+_MOST_ROWS = 30
+"""On a terminal; the report and a pipe have all of them."""
+_FAILURES = (
+    Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.RANK_MISMATCH, Status.RACE, Status.UNREADABLE
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Column:
+    """`weight`: the columns with the least are left out first where there is no room; 0 is never left out."""
+
+    header: str
+    cells: Sequence[str]
+    right: bool = True
+    weight: int = 0
+
+    @property
+    def width(self) -> int:
+        lines = [*self.header.split(), *(line for cell in self.cells for line in cell.splitlines())]
+        return max(map(len, lines), default=1)
+
+
+def print_ranking(folder: Path, *, ran: int, already_done: int) -> None:
+    """Print to stdout what came of the run in `folder`."""
+    view = load_run(folder)
+    console = make_console()
+    entries = rank(view)
+    rows = [entry.row for entry in entries]
+    shown = rows[:_MOST_ROWS] if console.is_terminal else rows
+    ranks = {id(entry.row): str(entry.rank) for entry in entries}
+    shared = Counter(ranks.values())
+    speeds = [f"{entry.throughput or 0:,.0f}" if entry.row.status is Status.OK else "" for entry in entries]
+    device = next((row.device for row in rows), "")
+    figures = _figures(metric_of(view).words, shown, speeds, device)
+    place = _Column("#", [_rank(ranks[id(r)], shared) if r.status is Status.OK else "-" for r in shown])
+    columns = fitting(place, _settings(rows, shown), figures, console.width)
+    if console.is_terminal:
+        console.print()
+    console.print(_table(columns, shown))
+    if len(rows) > len(shown):
+        console.print(Text(f"… and {len(rows) - len(shown)} more, all of them in the report", style="dim"))
+    print_side_by_side(console, view)
+    _print_failures(console, view)
+    _print_doubts(console, rows)
+    _print_intervals(console, rows, shared)
+    console.print()
+    sentence = best_sentence(view).replace("/GPU", f"/{each(device)}")
+    console.print(Text(sentence, style="bold"), soft_wrap=not console.is_terminal)
+    known = f" ({already_done} were done already)" if already_done else ""
+    console.print(
+        f"{ran} configurations ran{known}. Report: {folder / 'report.html'}", highlight=False, soft_wrap=True
+    )
+
+
+def fitting(
+    place: _Column, settings: Sequence[_Column], figures: Sequence[_Column], width: int
+) -> list[_Column]:
+    """The columns that fit into `width` characters, in their order."""
+    kept = [place, *settings, *figures]
+    for weight in sorted({column.weight for column in figures} - {0}):
+        if _total(kept) <= width:
+            return kept
+        kept = [column for column in kept if column.weight != weight]
+    if _total(kept) <= width or not settings:
+        return kept
+    # Not even the settings fit side by side: one column of them, folded where it must be.
+    rows = zip(*(column.cells for column in settings), strict=True)
+    folded = [" ".join(_named(settings, row)) for row in rows]
+    others = [place, *(column for column in figures if column.weight == 0)]
+    room = max(20, width - _total(others) - _GAP)
+    cut = [_fold(text, room) for text in folded]
+    return [place, _Column("configuration", cut, right=False), *others[1:]]
+
+
+def _rank(rank: str, shared: Counter[str]) -> str:
+    """The rank, marked where others share it."""
+    return f"{rank}=" if shared[rank] > 1 else rank
+
+
+def _settings(rows: Sequence[Configuration], shown: Sequence[Configuration]) -> list[_Column]:
+    names = [name for name in varying_settings(list(rows)) if name != "model"]
+    return [
+        _Column(name.replace("_", " "), [_shown(row.settings.get(name)) for row in shown], right=False)
+        for name in names
+    ]
+
+
+def _figures(
+    metric: str, shown: Sequence[Configuration], speeds: Sequence[str], device: str
+) -> list[_Column]:
+    """Columns of figures; a row without them has empty cells, its status in the first."""
+
+    def column(header: str, weight: int, value: Any) -> _Column:
+        return _Column(
+            header, [value(row) if row.status is Status.OK else "" for row in shown], weight=weight
+        )
+
+    first = [
+        speeds[index] if row.status is Status.OK else row.status.words for index, row in enumerate(shown)
+    ]
+    columns = [
+        _Column(metric.replace("GPU", each(device)), first),
+        column("90 % ±", 8, lambda row: _number(_half_width(row), ".0%")),
+        column("ms/step", 6, lambda row: f"{(row.result.step_time_s or 0) * 1e3:,.1f}"),
+        column(f"TFLOPS/{each(device)}", 3, lambda row: _number(row.result.tflops_per_gpu, ".1f")),
+        column("MFU", 2, lambda row: _number(row.result.mfu, ".1%")),
+        column("overlap", 5, lambda row: _number(row.result.overlap_fraction, ".0%")),
+        column("peak GiB", 7, lambda row: _number(_reserved(row), ".1f") + " risky" * is_risky(row)),
+        column("retries/step", 1, lambda row: _number(row.result.alloc_retries_per_step, "g")),
+    ]
+    spreads = [_spread(row) for row in shown]
+    if any(spreads):
+        columns.insert(3, _Column("spread", spreads, weight=4))
+    known = [column for column in columns if column.weight == 0 or set(column.cells) - {"", "-"}]
+    return [column for column in known if column.header != "retries/step" or set(column.cells) - {"", "0"}]
+
+
+def _reserved(row: Configuration) -> float | None:
+    memory: Any = row.result.peak_memory_bytes or {}
+    reserved = memory.get("reserved") if isinstance(memory, dict) else memory.reserved
+    return reserved / _GIB if reserved else None
+
+
+def _half_width(row: Configuration) -> float | None:
+    """Half the interval of a simulated step time, as a share of it."""
+    return None if row.result.interval is None else row.result.interval.half_width
+
+
+def _spread(row: Configuration) -> str:
+    """Of the runs where there are several, else of the steps; simulated ones have none."""
+    if row.simulated or row.status is not Status.OK:
+        return ""
+    result = _stored(row)
+    source = result.get("repeats") or result.get("measured") or {}
+    return _number(source.get("spread"), ".1%")
+
+
+def _stored(row: Configuration) -> dict[str, Any]:
+    """The whole result, of which the page's view holds what the page shows."""
+    try:
+        return read_json_object(row.folder / "result.json")
+    except UnreadableFileError:
+        return {}
+
+
+def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
+    """What makes measured figures doubtful, the same doubt once."""
+    measured = [row for row in rows if row.status is Status.OK and not row.simulated]
+    warnings = [(_stored(row).get("environment") or {}).get("warnings") or [] for row in measured]
+    doubtful = [told for told in warnings if told]
+    if not doubtful:
+        return
+    kinds = dict.fromkeys(text.split(":")[0] for told in doubtful for text in told)
+    console.print()
+    console.print(
+        Text(f"Doubtful: {len(doubtful)} of {len(measured)} measured: {'; '.join(kinds)}", style="yellow"),
+        soft_wrap=True,
+    )
+    console.print("  environment.warnings in each result.json tells more.", highlight=False)
+
+
+def _print_intervals(console: Console, rows: Sequence[Configuration], shared: Counter[str]) -> None:
+    """What the intervals rest on, and what makes them wide."""
+    known = [row.result.interval for row in rows if row.result.interval is not None]
+    if not known:
+        return
+    reasons = dict.fromkeys(reason for interval in known for reason in interval.because)
+    told = "90 % ±: from held-out errors of published runs (docs/validation.md)"
+    console.print()
+    console.print(f"{told}; wide: {'; '.join(reasons)}." if reasons else f"{told}.", highlight=False)
+    if any(rank != "None" and count > 1 for rank, count in shared.items()):
+        apart = max(interval.apart for interval in known)
+        console.print(f"Ranks with = cannot be distinguished: within {apart:.1%}.", highlight=False)
+    risky = sum(interval.risky for interval in known)
+    if risky:
+        console.print(
+            f"{risky} {'is' if risky == 1 else 'are'} risky: memory fits only inside its error, or the "
+            "allocator retries.",
+            highlight=False,
+        )
+
+
+def _print_failures(console: Console, view: RunView) -> None:
+    failed = view.with_status(*_FAILURES)
+    if not failed:
+        return
+    console.print()
+    console.print(Text(f"{len(failed)} failed:", style="bold red"))
+    for row in failed:
+        cause: Any = row.result.cause
+        message = cause.get("message") if isinstance(cause, dict) else getattr(cause, "message", None)
+        log = cause.get("log") if isinstance(cause, dict) else getattr(cause, "log", None)
+        where = f"  ({row.folder / log})" if log else ""
+        told = row.problem or message or "no cause is known"
+        console.print(Text(f"  {row.name}: {row.status.words}: {told}{where}"), soft_wrap=True)
+    console.print("  --retry-failed runs them again.", highlight=False)
+
+
+def _table(columns: Sequence[_Column], shown: Sequence[Configuration]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+    for column in columns:
+        table.add_column(column.header, justify="right" if column.right else "left", width=column.width)
+    for index, row in enumerate(shown):
+        style = "" if row.status is Status.OK else "yellow"
+        table.add_row(*(Text(column.cells[index], style=style) for column in columns))
+    return table
+
+
+def _total(columns: Sequence[_Column]) -> int:
+    return sum(column.width for column in columns) + _GAP * (len(columns) - 1)
+
+
+def _named(settings: Sequence[_Column], values: Sequence[str]) -> list[str]:
+    pairs = zip(settings, values, strict=True)
+    return [value if c.header == "system" else f"{c.header.replace(' ', '_')}={value}" for c, value in pairs]
+
+
+def _fold(text: str, width: int) -> str:
+    lines: list[str] = []
+    for word in text.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,1 @@
+"""`torch.sim`: the device module, streams, events, memory history."""

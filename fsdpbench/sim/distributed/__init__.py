@@ -1,0 +1,1 @@
+"""The process group `sim`: collectives that take time and move nothing."""

@@ -1,0 +1,1 @@
+"""Hardware profiles and what follows from them: sections, files, the network."""

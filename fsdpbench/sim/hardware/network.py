@@ -1,0 +1,179 @@
+"""What a collective takes: NVLink inside a node, NICs between nodes.
+
+Inside a node the time is ``latency + bytes on the wire / bandwidth``, with the bandwidth read off a curve
+of a few points (log-log) that were fitted to measurements on 8 GPUs; fewer GPUs reach a little less. A
+profile may have curves for each number of ranks instead (`rank_curves.py`).
+
+Between nodes NCCL sends around a ring through all nodes:
+
+    node 0             node 1             node 2
+    g0 > g1 > .. g7 ===> g0 > g1 > .. g7 ===> g0 > ..      > NVLink hop, === NIC hop
+    \\______________________________________________________________________________/
+
+A step of the ring costs a hop's latency, so the latency grows with the ranks; the bytes flow through the
+NICs, one rail for each GPU of a node that takes part. NCCL chooses among three protocols, of which the
+faster to start carry less (LL: half of each word is a flag; LL128: an eighth of each line), and, for
+all-reduce, a tree of nodes whose latency grows with their logarithm. The fastest is taken, as NCCL's own
+tuner does.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+
+from fsdpbench.sim.hardware.profile import HardwareProfile, LinkCurve, NicProtocol
+from fsdpbench.sim.hardware.rank_curves import curve_seconds
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "barrier")
+# Inputs of unequal sizes go as one broadcast a rank: 20.05 against 17.92 ms in Fig 2a of arXiv 2304.11277.
+_UNEVEN = 1.12
+# A collective of one rank is a copy or nothing.
+_ALONE_S = 3e-6
+
+
+class Network:
+    """Collective durations for ``world_size`` ranks, ``gpus_per_node`` of them a node, in order of rank."""
+
+    def __init__(self, profile: HardwareProfile, world_size: int, gpus_per_node: int) -> None:
+        if world_size < 1 or gpus_per_node < 1:
+            raise ValueError(f"world size {world_size}, {gpus_per_node} GPUs a node: both must be at least 1")
+        self.profile = profile
+        self.world_size = world_size
+        self.gpus_per_node = gpus_per_node
+        self._cache: dict[tuple[str, int, int, int, bool], int] = {}
+        self._fullest = profile.nvlink.all_gather.points[-1][1] * 1e9
+
+    def collective_ns(self, kind: str, nbytes: int, ranks: Sequence[int], *, uneven: bool = False) -> int:
+        """Duration of one collective among ``ranks``, in nanoseconds.
+
+        ``nbytes`` is the full buffer: gathered for all_gather, to be reduced for reduce_scatter and
+        all_reduce, what one rank sends in all, or receives if that is more, for all_to_all. ``uneven``:
+        the ranks' shares differ in size.
+        Raises ValueError for an unknown kind.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"collective {kind!r}: known are {', '.join(KINDS)}")
+        size, nodes = self._shape(ranks)
+        key = (kind, nbytes, size, nodes, uneven)
+        found = self._cache.get(key)
+        if found is None:
+            seconds = self._seconds(kind, nbytes, size, nodes) * (_UNEVEN if uneven and size > 1 else 1.0)
+            found = self._cache[key] = round(seconds * 1e9)
+        return found
+
+    def traffic_permille(self, kind: str, nbytes: int, ranks: Sequence[int], *, uneven: bool = False) -> int:
+        """What the collective moves through each rank, as a share (thousandths) of what a large all-gather
+        moves inside a node.
+
+        It takes channels, and with them multiprocessors and memory bandwidth, in about that share
+        (estimated): NCCL opens as many channels as the slower of NVLink and NICs can feed.
+        """
+        size, _ = self._shape(ranks)
+        seconds = self.collective_ns(kind, nbytes, ranks, uneven=uneven) * 1e-9
+        if size == 1 or not seconds:
+            return 0
+        share = self._wire(kind, nbytes, size) / seconds / self._fullest
+        return min(1000, round(1000 * share))
+
+    def _shape(self, ranks: Sequence[int]) -> tuple[int, int]:
+        """Number of ranks and of nodes they are on; a range is not walked through."""
+        size, per_node = len(ranks), self.gpus_per_node
+        if size == 0:
+            raise ValueError("a collective needs at least one rank")
+        if isinstance(ranks, range):
+            step = abs(ranks.step)
+            if step >= per_node:
+                return size, size
+            return size, abs(ranks[-1] // per_node - ranks[0] // per_node) + 1
+        return size, len({rank // per_node for rank in ranks})
+
+    def _seconds(self, kind: str, nbytes: int, size: int, nodes: int) -> float:
+        if size == 1:
+            return _ALONE_S + 2 * nbytes / self.profile.memory_bandwidth
+        passes, wire = _passes(kind), self._wire(kind, nbytes, size)
+        if nodes == 1:
+            return self._by_library(kind, nbytes, size) or self._inside(kind, wire, size, passes)
+        ring = self._ring(kind, wire, size, nodes, passes)
+        if kind in ("all_reduce", "barrier"):
+            return min(ring, self._tree(nbytes, size, nodes))
+        return ring
+
+    @staticmethod
+    def _wire(kind: str, nbytes: int, size: int) -> float:
+        """Bytes that a rank sends."""
+        return nbytes * _passes(kind) * (1.0 if kind == "broadcast" else (size - 1) / size)
+
+    def _by_library(self, kind: str, nbytes: int, size: int) -> float | None:
+        """Within one node, by the measured curves of the libraries that price runs here."""
+        tables = (self.profile.libraries[name] for name in self.profile.runs_use)
+        return next(filter(None, (curve_seconds(table, kind, nbytes, size) for table in tables)), None)
+
+    def _inside(self, kind: str, wire: float, size: int, passes: int) -> float:
+        """Within one node."""
+        nvlink = self.profile.nvlink
+        latency = (nvlink.base_us + nvlink.per_rank_us * passes * (size - 1)) * 1e-6
+        curve = {"reduce_scatter": nvlink.reduce_scatter, "all_reduce": nvlink.all_reduce}.get(
+            kind, nvlink.all_gather
+        )
+        bandwidth = bandwidth_at(curve, wire) * (size / nvlink.curve_ranks) ** nvlink.ranks_exponent
+        return latency + wire / (bandwidth * 1e9)
+
+    def _ring(self, kind: str, wire: float, size: int, nodes: int, passes: int) -> float:
+        """Around all ranks, with the protocol that is fastest for the size."""
+        nic = self.profile.nic
+        bandwidth = self._node_bandwidth(size, nodes)
+        steps_inside, steps_between = (size - nodes) * passes, nodes * passes
+        if kind == "all_to_all":
+            # Pairs talk directly; what leaves the node shares its NICs.
+            steps_inside, steps_between = 1, 1
+            wire = max(wire * (size - size / nodes) / (size - 1), wire / 8)
+        return nic.base_us * 1e-6 + min(
+            (steps_inside * protocol.nvlink_hop_us + steps_between * protocol.nic_hop_us) * 1e-6
+            + wire / (bandwidth * protocol.bandwidth_share)
+            for protocol in nic.protocols
+        )
+
+    def _tree(self, nbytes: int, size: int, nodes: int) -> float:
+        """Up and down a binary tree of nodes, a chain inside each."""
+        nic = self.profile.nic
+        bandwidth = self._node_bandwidth(size, nodes) * nic.tree_share
+        depth = math.ceil(math.log2(nodes))
+        inside = size // nodes - 1
+        return nic.base_us * 1e-6 + min(
+            _tree_time(protocol, depth, inside, nbytes, bandwidth) for protocol in nic.protocols
+        )
+
+    def _node_bandwidth(self, size: int, nodes: int) -> float:
+        """Bytes a second that leave a node: its NICs' rails in use, never more than NVLink brings to them."""
+        nic = self.profile.nic
+        rails = min(math.ceil(size / nodes), self.gpus_per_node)
+        share = min(1.0, rails / self.profile.gpus_per_node)
+        bandwidth = nic.gb_s_per_node * nic.efficiency * share
+        if rails > 1:
+            bandwidth = min(bandwidth, self.profile.nvlink.peak_gb_s)
+        return bandwidth * 1e9
+
+
+def _passes(kind: str) -> int:
+    """How often a ring carries the bytes around."""
+    return 2 if kind in ("all_reduce", "barrier") else 1
+
+
+def _tree_time(protocol: NicProtocol, depth: int, inside: int, nbytes: int, bandwidth: float) -> float:
+    latency = 2 * (depth * protocol.nic_hop_us + inside * protocol.nvlink_hop_us) * 1e-6
+    return latency + 2 * nbytes / (bandwidth * protocol.bandwidth_share)
+
+
+def bandwidth_at(curve: LinkCurve, size: float) -> float:
+    """GB/s at ``size`` bytes: on the line through the points in log-log space, flat beyond its ends."""
+    points = curve.points
+    index = bisect.bisect_left(points, (size, 0.0))
+    if index == 0:
+        return points[0][1]
+    if index == len(points):
+        return points[-1][1]
+    (low, slow), (high, fast) = points[index - 1], points[index]
+    share = math.log(size / low) / math.log(high / low)
+    return slow * (fast / slow) ** share

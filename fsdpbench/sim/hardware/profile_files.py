@@ -1,0 +1,105 @@
+"""A folder of profiles: TOML files that come with the package, and a user's own by path.
+
+Hardware profiles and software profiles are read alike; errors begin with the kind and the file.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from fsdpbench.files.reading import UnreadableFileError, is_there, parse_toml, read_toml
+from fsdpbench.sim.hardware.profile_tables import build
+from fsdpbench.sim.hardware.sections import ProfileError
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class ProfileFolder(Generic[P]):
+    """Profiles of one kind: ``kind`` says it in errors, ``made`` is the dataclass that a file becomes."""
+
+    kind: str
+    folder: Path
+    made: type[P]
+
+    def names(self) -> list[str]:
+        """Names of the profiles that come with the package, sorted."""
+        return sorted(path.stem for path in self.folder.glob("*.toml"))
+
+    def load(self, name_or_path: str | Path) -> P:
+        """Read a profile by its name or by the path of a TOML file.
+
+        Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be
+        read, is not TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
+        """
+        text = str(name_or_path)
+        known = self.names()
+        if text.lower() in known:
+            return self.parse((self.folder / f"{text.lower()}.toml").read_bytes(), text)
+        path = Path(name_or_path)
+        if path.suffix == ".toml" or is_there(path):
+            try:
+                return self._make(read_toml(path), text)
+            except UnreadableFileError as error:
+                raise ProfileError(f"{self.kind} profile {error}") from None
+        near = difflib.get_close_matches(text.lower(), known, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+        raise ProfileError(f"unknown {self.kind} {text!r}: {hint} A path to a .toml file is taken too.")
+
+    def layers(self, name_or_path: str | Path) -> list[tuple[str, frozenset[str]]]:
+        """What a profile is made of, from the top down to its last base: each file's name and the keys it
+        gives itself. A file that cannot be read has no layers."""
+        text, known = str(name_or_path), self.names()
+        packaged = text.lower() in known
+        path = self.folder / f"{text.lower()}.toml" if packaged else Path(name_or_path)
+        layers: list[tuple[str, frozenset[str]]] = []
+        while True:
+            try:
+                table = read_toml(path)
+            except UnreadableFileError:
+                return layers
+            layers.append((path.stem if path.parent == self.folder else text, frozenset(table)))
+            base = table.get("base")
+            if base not in known:
+                return layers
+            path = self.folder / f"{base}.toml"
+
+    def parse(self, content: str | bytes, origin: str) -> P:
+        """Make a profile from TOML text; ``origin`` (a file name) begins every error message."""
+        try:
+            table = parse_toml(content, origin)
+        except UnreadableFileError as error:
+            raise ProfileError(f"{self.kind} profile {error}") from None
+        return self._make(table, origin)
+
+    def _make(self, table: dict[str, Any], origin: str) -> P:
+        try:
+            profile = build(self.made, self._on_its_base(table), "")
+        except ProfileError as error:
+            raise ProfileError(f"{self.kind} profile {origin}: {error}") from None
+        assert isinstance(profile, self.made)
+        return profile
+
+    def _on_its_base(self, table: dict[str, Any]) -> dict[str, Any]:
+        """`base = "NAME"` takes everything that the file does not say from the packaged profile of that
+        name."""
+        base = table.pop("base", None)
+        if base is None:
+            return table
+        known = self.names()
+        if base not in known:
+            raise ProfileError(f"base = {base!r} is not a packaged profile; known are {', '.join(known)}")
+        below = self._on_its_base(read_toml(self.folder / f"{base}.toml"))
+        return _merged(below, table)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, table by table."""
+    merged = dict(below)
+    for key, value in above.items():
+        nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merged(merged[key], value) if nested else value
+    return merged

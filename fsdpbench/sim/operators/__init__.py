@@ -1,0 +1,1 @@
+"""The kernels behind torch's operators on the simulated device."""

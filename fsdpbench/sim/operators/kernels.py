@@ -1,0 +1,226 @@
+"""Registers one Python kernel for every operator of torch on the simulated device.
+
+Only operators that torch does not compose of others get one: autograd, views' bookkeeping, autocast and the
+decompositions stay torch's own, and so does the order of allocations and launches that follows from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.operators.known_values import follow
+from fsdpbench.sim.operators.plans import ARGUMENT, NEW, VIEW, Plan, make_plan
+from fsdpbench.sim.operators.special_operators import SPECIAL_OPERATORS
+from fsdpbench.sim.tensors.creation import new_tensor, new_view, set_geometry
+from fsdpbench.sim.tensors.storage import allocate, attach, record_of, resize
+from fsdpbench.sim.timing.timeline import Work
+from fsdpbench.sim.trace.records import KernelRecord
+from fsdpbench.torch_internals import (
+    current_graph_task_id,
+    dispatch_get_all_op_names,
+    dispatch_has_kernel_for_dispatch_key,
+)
+
+_COMPUTE = Work.COMPUTE
+_Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
+_graph_task = current_graph_task_id
+# torch's own kernels for these are right for any device (`nn.Parameter` needs them as they are).
+_LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift"}
+# Composed of other operators for most devices, one kernel on CUDA.
+_ONE_KERNEL = {"_fused_rms_norm", "silu_backward", "mish_backward", "native_channel_shuffle"}
+# Of other devices and storage formats; never called with a dense tensor of this one.
+_FOREIGN = ("quantize", "sparse", "mkldnn", "cudnn", "miopen", "nested", "jagged")
+
+
+def register_kernels() -> list[torch.library.Library]:
+    """Register all kernels; the returned libraries must be kept, since their end unregisters them."""
+    aten = torch.library.Library("aten", "IMPL")
+    has_kernel = dispatch_has_kernel_for_dispatch_key
+    for qualified in dispatch_get_all_op_names():
+        if not qualified.startswith("aten::"):
+            continue
+        name = qualified.removeprefix("aten::")
+        packet, _, overload = name.partition(".")
+        if packet in _LEFT_TO_TORCH or any(word in packet for word in _FOREIGN):
+            continue
+        if has_kernel(qualified, "PrivateUse1"):
+            continue
+        if has_kernel(qualified, "CompositeImplicitAutograd") and packet not in _ONE_KERNEL:
+            continue
+        operator = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        if operator is None:
+            continue
+        special = SPECIAL_OPERATORS.get(packet)
+        aten.impl(
+            name,
+            special(operator, make_kernel(operator)) if special else make_kernel(operator),
+            "PrivateUse1",
+        )
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(_run_foreign_operator, "PrivateUse1")
+    return [aten, others]
+
+
+_FOREIGN_KERNELS: dict[Any, Callable[..., Any]] = {}
+# The plans of every kernel, so that they can be forgotten together.
+_PLANS: list[dict[tuple[Any, ...], Plan]] = []
+
+
+def _run_foreign_operator(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Operators of other libraries: their meta kernel says the shapes, their bytes the cost."""
+    kernel = _FOREIGN_KERNELS.get(operator)
+    if kernel is None:
+        kernel = _FOREIGN_KERNELS[operator] = make_kernel(operator)
+    return kernel(*args, **kwargs)
+
+
+def make_kernel(operator: Any) -> Callable[..., Any]:
+    """A kernel for one operator, with the plans of the calls that it has seen."""
+    plans: dict[tuple[Any, ...], Plan] = {}
+    _PLANS.append(plans)
+    # Numbers that have no influence on shapes: learning rates, counts of steps.
+    name = operator._schema.name
+    accelerator = ACCELERATOR
+    by_type = torch.Tag.pointwise in operator.tags or "::_foreach_" in name or "::_fused_" in name
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if accelerator.backward.is_active:
+            accelerator.backward.arrive(args)
+        key: list[Any] = []
+        tensors: list[_Tensor] = []
+        _describe(args, key, tensors, by_type)
+        if kwargs:
+            key += kwargs  # the names
+            _describe(kwargs.values(), key, tensors, by_type)
+        frozen = tuple(key)
+        plan = plans.get(frozen)
+        if plan is None:
+            ACCELERATOR.require_started()
+            plan = plans[frozen] = make_plan(operator, args, kwargs)
+        result = _carry_out(plan, tensors)
+        if accelerator.known_values:
+            follow(operator, args, kwargs, result)
+        return result
+
+    return kernel
+
+
+def forget_plans() -> None:
+    """Plans carry the costs of one hardware profile; a new simulation starts without them."""
+    for plans in _PLANS:
+        plans.clear()
+
+
+def _describe(values: Iterable[Any], key: list[Any], tensors: list[_Tensor], numbers_by_type: bool) -> None:
+    """Append what the plan depends on to ``key``, and the tensors of the call to ``tensors``.
+
+    The most frequent kinds come first: this runs for every argument of every operator.
+    """
+    for value in values:
+        kind = type(value)
+        if kind is _Tensor or kind is _Parameter or isinstance(value, _Tensor):
+            key += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.is_cpu)
+            tensors.append(value)
+        elif kind is list or kind is tuple:
+            key.append(len(value))
+            _describe(value, key, tensors, numbers_by_type)
+        elif numbers_by_type and (kind is int or kind is float):
+            key.append(kind)
+        elif kind is float or kind is bool:
+            key += (kind, value)  # 1, 1.0 and True are equal as keys, but not as arguments
+        else:
+            key.append(value)
+
+
+def _carry_out(plan: Plan, tensors: list[_Tensor]) -> Any:
+    """Allocate, launch, and return what the plan says."""
+    accelerator = ACCELERATOR
+    timeline = accelerator.timeline
+    start = timeline.cpu
+    timeline.cpu = start + plan.cpu_ns
+    result: Any
+    if plan.container is False:
+        output = plan.outputs[0]
+        origin = output[0]
+        if origin == NEW:  # as `_make_output` does it, without another call
+            result = new_tensor(output[1], output[2], output[3], output[4])
+        elif origin == ARGUMENT:
+            result = tensors[output[1]]
+        else:
+            result = _make_output(output, tensors)
+    elif plan.container is None:
+        result = None
+    else:
+        result = plan.container([_make_output(output, tensors) for output in plan.outputs])
+    if plan.reshaped:
+        _reshape(plan, tensors)
+    if plan.duration_ns:
+        if accelerator.sanitizer is not None:
+            fresh = _new_outputs(plan, result)
+            accelerator.sanitizer.kernel(accelerator.stream, plan.name, plan.uses, tensors, fresh)
+        _launch(plan)
+    if accelerator.trace is not None:
+        accelerator.trace.cpu_op(plan.name, start, timeline.cpu)
+    return result
+
+
+def _make_output(output: tuple[Any, ...], tensors: list[_Tensor]) -> Any:
+    """One output as its plan says."""
+    origin = output[0]
+    if origin == NEW:
+        return new_tensor(output[1], output[2], output[3], output[4])
+    if origin == ARGUMENT:
+        return tensors[output[1]]
+    if origin == VIEW:
+        return new_view(tensors[output[1]], output[2], output[3], output[4], output[5])
+    return output[1]
+
+
+def _new_outputs(plan: Plan, result: Any) -> list[_Tensor]:
+    """What the call has made, which its kernel writes."""
+    results = [result] if plan.container is False else result or ()
+    return [made for made, output in zip(results, plan.outputs, strict=True) if output[0] == NEW]
+
+
+def _launch(plan: Plan) -> None:
+    """Queue the plan's kernel on the current stream."""
+    accelerator = ACCELERATOR
+    timeline = accelerator.timeline
+    if _graph_task() != -1:
+        timeline.cpu += accelerator.cpu_costs.autograd_node_ns
+    blocks = [allocate(nbytes) for nbytes in plan.cost.workspace_bytes]
+    if blocks and accelerator.sanitizer is not None:
+        accelerator.sanitizer.workspaces(accelerator.stream, blocks)
+    launch_start = timeline.cpu
+    timeline.cpu = launch_start + accelerator.cpu_costs.launch_ns
+    payload = None
+    if accelerator.trace is not None:
+        payload = KernelRecord(plan.cost.kernel, launch_start, timeline.cpu)
+        accelerator.bytes_traced += plan.cost.nbytes
+    timeline.launch(accelerator.stream, _COMPUTE, plan.duration_ns, payload)
+    accelerator.operators_launched += 1
+    if plan.flops is not None and accelerator.flops is not None:
+        accelerator.flops.add(*plan.flops)
+    for block in blocks:
+        accelerator.allocator.free(block)
+    if plan.cost.unknown:
+        counts = accelerator.unknown_operators
+        counts[plan.name] = counts.get(plan.name, 0) + 1
+
+
+def _reshape(plan: Plan, tensors: list[_Tensor]) -> None:
+    """Give arguments the geometry that the operator leaves them with, growing their storages where needed."""
+    for index, shape, strides, nbytes in plan.reshaped:
+        tensor = tensors[index]
+        storage = tensor.untyped_storage()
+        record = record_of(storage)
+        if record is None:
+            attach(storage, nbytes)
+        elif record.nbytes < nbytes:
+            resize(record, nbytes)
+        set_geometry(tensor, storage, int(tensor.storage_offset()), shape, strides)

@@ -1,0 +1,1 @@
+"""What of torch is changed while the simulated device runs."""

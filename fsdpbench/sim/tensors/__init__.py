@@ -1,0 +1,1 @@
+"""Tensors without data: creation, storages, wrappers, pinned host memory."""

@@ -1,0 +1,1 @@
+"""The simulated clock: timeline, jitter, and the streams of backward."""

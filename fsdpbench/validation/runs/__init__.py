@@ -1,0 +1,1 @@
+"""Published runs, and the files they come from."""

@@ -1,0 +1,96 @@
+"""Published runs from a CSV file, one a row, in the columns that `COLUMNS` names.
+
+A row is a GPT with learned positions and a tied embedding under PyTorch's FSDP1 of today, one unit a block
+and two all-gathers in flight, unless its source is one whose software is known (`llm_foundry.py`).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from fsdpbench.configuration.config import ShapeValue
+from fsdpbench.configuration.numbers import finite_number, whole_number
+from fsdpbench.configuration.settings import Value
+from fsdpbench.errors import UsageError
+from fsdpbench.files.reading import read_text
+from fsdpbench.sim.hardware.profile import profile_names
+from fsdpbench.validation.runs import framework_file
+from fsdpbench.validation.runs import llm_foundry
+from fsdpbench.validation.runs.case import Case, Figure
+
+N = TypeVar("N", int, float)
+COLUMNS = (
+    "source", "layers", "d_model", "heads", "vocab", "seq", "gpu", "gpus", "microbatch", "grad_accum",
+    "param_dtype", "reduce_dtype", "strategy", "activation_checkpointing", "tokens_per_s_per_gpu",
+)  # fmt: skip
+
+
+def cases_of_file(path: Path) -> list[Case]:
+    """Every row as a case. Raises `UsageError` that names file, line and column."""
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    try:
+        columns = tuple(reader.fieldnames or ())
+        general = framework_file.is_framework_file(columns)
+        wanted = framework_file.COLUMNS if general else COLUMNS
+        missing = [name for name in wanted if name not in columns]
+        if missing:
+            raise UsageError(f"{path}: lacks the columns {', '.join(missing)}")
+        rows = enumerate(reader, start=2)
+        if general:
+            return [framework_file.case_of_row(framework_file.Row(path, line, row)) for line, row in rows]
+        return [_case(path, line, row) for line, row in rows]
+    except csv.Error as error:
+        raise UsageError(f"{path}: is not a CSV file ({error})") from None
+
+
+def _case(path: Path, line: int, given: dict[str, str | None]) -> Case:
+    row = {name: given[name] or "" for name in COLUMNS}
+
+    def read(column: str, as_number: Callable[[str], N]) -> N:
+        try:
+            return as_number(row[column])
+        except ValueError:
+            raise UsageError(f"{path}, line {line}: {column} is {row[column]!r}, not a number") from None
+
+    def number(column: str) -> int:
+        return read(column, whole_number)
+
+    hardware = row["gpu"].replace("_", "-")
+    if hardware not in profile_names():
+        raise UsageError(f"{path}, line {line}: gpu {row['gpu']!r} is none of {', '.join(profile_names())}")
+    layers, width, gpus, seq, batch = map(number, ("layers", "d_model", "gpus", "seq", "microbatch"))
+    shape: dict[str, ShapeValue] = {
+        "layers": layers,
+        "d_model": width,
+        "heads": number("heads"),
+        "vocab": number("vocab"),
+        "tied": True,
+    }
+    settings: dict[str, Value] = {
+        "seq": seq,
+        "batch": batch,
+        "grad_accum": number("grad_accum"),
+        "strategy": row["strategy"],
+        "param_dtype": row["param_dtype"],
+        "reduce_dtype": row["reduce_dtype"],
+        "activation_checkpointing": row["activation_checkpointing"],
+        "limit_all_gathers": 2,
+    }
+    known = row["source"] == llm_foundry.SOURCE
+    return Case(
+        name=f"GPT {layers}x{width}, seq {seq}, {gpus} GPUs, batch {batch} x {row['grad_accum']}, "
+        f"{'recompute' if row['activation_checkpointing'] == 'full' else 'no recompute'}",
+        group=f"{row['source']}, {hardware}",
+        source=row["source"],
+        model="gpt",
+        shape=llm_foundry.shape_of(shape) if known else shape,
+        hardware=hardware,
+        gpus=gpus,
+        settings=llm_foundry.settings_of(settings) if known else settings,
+        published={Figure.TOKENS: read("tokens_per_s_per_gpu", finite_number)},
+        system=llm_foundry.system_of(hardware) if known else "torch-fsdp1",
+    )

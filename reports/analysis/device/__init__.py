@@ -1,0 +1,1 @@
+"""Events of a trace: device activity, FSDP units, steps and phases."""

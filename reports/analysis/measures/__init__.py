@@ -1,0 +1,1 @@
+"""What is measured in a trace: idle time, memory, lateness, stragglers, counts."""

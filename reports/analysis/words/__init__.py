@@ -1,0 +1,1 @@
+"""From figures to words: verdict, text, comparison of two traces."""

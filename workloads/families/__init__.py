@@ -1,0 +1,1 @@
+"""The model families, one a file, and what they share."""

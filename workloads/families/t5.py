@@ -1,0 +1,374 @@
+"""T5: an encoder-decoder transformer with relative position bias (Raffel et al. 2020).
+
+    source tokens -> embedding -> encoder.blocks.0 ... N-1 -> norm -+
+                         | shared                                    | what the decoder attends to
+    target tokens -> embedding -> decoder.blocks.0 ... N-1 -> norm --+-> lm head -> logits
+
+Each stack learns one bias a head for each bucket of distances between two tokens, added to the scores of its
+self-attention; it is computed once a forward and given to all blocks. Attention scores are not scaled: the
+initialisation is. The original (1.0) has a ReLU feed-forward and shares its embedding with the lm head;
+version 1.1 has a gated GELU and a head of its own (Shazeer 2020; Hugging Face's `t5-v1_1-*`).
+
+FLOPs as for the other families: a token costs 6 for each weight of a matrix product that it passes through,
+and attention 12 x heads x d_kv a pair of tokens and layer, in full although the decoder's is causal. The
+decoder's cross-attention takes its keys and values of the source's tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fsdpbench.workloads.base import Batch, TokenWorkload
+from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
+from fsdpbench.workloads.errors import ShapeError
+from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
+from fsdpbench.workloads.inputs.data import token_rows
+from fsdpbench.workloads.layers import Lookup, Projection, token_loss
+from fsdpbench.workloads.shape import check_positive, check_share
+from fsdpbench.workloads.shaped import Shaped
+
+FAMILY = "t5"
+ATTENTIONS = ("fused", "explicit")
+START_TOKEN = 0
+"""What the decoder reads first; T5 starts with its padding token, 0."""
+_NORM_EPS = 1e-6
+_FARTHEST = 128
+"""Distances from here on share the last bucket."""
+
+
+@dataclass(frozen=True)
+class T5Shape:
+    """The shape of a T5.
+
+    Fields: `layers` of the encoder, and as many of the decoder; `d_kv`: width of a head, heads x d_kv need
+    not be d_model; `gated`: the feed-forward is GELU(gate) x up instead of ReLU(up); `tied`: the lm head
+    shares the token embedding; `buckets` of distances; `max_seq`: default length of source and target each;
+    `attention`: `fused` gives the bias to `scaled_dot_product_attention`, `explicit` computes scores, softmax
+    (in fp32) and mixture one after another with the scores in memory, as Hugging Face's T5 does; `dropout`:
+    of embeddings, attention weights, hidden layers and residuals; `fp32_loss`: logits are cast to fp32 before
+    the loss.
+
+    Raises:
+        ShapeError: a number is out of range, buckets are not a multiple of 4, or `attention` is unknown.
+    """
+
+    layers: int
+    d_model: int
+    d_ff: int
+    heads: int
+    d_kv: int = 64
+    vocab: int = 32128
+    gated: bool = False
+    tied: bool = True
+    buckets: int = 32
+    max_seq: int = 512
+    attention: str = "fused"
+    dropout: float = 0.0
+    fp32_loss: bool = True
+
+    def __post_init__(self) -> None:
+        check_share(self, "dropout")
+        check_positive(self, "layers", "d_model", "d_ff", "heads", "d_kv", "vocab", "buckets", "max_seq")
+        if self.buckets % 4:
+            raise ShapeError(
+                f"shape field buckets is {self.buckets}: it must be a multiple of 4 "
+                "(two directions, near and far)"
+            )
+        if self.attention not in ATTENTIONS:
+            raise ShapeError(
+                f"shape field attention is '{self.attention}': it must be one of {', '.join(ATTENTIONS)}"
+            )
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.d_kv
+
+    @property
+    def attention_weights(self) -> int:
+        """Weights of one attention: queries, keys, values and output."""
+        return 4 * self.d_model * self.inner
+
+    @property
+    def feed_forward_weights(self) -> int:
+        return (3 if self.gated else 2) * self.d_model * self.d_ff
+
+
+# t5-small to t5-11b and t5-v1.1 as published (Raffel et al. 2020; Hugging Face's configurations); 611m and
+# 2.28b have the sizes that the FSDP paper (arXiv 2304.11277) names, in shapes of our choice.
+SIZES: Mapping[str, T5Shape] = {
+    "t5-tiny": T5Shape(2, 128, 256, 4, d_kv=32, vocab=512, max_seq=64),
+    "t5-small": T5Shape(6, 512, 2048, 8),
+    "t5-base": T5Shape(12, 768, 3072, 12),
+    "t5-611m": T5Shape(24, 1024, 2816, 16),
+    "t5-large": T5Shape(24, 1024, 4096, 16),
+    "t5-2.28b": T5Shape(24, 2048, 5120, 32),
+    "t5-3b": T5Shape(24, 1024, 16384, 32, d_kv=128),
+    "t5-v1.1-xxl": T5Shape(24, 4096, 10240, 64, gated=True, tied=False),
+    "t5-11b": T5Shape(24, 1024, 65536, 128, d_kv=128),
+}
+
+
+def distance_buckets(queries: int, keys: int, buckets: int, *, causal: bool, device: torch.device) -> Tensor:
+    """Bucket of each pair of tokens, int64 of [queries, keys].
+
+    Half the buckets of a direction hold one distance each, the others ever wider ranges of them, up to
+    `_FARTHEST` (Raffel et al. 2020, section 2.1). An encoder gives half of its buckets to each direction, a
+    decoder looks back only.
+    """
+    key = torch.arange(keys, device=device)[None, :]
+    query = torch.arange(queries, device=device)[:, None]
+    if causal:
+        distance, offset = (query - key).clamp(min=0), torch.zeros_like(key)
+    else:
+        buckets //= 2
+        distance, offset = (key - query).abs(), (key > query).long() * buckets
+    exact = buckets // 2
+    growth = (buckets - exact) / math.log(_FARTHEST / exact)
+    wide = exact + (torch.log(distance.clamp(min=1).float() / exact) * growth).long()
+    return offset + torch.where(distance < exact, distance, wide.clamp(max=buckets - 1))
+
+
+class PositionBias(nn.Module):
+    """Learned bias of a stack's self-attention, [1, heads, queries, keys]; a decoder's hides later tokens."""
+
+    def __init__(self, shape: T5Shape, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.by_bucket = Lookup(shape.buckets, shape.heads, std=shape.d_model**-0.5)
+
+    def forward(self, length: int, device: torch.device) -> Tensor:
+        buckets = distance_buckets(
+            length, length, self.by_bucket.num_embeddings, causal=self.causal, device=device
+        )
+        bias: Tensor = self.by_bucket(buckets).permute(2, 0, 1).unsqueeze(0).contiguous()
+        if self.causal:
+            later = torch.ones(length, length, dtype=torch.bool, device=device).triu_(1)
+            bias = bias.masked_fill(later, torch.finfo(bias.dtype).min)
+        return bias
+
+
+class T5Attention(nn.Module):
+    """Attention of x, [batch, queries, d_model], to itself or to `memory`, [batch, keys, d_model]."""
+
+    def __init__(self, shape: T5Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.fused = shape.attention == "fused"
+        self.dropout = shape.dropout
+        # Queries take the scale of the scores, which are not divided by sqrt(d_kv).
+        self.query = Projection(shape.d_model, shape.inner, False, (shape.d_model * shape.d_kv) ** -0.5)
+        self.key = Projection(shape.d_model, shape.inner, False, shape.d_model**-0.5)
+        self.value = Projection(shape.d_model, shape.inner, False, shape.d_model**-0.5)
+        self.output = Projection(shape.inner, shape.d_model, False, shape.inner**-0.5)
+
+    def forward(self, x: Tensor, memory: Tensor, bias: Tensor | None) -> Tensor:
+        query, key, value = (
+            projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for projected in (self.query(x), self.key(memory), self.value(memory))
+        )
+        if self.fused:
+            dropout = self.dropout if self.training else 0.0
+            mixed = F.scaled_dot_product_attention(query, key, value, bias, dropout, scale=1.0)
+        else:
+            scores = query @ key.transpose(-1, -2)
+            if bias is not None:
+                scores = scores + bias
+            weights = F.softmax(scores.float(), dim=-1).type_as(value)
+            mixed = F.dropout(weights, self.dropout, self.training) @ value
+        projected: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return F.dropout(projected, self.dropout, self.training)
+
+
+class T5FeedForward(nn.Module):
+    """The block's perceptron on [batch, seq, d_model], gated or not."""
+
+    def __init__(self, shape: T5Shape) -> None:
+        super().__init__()
+        self.dropout = shape.dropout
+        self.gate = Projection(shape.d_model, shape.d_ff, False, shape.d_model**-0.5) if shape.gated else None
+        self.up = Projection(shape.d_model, shape.d_ff, False, shape.d_model**-0.5)
+        self.down = Projection(shape.d_ff, shape.d_model, False, shape.d_ff**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            hidden = F.relu(self.up(x))
+        else:
+            hidden = F.gelu(self.gate(x), approximate="tanh") * self.up(x)
+        projected: Tensor = self.down(F.dropout(hidden, self.dropout, self.training))
+        return F.dropout(projected, self.dropout, self.training)
+
+
+class T5EncoderBlock(CheckpointedBlock):
+    """Self-attention and feed-forward: an FSDP unit."""
+
+    def __init__(self, shape: T5Shape, checkpointing: ActivationCheckpointing, index: int) -> None:
+        super().__init__(checkpointing, index)
+        self.random = shape.dropout > 0
+        self.attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+        self.attention = T5Attention(shape)
+        self.feed_forward_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+        self.feed_forward = T5FeedForward(shape)
+
+    def transform(self, x: Tensor, bias: Tensor) -> Tensor:
+        """[batch, source, d_model] to the same."""
+        normed = self.attention_norm(x)
+        x = x + self.attention(normed, normed, bias)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class T5DecoderBlock(CheckpointedBlock):
+    """Self-attention, attention to the encoder's output, and feed-forward: an FSDP unit."""
+
+    def __init__(self, shape: T5Shape, checkpointing: ActivationCheckpointing, index: int) -> None:
+        super().__init__(checkpointing, index)
+        self.random = shape.dropout > 0
+        self.attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+        self.attention = T5Attention(shape)
+        self.cross_attention_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+        self.cross_attention = T5Attention(shape)
+        self.feed_forward_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+        self.feed_forward = T5FeedForward(shape)
+
+    def transform(self, x: Tensor, bias: Tensor, encoded: Tensor) -> Tensor:
+        """[batch, target, d_model] to the same; `encoded` is [batch, source, d_model]."""
+        normed = self.attention_norm(x)
+        x = x + self.attention(normed, normed, bias)
+        x = x + self.cross_attention(self.cross_attention_norm(x), encoded, None)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class T5Stack(nn.Module):
+    """Encoder or decoder: blocks with one position bias, and a norm after the last."""
+
+    def __init__(
+        self,
+        shape: T5Shape,
+        block: type[T5EncoderBlock] | type[T5DecoderBlock],
+        checkpointing: ActivationCheckpointing,
+    ) -> None:
+        super().__init__()
+        self.dropout = shape.dropout
+        self.position_bias = PositionBias(shape, causal=block is T5DecoderBlock)
+        self.blocks = nn.ModuleList(block(shape, checkpointing, index) for index in range(shape.layers))
+        self.final_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
+
+    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
+        bias = self.position_bias(x.shape[1], x.device)
+        x = F.dropout(x, self.dropout, self.training)
+        for block in self.blocks:
+            x = block(x, bias, *context)
+        return F.dropout(self.final_norm(x), self.dropout, self.training)
+
+
+class T5(nn.Module):
+    """The model: `t5(source, target_inputs)` gives logits, with `targets` the mean cross entropy.
+
+    All are int64: source of shape [batch, source], target inputs (the targets one token earlier, after a
+    start token) and targets [batch, target]; logits are [batch, target, vocab] in the parameters' dtype.
+    """
+
+    def __init__(self, shape: T5Shape, checkpointing: ActivationCheckpointing) -> None:
+        super().__init__()
+        self.fp32_loss = shape.fp32_loss
+        # A shared embedding has rows of unit variance; the logits are scaled down in return.
+        self.logit_scale = shape.d_model**-0.5 if shape.tied else 1.0
+        self.token_embedding = Lookup(shape.vocab, shape.d_model, std=1.0)
+        self.encoder = T5Stack(shape, T5EncoderBlock, checkpointing)
+        self.decoder = T5Stack(shape, T5DecoderBlock, checkpointing)
+        self.lm_head = Projection(
+            shape.d_model, shape.vocab, False, 1.0 if shape.tied else shape.d_model**-0.5
+        )
+        if shape.tied:
+            self.lm_head.weight = self.token_embedding.weight
+
+    def forward(self, source: Tensor, target_inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+        encoded = self.encoder(self.token_embedding(source))
+        decoded = self.decoder(self.token_embedding(target_inputs), encoded)
+        logits: Tensor = self.lm_head(decoded if self.logit_scale == 1.0 else decoded * self.logit_scale)
+        return logits if targets is None else token_loss(logits, targets, self.fp32_loss)
+
+
+class T5Workload(Shaped[T5Shape], TokenWorkload):
+    """A T5 of one shape: the encoder reads `seq` tokens, the decoder predicts the `seq` tokens after them.
+
+    That is prefix language modelling (Raffel et al. 2020, section 3.2.1), which any text serves for.
+    """
+
+    family = FAMILY
+    shape_type = T5Shape
+
+    @property
+    def parameters(self) -> int:
+        s = self._shape
+        encoder = s.attention_weights + s.feed_forward_weights + 2 * s.d_model
+        decoder = 2 * s.attention_weights + s.feed_forward_weights + 3 * s.d_model
+        stacks = 2 * (s.buckets * s.heads + s.d_model)
+        return s.layers * (encoder + decoder) + stacks + s.vocab * s.d_model * (1 if s.tied else 2)
+
+    @property
+    def default_seq(self) -> int:
+        return self._shape.max_seq
+
+    @property
+    def block_classes(self) -> tuple[type[nn.Module], ...]:
+        return (T5EncoderBlock, T5DecoderBlock)
+
+    def build(self, activation_checkpointing: str = "none", seq: int | None = None) -> nn.Module:
+        self.resolve_seq(seq)  # any length will do, but not any number
+        return T5(self._shape, ActivationCheckpointing.parse(activation_checkpointing))
+
+    def batches(
+        self,
+        batch: int,
+        seq: int | None,
+        seed: int,
+        rank: int,
+        device: torch.device | str,
+        data: Path | None = None,
+        *,
+        world_size: int | None = None,
+    ) -> Iterator[Batch]:
+        seq = self.resolve_seq(seq)
+        rows = token_rows(
+            vocab=self._shape.vocab,
+            batch=batch,
+            length=2 * seq,
+            overlap=0,
+            seed=seed,
+            rank=rank,
+            device=device,
+            data=data,
+            world_size=world_size,
+        )
+        return (_source_and_target(row, seq) for row in rows)
+
+    def forward_flops(self, batch: int, seq: int | None = None) -> ForwardFlops:
+        """2 a token and weight of either stack, attention in full; a decoder's block attends twice."""
+        s, seq = self._shape, self.resolve_seq(seq)
+        tokens = batch * seq
+        attention = (2 * tokens * s.d_model * s.inner,) * 4
+        feed_forward = (2 * tokens * s.d_model * s.d_ff,) * (3 if s.gated else 2)
+        scores = 4 * tokens * s.inner * seq
+        random = s.dropout > 0
+        encoder = BlockFlops(attention + feed_forward, scores, ends_needed=random)
+        decoder = BlockFlops(attention * 2 + feed_forward, 2 * scores, ends_needed=random)
+        stacks = [[encoder] * s.layers, [decoder] * s.layers]
+        return ForwardFlops(stacks, rest=2 * tokens * s.vocab * s.d_model)
+
+    def tokens(self, batch: int, seq: int | None = None) -> int:
+        """Source and target tokens."""
+        return 2 * batch * self.resolve_seq(seq)
+
+
+def _source_and_target(row: Tensor, seq: int) -> Batch:
+    targets = row[:, seq:].contiguous()
+    start = torch.full_like(targets[:, :1], START_TOKEN)
+    return row[:, :seq].contiguous(), torch.cat((start, targets[:, :-1]), dim=1), targets

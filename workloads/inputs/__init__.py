@@ -1,0 +1,1 @@
+"""Input data: tokens, images, clicks."""
