@@ -72,7 +72,22 @@ IMPORTED_LATE = (
 )
 """Modules that torch imports when it first traces or lowers a graph; a server that forks has them before."""
 
+_OBSERVED = "advice on scripts, which observes what they call"
+
+FULLY_SHARD_PLACES = (
+    "torch.distributed.fsdp",
+    "torch.distributed.fsdp._fully_shard",
+    "torch.distributed.fsdp._fully_shard._fully_shard",
+    "torch.distributed._composable.fsdp",
+    "torch.distributed._composable.fsdp.fully_shard",
+)
+"""Where scripts and libraries import `fully_shard` from; those that a torch lacks are passed over."""
+
 INTERNALS = {
+    "IterableDatasetFetcher": Internal("torch.utils.data._utils.fetch:_IterableDatasetFetcher", _OBSERVED),
+    "BaseDataLoaderIter": Internal("torch.utils.data.dataloader:_BaseDataLoaderIter", _OBSERVED),
+    "MapDatasetFetcher": Internal("torch.utils.data._utils.fetch:_MapDatasetFetcher", _OBSERVED),
+    "checkpoint_wrappers": Internal("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", _OBSERVED),
     # Read or called.
     "Backend_plugins": Internal("torch.distributed:Backend._plugins", "the simulated process group"),
     "DTensorSpec": Internal("torch.distributed.tensor._dtensor_spec:DTensorSpec", _OPTIMIZERS),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from fsdpbench.cli.output import tell
-from fsdpbench.cli.requests.request import hardware_of
 from fsdpbench.cli.values import PossiblePath
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy, file_of_module, spread_ranks
 from fsdpbench.configuration.settings import SETTINGS, Settings
@@ -100,6 +99,8 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
     from fsdpbench.sweep.planning import DEFAULT_HARDWARE
 
     gpus = _world(options)
+    from fsdpbench.cli.requests.request import hardware_of  # needs the models: only when a script runs
+
     hardware = hardware_of(options) or DEFAULT_HARDWARE
     try:
         per_node = options.get("gpus_per_node") or load_profile(hardware).gpus_per_node

@@ -12,14 +12,7 @@ from typing import Any
 import torch.distributed.fsdp as fsdp
 from torch.utils.data import DataLoader
 
-_PLACES = (
-    "torch.distributed.fsdp",
-    "torch.distributed.fsdp._fully_shard",
-    "torch.distributed.fsdp._fully_shard._fully_shard",
-    "torch.distributed._composable.fsdp",
-    "torch.distributed._composable.fsdp.fully_shard",
-)
-"""Where scripts and libraries import `fully_shard` from."""
+from fsdpbench.torch_internals import FULLY_SHARD_PLACES
 
 Before = Callable[[Any, dict[str, Any]], None]
 """Called with the module (dataset, parameters, ...) and the keyword arguments, which it may change."""
@@ -30,7 +23,7 @@ def replace_fully_shard(make: Callable[[Callable[..., Any]], Callable[..., Any]]
     original = fsdp.fully_shard
     made = make(original)
     made.state = original.state  # type: ignore[attr-defined]
-    for name in _PLACES:
+    for name in FULLY_SHARD_PLACES:
         module = sys.modules.get(name)
         if module is not None and getattr(module, "fully_shard", None) is original:
             module.fully_shard = made  # type: ignore[attr-defined]

@@ -12,12 +12,12 @@ import torch
 import torch.distributed.fsdp as fsdp
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
-from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 
 from fsdpbench.script.interposing.arguments import batch_argument
 from fsdpbench.script.interposing.blocks import blocks_of
 from fsdpbench.script.interposing.calls import around_init, around_loader, replace_fully_shard
 from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 
 _SHARDING = (
     "reshard_after_forward", "backward_prefetch", "forward_prefetch", "limit_all_gathers",

@@ -11,10 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import dataloader
-from torch.utils.data._utils import fetch
-
 from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.torch_internals import BaseDataLoaderIter, IterableDatasetFetcher, MapDatasetFetcher
 
 _FILE = "loader_times"
 _now = time.monotonic
@@ -33,7 +31,7 @@ class Loaders:
         self._pid = os.getpid()
         self._times: list[float] = []
         self._charged: list[float] = []
-        for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+        for kind in (MapDatasetFetcher, IterableDatasetFetcher):
             self._around_fetch(kind)
         self._around_next()
 
@@ -54,7 +52,7 @@ class Loaders:
         kind.fetch = timed
 
     def _around_next(self) -> None:
-        kind: Any = dataloader._BaseDataLoaderIter
+        kind: Any = BaseDataLoaderIter
         original = kind.__next__
 
         def counted(iterator: Any) -> Any:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import dataloader
-
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.device.streams import Event
+from fsdpbench.torch_internals import BaseDataLoaderIter
 
 
 class NoWaits:
@@ -43,7 +42,7 @@ class LoaderTime:
         self.count = 0
         seconds, _, workers = value.partition("/")
         self._ns, self._workers = round(float(seconds) * 1e9), int(workers or 0)
-        kind: Any = dataloader._BaseDataLoaderIter
+        kind: Any = BaseDataLoaderIter
         original = kind.__next__
 
         def following(iterator: Any) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
-from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 
 from fsdpbench.script.interposing.blocks import has_units
 from fsdpbench.script.interposing.calls import around_fsdp1, around_fully_shard
+from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 
 _checkpoint = torch_checkpoint.checkpoint
 

@@ -65,7 +65,7 @@ def test_with_several_files_the_run_is_the_replicate(tmp_path: Path, main: Main,
     [
         ({"test_step": [1.0] * 20}, 64, 3, "cores: 2 against 64"),
         ({"test_other": [1.0] * 20}, 2, 3, "no benchmark is on both sides"),
-        ({"test_step": []}, 2, 2, "no --benchmark-json file with its rounds"),
+        ({"test_step": []}, 2, 2, "not a --benchmark-json file with its rounds"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(

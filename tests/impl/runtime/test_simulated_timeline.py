@@ -63,7 +63,7 @@ def case_units_overlap(rank: int, *, forward_prefetch_depth: int, layout: str) -
     assert share_hidden(found, found["RS m3"], ["backward m2"]) > 0.9
     assert share_hidden(found, found["RS m2"], ["backward m1"]) > 0.9
     # The root's reduction has nothing left to hide under.
-    assert share_hidden(found, found["RS root"], [name for name in found if "backward" in name]) == 0
+    assert share_hidden(found, found["RS root"], [name for name in found if "backward" in name]) < 1e-6
 
 
 @pytest.mark.parametrize("layout", ["packed", "auto"])
@@ -76,8 +76,8 @@ def case_root_only(rank: int) -> None:
     found = run(16 * WIDTH, "root only")
     computation = [name for name in found if "ward" in name]
     assert len(found["AG root"]) == len(found["RS root"]) == 1
-    assert share_hidden(found, found["AG root"], computation) == 0
-    assert share_hidden(found, found["RS root"], computation) == 0
+    assert share_hidden(found, found["AG root"], computation) < 1e-6
+    assert share_hidden(found, found["RS root"], computation) < 1e-6
 
 
 def test_root_only_overlaps_nothing(lone_process) -> None:
