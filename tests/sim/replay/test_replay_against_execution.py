@@ -167,6 +167,7 @@ def test_memory_runs_out_in_a_replayed_step_as_in_an_executed_one(monkeypatch: p
     assert log[-1].action is AllocatorAction.OOM
 
 
+@pytest.mark.campaign
 def test_jitter_is_drawn_anew_and_nothing_is_replayed() -> None:
     soak = SoakSettings(4, eval_every=2, eval_steps=1)
     record, _ = ran(replace(soak_config("impl-fsdp2", soak, seq=64), jitter=JitterSettings(seed=1)))
