@@ -259,18 +259,13 @@ print(json.dumps([torch.cuda.memory_allocated(), frozen, trained, packed]))
 """
 
 
-LIBRARY_CASES = {
-    "qwen3": {},
-    "mistral": {"model_type": "mistral", "sliding_window": 24},
+LIBRARY_CASES: dict[str, dict[str, Any]] = {
+    "qwen3": TINY,
+    "mistral": {**TINY, "model_type": "mistral", "sliding_window": 24},
     "gpt2": {
-        "model_type": "gpt2",
-        "n_embd": 64,
-        "n_layer": 2,
-        "n_head": 4,
-        "n_positions": 128,
-        "vocab_size": 512,
+        "model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "vocab_size": 512,
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -302,8 +297,10 @@ def test_the_librarys_own_modules_run_beside_ours(
 ) -> None:
     """Where it is installed: as many FLOPs; on CPU ranks losses do not hang on what shards it."""
     pytest.importorskip("transformers")
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps(LIBRARY_CASES[case]))
     words = (
-        "--hf-config", str(write(tmp_path / "c.json", **LIBRARY_CASES[case])), "--param-dtype", "fp32",
+        "--hf-config", str(file), "--param-dtype", "fp32",
         "--batch", "2", "--wrap", "block", "--backward-prefetch", "pre", "--limit-all-gathers", "2",
         "--device", device, "--gpus", "2", "--implementation", "own,transformers",
         "--system", "torch-ddp,torch-fsdp2,impl-fsdp2,impl-fsdp1", "-o", str(tmp_path / "out"), "--json",

@@ -98,13 +98,28 @@ def test_the_allocators_log_is_that_of_executed_steps(system: str) -> None:
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("system", ["impl-fsdp2", "torch-fsdp2", "impl-fsdp1", "torch-fsdp1"])
-@pytest.mark.parametrize("hardware", ["a100-80gb", "a100-40gb"])
-def test_fifty_steps_of_a_large_model_under_pressure(system: str, hardware: str) -> None:
+def test_fifty_steps_of_a_large_model(system: str) -> None:
     soak = SoakSettings(50, LengthSettings.parse("lognormal:900,0.6,buckets=16"), eval_every=20, eval_steps=2)
-    record, log = compare(soak_config(system, soak, model="gpt-2.8b", hardware=hardware, seq=2048, batch=5))
-    assert record["soak"]["replayed"]
-    if hardware == "a100-40gb":
-        assert any(event.action is AllocatorAction.RETRY for event in log)
+    record, _ = compare(soak_config(system, soak, model="gpt-2.8b", seq=2048, batch=5))
+    assert record["soak"]["replayed"] > 10
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("varied", [False, True], ids=["equal", "near the limit"])
+@pytest.mark.parametrize(
+    ("system", "batch", "seq"),
+    [("impl-fsdp2", 5, 2048), ("torch-fsdp2", 5, 2048), ("impl-fsdp1", 4, 2432), ("torch-fsdp1", 4, 2432)],
+)
+def test_replayed_steps_retry_as_executed_ones_do(system: str, batch: int, seq: int, varied: bool) -> None:
+    """The GPU is all but full: the allocator gives its cache back in steps that are replayed too."""
+    lengths = LengthSettings.parse(f"lognormal:{0.97 * seq},0.02,multiple=32") if varied else None
+    soak = SoakSettings(30, lengths)
+    record, log = compare(
+        soak_config(system, soak, model="gpt-2.8b", hardware="a100-40gb", seq=seq, batch=batch)
+    )
+    retried = [count for count in record["soak"]["over_steps"]["alloc_retries"] if count]
+    assert any(event.action is AllocatorAction.RETRY for event in log)
+    assert len(retried) > record["soak"]["executed"]
 
 
 @pytest.mark.campaign
@@ -124,8 +139,14 @@ def test_fifty_steps_of_a_large_model_under_pressure(system: str, hardware: str)
 @pytest.mark.parametrize("system", ["impl-fsdp2", "torch-fsdp2", "torch-fsdp1"])
 def test_settings_replay_as_they_execute(system: str, settings: dict[str, Any]) -> None:
     soak = SoakSettings(60, LengthSettings.parse("lognormal:40,0.2,buckets=2"), eval_every=11, eval_steps=1)
-    record, _ = compare(soak_config(system, soak, seq=64, **settings))
-    assert record["soak"]["replayed"]
+    config = soak_config(system, soak, seq=64, **settings)
+    ran(replace(config, soak=SoakSettings(1)))  # DTensor synchronises its generators once a process
+    record, _ = compare(config)
+    if (system, settings) == ("impl-fsdp2", {"cpu_offload": True}):  # it asks whether a copy is done
+        assert record["soak"]["replayed"] == 0
+        assert any("how far the device is" in why for why in record["soak"]["executed_because"])
+    else:
+        assert record["soak"]["replayed"]
 
 
 def test_memory_runs_out_in_a_replayed_step_as_in_an_executed_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +167,7 @@ def test_memory_runs_out_in_a_replayed_step_as_in_an_executed_one(monkeypatch: p
     assert log[-1].action is AllocatorAction.OOM
 
 
+@pytest.mark.campaign
 def test_jitter_is_drawn_anew_and_nothing_is_replayed() -> None:
     soak = SoakSettings(4, eval_every=2, eval_steps=1)
     record, _ = ran(replace(soak_config("impl-fsdp2", soak, seq=64), jitter=JitterSettings(seed=1)))
