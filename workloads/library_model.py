@@ -29,7 +29,7 @@ CONTENT = "library_config"
 _ROUTED = "its router sends tokens by their scores, which simulated GPUs do not know"
 _NOT_HERE = {
     **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), _ROUTED),
-    "t5": "it is no decoder",
+    "t5": "it is not a decoder",
 }
 _MOST_DIFFERENCE = 0.001
 
@@ -47,15 +47,15 @@ def unpacked(text: str) -> dict[str, Any]:
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise WorkloadError(f"{CONTENT}: {text[:40]!r} is no configuration as fsdpbench records it")
+        raise WorkloadError(f"{CONTENT}: {text[:40]!r} is not a configuration as fsdpbench records it")
     return content
 
 
 class LibraryWorkload(Workload):
-    """The library's module of `content` in place of what `base` builds.
+    """The library's module of `content` instead of what `base` builds.
 
     Raises:
-        WorkloadError: the library is not installed, or its module of this model cannot stand beside ours.
+        WorkloadError: the library is not installed, or its module of this model cannot are beside ours.
     """
 
     def __init__(self, base: Workload, content: Mapping[str, Any] | None) -> None:

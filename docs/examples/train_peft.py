@@ -28,7 +28,7 @@ SHAPE = LlamaConfig(
 
 
 def shard_parameters(model: nn.Module, package: str) -> nn.Module:
-    """FSDP2: frozen bf16 and adapters in fp32 lie in one unit as they are."""
+    """FSDP2: frozen bf16 and adapters in fp32 are in one unit as they are."""
     if package == "impl2":
         from fsdpbench.impl import MixedPrecisionPolicy, fully_shard
     else:

@@ -2,7 +2,7 @@
 
 Exact figures (simulated ones) change where they differ. Of measured ones the steps are found by E-divisive
 means (Matteson and James, "A nonparametric approach for multiple change point analysis of multivariate
-data", JASA 2014): the split whose two sides lie farthest apart in energy distance, believed if few
+data", JASA 2014): the split whose two sides are farthest apart in energy distance, believed if few
 permutations of the series split as well, and then each side again. It asks nothing of the noise's shape and
 is what performance tests of databases are watched by (Daly et al., "The use of change point detection to
 identify software performance regressions in a continuous integration system", ICPE 2020).
@@ -20,7 +20,7 @@ EXACT = 1e-12
 LEVEL = 0.05
 PERMUTATIONS = 199
 LEAST_SEGMENT = 3
-"""Commits on either side of a step of measured figures: fewer cannot be told from noise at this level."""
+"""Commits on either side of a step of measured figures: fewer look like noise at this level."""
 
 Floats = npt.NDArray[np.float64]
 

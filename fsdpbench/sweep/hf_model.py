@@ -28,7 +28,7 @@ _SNAPSHOTS = "snapshots"
 
 
 def with_hf_model(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with model and shape in place of `hf_config`, or of a model `hf:NAME` without a shape of its
+    """`given` with model and shape instead of `hf_config`, or of a model `hf:NAME` without a shape of its
     own. Fields of a shape that is given too replace those of the file. `keep_content`: the shape keeps the
     file's content too, for the library's own modules. Raises `UsageError`."""
     done = {name: value for name, value in given.items() if name not in ("hf_config", "keep_content")}

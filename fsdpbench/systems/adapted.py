@@ -13,7 +13,7 @@ from fsdpbench.workloads.lora import Lora, LoraWorkload
 
 
 def adapted(workload: Workload, settings: Settings) -> Workload:
-    """`workload`, or the library's own modules of it, or with `lora` its fine-tuning; what is frozen lies in
+    """`workload`, or the library's own modules of it, or with `lora` its fine-tuning; what is frozen is in
     `param_dtype` or 4 bits.
 
     Raises `WorkloadError` for a family or layers that have no adapters.

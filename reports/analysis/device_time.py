@@ -18,10 +18,10 @@ Clock = Callable[[Int64], Int64]
 
 
 def device_clock(activity: Activity) -> Clock | None:
-    """From times of the CPU to when the device began what was launched next; None where it cannot be told (a
+    """From times of the CPU to when the device began what was launched next; None where it cannot be distinguished (a
     CPU's trace, or one without launches).
 
-    The stream that computes most is the clock. Behind its last launch time goes on as the CPU's, though not
+    The stream that computes most is the clock. Behind its last launch time continues as the CPU's, though not
     before that work has ended. Order is kept: of two times the later one is never the earlier one there.
     """
     main = activity.work.mainline()

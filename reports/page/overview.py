@@ -1,4 +1,4 @@
-"""What stands in the first screen: code to copy, four tiles, and the one chart that explains the verdict."""
+"""What is in the first screen: code to copy, four tiles, and the one chart that explains the verdict."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def write_runs_page(folders: Sequence[Path], target: Path) -> Path:
     """Writes the page of at least two run folders to `target`, whole or not at all.
 
     Raises:
-        RunFolderError: one of them is no run folder.
+        RunFolderError: one of them is not a run folder.
         OSError: `target` cannot be written.
     """
     views = [load_run(folder) for folder in folders]

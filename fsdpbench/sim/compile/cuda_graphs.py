@@ -2,7 +2,7 @@
 
 As torch's "CUDA graph trees" have it: the first call of a graph warms up, the second is captured, later ones
 are replayed. All captured graphs share one private pool of memory, where each replay has its outputs
-where its capture had them. A captured graph reads its inputs where they lay: other addresses of parameters
+where its capture had them. A captured graph reads its inputs where they were: other addresses of parameters
 are a new capture, and inputs that come from no captured graph are copied first, each time.
 
     call 1, 2   CPU   |k1|k2|k3|..                 call 3   CPU   |graph|
@@ -173,7 +173,7 @@ def _is_of(pool: int, tensor: torch.Tensor) -> bool:
 
 
 def _place(value: torch.Tensor) -> Any:
-    """Where an input lies, and how."""
+    """Where an input is, and how."""
     return (address(value.untyped_storage()), value.storage_offset(), tuple(value.shape), value.stride())
 
 

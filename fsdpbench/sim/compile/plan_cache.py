@@ -1,7 +1,7 @@
-"""Where plans are kept on disk: in a folder of this user's that nobody else can write into.
+"""Where plans are kept on disk: in a folder of this user's that no one else can write into.
 
 Inductor's cache holds pickles and Python files, and whoever can put a file there has it run. Its default is a
-name in the common temporary folder, which another user may have taken first. Broken pickles it makes anew
+name in the common temporary folder, which another user may have taken first. Broken pickles it makes again
 itself, and takes a Python file for whole if it is there.
 """
 

@@ -53,7 +53,7 @@ class FlopCount:
     def of_call(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, compute_type: str
     ) -> tuple[str, int] | None:
-        """Compute type and FLOPs of an operator's call on meta tensors; None if it is no product."""
+        """Compute type and FLOPs of an operator's call on meta tensors; None if it is not a product."""
         packet = getattr(func, "_overloadpacket", None)
         formula: Any = _of_groups if packet is torch.ops.aten._grouped_mm else flop_registry.get(packet)
         if formula is None:

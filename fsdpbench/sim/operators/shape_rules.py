@@ -60,7 +60,7 @@ def _like_second(grad: Tensor, x: Tensor, *others: object) -> Tensor:
 
 
 def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """`bincount`: as many bins as are asked for; that no value lies beyond them is assumed."""
+    """`bincount`: as many bins as are asked for; that no value is beyond them is assumed."""
     if not minlength:
         raise NotImplementedError("bincount without minlength has as many bins as its largest value says")
     if weights is None:

@@ -42,7 +42,7 @@ def product(first: int) -> Price:
 
 def grouped(call: Call, costs: KernelCosts) -> OperatorCost:
     """`_grouped_mm`: a product a group in one kernel, groups taken to be equal. One factor of two dimensions
-    lies group by group in rows (forward, and gradients of rows), both in columns (gradients of weights)."""
+    is group by group in rows (forward, and gradients of rows), both in columns (gradients of weights)."""
     a, b = call.args[0], call.args[1]
     offsets = argument(call, 2, "offs", None)
     groups = offsets.shape[0] if offsets is not None else a.shape[0]
