@@ -18,7 +18,7 @@ Clock = Callable[[Int64], Int64]
 
 
 def device_clock(activity: Activity) -> Clock | None:
-    """From times of the CPU to when the device began what was launched next; None where it cannot be distinguished (a
+    """From times of the CPU to when the device began what was launched next; None where that is unknown (a
     CPU's trace, or one without launches).
 
     The stream that computes most is the clock. Behind its last launch time continues as the CPU's, though not
