@@ -80,7 +80,7 @@ def case_peers(rank: int, *, policy: Any, rows: int) -> None:
         with recorded(kind) as record:
             outcomes.append(train(model, rank, *read_fully_shard, steps=3))
         records.append(record)
-    assert_same_outcome(*outcomes)
+    assert_same_outcome(*outcomes, tolerance=5e-6)  # four ranks sum in different orders
     assert records[0] == records[1]
 
 
