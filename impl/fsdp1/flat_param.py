@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..runtime.gradient_state import gradients_arrived
 from ..runtime.gradients.unreduced import UnreducedFlat
 from ..runtime.offload import HostOffload, new_shard
 from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
@@ -209,7 +210,7 @@ class FlatPresentation:
             self.flat_param.grad = gradient
         else:
             self.flat_param.grad.add_(gradient)
-        run_hooks(self.flat_param)
+        gradients_arrived([self.flat_param], (0,))
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
         segments = self._layout.segments
@@ -257,14 +258,6 @@ def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> 
             f"parameter '{parameter.fqn}' is no longer '{place.name}' of its {type(place.module).__name__}: "
             "parameters cannot be renamed or removed after wrapping; do it before"
         )
-
-
-def run_hooks(parameter: nn.Parameter) -> None:
-    """Run a parameter's post-accumulate-grad hooks."""
-    hooks = parameter._post_accumulate_grad_hooks
-    if hooks:
-        for hook in list(hooks.values()):
-            hook(parameter)
 
 
 def follow_requires_grad(
