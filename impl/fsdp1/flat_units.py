@@ -175,7 +175,7 @@ class FlatSharding:
 
 def shard_module(
     module: nn.Module, left_alone: Ignored, how: FlatSharding
-) -> tuple[Sequence[Unit], dict[str, torch.dtype]]:
+) -> tuple[Sequence[Unit], dict[nn.Module, dict[str, torch.dtype]]]:
     """Materialise, move, broadcast and shard what ``module`` owns: its unit, and dtypes that buffers had."""
     owned = Owned([module], left_alone)
     materialised = materialise(owned.modules, how.device, how.param_init_fn, left_alone.parameters)
