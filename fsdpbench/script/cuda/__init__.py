@@ -44,7 +44,7 @@ def map_cuda(simulation: Simulation) -> ProfilerRequests:
     replacements = Replacements()
     local_rank = simulation.rank % simulation.gpus_per_node
     map_device_names(replacements, local_rank)
-    map_cuda_module(local_rank)
+    map_cuda_module(simulation.accelerator, local_rank)
     map_amp(replacements)
     map_distributed(replacements, simulation)
     map_triton()

@@ -27,8 +27,9 @@ from torch.distributed import Work
 
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.distributed import grouping
-from fsdpbench.sim.distributed.collective_calls import CollectiveCalls, collective_ranks, total_bytes
+from fsdpbench.sim.distributed.collective_calls import CollectiveCalls
 from fsdpbench.sim.distributed.collective_work import CollectiveRecord, CollectiveWork
+from fsdpbench.sim.distributed.membership import collective_ranks, total_bytes
 from fsdpbench.sim.operators.known_values import follow_collective
 from fsdpbench.sim.replay.log import RecordedTimeline
 from fsdpbench.sim.tensors.creation import is_on_device, new_tensor
