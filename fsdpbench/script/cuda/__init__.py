@@ -48,7 +48,7 @@ def map_cuda(simulation: Simulation) -> ProfilerRequests:
     map_amp(replacements)
     map_distributed(replacements, simulation)
     map_triton()
-    map_compile(replacements)
+    map_compile(replacements, simulation.accelerator)
     requests = map_profiler(replacements)
     refuse_what_cannot_be_simulated(replacements)
     replacements.apply()
