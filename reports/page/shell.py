@@ -17,7 +17,7 @@ from fsdpbench.reports.writing import is_written_into, write_into
 
 
 def render_page(template: str, scripts: Sequence[str], **values: Any) -> str:
-    """The page of a template of `reports` (`page/assets/report.html.jinja`) with these scripts of `page/assets`."""
+    """The page of a template of `reports` (`page/assets/report.html.jinja`), with scripts from there."""
     plotly = Markup(get_plotlyjs())
     script = Markup("\n".join(own_file(f"page/assets/{name}") for name in scripts))
     return _template(template).render(

@@ -306,7 +306,12 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
 
 
 def _sizes(
-    info: CollectiveInfo, asked: CollectiveType, found: CollectiveType, world_size: int, *, on_cpu: bool
+    info: CollectiveInfo,
+    asked: CollectiveType,
+    found: CollectiveType,
+    world_size: int | None,
+    *,
+    on_cpu: bool,
 ) -> tuple[int, int]:
     """Bytes of the message and on the wire; what was `asked` of the backend stands for what was `found`."""
     ranks = info.group_size or world_size
