@@ -8,7 +8,7 @@ which ``parameters()`` does not see. The other mode, which shows the original pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -125,7 +125,8 @@ class FlatPresentation:
 
     @torch.no_grad()
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
-        check_sharded(self.shows_full)
+        if self.shows_full:
+            refuse_shown_full()
         flat = self.flat_param
         for attributes, name, value, described in self._shown:
             if attributes.get(name) is not value:
@@ -226,7 +227,8 @@ class FlatPresentation:
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the flat parameter's memory after the module was moved; the new shard if there is one."""
-        check_sharded(self.shows_full)
+        if self.shows_full:
+            refuse_shown_full()
         for described in self._parameters:
             for place in described.places:
                 check_place(described, place, place.module.__dict__.get(place.name))
@@ -243,12 +245,11 @@ class FlatPresentation:
         return data
 
 
-def check_sharded(shows_full: bool) -> None:
-    """Raise AssertionError if sharded parameters are required while whole ones are shown."""
-    if shows_full:
-        raise AssertionError(
-            "summon_full_params() shows whole parameters: leave it before forward, and to move the module"
-        )
+def refuse_shown_full() -> NoReturn:
+    """Sharded parameters are required, but whole ones are shown."""
+    raise AssertionError(
+        "summon_full_params() shows whole parameters: leave it before forward, and to move the module"
+    )
 
 
 def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:

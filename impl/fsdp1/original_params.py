@@ -21,10 +21,10 @@ from ..shared.torch_internals import foreach_add_
 from .flat_param import (
     FlatParameter,
     check_place,
-    check_sharded,
     flat_parameter,
     flatten,
     follow_requires_grad,
+    refuse_shown_full,
 )
 
 _ADDRESS = torch.Tensor.data_ptr
@@ -73,7 +73,8 @@ class OriginalPresentation(ShownInPlace):
 
     @torch.no_grad()
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
-        check_sharded(self.shows_full)
+        if self.shows_full:
+            refuse_shown_full()
         for registry, name, parameter in self._show_sharded:
             if registry.get(name) is not parameter:
                 self._take_up_replaced()
@@ -222,7 +223,8 @@ class OriginalPresentation(ShownInPlace):
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the parameters' memory after the module was moved; the new shard if there is one."""
-        check_sharded(self.shows_full)
+        if self.shows_full:
+            refuse_shown_full()
         for index, described in enumerate(self._parameters):
             for place in described.places:
                 check_place(described, place, place.module._parameters.get(place.name))
