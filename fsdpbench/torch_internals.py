@@ -181,6 +181,7 @@ INTERNALS = {
     "DeviceOpOverrides": Internal("torch._inductor.codegen.common:DeviceOpOverrides", _COMPILER),
     "PythonWrapperCodegen": Internal("torch._inductor.codegen.wrapper:PythonWrapperCodegen", _COMPILER),
     "TritonScheduling": Internal("torch._inductor.codegen.triton:TritonScheduling", _COMPILER),
+    "assert_size_stride": Internal("torch._C._dynamo.guards:assert_size_stride", _COMPILER),
     "check_cudagraph_devices": Internal(
         "torch._inductor.cudagraph_utils:check_multiple_devices_or_any_cpu_nodes", _COMPILER
     ),
@@ -199,6 +200,9 @@ INTERNALS = {
         "torch._inductor.utils:get_first_incompatible_cudagraph_node", _COMPILER
     ),
     "inductor_cache_dir": Internal("torch._inductor.runtime.cache_dir_utils:cache_dir", _COMPILER),
+    "inductor_default_cache_dir": Internal(
+        "torch._inductor.runtime.cache_dir_utils:default_cache_dir", _COMPILER
+    ),
     "inductor_common": Internal("torch._inductor.codegen.common", _COMPILER),
     "inductor_compile_fx": Internal("torch._inductor.compile_fx", _COMPILER),
     "inductor_config": Internal("torch._inductor.config", _COMPILER),

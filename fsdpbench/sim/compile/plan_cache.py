@@ -17,7 +17,7 @@ from typing import Any
 
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.sim.compile import ASKED_FOLDER, CACHE_VARIABLE
-from fsdpbench.torch_internals import patch
+from fsdpbench.torch_internals import inductor_default_cache_dir, patch
 
 
 def choose_folder(asked: str | None = ASKED_FOLDER) -> Path:
@@ -26,6 +26,10 @@ def choose_folder(asked: str | None = ASKED_FOLDER) -> Path:
     made, a new one that no other process shares, with a warning.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    if asked and Path(asked) == Path(inductor_default_cache_dir()):
+        asked = (
+            None  # nobody's wish: torch itself writes it into the environment when its compiler is imported
+        )
     folder = Path(asked) if asked else home / "fsdpbench" / "compiled"
     problem = _problem(folder)
     if problem:

@@ -10,6 +10,7 @@ import torch
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.compile.plan import Launch, Plan
 from fsdpbench.sim.tensors.creation import contiguous_strides, new_tensor, new_view
+from fsdpbench.torch_internals import assert_size_stride
 
 
 def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -42,9 +43,18 @@ def raw_stream(index: int) -> int:
     return ACCELERATOR.stream
 
 
+def check_sizes(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], name: str = "") -> None:
+    """The wrapper's check of what an operator returned. Convolutions have the strides of the library, which
+    the compiler of a build without CUDA does not foresee."""
+    if "convolution" not in name:
+        assert_size_stride(tensor, size, stride, name)
+    elif tuple(tensor.shape) != tuple(size):
+        raise AssertionError(f"{name}: {tuple(tensor.shape)} instead of {tuple(size)}")
+
+
 def aligned(*args: Any) -> Any:
     """Alignment is what the allocator gives: every block begins at a multiple of 512 bytes."""
     return args[0]
 
 
-__all__ = ["Launch", "Plan", "aligned", "device", "empty_strided", "raw_stream", "reinterpret"]
+__all__ = ["Launch", "Plan", "aligned", "check_sizes", "device", "empty_strided", "raw_stream", "reinterpret"]

@@ -24,6 +24,7 @@ from fsdpbench.sim.compile.running import *
 plan = Plan()
 empty_strided_cuda = empty_strided
 reinterpret_tensor = reinterpret
+assert_size_stride = check_sizes
 assert_alignment = copy_if_misaligned = aligned
 """
 _WRITTEN = re.compile(r"(in_)?out_ptr|ws_ptr")

@@ -291,6 +291,19 @@ def test_a_cpu_bound_step(tmp_path: Path, trace_builder: Any) -> None:
     assert rank.verdict is not None
     assert [finding.cause for finding in rank.verdict.findings] == ["cpu_bound"]
     assert "51 % of the step" in rank.verdict.sentence
+    assert "compile=true" in rank.verdict.sentence
+
+
+def test_what_is_compiled_is_not_told_to_compile(tmp_path: Path, trace_builder: Any) -> None:
+    built = trace_builder()
+    built.step(0, at(0), at(1000))
+    for number in range(10):
+        begin = 100 * number
+        built.kernel("triton_poi_fused_add_0", at(begin + 55), at(begin + 99), launch=at(begin + 50))
+    verdict = analyze([built.write(tmp_path / "rank0_trace.json")]).ranks[0].verdict
+    assert verdict is not None
+    assert [finding.cause for finding in verdict.findings] == ["cpu_bound"]
+    assert "compile" not in verdict.sentence
 
 
 def test_retries(tmp_path: Path, trace_builder: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -137,3 +138,12 @@ def test_chance_is_told_for_measured_figures_only(copy: Path) -> None:
     repeats = {"runs": 5, "failed": 0, "step_time_s": [1.0, 1.02], "spread": 0.013}
     change(copy, "impl-fsdp1-block-pre-bf16-2", repeats=repeats)
     assert any("spread by up to 1.3 % over 5 runs" in line for line in findings(load_run(copy)))
+
+
+def test_the_sentence_says_eager_or_compiled(sweep: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(sweep, tmp_path / "run"))
+    assert "eager" not in best_sentence(load_run(run)), "nothing says it"
+    for compiled, word in ((True, "compiled"), (False, "eager")):
+        for path in run.glob("*/result.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"compiled": compiled}))
+        assert f", {word}. It reaches" in best_sentence(load_run(run))

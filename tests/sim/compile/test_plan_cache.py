@@ -34,6 +34,13 @@ def test_plans_lie_among_the_users_own_caches(home: Path) -> None:
         assert choose_folder(str(folder)) == choose_folder("") == folder
 
 
+def test_torchs_default_is_nobodys_wish(home: Path) -> None:
+    """The compiler's import writes it into the environment: a folder with a known name, common to all users."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    assert choose_folder(default_cache_dir()) == home / "fsdpbench" / "compiled"
+
+
 @pytest.mark.parametrize("rights", [0o777, 0o775, 0o1777], ids=oct)
 def test_a_folder_that_others_write_into_is_not_read(home: Path, rights: int) -> None:
     shared = home / "shared"

@@ -55,3 +55,18 @@ def test_not_applicable(more: dict[str, Any], words: str) -> None:
     assert words in refused["compile"]
     eager = replace(config, settings=Settings.of(compile=False))
     assert "compile" not in get_system("torch-fsdp1").not_applicable(eager)
+
+
+@pytest.mark.parametrize("name", ["TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"])
+def test_not_where_the_environment_switches_it_off(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the eager program would be measured under the name of the compiled one."""
+    monkeypatch.setenv(name, "1")
+    config = Config(
+        model="gpt-tiny", shape={}, system="torch-fsdp2", device="sim", hardware="a100-80gb", gpus=8,
+        gpus_per_node=8, settings=Settings.of(compile=True), measurement=Measurement.default_for("sim"),
+    )  # fmt: skip
+    system = get_system("torch-fsdp2")
+    assert f"{name}=1" in system.not_applicable(config)["compile"]
+    assert system.not_applicable(replace(config, settings=Settings.of(compile=False))) == {}
+    monkeypatch.setenv(name, "0")
+    assert system.not_applicable(config) == {}
