@@ -25,7 +25,7 @@ def refuse_offload(config: Config) -> dict[str, str]:
         return {}
     name = "activation_offload"
     if settings.wrap == "root":
-        return {name: "there are no units below the root, which would fetch everything back at once"}
+        return {name: "there are no units below the root, which would fetch all of it back together"}
     if settings.compile:
         return {name: "a compiled block keeps its saved tensors to itself: leave compile out"}
     if settings.cpu_offload and config.device == "sim":

@@ -134,7 +134,7 @@ class Group:
 
 
 class Saved:
-    """What autograd keeps in place of a saved tensor."""
+    """What autograd keeps instead of a saved tensor."""
 
     __slots__ = ("group", "offset", "piece", "shape", "stride")
 
@@ -147,7 +147,7 @@ class Saved:
 
 
 class Kept:
-    """What autograd keeps in place of a saved tensor that stays: with hooks it counts no writes itself."""
+    """What autograd keeps instead of a saved tensor that stays: with hooks it counts no writes itself."""
 
     __slots__ = ("tensor", "version")
 

@@ -1,4 +1,4 @@
-"""Host memory for what is offloaded: taken anew only where no buffer of that size is free."""
+"""Host memory for what is offloaded: allocated only where no buffer of that size is free."""
 
 from __future__ import annotations
 

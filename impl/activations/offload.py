@@ -42,7 +42,7 @@ LEAST_BYTES = 2**16
 def offload_activations(modules: Iterable[nn.Module], *, least_bytes: int = LEAST_BYTES) -> ActivationOffload:
     """Keep on the host what each of ``modules`` saves between its forward and its backward.
 
-    Call it before the modules are wrapped by an FSDP, ours or torch's, with all blocks of a model at once.
+    Call it before the modules are wrapped by an FSDP, ours or torch's, with all blocks of a model together.
     Each module is to compute on one stream.
 
     Args:
@@ -88,7 +88,8 @@ class ActivationOffload:
         if not torch.is_grad_enabled() or current_graph_task_id() != -1:  # nothing is saved; recomputed
             self._open.append(None)
             return
-        if not self._open and not any(ref() is not None and not ref().entered for ref in self._waiting):
+        waiting = (ref() for ref in self._waiting)
+        if not self._open and all(group is None or group.entered for group in waiting):
             self._begin_iteration()
         call = _Call(self, module, (args, kwargs))
         hooks = saved_tensors_hooks(call.pack, self.unpack)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fsdpbench.impl import ActivationOffload, offload_activations
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from fsdpbench.impl import ActivationOffload, offload_activations
 
 
 class Block(nn.Module):
