@@ -32,12 +32,12 @@ from fsdpbench.workloads.products import HasProducts, Product
 
 ALL, ATTENTION = "all", "attention"
 ATTENTION_LAYERS = frozenset({"query", "key", "value", "query_key_value", "output", "qkv", "proj"})
-_NEVER = frozenset({"router"})
+_NEVER = frozenset({"router", "shared_gate"})
 _AT_INPUT, _MIXED, _NARROW, _WIDE = range(4)
 _STAGES = {
     **dict.fromkeys(("query", "key", "value", "query_key_value", "qkv"), _AT_INPUT),
     **dict.fromkeys(("output", "proj"), _MIXED),
-    **dict.fromkeys(("gate", "up", "gate_up", "router"), _NARROW),
+    **dict.fromkeys(("gate", "up", "gate_up", "router", "shared_gate"), _NARROW),
     "down": _WIDE,
 }
 """What a block's layers read, in order: its input, what attention mixed, a norm of that, the hidden layer."""

@@ -1,7 +1,7 @@
 """A decoder of one shape as a workload: its parameters and FLOPs by formula.
 
 FLOPs as for the other families: 2 a token and weight of each product that it passes through (of the experts,
-those it is sent to), and attention in full although it is causal or sees a window.
+those it is sent to, with a capacity all places of the buffers), and attention in full although it is causal or sees a window.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import nn
 
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.decoder.capacity import capacity_of
 from fsdpbench.workloads.decoder.experts import expert_loads
 from fsdpbench.workloads.decoder.model import Decoder, DecoderBlock
 from fsdpbench.workloads.decoder.norms import norm_parameters
@@ -40,11 +41,13 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         biases = (s.query_width + 2 * s.kv_width) * s.qkv_bias + s.d_model * s.output_bias
         norms = (1 if s.parallel else 4 if s.post_norms else 2) * norm_parameters(s)
         norms += 2 * norm_parameters(s, s.head_width) * s.qk_norm
-        if s.is_mixture(layer):
+        mixture = s.is_mixture(layer)
+        if mixture:
             weights += s.experts * 3 * s.d_model * s.expert_d_ff
             biases += s.experts * (s.router_bias + (2 * s.expert_d_ff + s.d_model) * s.expert_bias)
-        else:
-            biases += (s.d_ff * (2 if s.gated else 1) + s.d_model) * s.mlp_bias
+        if not mixture or s.shared_d_ff:
+            d_ff = s.shared_d_ff if mixture else s.d_ff
+            biases += (d_ff * (2 if s.gated else 1) + s.d_model) * s.mlp_bias
         return weights + biases + norms + s.heads * s.sinks
 
     @property
@@ -59,14 +62,21 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
             widths = {"query_key_value": sum(widths.values())}
         found = [Product(name, s.d_model, width) for name, width in widths.items()]
         found.append(Product("output", s.query_width, s.d_model))
-        if s.is_mixture(layer):
-            return [*found, Product("router", s.d_model, s.experts)]
+        if not s.is_mixture(layer):
+            return found + self._feed_forward(s.d_ff)
+        found.append(Product("router", s.d_model, s.experts))
+        if s.shared_gate:
+            found.append(Product("shared_gate", s.d_model, 1))
+        return found + (self._feed_forward(s.shared_d_ff) if s.shared_d_ff else [])
+
+    def _feed_forward(self, width: int) -> list[Product]:
+        s = self._shape
         if s.gated and s.fused_projections:
-            found.append(Product("gate_up", s.d_model, 2 * s.d_ff))
+            found = [Product("gate_up", s.d_model, 2 * width)]
         else:
             names = ("gate", "up") if s.gated else ("up",)
-            found += [Product(name, s.d_model, s.d_ff) for name in names]
-        return [*found, Product("down", s.d_ff, s.d_model)]
+            found = [Product(name, s.d_model, width) for name in names]
+        return [*found, Product("down", width, s.d_model)]
 
     def tensor_plan(self) -> TensorPlan:
         s = self._shape
@@ -122,6 +132,8 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         batched, mixture = 0, s.is_mixture(layer)
         if mixture:
             loads = expert_loads(s, tokens, layer)
+            if s.capacity:
+                loads = [capacity_of(s, tokens)] * s.experts
             a_row = 2 * s.d_model * s.expert_d_ff
             if len(set(loads)) == 1:
                 batched = 3 * a_row * sum(loads)
