@@ -24,13 +24,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from fsdpbench.workloads.decoder.capacity import Buffers, capacity_of
 from fsdpbench.workloads.decoder.feed_forward import DecoderFeedForward, activate
 from fsdpbench.workloads.decoder.shape import DecoderShape
 from fsdpbench.workloads.layers import WEIGHT_STD, Projection
+from fsdpbench.workloads.parts import held
 
 _ALPHA, _LIMIT = 1.702, 7.0
 """GPT-OSS's gate: x sigmoid(1.702 x), of values up to 7."""
@@ -106,11 +106,11 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, loads: list[int]) -> Tensor:
         count = len(loads)
         weights = [
-            _held(self.gate_up).view(count, self.d_model, -1),
-            _held(self.down).view(count, self.d_ff, -1),
+            held(self.gate_up).view(count, self.d_model, -1),
+            held(self.down).view(count, self.d_ff, -1),
         ]
         biases = [
-            None if bias is None else _held(bias).view(count, 1, -1)
+            None if bias is None else held(bias).view(count, 1, -1)
             for bias in (self.gate_up_bias, self.down_bias)
         ]
         if len(set(loads)) == 1:
@@ -136,11 +136,6 @@ class Experts(nn.Module):
             return activate(self.activation, gate) * up
         gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT)
         return (up + 1) * (gate * torch.sigmoid(gate * _ALPHA))
-
-
-def _held(parameter: Tensor) -> Tensor:
-    """What this rank has of it."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _each(bias: Tensor | None, count: int) -> tuple[Tensor | None, ...]:

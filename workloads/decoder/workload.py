@@ -17,7 +17,7 @@ from fsdpbench.workloads.decoder.shape import FAMILY, DecoderShape
 from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.next_token import NextTokenWorkload
-from fsdpbench.workloads.products import Product
+from fsdpbench.workloads.products import ATTENTION_LAYERS, Product
 from fsdpbench.workloads.shaped import Shaped
 from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
@@ -80,20 +80,21 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
 
     def tensor_plan(self) -> TensorPlan:
         s = self._shape
-        if "M" in s.moe_pattern:
-            raise WorkloadError(f"{self.name} is a mixture of experts: tp does not cut experts; use ep")
-        for part, has in (("sinks", s.sinks), ("head_bias", s.head_bias)):
-            if has:
-                raise WorkloadError(f"{self.name} has {part}, which tp does not cut: leave it at 1")
-        divides = {"heads": s.heads, "kv_heads": s.kv_heads, "d_ff": s.d_ff, "vocab": s.vocab}
-        return TensorPlan(
-            self._block_plan(), {"token_embedding": 1}, "final_norm", "lm_head", s.tied, divides
-        )
+        mixtures = "M" in s.moe_pattern
+        if mixtures and s.parallel:
+            raise WorkloadError(f"{self.name} is a mixture in parallel blocks, which tp does not cut: use ep")
+        divides = {"heads": s.heads, "kv_heads": s.kv_heads, "vocab": s.vocab}
+        divides |= {"d_ff": s.d_ff} if "D" in s.moe_pattern else {}
+        period = min(s.layers, len(s.moe_pattern)) if mixtures else 1
+        blocks = tuple(self._block_plan(layer) for layer in range(period))
+        return TensorPlan(blocks, {"token_embedding": 1}, "final_norm", "lm_head", s.tied, divides)
 
-    def _block_plan(self) -> BlockPlan:
-        s = self._shape
+    def _block_plan(self, layer: int) -> BlockPlan:
+        s, mixture = self._shape, self._shape.is_mixture(layer)
+        products = self.products(layer)
+        cut = [p for p in products if p.name in ATTENTION_LAYERS] if mixture else products
         columns: dict[str, tuple[int, ...]] = {}
-        for product in self.products(0):
+        for product in cut:
             if product.name not in ("output", "down"):
                 parts = {
                     "query_key_value": (s.query_width, s.kv_width, s.kv_width),
@@ -104,11 +105,14 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         norms = ["attention_norm"] + ([] if s.parallel else ["feed_forward_norm"])
         norms += ["after_attention", "after_feed_forward"] if s.post_norms else []
         return BlockPlan(
-            readers=("attention", "feed_forward"),
+            readers=("attention",) if mixture else ("attention", "feed_forward"),
             columns=columns,
-            rows=("attention.output", "feed_forward.down"),
+            rows=("attention.output",) if mixture else ("attention.output", "feed_forward.down"),
             norms=tuple(norms),
             head_norms=("attention.query_norm", "attention.key_norm") if s.qk_norm else (),
+            by_head=("attention.sinks",) if s.sinks else (),
+            by_token=tuple(_in_mixture(p.name) for p in products[len(cut) :]) if mixture else (),
+            whole=("feed_forward.experts",) if mixture else (),
         )
 
     @property
@@ -142,3 +146,8 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         needed = mixture or s.post_norms or s.residual_dropout > 0
         attention = 4 * tokens * s.query_width * seq
         return BlockFlops(tuple(products), attention, ends_needed=needed, batched=batched)
+
+
+def _in_mixture(name: str) -> str:
+    """Where a mixture has the layer that products call `name`."""
+    return f"feed_forward.{name}" if name in ("router", "shared_gate") else f"feed_forward.shared.{name}"
