@@ -9,9 +9,9 @@ different tokens as long as none has more than T.
     x -> router -> weights of the given experts ----------------------+
      \-> rows by expert -> gate and up -> down, one product an expert -> x weight -> added up by token
 
-Balanced, the experts' products are one batched product; skewed, one product an expert. Nothing is dropped, unless experts have
-buffers of a capacity (`capacity.py`), which make one batched product of any load. A shared expert beside
-them is a feed-forward that every token passes through.
+Balanced, the experts' products are one batched product; skewed, one product an expert. Nothing is dropped,
+unless experts have buffers of a capacity (`capacity.py`), which make one batched product of any load. A
+shared expert beside them is a feed-forward that every token passes through.
 
 With expert parallelism (`Mixture.exchange`) a rank holds a part of the experts: rows go to the ranks that
 have their expert, and the results come back.

@@ -1,7 +1,8 @@
 """A decoder of one shape as a workload: its parameters and FLOPs by formula.
 
 FLOPs as for the other families: 2 a token and weight of each product that it passes through (of the experts,
-those it is sent to, with a capacity all places of the buffers), and attention in full although it is causal or sees a window.
+those it is sent to; with a capacity, all places of the buffers), and attention in full although it is causal
+or sees a window.
 """
 
 from __future__ import annotations

@@ -324,7 +324,9 @@ def qwen3_moe(keys: Keys) -> Values:
     """Qwen 3's mixtures: many small experts, some layers dense where the file says so."""
     experts = keys.whole("num_experts", keys.whole("num_local_experts", 128))
     if keys.whole("num_local_experts", experts) != experts:
-        raise keys.misfit("num_local_experts", keys.raw("num_local_experts"), f"what num_experts is, {experts}")
+        raise keys.misfit(
+            "num_local_experts", keys.raw("num_local_experts"), f"what num_experts is, {experts}"
+        )
     shape = {
         **common_shape(keys, _QWEN3_MOE),
         **rope_shape(keys, 10000.0),

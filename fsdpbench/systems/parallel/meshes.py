@@ -1,7 +1,7 @@
 """The device meshes of a configuration.
 
     tp        (replicate, shard, tp)          FSDP over the first, tensor parallelism over the last
-    tp, ep    also (replicate, expert_shard, ep), of all ranks: experts are shared by those of several tp groups
+    tp, ep    also (replicate, expert_shard, ep), of all ranks, those of one tp group among them
     cp        (replicate, shard)              FSDP over all ranks, those that share a sequence among them
               (groups, cp)                    attention
     ep        (replicate, shard)              all but experts

@@ -41,11 +41,8 @@ def refuse_parallel(config: Config) -> dict[str, str]:
 def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
     if degrees.cp == 1:
         return {}
-    if config.device != "sim":
-        return {
-            "cp": "torch's ring attention has no kernel for the CPU, and the models count positions from "
-            f"each part's own start, which is wrong on {config.device}: simulate it (--device sim)"
-        }
+    if config.device == "cuda":
+        return {"cp": "ring attention was never run on a GPU: simulate it, or take CPU ranks (--device cpu)"}
     if degrees.tp > 1:
         return {"cp": "it is not built beside tp: use one of them"}
     if config.gpus % degrees.cp:
@@ -60,7 +57,9 @@ def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
         return {
             "cp": f"{workload.name} has attention with a mask, which torch's ring attention does not take"
         }
-    if config.settings.param_dtype == "fp32":
+    if shape.get("attention_dropout") or (workload.family != "decoder" and shape.get("dropout")):
+        return {"cp": "torch's ring attention drops nothing: set the shape's dropout of attention to 0"}
+    if config.settings.param_dtype == "fp32" and config.device == "sim":
         return {"cp": "torch's ring attention is that of flash kernels: param_dtype=bf16 or fp16"}
     seq = workload.resolve_seq(config.settings.seq) or 0
     if seq % (2 * degrees.cp):

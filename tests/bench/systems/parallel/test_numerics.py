@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fsdpbench.configuration.config import Config, Measurement
@@ -29,6 +30,7 @@ DECODER = {**SMALL, "d_ff": 24, "kv_heads": 2}
 MIXTURE = {**DECODER, "experts": 4, "expert_d_ff": 8, "experts_per_token": 2, "moe_pattern": "M"}
 GEMMA = {"qk_norm": True, "post_norms": True, "norm": "rms-offset", "tied": True, "logit_cap": 30.0}
 PHI = {"fused_projections": True, "parallel": True, "norm": "layer", "qkv_bias": True, "mlp_bias": True}
+QWEN = {"qk_norm": True, "rope": "yarn:factor=4;original=8", "head_width": 8, "tied": True}
 SHARED = {"shared_d_ff": 12, "shared_gate": True, "renormalised": False}
 OSS = {"sinks": True, "attention": "explicit", "window": 6, "layer_pattern": "SF", "qkv_bias": True}
 OSS |= {"expert_bias": True, "router_bias": True, "router_load": "skewed", "head_bias": True}
@@ -51,6 +53,9 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt-tp2-lora": ("gpt", SMALL, {"tp": 2, "lora": 4, "lora_targets": "attention"}),
     "phi-tp4-lora": ("decoder", {**DECODER, **PHI, "kv_heads": 4, "output_bias": True}, {"tp": 4, "lora": 2}),
     "shared-tp2-lora": ("decoder", {**MIXTURE, **SHARED}, {"tp": 2, "lora": 4}),
+    "llama-cp2": ("llama", {**DECODER, "rotary": "complex"}, {"cp": 2, "activation_checkpointing": "full"}),
+    "decoder-cp4": ("decoder", {**DECODER, **QWEN}, {"cp": 4, "grad_accum": 2}),
+    "gpt-cp2-replicas": ("gpt", SMALL, {"cp": 2, "strategy": "NO_SHARD"}),
     "mixture-ep2-replicas": ("decoder", MIXTURE, {"ep": 2, "strategy": "HYBRID_SHARD", "shard_size": 2}),
 }
 
@@ -117,6 +122,13 @@ def whole(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     ]
 
 
+def mean_of_group(losses: list[float], rank: int, ranks: int) -> list[float]:
+    gathered = [torch.zeros(len(losses)) for _ in range(RANKS)]
+    dist.all_gather(gathered, torch.tensor(losses))
+    first = rank // ranks * ranks
+    return torch.stack(gathered[first : first + ranks]).mean(0).tolist()
+
+
 def drawn(layer: AdaptedProjection) -> None:
     """Adapters that change something from the start, so that both of their matrices learn."""
     for parameter in (layer.lora_a, layer.lora_b):
@@ -138,6 +150,8 @@ def train(rank: int, record: dict[str, Any]) -> tuple[float, float]:
     )  # fmt: skip
     for _ in range(STEPS):
         loop.step()
+    if config.settings.cp > 1:  # each of a group has the loss of its own tokens
+        losses = mean_of_group(losses, rank, config.settings.cp)
     reference = context.build_model()
     before = copy.deepcopy(reference)
     by_share(reference, config.settings.tp)
@@ -168,7 +182,15 @@ RUNS = [
 ]
 
 
-@pytest.mark.plain_cases("gpt-tied-tp2-impl", "gemma-tp2-torch", "mixture-ep2-impl", "ep4-skewed-torch", "oss-tp2-ep2-impl", "phi-tp4-lora-torch")
+@pytest.mark.plain_cases(
+    "gpt-tied-tp2-impl",
+    "gemma-tp2-torch",
+    "mixture-ep2-impl",
+    "ep4-skewed-torch",
+    "oss-tp2-ep2-impl",
+    "phi-tp4-lora-torch",
+    "decoder-cp4-impl",
+)
 @pytest.mark.parametrize(("system", "case"), RUNS, ids=[f"{case}-{system}" for system, case in RUNS])
 def test_training_is_that_of_the_unsharded_model(four_ranks: Any, system: str, case: str) -> None:
     record = configured(system, *CASES[case]).to_dict()
