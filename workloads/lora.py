@@ -186,9 +186,7 @@ class LoraWorkload(Workload):
 
     def tensor_plan(self) -> TensorPlan:
         if not isinstance(self._base, HasTensorPlan):
-            raise WorkloadError(
-                f"the family {self.family} has no plan for tp; decoder, gpt and llama have one"
-            )
+            raise WorkloadError(f"the family {self.family} has no plan; decoder, gpt and llama have one")
         return self._base.tensor_plan()
 
     @property

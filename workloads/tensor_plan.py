@@ -42,8 +42,9 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A decoder's: its `blocks` (the first block has the first plan, and so on, round and round), embeddings with the dimension of their output that is the
-    sequence, the last norm and the lm head, and whether head and first embedding are one parameter.
+    """A decoder's: its `blocks` (the first block has the first plan, and so on, round and round), embeddings
+    with the dimension of their output that is the sequence, the last norm and the lm head, and whether head
+    and first embedding are one parameter.
 
     `divides`: numbers of the shape that the ranks must divide.
     """

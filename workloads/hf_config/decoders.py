@@ -311,7 +311,7 @@ def _small_experts(keys: Keys, experts: int, chosen: int, width: int) -> Values:
 
 
 def _sparse_layers(keys: Keys, layers: int, experts: int) -> str:
-    """Every so manieth layer is a mixture, but for those that are listed."""
+    """Every `decoder_sparse_step`-th layer is a mixture, but for those that are listed."""
     step, dense = keys.whole("decoder_sparse_step", 1) or 1, keys.raw("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise keys.misfit("mlp_only_layers", dense, "a list of layers")
@@ -323,10 +323,9 @@ def _sparse_layers(keys: Keys, layers: int, experts: int) -> str:
 def qwen3_moe(keys: Keys) -> Values:
     """Qwen 3's mixtures: many small experts, some layers dense where the file says so."""
     experts = keys.whole("num_experts", keys.whole("num_local_experts", 128))
-    if keys.whole("num_local_experts", experts) != experts:
-        raise keys.misfit(
-            "num_local_experts", keys.raw("num_local_experts"), f"what num_experts is, {experts}"
-        )
+    again = keys.whole("num_local_experts", experts)
+    if again != experts:
+        raise keys.misfit("num_local_experts", again, f"what num_experts is, {experts}")
     shape = {
         **common_shape(keys, _QWEN3_MOE),
         **rope_shape(keys, 10000.0),
