@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from fsdpbench.reproduce.claims import Bounds, Claim, Kind, Place
+from fsdpbench.reproduce.claims import LEAST_RATIO, Bounds, Claim, Kind, Place
 from fsdpbench.reproduce.figure import PaperFigure, Point, Variant
 from fsdpbench.reproduce.run import Runs
 from fsdpbench.results.records import Status
@@ -74,9 +74,9 @@ class Judged:
 
     @property
     def same_direction(self) -> bool:
-        """Whether the simulation has the sign of the effect, under all plausible settings."""
+        """Whether the simulation has the sign of the effect, if it is one, under all plausible settings."""
         values = [each for each in (self.simulated, *self.others) if each is not None]
-        if self.claim.kind is not Kind.RATIO:
+        if self.claim.kind is not Kind.RATIO or abs(self.published - 1) < LEAST_RATIO:
             return self.verdict is Verdict.HOLDS
         return bool(values) and all((each > 1) == (self.published > 1) for each in values)
 
@@ -106,9 +106,8 @@ class Outcome:
     @property
     def mean_errors(self) -> list[float]:
         """The mean errors under the assumed and each of the other plausible settings, on all points."""
-        return (
-            [] if self.mean_error is None else [self.mean_error, *map(self._mean_error_with, self.plausible)]
-        )
+        others = (self._mean_error_with(each) for each in self.plausible if each.mean_error is not None)
+        return [] if self.mean_error is None else [self.mean_error, *others]
 
     @property
     def plausible(self) -> list[Tried]:
