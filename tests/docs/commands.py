@@ -19,7 +19,9 @@ _TEMPLATE = re.compile(
 _INSTALLED = re.compile(r"^python3 -m venv .*&& \.venv/bin/(?=fsdpbench )")
 _TO_TYPE = "docs/how-to/index.md"
 """The page whose tables hold commands to type."""
-_COMPLETE = re.compile(r" (?:--model|--hf-config|--script) |^fsdpbench (?:explain|completion|doctor)\b(?! *$)")
+_COMPLETE = re.compile(
+    r" (?:--model|--hf-config|--script) |^fsdpbench (?:explain|completion|doctor)\b(?! *$)"
+)
 """Elsewhere, commands between words are to be typed if they say what to run; others only name a command."""
 
 
