@@ -35,7 +35,7 @@ def test_plans_lie_among_the_users_own_caches(home: Path) -> None:
 
 
 def test_torchs_default_is_nobodys_wish(home: Path) -> None:
-    """The compiler's import writes it into the environment: a folder with a known name, common to all users."""
+    """The compiler's import writes it into the environment: a name that all users share."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     assert choose_folder(default_cache_dir()) == home / "fsdpbench" / "compiled"
