@@ -6,13 +6,14 @@ import json
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fsdpbench.cli.requests.script_request import script_config
+from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.launch.pool import PointPool
 
 _DEADLINE_S = 240.0
@@ -71,14 +72,19 @@ def pool() -> Iterator[PointPool]:
 
 @pytest.fixture
 def run_script(pool: PointPool, tmp_path: Path) -> RunScript:
-    """`run_script(path, *arguments, gpus=8, **options)`; options are those of the command line."""
+    """`run_script(path, *arguments, gpus=8, **options)`; options are those of the command line. `varied`: a
+    variation of `--advise`, which is run instead."""
     runs = iter(range(100))
 
-    def run(path: Path, *arguments: str, gpus: int = 8, **options: Any) -> ScriptRun:
+    def run(
+        path: Path, *arguments: str, gpus: int = 8, varied: str | None = None, **options: Any
+    ) -> ScriptRun:
         config = script_config(
             {"script": path, "gpus": str(gpus), "script_arguments": arguments, **options}, ()
         )
         assert config is not None
+        if varied is not None:
+            config = replace(config, what_if=WhatIf(variation=varied))
         folder = tmp_path / f"run{next(runs)}"
         folder.mkdir()
         pool.start(config, folder)

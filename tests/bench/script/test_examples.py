@@ -47,6 +47,27 @@ def test_it_is_measured_like_any_configuration(script: str, gpus: int, run_scrip
     assert "step 7" not in run.output, "all was measured after seven steps"
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize("script", ["train_fsdp2.py", "train_fsdp1.py", "train_t5.py"])
+def test_its_units_compiled_are_fewer_kernels(script: str, run_script: RunScript) -> None:
+    """As `--advise` tries it: nothing breaks, nothing is compiled twice, the collectives are the same."""
+    arguments = SMALL if script in COLLECTIVES else ()
+    eager, compiled = (
+        run_script(EXAMPLES / script, *arguments, varied=varied) for varied in (None, "compile")
+    )
+    for run, is_compiled in ((eager, False), (compiled, True)):
+        assert run.result["status"] == "ok", run.cause
+        assert run.result["compiled"] is is_compiled
+    found = compiled.result["compilation"]
+    assert found["kernels"] > 0
+    assert (found["graph_breaks"], found["recompilations"]) == ({}, {})
+    counts = [
+        {kind: figures["count"] for kind, figures in run.result["communication"].items()}
+        for run in (eager, compiled)
+    ]
+    assert counts[0] == counts[1]
+
+
 def test_fsdp2_goes_on_to_its_sharded_checkpoint(run_script: RunScript, tmp_path: Path) -> None:
     arguments = ("--steps", "8", "--accumulate", "2", "--checkpoint-activations")
     run = run_script(
