@@ -45,7 +45,7 @@ def raw_stream(index: int) -> int:
 
 def check_sizes(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], name: str = "") -> None:
     """The wrapper's check of what an operator returned. Convolutions have the strides of the library, which
-    the compiler of a build without CUDA does not foresee."""
+    the compiler of a build without CUDA does not know."""
     if "convolution" not in name:
         assert_size_stride(tensor, size, stride, name)
     elif tuple(tensor.shape) != tuple(size):
