@@ -72,6 +72,13 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
+def checkpointed_inside(block: nn.Module) -> None:
+    """Its forward is a checkpoint, so that whoever compiles the block compiles that too. It is
+    here because Dynamo imports the modules of what it traces, and tests are loaded by path."""
+    original = block.forward
+    block.forward = lambda x: checkpoint(original, x, use_reentrant=False)  # type: ignore[method-assign]
+
+
 def tokens_of(rank: int, step: int, batch: int = 2, length: int = 8) -> torch.Tensor:
     """Each rank's own batch of a step."""
     generator = torch.Generator().manual_seed(1000 * step + rank)

@@ -15,6 +15,7 @@ from fsdp_cases import (
     Model,
     Outcome,
     assert_same_outcome,
+    checkpointed_inside,
     loss_of,
     read_flat,
     read_shards,
@@ -24,7 +25,6 @@ from fsdp_cases import (
 )
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.utils.checkpoint import checkpoint
 
 BF16 = 2e-2
 """What parameters and gradients in bf16 differ by, where fused operators do not round in between."""
@@ -58,12 +58,6 @@ CASES += [
     for part in ("blocks", "whole")
     for half in (False, True)
 ]
-
-
-def checkpointed_inside(block: nn.Module) -> None:
-    """Its forward is a checkpoint, so that whoever compiles the block compiles that too."""
-    original = block.forward
-    block.forward = lambda x: checkpoint(original, x, use_reentrant=False)  # type: ignore[method-assign]
 
 
 def outcome_of(kind: str, case: Case, rank: int, compiled: bool) -> Outcome:
