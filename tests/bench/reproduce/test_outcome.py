@@ -88,7 +88,6 @@ def test_claims_hold_or_do_not() -> None:
 def test_a_run_that_failed_is_no_run_out_of_memory() -> None:
     found = outcome(GOOD, b16="crash")
     assert [each.same for each in found.claims] == [None, None, None]
-    assert found.points[-1].agrees_on_memory is None
 
 
 @pytest.mark.parametrize("drawing", list(Drawing))
