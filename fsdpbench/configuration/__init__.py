@@ -1,7 +1,8 @@
 """What a configuration is: its settings, its steps, its key. Imports nothing above it.
 
-settings.py    the table of settings: values, reasons of defaults, where they apply
-config.py      `Config`: model, system, device, world, settings; to JSON and back
-numbers.py     limits of numbers that people type
-others         one option each: jitter, lengths, soak, what_if, script_source
+    settings.py    the table of settings: values, reasons of defaults, where they apply
+    config.py      `Config`: model, system, device, world, settings; to JSON and back
+    numbers.py     limits of numbers that people type
+
+The other files are one option each.
 """

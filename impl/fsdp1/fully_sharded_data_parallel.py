@@ -187,7 +187,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
         With original parameters it is made for the caller, of this rank's shard, with a copy of gradients.
         """
-        return [unit.presentation.flat() for unit in self._stage.units if has_flat_shards(unit)]
+        return [cast(Any, unit.presentation).flat() for unit in self._stage.units if has_flat_shards(unit)]
 
     @property
     def training_state(self) -> TrainingState:
