@@ -15,12 +15,14 @@ from fsdpbench.cli.commands.sweep import request_from
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
 from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
-from fsdpbench.cli.terminal.units import plus_minus
+from fsdpbench.cli.terminal.units import compiled_words, plus_minus
 from fsdpbench.cli.values import MOST_JOBS, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from fsdpbench.configuration.config import Config
     from fsdpbench.sweep.prediction import Forecast, Prediction
 
@@ -56,7 +58,7 @@ def command(
     plan = request.plan()
     if not plan.points:
         raise UsageError("nothing is left to run: " + "; ".join(plan.notes))
-    tell(request.announcement(len(plan.points)))
+    tell(request.announcement(len(plan.points), compiled_words(c.settings.compile for c in plan.points)))
     if added := request.added_by_preset():
         tell(added)
     foreseen = None
@@ -161,23 +163,15 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
     for index, config in enumerate(points):
         cells = [Text(config.name)]
         if foreseen is not None:
-            found = foreseen.predictions[index]
-            peak, step, rank = found.peak_reserved_bytes, found.step_time_s, ranks[index]
-            cells.append(Text("-" if rank is None else f"{rank}{'=' if shared[rank] > 1 else ''}"))
-            cells.append(Text("-" if peak is None else f"{peak / _GIB:.1f} GiB"))
-            cells.append(Text("-" if step is None else f"{step * 1e3:,.1f} ms{plus_minus(found.interval)}"))
-            retries = found.alloc_retries_per_step
-            cells.append(
-                Text("-" if retries is None else f"{retries:.4g}", style="yellow" if retries else "")
-            )
-            fits = _fits(found)
-            cells.append(Text(fits, style="yellow" if fits != "yes" else ""))
+            shown = ranks[index], shared[ranks[index]] > 1
+            cells += _cells(foreseen.predictions[index], *shown)
         table.add_row(*cells)
     console.print(table)
     console.print()
+    how = compiled_words(config.settings.compile for config in points)
     for note in notes:
         console.print(Text(note))
-    console.print(Text(f"{len(points)} configurations", style="bold"), end="")
+    console.print(Text(f"{len(points)} configurations, {how}", style="bold"), end="")
     if foreseen is None:
         console.print()
         return
@@ -194,6 +188,21 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
         console.print(Text(line))
     for reason, names in _by_reason(foreseen.unfit).items():
         console.print(Text(f"  {names[0]}{_and_others(len(names) - 1)}: {reason}"))
+
+
+def _cells(found: Prediction, rank: int | None, shared: bool) -> list[Text]:
+    """What is predicted of one configuration: rank, peak, step, retries, whether it fits."""
+    from rich.text import Text
+
+    peak, step, retries = found.peak_reserved_bytes, found.step_time_s, found.alloc_retries_per_step
+    fits = _fits(found)
+    return [
+        Text("-" if rank is None else f"{rank}{'=' if shared else ''}"),
+        Text("-" if peak is None else f"{peak / _GIB:.1f} GiB"),
+        Text("-" if step is None else f"{step * 1e3:,.1f} ms{plus_minus(found.interval)}"),
+        Text("-" if retries is None else f"{retries:.4g}", style="yellow" if retries else ""),
+        Text(fits, style="yellow" if fits != "yes" else ""),
+    ]
 
 
 def _fits(found: Prediction) -> str:
