@@ -229,6 +229,9 @@ INTERNALS = {
         "torch's fully_shard on many ranks",
     ),
     "engine_run_backward": Internal("torch.autograd:_engine_run_backward", "backward on forward's streams"),
+    "use_cudnn_rnn_flatten_weight": Internal(
+        "torch:_use_cudnn_rnn_flatten_weight", "recurrent layers where torch is built with cuDNN"
+    ),
     "cuda_dump_snapshot": Internal("torch.cuda.memory:_dump_snapshot", _SNAPSHOTS),
     "cuda_exchange_device": Internal("torch.cuda:_exchange_device", _CUDA),
     "cuda_is_compiled": Internal("torch.cuda:_is_compiled", _CUDA),
