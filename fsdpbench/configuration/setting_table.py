@@ -1,4 +1,4 @@
-"""The rows of the table of settings: what each means, which values it takes, why its default is what it is."""
+"""The rows of the table of settings: what each means, its values, and why its default is what it is."""
 
 from __future__ import annotations
 
