@@ -30,7 +30,7 @@ from ..shared.settings import (
 )
 from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
-from .sharded_units import make_units
+from .sharded_units import Sharding, make_units
 from .spmd_mesh import DataParallelMeshDims, SpmdMesh
 
 _wrapped_classes: dict[type, type] = {}
@@ -165,7 +165,10 @@ def fully_shard(
     offload = _offload(offload_policy, device)
     owned.move(device, parameters=offload is None)
     units = make_units(
-        owned, mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd, communication
+        owned,
+        Sharding(
+            mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd, communication
+        ),
     )
     stage = HookedStage(
         modules,
@@ -240,7 +243,8 @@ def _check_mesh(mesh: DeviceMesh) -> None:
 def _default_mesh() -> DeviceMesh:
     if not dist.is_initialized():
         dist.init_process_group()
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    # A CUDA build on a machine without a GPU names CUDA unless it is asked for what is there.
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     backends = dist.get_backend_config().split(",")
     if not any(part.partition(":")[0] in (device.type, part) for part in backends):
         device = torch.device("cpu")

@@ -23,15 +23,16 @@ from fsdpbench.script.observed.calls import Calls
 from fsdpbench.script.observed.loaders import Loaders
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.sim import Simulation
 
 
 class Observed:
     """Made before the script starts, and after the variations: what it does is seen, not what becomes of
     it."""
 
-    def __init__(self, own_files: OwnFiles, waits: Waits, folder: Path) -> None:
+    def __init__(self, own_files: OwnFiles, waits: Waits, folder: Path, simulation: Simulation) -> None:
         self.calls = Calls(own_files)
-        self.loaders = Loaders(folder)
+        self.loaders = Loaders(folder, simulation)
         self.waits = waits
         self._model: dict[str, Any] | None = None
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._look_at_model())
