@@ -69,14 +69,14 @@ def fit(
     tried = _Tried(runs, base, factors, simulate, folder)
     before = tried.residuals(np.zeros(len(factors)))
     logs, residuals = (_one if len(factors) == 1 else _several)(tried, before)
-    slopes = tried.slopes(logs, residuals)
-    sensitivity = _sensitivities(slopes, factors)
     profile = tried.profile(logs)
     if (peak := profile.at_its_peak()) and np.abs(residuals).max() > _CLOSE:
         raise UsageError(
             f"--fit {', '.join(peak)}: even at the chip's peak the runs stay {residuals.max():+.1%} from "
             "measured: something else is faster than simulated (--fit names other factors)"
         )
+    slopes = tried.slopes(logs, residuals)
+    sensitivity = _sensitivities(slopes, factors)
     widths = _widths(slopes, residuals, runs)
     found = dict(zip(factors, (float(width) for width in widths), strict=True))
     for factor, width in found.items():
