@@ -71,6 +71,8 @@ def command(
     if fit is not None and not results:
         raise UsageError("--fit is of --from-result")
     if results:
+        if name is not None or quick:
+            raise UsageError("--name and --quick are of a measurement; with --from-result the file names it")
         from fsdpbench.cli.requests.measured_runs import calibrate_from_results
 
         calibrate_from_results(results, output, device=device, base=base, fit=fit, as_json=as_json)

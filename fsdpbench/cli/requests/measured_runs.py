@@ -28,7 +28,7 @@ def calibrate_from_results(
     runs += [run for path in tables for run in _runs_of_table(path)]
     base = base or _one_chip(runs)
     factors = _factors(fit, runs)
-    tell(f"fitting {', '.join(factors)} of {base} to {len(runs)} measured runs")
+    tell(f"fitting {', '.join(factors)} of {base} to {len(runs)} measured run{'s'[: len(runs) > 1]}")
     fork_server.start("sim")
     with tempfile.TemporaryDirectory() as name:
         found = from_results.fit(runs, base, factors, _Simulator(runs, Path(name)), Path(name))
