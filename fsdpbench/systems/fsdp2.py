@@ -209,7 +209,7 @@ def _divides_twice(config: Config) -> bool:
     degrees, shard = Degrees.of(config), shard_size_of(config)
     replicas = degrees.sharding > shard
     summed = config.settings.reduce_dtype == "fp16" or (config.device == "cpu" and replicas)
-    return degrees.ep == shard > 1 and summed
+    return degrees.ep == shard * degrees.tp > 1 and summed
 
 
 def _has_replicas(meshes: Meshes) -> bool:
