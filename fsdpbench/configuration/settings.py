@@ -308,6 +308,7 @@ SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
 _NEWER = frozenset(
     {
         "activation_offload",
+        "graph",
         "implementation",
         "keep_last_unsharded",
         "layout",

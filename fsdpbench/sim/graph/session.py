@@ -25,7 +25,7 @@ from fsdpbench.sim.graph.watch import Entry, WatchedStep
 from fsdpbench.sim.timing.timeline import Timeline
 
 MOST_WARM_UPS = 8
-"""Steps that may differ before it is said that they always will."""
+"""Steps that may differ before the step is refused."""
 _NO_LIMIT = 1 << 62
 _ESTIMATE = "an estimate: no CUDA graph was captured; one launch is priced for the whole step"
 
