@@ -25,7 +25,7 @@ from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import Degrees
 from fsdpbench.devices import make_device
-from fsdpbench.devices.base import Device, HasTrainer, Placement, TellsTraffic
+from fsdpbench.devices.base import Captures, Device, HasTrainer, Placement, TellsTraffic
 from fsdpbench.files.reading import read_json_object
 from fsdpbench.measuring.soak import ShapedBatches, Soak, mean_flops, mean_tokens, shapes_of
 from fsdpbench.measuring.training import Batch, TrainingLoop
@@ -101,6 +101,7 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     record.losses = [v for v in values if v is not None] or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
     record.compilation = getattr(device, "compilation", None)
+    record.graph = getattr(device, "graph", None)
 
 
 def _soak(
@@ -195,6 +196,8 @@ def _training_loop(
     loop = TrainingLoop(config, system, model, optimizer, batches, device.torch_device, on_loss)
     if isinstance(device, HasTrainer):
         loop.around_microbatch = device.trainer(model)
+    if isinstance(device, Captures):
+        device.capture(loop)
     return loop
 
 

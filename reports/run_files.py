@@ -235,6 +235,7 @@ class ResultFile(msgspec.Struct, frozen=True):
     work: dict[str, Any] | None = None
     memory_traffic: dict[str, Any] | None = None
     soak: SoakReport | None = None
+    graph: dict[str, Any] | None = None
 
     @property
     def steps_spread(self) -> float | None:

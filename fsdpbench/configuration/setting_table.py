@@ -275,6 +275,14 @@ TABLE: tuple[Setting, ...] = (
         flag,
     ),
     Setting(
+        "graph",
+        "none",
+        "none, step",
+        "Capture the training step as one CUDA graph (simulated GPUs: what if).",
+        "`none`: launch every kernel; a step with a rate limiter or `.item()` cannot be captured.",
+        one_of("none", "step"),
+    ),
+    Setting(
         "seed",
         0,
         "a number (at least 0)",

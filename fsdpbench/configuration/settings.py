@@ -21,6 +21,7 @@ SETTINGS: dict[str, Setting] = {setting.name: setting for setting in TABLE}
 _NEWER = frozenset(
     {
         "activation_offload",
+        "graph",
         "implementation",
         "keep_last_unsharded",
         "layout",
@@ -69,6 +70,7 @@ class Settings:
     ep: int
     implementation: str
     compile: bool
+    graph: str
     seed: int
 
     @classmethod

@@ -90,6 +90,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
         or config.settings.optimizer == "muon"
         or config.settings.optimizer_dtype is not None
         or config.settings.activation_offload
+        or config.settings.graph != "none"
     ):
         found.append(Unknown.MODEL)
     return tuple(found)
