@@ -12,6 +12,7 @@ from torch import nn
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL, Degrees
+from fsdpbench.systems.activations import offload_if_asked
 from fsdpbench.systems.base import BuildContext, System, materialise, refuse_common, shard_size_of
 from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallelise, refuse_parallel
@@ -44,6 +45,7 @@ class _FullyShardSystem(System):
         meshes = make_meshes(Degrees.of(config), context.shard_size, context.device.type)
         parallelise(model, context.workload, meshes)
         units = select_units(model, context.workload, settings.wrap)
+        offload_if_asked(units, config)
         arguments: dict[str, Any] = {
             "mesh": meshes.data,
             "mp_policy": self._policy(*_mixed_precision(config)),
