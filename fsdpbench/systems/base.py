@@ -7,6 +7,7 @@ A setting that a system does not have at all is in `absent`; a value that it can
 from __future__ import annotations
 
 import importlib.util
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -21,11 +22,14 @@ from fsdpbench.configuration.degrees import PARALLEL, Degrees
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import UsageError
 from fsdpbench.sim.software import CURRENT
+from fsdpbench.systems.activations import refuse_offload
 from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.systems.software import refused_by_software
 from fsdpbench.workloads import Workload
 
+SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
+"""Set to 1 in the environment, they have `torch.compile` compile nothing, and torch does not say so."""
 MOST_OFFLOADED_BYTES = 8 * 2**30
 """Simulated GPUs have no memory of their own, but the host is real."""
 
@@ -95,6 +99,9 @@ class System(ABC):
         if config.settings.compile and config.sanitize:
             # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
             refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"
+        by = next((name for name in SWITCHES_OFF if os.environ.get(name) == "1"), None)
+        if config.settings.compile and by is not None:
+            refused["compile"] = f"{by}=1 in the environment has torch compile nothing: unset it"
         return refused
 
     def absent_settings(self, config: Config) -> Mapping[str, str]:
@@ -174,6 +181,7 @@ def refuse_common(config: Config) -> dict[str, str]:
                 f"what a rank offloads ({state / size / 2**30:.0f} GiB) is really allocated on this machine, "
                 f"and more than {MOST_OFFLOADED_BYTES / 2**30:.0f} GiB is not: simulate more GPUs"
             )
+    refused |= refuse_offload(config)
     return refused | _refuse_keeping_last(config) | refuse_lora(config) | refuse_optimizer(config)
 
 
