@@ -7,7 +7,7 @@ heavy module of torch is imported where it always was::
 
 In a torch that does not have it, that import raises `TorchInternalError`; `missing` looks for all of them.
 What torch is changed by goes through here too: `patch` for a private name, `replace` for others (for a while:
-`patched`, `replaced`). None patches what is not there, since nobody would notice.
+`patched`, `replaced`). None patches what is not there, since it would not be noticed.
 """
 
 from __future__ import annotations

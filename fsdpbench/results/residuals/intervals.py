@@ -66,7 +66,7 @@ def interval_of(config: Config, result: Mapping[str, Any]) -> dict[str, Any] | N
 
 
 def unknowns(config: Config) -> tuple[Unknown, ...]:
-    """What no published run tells of a configuration."""
+    """What no published run says about a configuration."""
     found = []
     chips, software, families = _known()
     # Files without `compute` are variants of a chip; the first with it is the chip's own.

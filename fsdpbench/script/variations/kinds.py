@@ -29,7 +29,7 @@ class Variation(StrEnum):
     PREFETCH = "prefetch"
     """Forward prefetches the next unit; backward too, where that was switched off."""
     BACKWARD_PREFETCH = "backward-prefetch"
-    """FSDP1: backward prefetches, as it does where nobody says otherwise."""
+    """FSDP1: backward prefetches, as it does by default."""
     NO_FORWARD_PREFETCH = "no-forward-prefetch"
     LIMIT = "limit"
     NO_LIMIT = "no-limit"

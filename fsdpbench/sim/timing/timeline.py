@@ -1,7 +1,7 @@
 """The simulated clock: one CPU that launches, and streams that work through what was launched.
 
 The CPU runs ahead of the device, as with a real GPU. A launch only appends to its stream's queue; *when* it
-runs is decided later, as soon as somebody has to know (a synchronisation, an event that is asked for, memory
+runs is decided later, as soon as it has to be known (a synchronisation, an event that is asked for, memory
 that may be reused, a full launch queue). Deciding late is what makes contention right: a collective slows
 down kernels that were launched before it but run beside it, by as much traffic as it has.
 

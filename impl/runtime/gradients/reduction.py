@@ -86,7 +86,7 @@ class Reducer:
     def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
         """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
 
-        The list is emptied: nobody else may hold on to gradients that are kept only until they are copied.
+        The list is emptied: nothing else may keep gradients that are kept only until they are copied.
         """
         state = unit.gradients
         local = unit.groups.ranks == 1 and unit.offload is None
