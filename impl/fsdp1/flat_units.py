@@ -90,7 +90,7 @@ def schedule_settings(
 
 def compute_device(module: nn.Module, device_id: int | torch.device | None, ignored: Ignored) -> torch.device:
     """Where the module computes: ``device_id``, else where its parameters are, else the accelerator."""
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     if isinstance(device_id, int):
         return torch.device(accelerator.type if accelerator else "cpu", device_id)
     if device_id is not None:

@@ -240,7 +240,8 @@ def _check_mesh(mesh: DeviceMesh) -> None:
 def _default_mesh() -> DeviceMesh:
     if not dist.is_initialized():
         dist.init_process_group()
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    # A CUDA build on a machine without a GPU names CUDA unless it is asked for what is there.
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     backends = dist.get_backend_config().split(",")
     if not any(part.partition(":")[0] in (device.type, part) for part in backends):
         device = torch.device("cpu")

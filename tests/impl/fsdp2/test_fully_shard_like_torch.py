@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
+from torch_version import BEFORE_2_13
 
 from fsdpbench import impl
 
@@ -280,11 +281,22 @@ def outcome(run: Program, api: Any, mesh: DeviceMesh) -> tuple[str, Any]:
         return type(error).__name__, None
 
 
+# torch 2.12 has neither reset_iter_state nor derivatives by torch.func, and does not warn of views.
+NEW_IN_2_13 = {
+    "reset_below_the_root", "view_as_output", "forward_mode_derivative", "reverse_mode_derivative",
+}  # fmt: skip
+
+
 def case_as_torch(rank: int) -> None:
     with fake_group():
         mesh = init_device_mesh("cpu", (2,))
         found = [(run.__name__, outcome(run, impl, mesh), outcome(run, torch_fsdp, mesh)) for run in PROGRAMS]
-    different = [f"{name}: {ours}, torch {theirs}" for name, ours, theirs in found if ours != theirs]
+    exempt = NEW_IN_2_13 if BEFORE_2_13 else set()
+    different = [
+        f"{name}: {ours}, torch {theirs}"
+        for name, ours, theirs in found
+        if ours != theirs and name not in exempt
+    ]
     assert not different, "\n".join(different)
     refused = sum(theirs[0] != "ok" for _, _, theirs in found)
     assert refused > 20, refused

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch_version import BEFORE_2_13
 
 from fsdpbench import impl
 
@@ -94,13 +95,15 @@ def case_like_torch(
 ) -> None:
     mesh = mesh_of(shape, names)
     choose = last_dim if other_dim else None
+    flattened = isinstance(dims.get("shard"), tuple)  # torch 2.12 shards twice along the same dimension
     ours, mine = train(impl, mesh, dims, choose)
     theirs, others = train(torch_fsdp, mesh, dims, choose)
     assert_close(mine, others)
     assert_close(full_dtensors(ours, False), full_dtensors(theirs, False))
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert a.placements == b.placements
-        assert a.device_mesh.mesh_dim_names == b.device_mesh.mesh_dim_names
+        if not flattened or not BEFORE_2_13:
+            assert a.placements == b.placements
+            assert a.device_mesh.mesh_dim_names == b.device_mesh.mesh_dim_names
         assert a.to_local().shape == b.to_local().shape
 
 
