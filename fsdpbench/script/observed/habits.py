@@ -16,7 +16,7 @@ from torch import nn
 from fsdpbench.script.own_files import OwnFiles
 
 _SEVERAL = 8
-"""Norms of one line in a step, from which they are said to be taken one by one."""
+"""Norms of one line in a step, from which the line is named."""
 
 Place = dict[str, Any]
 
