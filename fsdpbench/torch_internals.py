@@ -151,6 +151,16 @@ INTERNALS = {
         "torch.autograd:Variable._execution_engine.queue_callback", "DDP's collectives, joined after backward"
     ),
     "register_builtin": Internal("torch.jit._builtins:_register_builtin", _TORCHSCRIPT),
+    "ring_attention": Internal(
+        "torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention",
+        "ring attention (cp) on CPU ranks",
+        "context_parallel, which has no kernel for the CPU",
+    ),
+    "ring_attention_backward": Internal(
+        "torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention_backward",
+        "ring attention (cp) on CPU ranks",
+        "context_parallel, which has no kernel for the CPU",
+    ),
     "set_is_profiler_enabled": Internal(
         "torch.autograd.profiler:_set_is_profiler_enabled", "labels of FSDP in simulated traces"
     ),

@@ -7,6 +7,7 @@ if __name__ == "impl":
 
     stand_for(__name__)
 
+from .activations.offload import ActivationOffload, offload_activations
 from .collectives.comm_hooks import (
     DefaultState,
     LowPrecisionState,
@@ -64,6 +65,7 @@ from .shared.settings import (
 )
 
 __all__ = [
+    "ActivationOffload",
     "AdamW",
     "BackwardPrefetch",
     "CPUOffload",
@@ -108,6 +110,7 @@ __all__ = [
     "lambda_auto_wrap_policy",
     "materialise_deferred",
     "reduce_scatter_hook",
+    "offload_activations",
     "register_fsdp_forward_method",
     "select_modules",
     "share_comm_ctx",

@@ -28,16 +28,17 @@ from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.four_bit import FourBitProjection, block_of, four_bit_linear, reset_packed
 from fsdpbench.workloads.layers import Projection
-from fsdpbench.workloads.products import HasProducts, Product
+from fsdpbench.workloads.parts import held
+from fsdpbench.workloads.products import ATTENTION_LAYERS, HasProducts, Product
+from fsdpbench.workloads.tensor_plan import HasTensorPlan, TensorPlan
 
 ALL, ATTENTION = "all", "attention"
-ATTENTION_LAYERS = frozenset({"query", "key", "value", "query_key_value", "output", "qkv", "proj"})
-_NEVER = frozenset({"router"})
+_NEVER = frozenset({"router", "shared_gate"})
 _AT_INPUT, _MIXED, _NARROW, _WIDE = range(4)
 _STAGES = {
     **dict.fromkeys(("query", "key", "value", "query_key_value", "qkv"), _AT_INPUT),
     **dict.fromkeys(("output", "proj"), _MIXED),
-    **dict.fromkeys(("gate", "up", "gate_up", "router"), _NARROW),
+    **dict.fromkeys(("gate", "up", "gate_up", "router", "shared_gate"), _NARROW),
     "down": _WIDE,
 }
 """What a block's layers read, in order: its input, what attention mixed, a norm of that, the hidden layer."""
@@ -73,6 +74,7 @@ class AdaptedProjection(Projection):
         self.weight, self.bias = base.weight, base.bias
         self.weight_scale = base.weight_scale if isinstance(base, FourBitProjection) else None
         self.scale = _ALPHA_OF_RANK
+        self.bias_share = 1.0
         self.lora_a = nn.Parameter(torch.empty(lora.rank, base.in_features, dtype=torch.float32))
         self.lora_b = nn.Parameter(torch.empty(base.out_features, lora.rank, dtype=torch.float32))
         self._reset_adapter()
@@ -90,11 +92,14 @@ class AdaptedProjection(Projection):
         nn.init.zeros_(self.lora_b)
 
     def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else held(self.bias)
+        if bias is not None and self.bias_share != 1.0:  # the shares of several ranks are added up
+            bias = bias * self.bias_share
         if self.weight_scale is None:
-            base = F.linear(x, self.weight, self.bias)
+            base = F.linear(x, held(self.weight), bias)
         else:
-            base = four_bit_linear(x, self.weight, self.weight_scale, self.bias)
-        return base + F.linear(F.linear(x, self.lora_a), self.lora_b) * self.scale
+            base = four_bit_linear(x, held(self.weight), held(self.weight_scale), bias)
+        return base + F.linear(F.linear(x, held(self.lora_a)), held(self.lora_b)) * self.scale
 
 
 def adapt(model: nn.Module, block_classes: tuple[type[nn.Module], ...], lora: Lora) -> None:
@@ -178,6 +183,11 @@ class LoraWorkload(Workload):
         layers = range(self._products.block_count)
         found = [product for layer in layers for product in self._products.products(layer)]
         return [product for product in found if product.name not in _NEVER]
+
+    def tensor_plan(self) -> TensorPlan:
+        if not isinstance(self._base, HasTensorPlan):
+            raise WorkloadError(f"the family {self.family} has no plan; decoder, gpt and llama have one")
+        return self._base.tensor_plan()
 
     @property
     def default_seq(self) -> int | None:

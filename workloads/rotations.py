@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fsdpbench.workloads.positions import positions
+
 Tables = tuple[Tensor, ...]
 
 
@@ -31,8 +33,7 @@ def _angles(seq: int, width: int, theta: int, like: Tensor) -> Tensor:
     """[seq, width / 2] in fp32: position x theta^(-2k / width)."""
     pairs = torch.arange(0, width, 2, device=like.device, dtype=torch.float32)
     speeds = torch.exp(pairs * (-math.log(theta) / width))
-    positions = torch.arange(seq, device=like.device, dtype=torch.float32)
-    return positions[:, None] * speeds[None, :]
+    return positions(seq, like.device, torch.float32)[:, None] * speeds[None, :]
 
 
 def rotary_tables(seq: int, width: int, theta: int, like: Tensor) -> tuple[Tensor, Tensor]:

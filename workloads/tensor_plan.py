@@ -5,6 +5,9 @@ Between blocks every rank holds its share of the sequence; inside attention and 
 the sequence and its share of heads and hidden features:
 
     x [batch, seq/tp, d]  -> norm -> all-gather -> columns -> attention of heads/tp -> rows -> reduce-scatter
+
+A mixture of experts is not cut: router, shared expert and experts work on a rank's share of the sequence, and
+their gradients are summed; experts may be shared by expert parallelism, over the same ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ class BlockPlan:
 
     Fields: `readers`: modules that read the whole sequence in their first argument; `columns`: linear layers
     cut by outputs, with the widths of what they compute side by side (a rank gets its share of each); `rows`:
-    linear layers cut by inputs; `norms`: on the shares of the sequence; `head_norms`: on a rank's heads.
+    linear layers cut by inputs; `norms`: on the shares of the sequence; `head_norms`: on a rank's heads;
+    `by_head`: parameters with an element a head; `by_token`: linear layers on [tokens, features] of a rank's
+    share of the sequence; `whole`: modules that a rank has in full and that use their parameters' own parts.
     """
 
     readers: tuple[str, ...]
@@ -30,22 +35,30 @@ class BlockPlan:
     rows: tuple[str, ...]
     norms: tuple[str, ...]
     head_norms: tuple[str, ...] = ()
+    by_head: tuple[str, ...] = ()
+    by_token: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A decoder's: its blocks (all alike), embeddings with the dimension of their output that is the
-    sequence, the last norm and the lm head, and whether head and first embedding are one parameter.
+    """A decoder's: its `blocks` (the first block has the first plan, and so on, round and round), embeddings
+    with the dimension of their output that is the sequence, the last norm and the lm head, and whether head
+    and first embedding are one parameter.
 
     `divides`: numbers of the shape that the ranks must divide.
     """
 
-    block: BlockPlan
+    blocks: tuple[BlockPlan, ...]
     embeddings: Mapping[str, int]
     final_norm: str
     head: str
     tied: bool
     divides: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, index: int) -> BlockPlan:
+        """That of block number `index`."""
+        return self.blocks[index % len(self.blocks)]
 
     def check(self, ranks: int, name: str) -> None:
         """Raises: WorkloadError, a number of the shape of model `name` does not divide by `ranks`."""

@@ -28,7 +28,7 @@ def write_pages(folder: Path, atlas: Atlas) -> Path:
         "words": words,
         "display": display,
         "policy": policy(script),
-        "css": Markup(own_file("page/report.css")),
+        "css": Markup(own_file("page/assets/report.css")),
         "script": script,
         "page_of": page_of,
         "overview": OVERVIEW,

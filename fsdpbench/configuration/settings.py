@@ -183,6 +183,14 @@ _TABLE: tuple[Setting, ...] = (
         checkpointing,
     ),
     Setting(
+        "activation_offload",
+        False,
+        "true, false",
+        "Keep what each unit saves for backward in host memory; it returns one unit ahead in backward.",
+        "The link to the host limits the step unless units compute long for what they save.",
+        flag,
+    ),
+    Setting(
         "cpu_offload",
         False,
         "true, false",
@@ -290,7 +298,15 @@ _TABLE: tuple[Setting, ...] = (
 
 SETTINGS: dict[str, Setting] = {setting.name: setting for setting in _TABLE}
 _NEWER = frozenset(
-    {"implementation", "keep_last_unsharded", "layout", "lora", "lora_base", "lora_targets"}
+    {
+        "activation_offload",
+        "implementation",
+        "keep_last_unsharded",
+        "layout",
+        "lora",
+        "lora_base",
+        "lora_targets",
+    }
     | {"optimizer_dtype", "tp", "cp", "ep"}
 )
 """Settings that older records lack; what they ran is the default."""
@@ -319,6 +335,7 @@ class Settings:
     reduce_dtype: str | None
     buffer_dtype: str | None
     activation_checkpointing: str
+    activation_offload: bool
     cpu_offload: bool
     optimizer: str
     optimizer_dtype: str | None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,37 +14,31 @@ import torch.distributed as dist
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
+from fsdpbench.devices.sim_tells import Tells
 from fsdpbench.measuring.soak import Replays
 from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.account import Lines, MemoryAccount
 from fsdpbench.sim.allocator.conf import AllocatorConf
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 from fsdpbench.sim.replay.session import ReplaySession
-from fsdpbench.sim.software import CURRENT, load_software
 from fsdpbench.sim.software.trainer import Trainer
 
 
-class SimDevice:
+class SimDevice(Tells):
     """A `Device` whose ranks other than 0 exist only as costs."""
 
     name = "sim"
 
     def __init__(self, config: Config, placement: Placement) -> None:
         assert config.hardware is not None, "a simulated configuration names its hardware"
+        self._what_if = config.what_if or WhatIf()
+        super().__init__(config, _with_room(load_profile(config.hardware), self._what_if.room))
         self.torch_device = torch.device("sim", 0)
-        self._config = config
         self._placement = placement
-        what_if = config.what_if or WhatIf()
-        self._what_if = what_if
-        self._profile = _with_room(load_profile(config.hardware), what_if.room)
-        self._software = load_software(config.software or CURRENT)
-        self._simulation: Simulation | None = None
         self._report_out_of_memory: Callable[[str], None] | None = None
         self._readings = AllocatorReadings()
         self._retried: list[bool] = []
-        self._account: MemoryAccount | None = None
         self.line: Lines | None = None
 
     def open(self) -> None:
@@ -69,11 +61,13 @@ class SimDevice:
             jitter=self._config.jitter,
             sanitize=self._config.sanitize,
             software=self._software,
-            record_steps=self._executes_all() is None,
+            record_steps=_why_all_execute(self._config, self._what_if) is None,
         )
         self._simulation.on_out_of_memory = self._report_out_of_memory
         if self._what_if.account:
-            self._account = MemoryAccount(lambda: None if self.line is None else self.line())
+            self._account = MemoryAccount(
+                self._simulation.accelerator, lambda: None if self.line is None else self.line()
+            )
             self._account.begin()
         return self._simulation
 
@@ -85,7 +79,7 @@ class SimDevice:
 
     def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
         """What is entered around each microbatch of `model`: the trainer of the software profile."""
-        return Trainer(self._software.trainer, model).microbatch
+        return Trainer(self._software.trainer, model, self._open_simulation().accelerator.timeline).microbatch
 
     def settle(self) -> None:
         # Wrapping leaves reference cycles that hold memory; later the collector must not run on its own.
@@ -114,22 +108,8 @@ class SimDevice:
         return taken
 
     def replays(self, kinds: Sequence[Hashable]) -> Replays | str:
-        return self._executes_all() or ReplaySession(kinds)
-
-    def _executes_all(self) -> str | None:
-        """Why no step may be replayed."""
-        config = self._config
-        if config.soak is None:
-            return "no soak was asked for"
-        if not config.soak.replay:
-            return "--no-replay was given"
-        if config.jitter is not None:
-            return "jitter draws again for every kernel and collective"
-        if config.sanitize:
-            return "the sanitizer follows what operators touch"
-        if self._what_if.account:
-            return "who holds memory is followed through the program itself"
-        return None
+        refusal = _why_all_execute(self._config, self._what_if)
+        return refusal or ReplaySession(self._open_simulation().accelerator, kinds)
 
     def trace(self, path: Path) -> AbstractContextManager[Tracer]:
         return self._open_simulation().trace(path)
@@ -145,51 +125,20 @@ class SimDevice:
     def peak_flops(self, compute_type: str) -> float | None:
         return (self._profile.narrow_peak_flops | self._profile.peak_flops).get(compute_type)
 
-    def describe(self) -> dict[str, Any]:
-        described = {
-            "name": self._profile.name,
-            "title": self._profile.title,
-            "simulated": True,
-            "source": self._profile.source,
-            "memory_bytes": self._profile.memory_bytes,
-        }
-        if self._config.jitter is not None:
-            told = self._config.jitter.to_text()
-            described |= {"jitter": told, "title": f"{self._profile.title} with jitter ({told})"}
-        if self._config.software is not None:
-            described |= {"software": self._software.name, "software_source": self._software.source}
-        return described
 
-    @property
-    def sanitizer(self) -> dict[str, Any] | None:
-        """What the sanitizer has found so far, if it runs."""
-        found = None if self._simulation is None else self._simulation.sanitizer
-        return None if found is None else found.to_dict()
-
-    @property
-    def memory_account(self) -> dict[str, Any] | None:
-        """Who holds memory now, if account is kept."""
-        return None if self._account is None else self._account.report()
-
-    @property
-    def unknown_operators(self) -> dict[str, int]:
-        """Operators costed by their bytes alone, with how often they ran."""
-        return self._open_simulation().unknown_operators
-
-    def memory_traffic(self, steps: int) -> dict[str, Any]:
-        """Bytes that a mean traced step reads and writes in kernels that memory limits; ``steps`` traced."""
-        return {"bytes": round(ACCELERATOR.bytes_traced / steps)}
-
-    @property
-    def compilation(self) -> dict[str, Any] | None:
-        """What was compiled, if anything was."""
-        front_end = sys.modules.get("fsdpbench.sim.compile.front_end")
-        return front_end.told() if front_end is not None else None
-
-    def _open_simulation(self) -> Simulation:
-        if self._simulation is None:
-            raise RuntimeError("the simulated device is used before open()")
-        return self._simulation
+def _why_all_execute(config: Config, what_if: WhatIf) -> str | None:
+    """Why no step may be replayed."""
+    if config.soak is None:
+        return "no soak was asked for"
+    if not config.soak.replay:
+        return "--no-replay was given"
+    if config.jitter is not None:
+        return "jitter draws again for every kernel and collective"
+    if config.sanitize:
+        return "the sanitizer follows what operators touch"
+    if what_if.account:
+        return "who holds memory is followed through the program itself"
+    return None
 
 
 def _with_room(profile: HardwareProfile, room: float) -> HardwareProfile:

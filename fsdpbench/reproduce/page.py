@@ -62,13 +62,15 @@ def write_page(
 ) -> None:
     """Write the page; scripts and styles are inside, nothing is loaded."""
     plotly = Markup(get_plotlyjs())
-    script = Markup("\n".join([*(own_file(f"page/{name}") for name in _PARTS_OF_REPORT), _own("page.js")]))
+    script = Markup(
+        "\n".join([*(own_file(f"page/assets/{name}") for name in _PARTS_OF_REPORT), _own("page.js")])
+    )
     sections = [_section(publication, outcome, runs) for outcome, runs in zip(outcomes, traced, strict=True)]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     text = environment.from_string(_own("page.html.jinja")).render(
         publication=publication,
         policy=policy(plotly, script),
-        css=Markup(own_file("page/report.css")),
+        css=Markup(own_file("page/assets/report.css")),
         plotly=plotly,
         script=script,
         island=island,

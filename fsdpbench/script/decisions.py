@@ -25,7 +25,7 @@ import torch
 
 from fsdpbench.script.numbers import Followed, PlaceholderFloat, PlaceholderInt, follow_math, plain
 from fsdpbench.script.own_files import OwnFiles
-from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim import Simulation
 from fsdpbench.sim.operators.known_values import forget, holds_placeholders, learn, mark_as_placeholders
 from fsdpbench.sim.patches.torchscript import stand_in_for_builtin
 from fsdpbench.sim.tensors.creation import is_on_device
@@ -53,10 +53,10 @@ class Decisions:
         self._guessed = False
         """Whether the last answer was one of a placeholder."""
 
-    def follow(self) -> None:
+    def follow(self, simulation: Simulation) -> None:
         """From now on write down what is asked of the simulated device's tensors."""
-        ACCELERATOR.follows_numbers = True
-        ACCELERATOR.on_value = self._answered
+        simulation.accelerator.follows_numbers = True
+        simulation.accelerator.on_value = self._answered
         Followed.decided = self.record
         follow_math()
         _Tensors(self).install()

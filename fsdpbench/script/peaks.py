@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fsdpbench.devices.base import AllocatorReadings, StepMemory
-from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim import Simulation
+from fsdpbench.sim.accelerator import DEVICE_TYPE
 
 _PEAK = ".peak"
 
@@ -35,21 +36,21 @@ class _Reader:
 class Peaks:
     """Both readers. Made after the simulation has started and before `torch.cuda` is mapped."""
 
-    def __init__(self) -> None:
+    def __init__(self, simulation: Simulation) -> None:
+        self._allocator = simulation.accelerator.allocator
         self._script, self._bench = _Reader(), _Reader()
         self._readings = AllocatorReadings()
         module: Any = torch.get_device_module(DEVICE_TYPE)
-        module.memory_stats = lambda device=None: self._script.read(ACCELERATOR.allocator.memory_stats())
+        module.memory_stats = lambda device=None: self._script.read(self._allocator.memory_stats())
         module.reset_peak_memory_stats = lambda device=None: self._reset(self._script, self._bench)
 
     def take(self) -> StepMemory:
         """Peaks and counts since the last call."""
-        stats = self._bench.read(ACCELERATOR.allocator.memory_stats())
+        stats = self._bench.read(self._allocator.memory_stats())
         self._reset(self._bench, self._script)
         return self._readings.since_last(stats)
 
-    @staticmethod
-    def _reset(reader: _Reader, other: _Reader) -> None:
-        other.hold(ACCELERATOR.allocator.memory_stats())
+    def _reset(self, reader: _Reader, other: _Reader) -> None:
+        other.hold(self._allocator.memory_stats())
         reader.held.clear()
-        ACCELERATOR.allocator.reset_peak_memory_stats()
+        self._allocator.reset_peak_memory_stats()

@@ -38,7 +38,6 @@ from fsdpbench.script.rank_check.recording import Recorder
 from fsdpbench.script.rank_check.start import start_recording
 from fsdpbench.script.steps import MeasuredAllError, Steps
 from fsdpbench.script.variations import NoEffectError, Varied
-from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.costs.flops import FlopCount
 
 # The real one: scripts may need it, and where cuda is mapped it cannot be imported.
@@ -53,85 +52,98 @@ def run_script(config: Config, placement: Placement, folder: Path, rank_0: Path 
     script raised: the record says it, and the traceback is on stderr.
 
     With `check_ranks` it leaves its collectives too; `rank_0`: the folder of rank 0, which ran before."""
-    source = config.script
-    assert source is not None
     _set_environment(config, placement)
-    device = SimDevice(config, placement)
-    record = RankRecord(placement.rank, placement.world_size, config.device)
-    simulation = device.start()
-    ACCELERATOR.flops = FlopCount()
-    peaks = Peaks()
-    requests = map_cuda(simulation)
-    own_files = OwnFiles(source)
-    device.line = own_files.line
-    map_clock(simulation, own_files)
-    decisions = Decisions(own_files)
-    decisions.follow()
-    skip_large_fills()
-    recorder = None
-    if source.check_ranks:
-        recorder = start_recording(placement.rank, folder, rank_0 or folder, own_files)
-    steps = Steps(
-        simulation,
-        config.measurement,
-        trace_path(folder, placement.rank),
-        peaks.take,
-        to_the_end=source.to_the_end,
-    )
+    run = _Run(config, placement, folder, rank_0 or folder)
+    status, cause = run.execute()
+    return run.conclude(status, cause)
 
-    def out_of_memory(message: str) -> None:
-        record.add_sanitizer(device.sanitizer)
+
+class _Run:
+    """A script's process: made before the script starts, it puts in place what the script will meet."""
+
+    def __init__(self, config: Config, placement: Placement, folder: Path, rank_0: Path) -> None:
+        assert config.script is not None
+        self.source = config.script
+        self.folder = folder
+        self.record = RankRecord(placement.rank, placement.world_size, config.device)
+        self.device = SimDevice(config, placement)
+        self.simulation = self.device.start()
+        self.simulation.accelerator.flops = FlopCount()
+        peaks = Peaks(self.simulation)
+        self.requests = map_cuda(self.simulation)
+        self.own_files = OwnFiles(self.source)
+        self.device.line = self.own_files.line
+        map_clock(self.simulation, self.own_files)
+        self.decisions = Decisions(self.own_files)
+        self.decisions.follow(self.simulation)
+        skip_large_fills()
+        self.recorder: Recorder | None = None
+        if self.source.check_ranks:
+            self.recorder = start_recording(self.simulation, folder, rank_0, self.own_files)
+        trace, to_the_end = trace_path(folder, placement.rank), self.source.to_the_end
+        self.steps = Steps(self.simulation, config.measurement, trace, peaks.take, to_the_end=to_the_end)
+        self.device.on_out_of_memory(self._out_of_memory)
+        self.optimizers = Optimizers(self.own_files)
+        counted = self.optimizers if self.source.steps_by is StepsBy.OPTIMIZER else self.requests
+        counted.on_step = self.steps.ended
+        self.files = ScriptFiles(folder, self.simulation.accelerator)
+        self.files.install()
+        leave_cache_alone(self.files.overlay.exempt)
+        if self.recorder is not None:
+            self.recorder.follow_files(self.files.overlay, rank_0 / "files")
+        waits = Waits(self.own_files, self.simulation)
+        waits.step = lambda: self.steps.count
+        variation = config.what_if.variation if config.what_if is not None else None
+        self.varied = Varied(variation, waits, self.simulation) if variation else None
+        self.observed = Observed(self.own_files, waits, folder, self.simulation)
+
+    def _out_of_memory(self, message: str) -> None:
+        record = self.record
+        record.add_sanitizer(self.device.sanitizer)
         record.status, record.cause = Status.OOM, message.splitlines()[0]
-        record.memory_account = record.memory_account or device.memory_account
-        record.write(folder)
-        if recorder is not None:
-            recorder.finish(folder, Ended.OOM, record.cause)
+        record.memory_account = record.memory_account or self.device.memory_account
+        record.write(self.folder)
+        if self.recorder is not None:
+            self.recorder.finish(self.folder, Ended.OOM, record.cause)
 
-    device.on_out_of_memory(out_of_memory)
-    optimizers = Optimizers(own_files)
-    if source.steps_by is StepsBy.OPTIMIZER:
-        optimizers.on_step = steps.ended
-    else:
-        requests.on_step = steps.ended
-    files = ScriptFiles(folder)
-    files.install()
-    leave_cache_alone(files.overlay.exempt)
-    if recorder is not None:
-        recorder.follow_files(files.overlay, (rank_0 or folder) / "files")
-    what_if = config.what_if
-    waits = Waits(own_files)
-    waits.step = lambda: steps.count
-    varied = Varied(what_if.variation, waits) if what_if is not None and what_if.variation else None
-    observed = Observed(own_files, waits, folder)
-    status, cause = _execute(source, own_files, decisions, recorder)
-    if varied is not None and status is Status.OK and not varied.count:
-        status, cause = Status.ERROR, str(NoEffectError(varied.variation))
-    if recorder is not None:
-        recorder.finish(folder, _ENDED[status], cause)
-    for child in multiprocessing.active_children():  # data loaders of a script that was ended
-        child.terminate()
-    record.status, record.cause = status, cause
-    record.redirected_files = files.settle()
-    steps.finish()
-    record.hardware = device.describe()
-    record.unknown_operators = device.unknown_operators
-    record.placeholder_decisions = decisions.to_list()
-    record.compiled = has_compiled()
-    if record.compiled:
-        record.compilation = device.compilation
-    record.add_sanitizer(device.sanitizer)
-    record.memory_account = record.memory_account or device.memory_account
-    if steps.step_times_s:
-        _fill_figures(record, steps, device)
-        assert record.script is not None
-        record.loader = observed.loaders.to_dict(steps.count)
-        kind = steps.flops[-1].main_type if steps.flops else None
-        record.script |= {"observed": {**observed.to_dict(steps.count), "computes_in": kind}}
-        _export(requests, steps, record)
-    elif record.status is Status.OK:
-        record.status, record.cause = Status.ERROR, _too_few(steps, source, optimizers, decisions)
-    record.write(folder)
-    return record.status
+    def execute(self) -> tuple[Status, str | None]:
+        """Run the script; how it ended."""
+        status, cause = _execute(self.source, self.own_files, self.decisions, self.recorder)
+        if self.varied is not None and status is Status.OK and not self.varied.count:
+            status, cause = Status.ERROR, str(NoEffectError(self.varied.variation))
+        if self.recorder is not None:
+            self.recorder.finish(self.folder, _ENDED[status], cause)
+        for child in multiprocessing.active_children():  # data loaders of a script that was ended
+            child.terminate()
+        return status, cause
+
+    def conclude(self, status: Status, cause: str | None) -> Status:
+        """Write the record of a script that ended so."""
+        record, device, steps = self.record, self.device, self.steps
+        record.status, record.cause = status, cause
+        record.redirected_files = self.files.settle()
+        steps.finish()
+        record.hardware = device.describe()
+        record.unknown_operators = device.unknown_operators
+        record.placeholder_decisions = self.decisions.to_list()
+        record.compiled = has_compiled()
+        if record.compiled:
+            record.compilation = device.compilation
+        record.add_sanitizer(device.sanitizer)
+        record.memory_account = record.memory_account or device.memory_account
+        if steps.step_times_s:
+            _fill_figures(record, steps, device)
+            assert record.script is not None
+            record.loader = self.observed.loaders.to_dict(steps.count)
+            kind = steps.flops[-1].main_type if steps.flops else None
+            observed = {**self.observed.to_dict(steps.count), "computes_in": kind}
+            record.script |= {"observed": observed}
+            _export(self.requests, steps, record)
+        elif record.status is Status.OK:
+            too_few = _too_few(steps, self.source, self.optimizers, self.decisions)
+            record.status, record.cause = Status.ERROR, too_few
+        record.write(self.folder)
+        return record.status
 
 
 def _set_environment(config: Config, placement: Placement) -> None:

@@ -33,7 +33,7 @@ from fsdpbench.script.cuda.distributed import map_distributed
 from fsdpbench.script.cuda.profiling import ProfilerRequests, SimulatedProfile
 from fsdpbench.script.cuda.replacement import Replacements
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.allocator import AllocatorConf
 from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sim.timing.timeline import Work
@@ -54,16 +54,16 @@ def rehearse_where_asked(placement: Placement, gpus_per_node: int, *, host_clock
         return False
     profile = load_profile(asked.profile)
     simulation = Simulation.start(profile, placement.world_size, gpus_per_node, rank=placement.rank)
-    ACCELERATOR.follows_numbers = True  # the bench sends its own numbers through the device
+    simulation.accelerator.follows_numbers = True  # the bench sends its own numbers through the device
     replacements = Replacements()
     map_device_names(replacements, placement.local_rank)
-    map_cuda_module(placement.local_rank)
+    map_cuda_module(simulation.accelerator, placement.local_rank)
     map_amp(replacements)
     map_distributed(replacements, simulation)
     _Recording.simulation, _Recording.requests = simulation, ProfilerRequests()
     replacements.add(torch.profiler.profile, _Recording)
     _map_out_of_memory(simulation)
-    _map_kernels()
+    _map_kernels(simulation.accelerator)
     _map_registration()
     _map_memory_limit(simulation)
     replace(torch.cuda, device_count=lambda: asked.gpus)
@@ -127,17 +127,17 @@ def _map_out_of_memory(simulation: Simulation) -> None:
     replace(device, cuda_attach_out_of_memory_observer=attach)
 
 
-def _map_kernels() -> None:
+def _map_kernels(accelerator: Accelerator) -> None:
     """Kernels that are compiled while the bench runs: those of emulated collectives, which spin."""
     import fsdpbench.emulation.holding as holding
 
     def compile_kernel(source: str, name: str) -> Callable[..., None]:
         def launch(grid: Any, block: Any, arguments: list[int]) -> None:
-            timeline = ACCELERATOR.timeline
+            timeline = accelerator.timeline
             start = timeline.cpu
-            timeline.cpu += ACCELERATOR.cpu_costs.launch_ns
-            record = None if ACCELERATOR.trace is None else KernelRecord(name, start, timeline.cpu)
-            timeline.launch(ACCELERATOR.stream, Work.COLLECTIVE, arguments[0], record)
+            timeline.cpu += accelerator.cpu_costs.launch_ns
+            record = None if accelerator.trace is None else KernelRecord(name, start, timeline.cpu)
+            timeline.launch(accelerator.stream, Work.COLLECTIVE, arguments[0], record)
 
         return launch
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from fsdpbench.configuration.config import Measurement
 from fsdpbench.devices.base import StepMemory
 from fsdpbench.sim import SimulatedTrace, Simulation
-from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.costs.flops import Flops
 from fsdpbench.sim.timing.timeline import Marker
 
@@ -50,6 +49,7 @@ class Steps:
         self.traced_times_s: list[float] = []
         self.trace_path = trace_path
         self._simulation = simulation
+        self._accelerator = simulation.accelerator
         self._warmup = measurement.warmup_steps
         self._timed = measurement.timed_steps
         self._to_trace = measurement.traced_steps
@@ -87,7 +87,7 @@ class Steps:
             gc.disable()
 
     def _end_timed_step(self) -> None:
-        self._marks.append(ACCELERATOR.timeline.record(ACCELERATOR.stream))
+        self._marks.append(self._accelerator.timeline.record(self._accelerator.stream))
         memory, flops = self._take_memory(), self._take_flops()
         if self.count > self._warmup:
             self.memory.append(memory)
@@ -98,16 +98,16 @@ class Steps:
             self.trace_path.parent.mkdir(parents=True, exist_ok=True)
             self._trace = self._simulation.trace(self.trace_path)
             self._trace.__enter__()
-            self._traced_until = ACCELERATOR.timeline.cpu
+            self._traced_until = self._accelerator.timeline.cpu
 
     def _take_flops(self) -> Flops:
-        assert ACCELERATOR.flops is not None
-        return ACCELERATOR.flops.take()
+        assert self._accelerator.flops is not None
+        return self._accelerator.flops.take()
 
     def _end_traced_step(self) -> None:
         assert self._trace is not None
         self._simulation.drain()
-        now = ACCELERATOR.timeline.cpu
+        now = self._accelerator.timeline.cpu
         self.traced_times_s.append((now - self._traced_until) / 1e9)
         self._traced_until = now
         self._trace.step()
@@ -120,7 +120,7 @@ class Steps:
         """Settle what is open: the script has ended, perhaps before all was measured."""
         if self._trace is not None:
             self._close_trace()
-        ACCELERATOR.timeline.drain()
+        self._accelerator.timeline.drain()
 
     def _close_trace(self) -> None:
         """Write the trace if it holds a whole step, else drop it."""

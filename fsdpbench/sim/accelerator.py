@@ -90,6 +90,16 @@ class Accelerator:
         self.backward = BackwardStreams(self)
         self._listeners: list[AllocatorListener] = []
 
+    def forget_run(self) -> None:
+        """Drop what belongs to the simulation before this one."""
+        self.stream = DEFAULT_STREAM
+        self.streams, self.process_groups, self.unknown_operators = {}, [], {}
+        self.trace = self.graph_pool = self.holders = self.flops = None
+        self.on_out_of_memory = self.on_value = None
+        self.follows_numbers = False
+        self.operators_launched = self.bytes_traced = 0
+        self.stop_listening()
+
     def require_started(self) -> None:
         """Raise `SimulationNotStartedError` before `Simulation.start`."""
         if not self.started:

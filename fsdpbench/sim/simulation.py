@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.configuration.jitter import JitterSettings
-from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
 from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.allocator.conf import AllocatorCosts
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
@@ -81,6 +81,8 @@ class Simulation:
         self.world_size = world_size
         self.gpus_per_node = gpus_per_node
         self.rank = rank
+        self.accelerator = ACCELERATOR
+        """The device of this process, for those who follow it or charge it."""
 
     @classmethod
     def start(
@@ -105,55 +107,26 @@ class Simulation:
         not with jitter, which draws again for each kernel, nor with ``sanitize``. Raises ValueError for an
         impossible world.
         """
-        if world_size < 1 or gpus_per_node < 1:
-            raise ValueError(
-                f"world_size {world_size}, gpus_per_node {gpus_per_node}: both must be at least 1"
-            )
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is not in a world of {world_size}")
+        _check_world(world_size, gpus_per_node, rank)
         preload()
         apply_patches()
         software = software or load_software(CURRENT)
-        ACCELERATOR.undo_software()
-        if allocator_conf is None:
-            text = next((os.environ[name] for name in _ALLOC_CONF_VARIABLES if os.environ.get(name)), "")
-            allocator_conf = AllocatorConf.parse(text)
-        accelerator = ACCELERATOR
-        contention = Contention(
-            round(profile.contention.compute_slowdown * 1000),
-            round(profile.contention.communication_slowdown * 1000),
-        )
+        simulation = cls(profile, world_size, gpus_per_node, rank)
+        accelerator = simulation.accelerator
+        accelerator.undo_software()
+        conf = _conf_of_environment() if allocator_conf is None else allocator_conf
+        _end_followers(accelerator)
         accelerator.jitter = None if jitter is None else Jitter(jitter)
-        if accelerator.sanitizer is not None:
-            accelerator.sanitizer.end()
-        if accelerator.account is not None:
-            accelerator.account.end()
         sanitizer = accelerator.sanitizer = Sanitizer() if sanitize else None
-        accelerator.timeline = _make_timeline(contention, sanitizer, record_steps)
-        accelerator.holders = None
-        accelerator.streams = {}
-        accelerator.process_groups = []
+        accelerator.timeline = _make_timeline(accelerator, profile, sanitizer, record_steps)
+        accelerator.allocator = _make_allocator(profile, accelerator.timeline, conf, sanitizer)
+        simulation._price(software)
+        accelerator.forget_run()
         accelerator.collectives_on_own_streams = software.collectives.own_streams
         accelerator.timeline.add_stream()
         if sanitizer is not None:
             sanitizer.stream_made(DEFAULT_STREAM, "default")
-        accelerator.stream = DEFAULT_STREAM
         accelerator.backward = BackwardStreams(accelerator, use_on_stream)
-        accelerator.device_count = gpus_per_node
-        accelerator.kernel_costs = KernelCosts(of_slowest(software.applied_to(profile), world_size))
-        accelerator.cpu_costs = CpuCosts(profile)
-        accelerator.network = Network(profile, world_size, gpus_per_node)
-        accelerator.allocator = _make_allocator(profile, accelerator.timeline, allocator_conf, sanitizer)
-        accelerator.trace = accelerator.graph_pool = None
-        accelerator.host_link_ns = _host_link(profile)
-        accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
-        accelerator.on_out_of_memory = None
-        accelerator.stop_listening()
-        accelerator.flops = None
-        accelerator.follows_numbers = False
-        accelerator.on_value = None
-        accelerator.operators_launched = accelerator.bytes_traced = 0
-        accelerator.unknown_operators = {}
         forget_plans()
         accelerator.undo_software = install(software).close
         accelerator.started = True
@@ -161,7 +134,17 @@ class Simulation:
             sanitizer.begin()
         Stream(stream_id=DEFAULT_STREAM)
         torch.autograd.set_multithreading_enabled(False)
-        return cls(profile, world_size, gpus_per_node, rank)
+        return simulation
+
+    def _price(self, software: SoftwareProfile) -> None:
+        """What work costs on this hardware, among so many ranks."""
+        accelerator, profile = self.accelerator, self.profile
+        accelerator.device_count = self.gpus_per_node
+        accelerator.kernel_costs = KernelCosts(of_slowest(software.applied_to(profile), self.world_size))
+        accelerator.cpu_costs = CpuCosts(profile)
+        accelerator.network = Network(profile, self.world_size, self.gpus_per_node)
+        accelerator.host_link_ns = _host_link(profile)
+        accelerator.host_ns_per_byte = 1.0 / profile.host_link.memory_gb_s
 
     def init_process_group(self) -> None:
         """`dist.init_process_group` of the backend ``sim``, with a store of this process alone."""
@@ -171,16 +154,16 @@ class Simulation:
 
     def end(self) -> None:
         """Undo what the software profile has put in place; safe to call twice."""
-        ACCELERATOR.undo_software()
-        ACCELERATOR.collectives_on_own_streams = False
+        self.accelerator.undo_software()
+        self.accelerator.collectives_on_own_streams = False
 
     def cpu_ns(self) -> int:
         """The CPU's simulated time in nanoseconds."""
-        return ACCELERATOR.timeline.cpu
+        return self.accelerator.timeline.cpu
 
     def advance_cpu(self, ns: int) -> None:
         """The CPU is busy, or asleep, for so long."""
-        ACCELERATOR.timeline.cpu += ns
+        self.accelerator.timeline.cpu += ns
 
     def synchronize(self) -> None:
         """Block the simulated CPU until the device is idle."""
@@ -189,18 +172,18 @@ class Simulation:
     @property
     def sanitizer(self) -> Sanitizer | None:
         """What follows the uses of memory, if it was asked for."""
-        found = ACCELERATOR.sanitizer
+        found = self.accelerator.sanitizer
         return found if isinstance(found, Sanitizer) else None
 
     @property
     def operators_launched(self) -> int:
         """Kernels launched so far."""
-        return ACCELERATOR.operators_launched
+        return self.accelerator.operators_launched
 
     @property
     def unknown_operators(self) -> dict[str, int]:
         """Launches, by name, of operators that no cost model knows; they were costed by their bytes."""
-        return dict(sorted(ACCELERATOR.unknown_operators.items()))
+        return dict(sorted(self.accelerator.unknown_operators.items()))
 
     @property
     def on_out_of_memory(self) -> Callable[[str], None] | None:
@@ -208,11 +191,11 @@ class Simulation:
 
         An exception in a hook of backward ends the process: what has to be written, is to be written here.
         """
-        return ACCELERATOR.on_out_of_memory
+        return self.accelerator.on_out_of_memory
 
     @on_out_of_memory.setter
     def on_out_of_memory(self, callback: Callable[[str], None] | None) -> None:
-        ACCELERATOR.on_out_of_memory = callback
+        self.accelerator.on_out_of_memory = callback
 
     def drain(self) -> None:
         """Block the simulated CPU as `synchronize` does, for a measurement: it orders nothing."""
@@ -231,33 +214,34 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
 
     def __init__(self, simulation: Simulation, path: Path) -> None:
         self._simulation = simulation
+        self._accelerator = simulation.accelerator
         self._path = path
         self._index = 0
         self._step_start = 0
 
     def __enter__(self) -> SimulatedTrace:
-        if ACCELERATOR.trace is not None:
+        if self._accelerator.trace is not None:
             raise RuntimeError("a trace is running already: traces do not nest")
         self._simulation.drain()
         simulation = self._simulation
-        ACCELERATOR.trace = TraceRecorder(
+        self._accelerator.trace = TraceRecorder(
             simulation.rank,
             simulation.world_size,
             simulation.profile,
-            _describe_process_groups(),
+            _described(self._accelerator.process_groups),
             simulation.gpus_per_node,
         )
-        ACCELERATOR.listen(_report_memory)
-        ACCELERATOR.allocator.device.call_listener = ACCELERATOR.trace.runtime
+        self._accelerator.listen(self._report_memory)
+        self._accelerator.allocator.device.call_listener = self._accelerator.trace.runtime
         set_is_profiler_enabled(True)
-        self._step_start = ACCELERATOR.timeline.cpu
+        self._step_start = self._accelerator.timeline.cpu
         return self
 
     def step(self) -> None:
         """End a step (``ProfilerStep#k``, from the last call or the beginning) and begin the next."""
-        assert ACCELERATOR.trace is not None
-        now = ACCELERATOR.timeline.cpu
-        ACCELERATOR.trace.step(self._index, self._step_start, now)
+        assert self._accelerator.trace is not None
+        now = self._accelerator.timeline.cpu
+        self._accelerator.trace.step(self._index, self._step_start, now)
         self._index += 1
         self._step_start = now
 
@@ -267,18 +251,32 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        recorder = ACCELERATOR.trace
+        recorder = self._accelerator.trace
         if exc_type is None:
-            ACCELERATOR.timeline.drain()
-        ACCELERATOR.trace = None
-        ACCELERATOR.stop_listening(_report_memory)
-        ACCELERATOR.allocator.device.call_listener = None
-        set_is_profiler_enabled(ACCELERATOR.sanitizer is not None or ACCELERATOR.account is not None)
+            self._accelerator.timeline.drain()
+        self._accelerator.trace = None
+        self._accelerator.stop_listening(self._report_memory)
+        self._accelerator.allocator.device.call_listener = None
+        set_is_profiler_enabled(
+            self._accelerator.sanitizer is not None or self._accelerator.account is not None
+        )
         if exc_type is None and recorder is not None:
             recorder.write(self._path)
 
+    def _report_memory(self, event: AllocatorEvent) -> None:
+        """Allocator events for the trace, as torch.profiler(profile_memory=True) writes them."""
+        trace = self._accelerator.trace
+        if trace is None:
+            return
+        if event.action in (AllocatorAction.ALLOC, AllocatorAction.FREE):
+            nbytes = event.size if event.action is AllocatorAction.ALLOC else -event.size
+            active = self._accelerator.allocator.stats.active_bytes
+            trace.memory(event.address, nbytes, event.allocated, event.reserved, event.time_ns, active)
+        elif event.action is AllocatorAction.RETRY:
+            trace.alloc_retry(event.size, event.freed, event.time_ns)
 
-def _describe_process_groups() -> list[dict[str, Any]]:
+
+def _described(groups: Sequence[Any]) -> list[dict[str, Any]]:
     """The process groups as torch.profiler writes them."""
     return [
         {
@@ -287,25 +285,38 @@ def _describe_process_groups() -> list[dict[str, Any]]:
             "backend_config": "cuda:nccl",
             "pg_size": group.size(),
         }
-        for group in ACCELERATOR.process_groups
+        for group in groups
     ]
 
 
-def _report_memory(event: AllocatorEvent) -> None:
-    """Allocator events for the trace, as torch.profiler(profile_memory=True) writes them."""
-    trace = ACCELERATOR.trace
-    if trace is None:
-        return
-    if event.action in (AllocatorAction.ALLOC, AllocatorAction.FREE):
-        nbytes = event.size if event.action is AllocatorAction.ALLOC else -event.size
-        active = ACCELERATOR.allocator.stats.active_bytes
-        trace.memory(event.address, nbytes, event.allocated, event.reserved, event.time_ns, active)
-    elif event.action is AllocatorAction.RETRY:
-        trace.alloc_retry(event.size, event.freed, event.time_ns)
+def _check_world(world_size: int, gpus_per_node: int, rank: int) -> None:
+    if world_size < 1 or gpus_per_node < 1:
+        raise ValueError(f"world_size {world_size}, gpus_per_node {gpus_per_node}: both must be at least 1")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank {rank} is not in a world of {world_size}")
 
 
-def _make_timeline(contention: Contention, sanitizer: Sanitizer | None, record_steps: bool) -> Timeline:
-    jitter, report = ACCELERATOR.jitter, ACCELERATOR.report_finished
+def _conf_of_environment() -> AllocatorConf:
+    text = next((os.environ[name] for name in _ALLOC_CONF_VARIABLES if os.environ.get(name)), "")
+    return AllocatorConf.parse(text)
+
+
+def _end_followers(accelerator: Accelerator) -> None:
+    """Those of the simulation before this one."""
+    if accelerator.sanitizer is not None:
+        accelerator.sanitizer.end()
+    if accelerator.account is not None:
+        accelerator.account.end()
+
+
+def _make_timeline(
+    accelerator: Accelerator, profile: HardwareProfile, sanitizer: Sanitizer | None, record_steps: bool
+) -> Timeline:
+    contention = Contention(
+        round(profile.contention.compute_slowdown * 1000),
+        round(profile.contention.communication_slowdown * 1000),
+    )
+    jitter, report = accelerator.jitter, accelerator.report_finished
     if sanitizer is None:
         if jitter is not None:
             return JitteredTimeline(contention, report, jitter)

@@ -90,9 +90,11 @@ def _fully_shard(config: Config, source: str, own: list[str], offload: str) -> s
         *_head(config, f"fully_shard of {source}"),
         "from torch.distributed.device_mesh import init_device_mesh\n",
         f"from {source} import {', '.join(names)}",
+        *_offload_import(config),
         _DEVICE,
         "",
         "def parallelize(model: nn.Module, block_class: type[nn.Module]) -> nn.Module:",
+        *_offload(config),
         f"    mesh = {_mesh(config)}",
         "    settings = dict(",
         *(f"        {argument}," for argument in arguments),
@@ -192,9 +194,11 @@ def _flat(config: Config, source: str, policy_import: str, own: list[str]) -> st
         "",
         f"from {source} import {', '.join(names)}",
         policy_import,
+        *_offload_import(config),
         _DEVICE,
         "",
         "def parallelize(model: nn.Module, block_class: type[nn.Module]) -> nn.Module:",
+        *_offload(config),
         *_flat_units(config),
         '    index = None if DEVICE == "cpu" else torch.accelerator.current_device_index()',
         "    device = torch.device(DEVICE, index)",
@@ -262,6 +266,16 @@ def _torch_ddp(config: Config) -> str:
         "    return DistributedDataParallel(model.to(DEVICE), gradient_as_bucket_view=True)",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _offload_import(config: Config) -> list[str]:
+    return ["from fsdpbench.impl import offload_activations"] if config.settings.activation_offload else []
+
+
+def _offload(config: Config) -> list[str]:
+    if not config.settings.activation_offload:
+        return []
+    return ["    offload_activations(m for m in model.modules() if isinstance(m, block_class))"]
 
 
 def _mesh(config: Config) -> str:

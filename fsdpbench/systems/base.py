@@ -21,6 +21,7 @@ from fsdpbench.configuration.degrees import PARALLEL, Degrees
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import UsageError
 from fsdpbench.sim.software import CURRENT
+from fsdpbench.systems.activations import refuse_offload
 from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.systems.software import refused_by_software
@@ -174,6 +175,7 @@ def refuse_common(config: Config) -> dict[str, str]:
                 f"what a rank offloads ({state / size / 2**30:.0f} GiB) is really allocated on this machine, "
                 f"and more than {MOST_OFFLOADED_BYTES / 2**30:.0f} GiB is not: simulate more GPUs"
             )
+    refused |= refuse_offload(config)
     return refused | _refuse_keeping_last(config) | refuse_lora(config) | refuse_optimizer(config)
 
 

@@ -40,6 +40,7 @@ class DeepSpeedZero3(System):
         "memory_handover": "ZeRO-3 passes memory in its own way",
         "layout": "ZeRO-3 lays parameters out in its own way",
         "keep_last_unsharded": "ZeRO-3 decides by size what stays gathered",
+        "activation_offload": "the bench offloads activations of FSDP's units",
         "optimizer_dtype": "the bench gives ZeRO-3 torch's own AdamW",
         "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
         "lora": "the bench does not build adapters under DeepSpeed's partitioning",

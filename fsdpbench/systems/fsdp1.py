@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.systems.activations import offload_if_asked
 from fsdpbench.systems.base import (
     BuildContext,
     System,
@@ -46,6 +47,7 @@ class _FlatParameterSystem(System):
         config, settings, fsdp = context.config, context.config.settings, self._module()
         model = context.build_model()
         units = select_units(model, context.workload, settings.wrap)
+        offload_if_asked(units, config)
         # What is special about a unit, by its module.
         special: dict[nn.Module, Any] = dict.fromkeys(units, True)
         if settings.keep_last_unsharded:

@@ -12,6 +12,7 @@ from torch import nn
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL, Degrees
+from fsdpbench.systems.activations import offload_if_asked
 from fsdpbench.systems.base import BuildContext, System, materialise, refuse_common, shard_size_of
 from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallelise, refuse_parallel
@@ -44,6 +45,7 @@ class _FullyShardSystem(System):
         meshes = make_meshes(Degrees.of(config), context.shard_size, context.device.type)
         parallelise(model, context.workload, meshes)
         units = select_units(model, context.workload, settings.wrap)
+        offload_if_asked(units, config)
         arguments: dict[str, Any] = {
             "mesh": meshes.data,
             "mp_policy": self._policy(*_mixed_precision(config)),
@@ -207,7 +209,7 @@ def _divides_twice(config: Config) -> bool:
     degrees, shard = Degrees.of(config), shard_size_of(config)
     replicas = degrees.sharding > shard
     summed = config.settings.reduce_dtype == "fp16" or (config.device == "cpu" and replicas)
-    return degrees.ep == shard > 1 and summed
+    return degrees.ep == shard * degrees.tp > 1 and summed
 
 
 def _has_replicas(meshes: Meshes) -> bool:

@@ -40,6 +40,7 @@ class MegatronFsdp(System):
         "memory_handover": "Megatron-FSDP passes memory in its own way",
         "layout": "Megatron-FSDP lays parameters out in its own way",
         "keep_last_unsharded": "Megatron-FSDP decides by size what stays gathered",
+        "activation_offload": "the bench offloads activations of FSDP's units",
         "optimizer_dtype": "the bench gives Megatron-FSDP torch's own AdamW",
         "buffer_dtype": "Megatron-FSDP leaves buffers in the dtype of the model",
         "lora": "the bench's Megatron-FSDP casts the whole model, adapters too",

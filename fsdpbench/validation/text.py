@@ -167,27 +167,28 @@ def as_dict(
             }
             for h in held_out
         ],
-        "cases": [
+        "cases": [_case_dict(p, intervals) for p in predictions],
+    }
+
+
+def _case_dict(p: Prediction, intervals: Mapping[tuple[int, Figure], Judged]) -> dict[str, Any]:
+    return {
+        "name": p.case.name,
+        "system": systems_of([p])[0],
+        "assumed": p.case.assumed or None,
+        "group": p.case.group,
+        "source": p.case.source,
+        "hardware": p.case.hardware,
+        "status": p.result["status"],
+        "figures": [
             {
-                "name": p.case.name,
-                "system": systems_of([p])[0],
-                "assumed": p.case.assumed or None,
-                "group": p.case.group,
-                "source": p.case.source,
-                "hardware": p.case.hardware,
-                "status": p.result["status"],
-                "figures": [
-                    {
-                        "figure": figure.name.lower(),
-                        "published": published,
-                        "predicted": p.predicted(figure),
-                        "error": p.error(figure),
-                        **_interval_dict(intervals.get((id(p), figure))),
-                    }
-                    for figure, published in p.case.published.items()
-                ],
+                "figure": figure.name.lower(),
+                "published": published,
+                "predicted": p.predicted(figure),
+                "error": p.error(figure),
+                **_interval_dict(intervals.get((id(p), figure))),
             }
-            for p in predictions
+            for figure, published in p.case.published.items()
         ],
     }
 

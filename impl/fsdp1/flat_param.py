@@ -8,11 +8,12 @@ which ``parameters()`` does not see. The other mode, which shows the original pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
+from ..runtime.gradient_state import gradients_arrived
 from ..runtime.gradients.unreduced import UnreducedFlat
 from ..runtime.offload import HostOffload, new_shard
 from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
@@ -124,7 +125,8 @@ class FlatPresentation:
 
     @torch.no_grad()
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
-        check_sharded(self.shows_full)
+        if self.shows_full:
+            refuse_shown_full()
         flat = self.flat_param
         for attributes, name, value, described in self._shown:
             if attributes.get(name) is not value:
@@ -209,7 +211,7 @@ class FlatPresentation:
             self.flat_param.grad = gradient
         else:
             self.flat_param.grad.add_(gradient)
-        run_hooks(self.flat_param)
+        gradients_arrived([self.flat_param], (0,))
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
         segments = self._layout.segments
@@ -225,7 +227,8 @@ class FlatPresentation:
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the flat parameter's memory after the module was moved; the new shard if there is one."""
-        check_sharded(self.shows_full)
+        if self.shows_full:
+            refuse_shown_full()
         for described in self._parameters:
             for place in described.places:
                 check_place(described, place, place.module.__dict__.get(place.name))
@@ -242,12 +245,11 @@ class FlatPresentation:
         return data
 
 
-def check_sharded(shows_full: bool) -> None:
-    """Raise AssertionError if sharded parameters are required while whole ones are shown."""
-    if shows_full:
-        raise AssertionError(
-            "summon_full_params() shows whole parameters: leave it before forward, and to move the module"
-        )
+def refuse_shown_full() -> NoReturn:
+    """Sharded parameters are required, but whole ones are shown."""
+    raise AssertionError(
+        "summon_full_params() shows whole parameters: leave it before forward, and to move the module"
+    )
 
 
 def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> None:
@@ -257,14 +259,6 @@ def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> 
             f"parameter '{parameter.fqn}' is no longer '{place.name}' of its {type(place.module).__name__}: "
             "parameters cannot be renamed or removed after wrapping; do it before"
         )
-
-
-def run_hooks(parameter: nn.Parameter) -> None:
-    """Run a parameter's post-accumulate-grad hooks."""
-    hooks = parameter._post_accumulate_grad_hooks
-    if hooks:
-        for hook in list(hooks.values()):
-            hook(parameter)
 
 
 def follow_requires_grad(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..collectives import comm
+from ..collectives.shard_groups import HYBRID, check_broadcast
+from ..deferred_init.materialise import materialise
 from ..frontends.ownership import Ignored, Owned
 from ..frontends.replaced_parameters import mark_replaced
 from ..runtime.offload import HostOffload
@@ -144,49 +147,78 @@ def flat_units(units: Iterable[Unit]) -> list[Any]:
 # -- the unit ------------------------------------------------------------------------------------------------
 
 
-def make_units(
-    owned: Owned,
-    groups: comm.UnitGroups,
-    strategy: ShardingStrategy,
-    precision: MixedPrecision,
-    device: torch.device,
-    use_orig_params: bool,
-    offload: HostOffload | None,
-) -> Sequence[Unit]:
+@dataclass(frozen=True)
+class FlatSharding:
+    """How a wrapper shards what it owns; its arguments, decided.
+
+    Args:
+        offload: how shards are kept on the host, ``None`` if they are not.
+        param_init_fn, sync_module_states: as in ``FullyShardedDataParallel``.
+    """
+
+    groups: comm.UnitGroups
+    strategy: ShardingStrategy
+    precision: MixedPrecision
+    device: torch.device
+    use_orig_params: bool
+    offload: HostOffload | None
+    param_init_fn: Callable[[nn.Module], None] | None
+    sync_module_states: bool
+
+    @property
+    def effective_strategy(self) -> ShardingStrategy:
+        """What it amounts to: one rank shards nothing."""
+        if self.strategy not in HYBRID and self.groups.ranks == 1:
+            return ShardingStrategy.NO_SHARD
+        return self.strategy
+
+
+def shard_module(
+    module: nn.Module, left_alone: Ignored, how: FlatSharding
+) -> tuple[Sequence[Unit], dict[nn.Module, dict[str, torch.dtype]]]:
+    """Materialise, move, broadcast and shard what ``module`` owns: its unit, and dtypes that buffers had."""
+    owned = Owned([module], left_alone)
+    materialised = materialise(owned.modules, how.device, how.param_init_fn, left_alone.parameters)
+    owned.find_parameters()
+    # Offloaded parameters are cut where they are; a broadcast needs them where the group communicates.
+    owned.move(how.device, parameters=how.offload is None or how.sync_module_states)
+    if how.sync_module_states:
+        check_broadcast(how.groups, how.device)
+        owned.broadcast(how.groups)
+    buffer_dtypes = owned.cast_buffers(how.precision.buffer_dtype)
+    units = _make_units(owned, how)
+    for unit in units:
+        materialised.settle(owned.places, unit)
+    return units, buffer_dtypes
+
+
+def _make_units(owned: Owned, how: FlatSharding) -> Sequence[Unit]:
     """The unit of the parameters that a wrapper owns; none if it owns none."""
-    originals = list(owned.places)
+    originals, use_orig_params = list(owned.places), how.use_orig_params
     if not originals:
         return ()
-    first = originals[0]
-    for parameter in originals:
-        _check_uniform(owned, first, parameter, "dtype")
-        if not use_orig_params:
-            _check_uniform(owned, first, parameter, "requires_grad")
+    _check_originals(owned, originals, use_orig_params)
+    groups = how.groups
     described = [owned.describe(p) for p in originals]
     flattened: list[nn.Parameter] = []
     for one, original in zip(described, originals, strict=True):
         tensor, one.whole = pre_flatten_transform(original)
         flattened.append(tensor)
     layout = flat_layout([p.shape for p in flattened], groups.shard_size, groups.shard_rank)
-    if not use_orig_params and any("_in_backward_optimizers" in p.__dict__ for p in originals):
-        raise RuntimeError(
-            f"parameters of {owned.title} have an optimizer in backward, which would never step, as a flat "
-            "parameter takes their place: pass use_orig_params=True"
-        )
     owned.take()
     kind: Any = OriginalPresentation if use_orig_params else FlatPresentation
-    presentation = kind(layout, described, flattened, offload)
+    presentation = kind(layout, described, flattened, how.offload)
     unit = Unit(
         name=owned.title,
         parameters=described,
         layout=layout,
         shard=presentation.shard,
         groups=groups,
-        precision=_unit_precision(first.dtype, precision, groups),
-        device=device,
-        reshard_after_forward=RESHARDS_AFTER_FORWARD[strategy],
+        precision=_unit_precision(originals[0].dtype, how.precision, groups),
+        device=how.device,
+        reshard_after_forward=RESHARDS_AFTER_FORWARD[how.strategy],
         presentation=presentation,
-        offload=offload,
+        offload=how.offload,
     )
     unit.hides = use_orig_params
     unit.kept_without_grad = False
@@ -208,6 +240,20 @@ def _unit_precision(
     if precision.keep_low_precision_grads:
         keep = "reduce" if groups.shard is None else "compute"
     return UnitPrecision.decide(original, precision.param_dtype, precision.reduce_dtype, keep)
+
+
+def _check_originals(owned: Owned, originals: Sequence[nn.Parameter], use_orig_params: bool) -> None:
+    """Raise for parameters that cannot be parts of one flat parameter."""
+    first = originals[0]
+    for parameter in originals:
+        _check_uniform(owned, first, parameter, "dtype")
+        if not use_orig_params:
+            _check_uniform(owned, first, parameter, "requires_grad")
+    if not use_orig_params and any("_in_backward_optimizers" in p.__dict__ for p in originals):
+        raise RuntimeError(
+            f"parameters of {owned.title} have an optimizer in backward, which would never step, as a flat "
+            "parameter takes their place: pass use_orig_params=True"
+        )
 
 
 def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what: str) -> None:

@@ -36,7 +36,7 @@ def keep_in_full_precision(
     names = ", ".join(sorted({type(module).__name__ for module in found}))
     warnings.warn(
         f"modules of class {names} stay in full precision: each is a unit without mixed precision",
-        stacklevel=3,
+        stacklevel=4,
     )
     for module in found:
         _FullPrecisionIsland(module)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast
 
@@ -12,10 +12,9 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..collectives.comm_hooks import CommHook, HookFunction
-from ..collectives.shard_groups import HYBRID, check_broadcast, group_of, groups_inside, groups_of_strategy
-from ..deferred_init.materialise import materialise
-from ..frontends.ownership import Ignored, Owned
-from ..frontends.wrap import ModulePolicy, PolicyFunction, Selection, places_of, select_modules
+from ..collectives.shard_groups import HYBRID, group_of, groups_inside, groups_of_strategy
+from ..frontends.ownership import Ignored
+from ..frontends.wrap import ModulePolicy, PolicyFunction, places_of, select_modules
 from ..runtime.hooks import HookedStage
 from ..runtime.offload import HostOffload
 from ..runtime.unit import Unit
@@ -25,6 +24,7 @@ from ..shared.settings import (
     CPUOffload,
     MemoryHandover,
     MixedPrecision,
+    ScheduleSettings,
     ShardingStrategy,
     TrainingState,
 )
@@ -32,13 +32,14 @@ from ..shared.torch_internals import ActivationWrapper
 from .flat_param import FlatParameter, FlatPresentation
 from .flat_units import (
     RESHARDS_AFTER_FORWARD,
+    FlatSharding,
     by_name,
     check_wrapped_inside,
     compute_device,
     flat_units,
-    make_units,
     own_precision,
     schedule_settings,
+    shard_module,
 )
 from .full_precision import keep_in_full_precision
 from .grad_clip import clip_grad_norm
@@ -109,84 +110,65 @@ class FullyShardedDataParallel(StateDictMethods):
         strategy = by_name(ShardingStrategy, sharding_strategy) or ShardingStrategy.FULL_SHARD
         precision = own_precision(mixed_precision)
         settings = schedule_settings(
-            backward_prefetch,
-            backward_prefetch_depth,
-            forward_prefetch,
-            forward_prefetch_depth,
-            limit_all_gathers,
-            memory_handover,
-        )
+            backward_prefetch, backward_prefetch_depth, forward_prefetch, forward_prefetch_depth,
+            limit_all_gathers, memory_handover,
+        )  # fmt: skip
         left_alone = Ignored(ignored_modules, ignored_states)
         groups = groups_of_strategy(strategy, process_group, device_mesh, auto_wrap_policy is not None)
         check_wrapped_inside(module, auto_wrap_policy is not None, use_orig_params, limit_all_gathers)
         if auto_wrap_policy is not None:
-            inner: dict[str, Any] = {
+            full_precision = () if mixed_precision is None else precision._module_classes_to_ignore
+            inner = {
                 # Hybrid strategies may have made their groups by node: the same ones for all units.
                 "process_group": groups_inside(strategy, process_group, device_mesh, groups),
-                "sharding_strategy": strategy,
-                "cpu_offload": cpu_offload,
-                "backward_prefetch": backward_prefetch,
-                "mixed_precision": precision,
-                "ignored_states": left_alone.parameters,
-                "param_init_fn": param_init_fn,
-                "device_id": device_id,
-                "sync_module_states": sync_module_states,
-                "forward_prefetch": forward_prefetch,
-                "limit_all_gathers": limit_all_gathers,
-                "use_orig_params": use_orig_params,
-                "device_mesh": device_mesh,
-                "memory_handover": memory_handover,
+                "sharding_strategy": strategy, "mixed_precision": precision, "cpu_offload": cpu_offload,
+                "ignored_states": left_alone.parameters, "param_init_fn": param_init_fn,
+                "device_id": device_id, "device_mesh": device_mesh, "use_orig_params": use_orig_params,
+                "sync_module_states": sync_module_states, "limit_all_gathers": limit_all_gathers,
+                "backward_prefetch": backward_prefetch, "forward_prefetch": forward_prefetch,
                 "backward_prefetch_depth": backward_prefetch_depth,
-                "forward_prefetch_depth": forward_prefetch_depth,
-            }
-            selection = select_modules(module, auto_wrap_policy, left_alone.modules)
-            if mixed_precision is not None:
-                kinds = precision._module_classes_to_ignore
-                selection = keep_in_full_precision(module, selection, kinds, left_alone.modules)
-            _wrap_inside(module, selection, inner)
+                "forward_prefetch_depth": forward_prefetch_depth, "memory_handover": memory_handover,
+            }  # fmt: skip
+            _wrap_inside(module, auto_wrap_policy, left_alone.modules, full_precision, inner)
         device = compute_device(module, device_id, left_alone)
         offload = None
         if cpu_offload is not None and cpu_offload.offload_params:
             offload = HostOffload.decide(pin_memory=True, device=device)
-        owned = Owned([module], left_alone)
-        materialised = materialise(owned.modules, device, param_init_fn, left_alone.parameters)
-        owned.find_parameters()
-        # Offloaded parameters are cut where they are; a broadcast needs them where the group communicates.
-        owned.move(device, parameters=offload is None or sync_module_states)
-        if sync_module_states:
-            check_broadcast(groups, device)
-            owned.broadcast(groups)
-        buffer_dtypes = owned.cast_buffers(precision.buffer_dtype)
-        units = make_units(owned, groups, strategy, precision, device, use_orig_params, offload)
-        for unit in units:
-            materialised.settle(owned.places, unit)
-        if strategy not in HYBRID and groups.ranks == 1:
-            strategy = ShardingStrategy.NO_SHARD
-        self.sharding_strategy = strategy
+        how = FlatSharding(
+            groups, strategy, precision, device, use_orig_params, offload, param_init_fn, sync_module_states
+        )
+        units, buffer_dtypes = shard_module(module, left_alone, how)
+        self.sharding_strategy = how.effective_strategy
         self.mixed_precision = precision
         self.cpu_offload = CPUOffload() if cpu_offload is None else cpu_offload
         self.backward_prefetch = by_name(BackwardPrefetch, backward_prefetch)
         self.forward_prefetch = forward_prefetch
         self.limit_all_gathers = limit_all_gathers
         self.compute_device = device
-        self.process_group = group_of(strategy, process_group, device_mesh)
+        self.process_group = group_of(self.sharding_strategy, process_group, device_mesh)
+        self._use_orig_params = use_orig_params
+        self._stage = self._hold(module, units, settings)
+        self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
+
+    def _hold(self, module: nn.Module, units: Sequence[Unit], settings: ScheduleSettings) -> HookedStage:
+        """Register the flat parameter and the module; returns the stage that runs the units."""
         self.rank = self.process_group.rank()
         self.world_size = self.process_group.size()
-        self._use_orig_params = use_orig_params
         for unit in units:
             if isinstance(unit.presentation, FlatPresentation):
                 self.register_parameter(FLAT_NAME, unit.presentation.flat_param)
         self.add_module(WRAPPED, module)
-        self._stage = HookedStage(
+        precision = self.mixed_precision
+        stage = HookedStage(
             [self],
             units,
-            device,
+            self.compute_device,
             settings,
             input_dtype=precision.param_dtype if precision.cast_forward_inputs else None,
             root_input_dtype=precision.param_dtype if precision.cast_root_forward_inputs else None,
         )
-        self._stage.error_of_second_root = AssertionError
-        self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
+        stage.error_of_second_root = AssertionError
+        return stage
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         # Python's own copy would read the memory of parameters that are freed.
@@ -393,7 +375,17 @@ class FullyShardedDataParallel(StateDictMethods):
 # -- wrapping inside -----------------------------------------------------------------------------------------
 
 
-def _wrap_inside(module: nn.Module, selection: Selection, arguments: dict[str, Any]) -> None:
+def _wrap_inside(
+    module: nn.Module,
+    policy: PolicyFunction | ModulePolicy,
+    left_alone: set[nn.Module],
+    full_precision: Sequence[type[nn.Module]],
+    arguments: dict[str, Any],
+) -> None:
+    """Wrap what ``policy`` selects, the modules of kinds in ``full_precision`` without mixed precision."""
+    selection = select_modules(module, policy, left_alone)
+    if full_precision:
+        selection = keep_in_full_precision(module, selection, full_precision, left_alone)
     places = places_of(selection, module)
     for chosen, own in selection.items():
         wrapper = FullyShardedDataParallel(chosen, **{**arguments, **own})

@@ -8,31 +8,29 @@ and new objects (``module.weight = nn.Parameter(...)``) act on them; each gather
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
-from ..runtime.gradient_state import step_in_backward
+from ..runtime.gradient_state import gradients_arrived
 from ..runtime.gradients.unreduced import UnreducedOriginals, assign_gradient
 from ..runtime.offload import HostOffload
-from ..runtime.presentation import UnitParameter, Unreduced, assignments
+from ..runtime.presentation import ShownInPlace, UnitParameter, Unreduced
 from ..shared.layout import UnitLayout
 from ..shared.torch_internals import foreach_add_
 from .flat_param import (
     FlatParameter,
     check_place,
-    check_sharded,
     flat_parameter,
     flatten,
     follow_requires_grad,
-    run_hooks,
+    refuse_shown_full,
 )
 
 _ADDRESS = torch.Tensor.data_ptr
 
 
-class OriginalPresentation:
+class OriginalPresentation(ShownInPlace):
     """Shows the original parameter objects: 1-D parts of the shard when sharded, whole ones when not."""
 
     def __init__(
@@ -42,13 +40,12 @@ class OriginalPresentation:
         originals: Sequence[nn.Parameter],
         offload: HostOffload | None = None,
     ) -> None:
+        super().__init__(parameters)
         self._layout = layout
-        self._parameters = parameters
         self.shows_full = False
         """Whether whole parameters are shown, outside of forward and backward."""
         self.any_grad_dtype = False
         """Whether gradients may have another dtype than their parameters."""
-        self._unsharded: list[nn.Parameter] = []
         self.shard = flatten(layout, originals, offload)
         # The same objects as before, so that an optimizer made earlier still holds what is trained.
         self.sharded = list(originals)
@@ -58,8 +55,7 @@ class OriginalPresentation:
         self._versions: list[int] = []
         self._addresses: list[int] = []
         self._point_at_shard()
-        self._show_sharded = assignments(self._parameters, self.sharded)
-        self._show_unsharded: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        self._sharded_changed()
         self.show_sharded()
 
     def _point_at_shard(self) -> None:
@@ -73,26 +69,12 @@ class OriginalPresentation:
         part = self.shard[segment.shard_offset : segment.shard_offset + segment.shard_numel]
         return part.view(segment.shape) if self._layout.world_size == 1 else part
 
-    def show_sharded(self) -> None:
-        for registry, name, parameter in self._show_sharded:
-            registry[name] = parameter
-
-    def show_unsharded(self) -> None:
-        for registry, name, parameter in self._show_unsharded:
-            registry[name] = parameter
-
-    def trained(self) -> Sequence[nn.Parameter]:
-        return self.sharded
-
-    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._unsharded = list(parameters)
-        self._show_unsharded = assignments(self._parameters, parameters)
-
     # -- what the user changes -------------------------------------------------------------------------------
 
     @torch.no_grad()
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
-        check_sharded(self.shows_full)
+        if self.shows_full:
+            refuse_shown_full()
         for registry, name, parameter in self._show_sharded:
             if registry.get(name) is not parameter:
                 self._take_up_replaced()
@@ -129,7 +111,7 @@ class OriginalPresentation:
             if self.any_grad_dtype:
                 found.grad_dtype = None
             self.sharded[index] = found
-        self._show_sharded = assignments(self._parameters, self.sharded)
+        self._sharded_changed()
 
     def _check_shape(self, index: int, found: torch.Tensor) -> None:
         segment = self._layout.segments[index]
@@ -237,14 +219,12 @@ class OriginalPresentation:
             sharded = self.sharded[index]
             if not sharded.requires_grad:
                 sharded.grad = None  # frozen since its forward
-            if sharded._post_accumulate_grad_hooks:
-                run_hooks(sharded)
-            if "_in_backward_optimizers" in sharded.__dict__ and sharded.grad is not None:
-                step_in_backward(sharded)
+        gradients_arrived(self.sharded, which)
 
     def readopt(self) -> torch.Tensor | None:
         """Take up the parameters' memory after the module was moved; the new shard if there is one."""
-        check_sharded(self.shows_full)
+        if self.shows_full:
+            refuse_shown_full()
         for index, described in enumerate(self._parameters):
             for place in described.places:
                 check_place(described, place, place.module._parameters.get(place.name))
@@ -253,7 +233,7 @@ class OriginalPresentation:
             assert now is not None
             self._check_shape(index, now)
             self.sharded[index] = now
-        self._show_sharded = assignments(self._parameters, self.sharded)
+        self._sharded_changed()
         ours = self.shard.untyped_storage()._cdata
         if all(p.numel() == 0 or p.untyped_storage()._cdata == ours for p in self.sharded):
             return None

@@ -14,16 +14,16 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ..runtime.gradient_state import step_in_backward
+from ..runtime.gradient_state import gradients_arrived
 from ..runtime.offload import HOST, HostOffload, new_shard
-from ..runtime.presentation import UnitParameter, Unreduced, assignments
+from ..runtime.presentation import ShownInPlace, UnitParameter, Unreduced
 from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.torch_internals import foreach_add_
 from .extensions import is_extended
 
 
-class DTensorPresentation:
+class DTensorPresentation(ShownInPlace):
     """Shows ``DTensor`` parameters when sharded and plain ones when not.
 
     Args:
@@ -39,18 +39,16 @@ class DTensorPresentation:
         originals: Sequence[nn.Parameter],
         offload: HostOffload | None = None,
     ) -> None:
+        super().__init__(parameters)
         self._offload = offload
         self._layout = layout
-        self._parameters = parameters
         self.shard = self._cut(originals)
         self.sharded = [
             self._make_sharded(plan, segment, original)
             for plan, segment, original in zip(plans, layout.segments, originals, strict=True)
         ]
         self._specs: list[Any] = [_spec_of(parameter) for parameter in self.sharded]
-        self._show_sharded = assignments(self._parameters, self.sharded)
-        self._show_unsharded: list[tuple[dict[str, Any], str, nn.Parameter]] = []
-        self._unsharded: list[nn.Parameter] = []
+        self._sharded_changed()
         self.show_sharded()
 
     def _cut(self, originals: Sequence[nn.Parameter]) -> torch.Tensor:
@@ -75,17 +73,7 @@ class DTensorPresentation:
 
     # -- Presentation ----------------------------------------------------------------------------------------
 
-    def show_sharded(self) -> None:
-        for registry, name, parameter in self._show_sharded:
-            registry[name] = parameter
-
-    def show_unsharded(self) -> None:
-        for registry, name, parameter in self._show_unsharded:
-            registry[name] = parameter
-        for sharded, unsharded in zip(self.sharded, self._unsharded, strict=True):
-            if sharded.requires_grad != unsharded.requires_grad:  # frozen or thawed since
-                unsharded.requires_grad_(sharded.requires_grad)
-
+    follows_freezing = True
     unreduced: Unreduced | None = None
     extended = False
     """Whether the parameters say themselves what is gathered (``extensions.py``)."""
@@ -103,13 +91,6 @@ class DTensorPresentation:
         """Gathered parameters stay as they are until they are resharded, as the user asked for."""
         return False
 
-    def trained(self) -> Sequence[nn.Parameter]:
-        return self.sharded
-
-    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._unsharded = list(parameters)
-        self._show_unsharded = assignments(self._parameters, parameters)
-
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         segments, sharded = self._layout.segments, self.sharded
         old: list[torch.Tensor] = []
@@ -125,7 +106,7 @@ class DTensorPresentation:
                 new.append(part)
         if old:
             foreach_add_(old, new)
-        self._run_hooks(which)
+        gradients_arrived(self.sharded, which)
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
         old: list[torch.Tensor] = []
@@ -140,18 +121,7 @@ class DTensorPresentation:
                 new.append(gradient)
         if old:
             foreach_add_(old, new)
-        self._run_hooks(which)
-
-    def _run_hooks(self, which: Sequence[int]) -> None:
-        """Gradients do not reach the sharded parameters through autograd, so its hooks are called here."""
-        for index in which:
-            sharded = self.sharded[index]
-            hooks = sharded._post_accumulate_grad_hooks
-            if hooks:
-                for hook in list(hooks.values()):
-                    hook(sharded)
-            if "_in_backward_optimizers" in sharded.__dict__ and sharded.grad is not None:
-                step_in_backward(sharded)
+        gradients_arrived(self.sharded, which)
 
     # -- changes from outside --------------------------------------------------------------------------------
 
@@ -204,7 +174,7 @@ class DTensorPresentation:
         self.half_converted = False
         self._specs = [_spec_of(parameter) for parameter in self.sharded]
         shard = self._take_up()
-        self._show_sharded = assignments(self._parameters, self.sharded)
+        self._sharded_changed()
         return shard
 
     @torch.no_grad()

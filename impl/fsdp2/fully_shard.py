@@ -30,7 +30,7 @@ from ..shared.settings import (
 )
 from .dtensor_params import DTensorPresentation
 from .fsdp_module import FSDPModule
-from .sharded_units import make_units
+from .sharded_units import Sharding, make_units
 from .spmd_mesh import DataParallelMeshDims, SpmdMesh
 
 _wrapped_classes: dict[type, type] = {}
@@ -165,7 +165,10 @@ def fully_shard(
     offload = _offload(offload_policy, device)
     owned.move(device, parameters=offload is None)
     units = make_units(
-        owned, mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd, communication
+        owned,
+        Sharding(
+            mesh, device, reshard_after_forward, policy, shard_placement_fn, offload, spmd, communication
+        ),
     )
     stage = HookedStage(
         modules,

@@ -47,18 +47,9 @@ class _Planned:
     extended: bool
 
 
-def make_units(
-    owned: Owned,
-    mesh: DeviceMesh,
-    device: torch.device,
-    reshard_after_forward: bool | int | None,
-    policy: MixedPrecisionPolicy,
-    shard_placement_fn: PlacementFunction | None,
-    offload: HostOffload | None,
-    spmd: SpmdMesh | None,
-    communication: CommunicationLayout = CommunicationLayout.AUTO,
-) -> list[Unit]:
-    """Shard what ``owned`` found and take it.
+@dataclass(frozen=True)
+class Sharding:
+    """What ``fully_shard`` was told about units.
 
     Args:
         mesh: 1-D or 2-D, for parameters that ``shard_placement_fn`` names no other mesh for.
@@ -66,47 +57,56 @@ def make_units(
         spmd: the mesh of parameters that are ``DTensor`` objects on all of its dimensions; ``mesh`` is then
             its data parallel part.
         communication: whether large parameters have collectives of their own.
+    """
+
+    mesh: DeviceMesh
+    device: torch.device
+    reshard_after_forward: bool | int | None
+    policy: MixedPrecisionPolicy
+    shard_placement_fn: PlacementFunction | None
+    offload: HostOffload | None
+    spmd: SpmdMesh | None
+    communication: CommunicationLayout
+
+    def plan(self, parameter: nn.Parameter, fqn: str) -> _Planned:
+        """How one parameter is sharded."""
+        if self.spmd is None:
+            plan = plan_parameter(parameter, fqn, self.mesh, self.shard_placement_fn)
+        else:
+            plan = plan_on_whole_mesh(parameter, fqn, self.spmd, self.shard_placement_fn)
+        return _Planned(parameter, plan, is_extended(local_tensor(parameter), fqn))
+
+    def smallest_grouped(self, groups: comm.UnitGroups) -> float:
+        """Bytes from which on a parameter of a unit has collectives of its own."""
+        if groups.shard is None:
+            return math.inf
+        return smallest_with_own(self.communication, comm.backend_name(groups.shard, self.device))
+
+
+def make_units(owned: Owned, how: Sharding) -> list[Unit]:
+    """Shard what ``owned`` found and take it.
 
     Raises:
         ValueError: a mesh, number or parameter that cannot be served.
     """
-    shards = spmd is None or bool(spmd.shard)
-    _check_reshard(reshard_after_forward, groups_of_mesh(mesh, shards).shard_size)
+    shards = how.spmd is None or bool(how.spmd.shard)
+    _check_reshard(how.reshard_after_forward, groups_of_mesh(how.mesh, shards).shard_size)
     by_kind: dict[tuple[torch.dtype, DeviceMesh, bool], list[_Planned]] = {}
     for parameter, fqn in owned.fqns.items():
         _check_parameter(parameter, fqn, owned.title)
-        if spmd is None:
-            plan = plan_parameter(parameter, fqn, mesh, shard_placement_fn)
-        else:
-            plan = plan_on_whole_mesh(parameter, fqn, spmd, shard_placement_fn)
-        extended = is_extended(local_tensor(parameter), fqn)
-        kind = (parameter.dtype, plan.mesh, extended)
-        by_kind.setdefault(kind, []).append(_Planned(parameter, plan, extended))
+        planned = how.plan(parameter, fqn)
+        by_kind.setdefault((parameter.dtype, planned.plan.mesh, planned.extended), []).append(planned)
     owned.take()
-    return [
-        _make_unit(owned, members, device, reshard_after_forward, policy, offload, communication)
-        for members in by_kind.values()
-    ]
+    return [_make_unit(owned, members, how) for members in by_kind.values()]
 
 
-def _make_unit(
-    owned: Owned,
-    members: Sequence[_Planned],
-    device: torch.device,
-    reshard_after_forward: bool | int | None,
-    policy: MixedPrecisionPolicy,
-    offload: HostOffload | None,
-    communication: CommunicationLayout,
-) -> Unit:
+def _make_unit(owned: Owned, members: Sequence[_Planned], how: Sharding) -> Unit:
     groups = groups_of_mesh(members[0].plan.mesh, members[0].plan.shards)
-    reshard, smaller_size = _check_reshard(reshard_after_forward, groups.shard_size)
+    reshard, smaller_size = _check_reshard(how.reshard_after_forward, groups.shard_size)
     dtype = members[0].parameter.dtype
-    precision = UnitPrecision.decide(dtype, policy.param_dtype, policy.reduce_dtype)
+    precision = UnitPrecision.decide(dtype, how.policy.param_dtype, how.policy.reduce_dtype)
     packs = members[0].extended or smaller_size is not None
-    if packs or groups.shard is None:
-        smallest = math.inf
-    else:
-        smallest = smallest_with_own(communication, comm.backend_name(groups.shard, device))
+    smallest = math.inf if packs else how.smallest_grouped(groups)
     members, grouped = _in_order(members, precision, smallest)
     originals = [member.parameter for member in members]
     plans = [member.plan for member in members]
@@ -126,8 +126,8 @@ def _make_unit(
         "parameters": described,
         "groups": groups,
         "precision": precision,
-        "device": device,
-        "offload": offload,
+        "device": how.device,
+        "offload": how.offload,
     }
     if members[0].extended:
         if smaller_size is not None:
@@ -135,8 +135,8 @@ def _make_unit(
                 f"reshard_after_forward={smaller_size} is not supported for parameter '{described[0].fqn}', "
                 "which has all-gather extensions; use True or False"
             )
-        return _make_extended(plans, originals, layout, policy, reshard, common)
-    presentation = DTensorPresentation(plans, layout, described, originals, offload)
+        return _make_extended(plans, originals, layout, how.policy, reshard, common)
+    presentation = DTensorPresentation(plans, layout, described, originals, how.offload)
     smaller = None
     if smaller_size is not None:
         smaller = SmallerGroup(layout, described, smaller_mesh(plans[0].mesh, smaller_size), precision)

@@ -65,7 +65,8 @@ class Gathering:
         self.fetches = self.gathers or offload is not None
         """Whether unsharding is work of other streams that computation waits for."""
         self._context: Context | None = None
-        self._custom_gather: AllGather | None = None
+        self.custom_gather: AllGather | None = None
+        """What gathers instead of the backend, in memory of its own."""
         self._gathered: FlatBuffer | None = None
         self._full: FlatBuffer | None = None
         self._work: Any = None
@@ -73,6 +74,11 @@ class Gathering:
         self._copy_out: CopyOut | None = None
         self._own_part: torch.Tensor | None = None
         self._use_precision(precision)
+
+    @property
+    def unsharded_bytes(self) -> int:
+        """Bytes that unsharding this unit takes and resharding frees."""
+        return self.layout.full_numel * self.precision.compute.itemsize if self.owns_memory else 0
 
     @property
     def context(self) -> Context:
@@ -95,7 +101,7 @@ class Gathering:
         """Whether the shard is copied before it is gathered, and by what."""
         precision = self.precision
         self._shard_copy: ShardCopy | None = None
-        custom = self._custom_gather is not None
+        custom = self.custom_gather is not None
         if self.fetches and (self.casts or custom or self.offload is not None):
             dtypes = (precision.original, precision.compute)
             from_host = self.offload is not None
@@ -129,7 +135,7 @@ class Gathering:
         # own: the copy-in stream owns the gather buffer then. With record_stream a buffer that two streams
         # use comes back later than one that only computation uses: there the part has a small buffer instead.
         copy = self._shard_copy
-        custom = self._custom_gather
+        custom = self.custom_gather
         events = self.context.handover.mode is MemoryHandover.EVENTS
         in_place = copy is not None and (events or custom is not None) and self._by_peers is None
         if copy is not None:
@@ -173,7 +179,7 @@ class Gathering:
         assert copy is not None
         with cast:
             buffer = self._take_gathered(cast) if in_place else copy.take(cast)
-            if self._own_part is None or self._custom_gather is not None:
+            if self._own_part is None or self.custom_gather is not None:
                 start = self.layout.rank * self.layout.shard_numel if in_place else 0
                 self._own_part = buffer.tensor[start : start + self.layout.shard_numel]
             copy.write(self._own_part, self.shard, cast)
@@ -187,7 +193,7 @@ class Gathering:
             numel, dtype = self.layout.gathered_numel, self.precision.compute
             if self._grouped is not None:
                 numel = self._grouped.numel
-            self._gathered = make_buffer(numel, dtype, self.device, owner, self._custom_gather)
+            self._gathered = make_buffer(numel, dtype, self.device, owner, self.custom_gather)
         else:
             self.context.handover.reclaim(self._gathered)
             self._gathered.take()

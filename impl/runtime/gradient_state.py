@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,9 +52,27 @@ class GradientState:
     held_back: bool = False
     """Whether backward passes that are over left gradients here that are not reduced, or not on all ranks."""
 
+    def drop(self, unsharded: Sequence[nn.Parameter]) -> None:
+        """Forget what was not reduced yet, at the unit's ``unsharded`` parameters too."""
+        self.accumulated.clear()
+        self.partial = None
+        self.held_back = False
+        for parameter in unsharded:
+            parameter.grad = None
 
-def step_in_backward(parameter: nn.Parameter) -> None:
-    """Let the optimizers of ``_apply_optimizer_in_backward`` step with the reduced gradient, and drop it."""
-    for optimizer in parameter.__dict__["_in_backward_optimizers"]:
-        optimizer.step()
-    parameter.grad = None
+
+def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> None:
+    """Run the hooks of the sharded parameters ``which``, which their gradients do not reach through autograd.
+
+    Optimizers of ``_apply_optimizer_in_backward`` step with the reduced gradient, and drop it.
+    """
+    for index in which:
+        parameter = sharded[index]
+        hooks = parameter._post_accumulate_grad_hooks
+        if hooks:
+            for hook in list(hooks.values()):
+                hook(parameter)
+        if "_in_backward_optimizers" in parameter.__dict__ and parameter.grad is not None:
+            for optimizer in parameter.__dict__["_in_backward_optimizers"]:
+                optimizer.step()
+            parameter.grad = None

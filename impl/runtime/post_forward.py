@@ -72,6 +72,8 @@ class SmallerGroup:
         self._shown: dict[int, nn.Parameter] = {}
         self.holds = False
         """Whether the larger shard is there, so that the next gather is the smaller one."""
+        self.serves = False
+        """Whether the gather under way is the smaller one."""
         self.event: Event | None = None
 
     def keep(self, full: torch.Tensor, compute: Stream) -> None:
@@ -135,6 +137,7 @@ class SmallerGroup:
             work = comm.all_gather(
                 gathered.tensor, self.shard, self.group, not streams.has_streams, self.custom
             )
+            self.serves = True
             return work, streams.all_gather.record()
 
     def _take_gathered(self, owner: Stream) -> FlatBuffer:
@@ -156,6 +159,7 @@ class SmallerGroup:
         """The gather is over: give back its buffer and the larger shard."""
         assert self._gathered is not None
         handover.release(self._gathered, compute)
+        self.serves = False
         self.drop()
 
     def drop(self) -> None:

@@ -110,12 +110,52 @@ class Presentation(Protocol):
         """World size 1: the unsharded gradients of parameters ``which`` are the result."""
 
 
-def assignments(
-    parameters: Sequence[UnitParameter], values: Sequence[nn.Parameter]
-) -> list[tuple[dict[str, Any], str, nn.Parameter]]:
-    """Where each parameter is shown, and what to show there: a registry, its name in it, and the value."""
-    return [
-        (place.module._parameters, place.name, value)
-        for parameter, value in zip(parameters, values, strict=True)
-        for place in parameter.places
-    ]
+Assignments = list[tuple[dict[str, Any], str, nn.Parameter]]
+"""Where each parameter is shown, and what to show there: a registry, its name in it, and the value."""
+
+
+class ShownInPlace:
+    """Shows parameters where they are registered: the sharded ones, or the unsharded ones in their stead.
+
+    Its heirs set ``sharded`` and call ``_sharded_changed``.
+    """
+
+    sharded: list[nn.Parameter]
+    follows_freezing = False
+    """Whether unsharded parameters are frozen and thawed as they are shown."""
+
+    def __init__(self, parameters: Sequence[UnitParameter]) -> None:
+        self._parameters = parameters
+        self._unsharded: list[nn.Parameter] = []
+        self._show_sharded: Assignments = []
+        self._show_unsharded: Assignments = []
+
+    def show_sharded(self) -> None:
+        for registry, name, parameter in self._show_sharded:
+            registry[name] = parameter
+
+    def show_unsharded(self) -> None:
+        for registry, name, parameter in self._show_unsharded:
+            registry[name] = parameter
+        if self.follows_freezing:
+            for sharded, unsharded in zip(self.sharded, self._unsharded, strict=True):
+                if sharded.requires_grad != unsharded.requires_grad:
+                    unsharded.requires_grad_(sharded.requires_grad)
+
+    def trained(self) -> Sequence[nn.Parameter]:
+        return self.sharded
+
+    def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._unsharded = list(parameters)
+        self._show_unsharded = self._places_of(parameters)
+
+    def _sharded_changed(self) -> None:
+        """``sharded`` are other objects than before: show these."""
+        self._show_sharded = self._places_of(self.sharded)
+
+    def _places_of(self, values: Sequence[nn.Parameter]) -> Assignments:
+        return [
+            (place.module._parameters, place.name, value)
+            for parameter, value in zip(self._parameters, values, strict=True)
+            for place in parameter.places
+        ]

@@ -147,7 +147,7 @@ class Stage:
         for unit in self.units:
             unit.reshard()
             if not keep or self.in_backward:
-                unit.drop_gradients()
+                unit.gradients.drop(unit.unsharded)
         self.forward_positions.clear()
         self.backward_position = -1
         self.to_run.clear()

@@ -143,3 +143,16 @@ class Streams:
             return 0
         stats = torch.get_device_module(self.device).memory_stats(self.device)
         return int(stats.get("num_alloc_retries", 0))
+
+
+class HostLink:
+    """Streams of computation and of both directions of the link to the host, which work at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        if device.type == "cpu":
+            self.compute = self.to_host = self.from_host = Stream()
+            return
+        module = torch.get_device_module(device)
+        self.compute = _CurrentStream(module)
+        self.to_host = _DeviceStream(module)
+        self.from_host = _DeviceStream(module)

@@ -90,7 +90,6 @@ class Unit(Gathering):
         self.state = UnitState.SHARDED
         self.unsharded: list[nn.Parameter] = []
         self.labels = UnitLabels(name)
-        self._from_smaller = False
 
     # -- set up ----------------------------------------------------------------------------------------------
 
@@ -99,11 +98,6 @@ class Unit(Gathering):
         self._context = context
         self.name = name
         self.labels = UnitLabels(name)
-
-    @property
-    def unsharded_bytes(self) -> int:
-        """Bytes that unsharding this unit takes and resharding frees."""
-        return self.layout.full_numel * self.precision.compute.itemsize if self.owns_memory else 0
 
     @torch.inference_mode(False)  # the first forward may be in it, and the shard is trained later
     def readopt(self) -> None:
@@ -132,14 +126,6 @@ class Unit(Gathering):
         self._gathered = self._full = self._own_part = None
         self._copy_out = None
 
-    def drop_gradients(self) -> None:
-        """Forget gradients that were not reduced yet."""
-        self.gradients.accumulated.clear()
-        self.gradients.partial = None
-        self.gradients.held_back = False
-        for parameter in self.unsharded:
-            parameter.grad = None
-
     def local_gradients(self, which: Sequence[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         """What is reduced for the gradients of the parameters ``which``, where not all are plain."""
         wholes = [self.parameters[index].whole for index in which]
@@ -148,15 +134,10 @@ class Unit(Gathering):
             for whole, gradient in zip(wholes, gradients, strict=True)
         ]
 
-    @property
-    def custom_gather(self) -> AllGather | None:
-        """What gathers instead of the backend, in memory of its own."""
-        return self._custom_gather
-
     def use_all_gather(self, custom: AllGather | None) -> None:
         """Gather with ``custom`` from now on, or as usual again. Raises RuntimeError while unsharded."""
         self._check_sharded("the all-gather is replaced")
-        self._custom_gather = custom
+        self.custom_gather = custom
         self._gathered = self._own_part = None
         self._choose_copy()
         if self.smaller is not None:
@@ -192,7 +173,6 @@ class Unit(Gathering):
             with span(self.labels.all_gather):
                 if self.smaller is not None and self.smaller.holds:
                     self._work, self._event = self.smaller.start(self.context.streams)
-                    self._from_smaller = True
                 elif self.gathers:
                     self._issue_all_gather()
                 else:
@@ -224,9 +204,10 @@ class Unit(Gathering):
         with span(self.labels.wait_all_gather):
             if self.fetches:
                 self._finish_gather()
-            if self._from_smaller:
+            if self.smaller is not None and self.smaller.serves:
                 self._take_full()
-                self._release_smaller(copied=True)
+                self.smaller.copy_out()
+                self.smaller.release(self.context.handover, self.context.streams.compute)
             elif self._grouped is not None:
                 self._grouped.copy_out()
             elif self._by_peers is not None:
@@ -239,13 +220,6 @@ class Unit(Gathering):
                 self._make_parameters()
             self.presentation.show_unsharded()
         self._move(UnitState.UNSHARDED)
-
-    def _release_smaller(self, *, copied: bool) -> None:
-        assert self.smaller is not None
-        if copied:
-            self.smaller.copy_out()
-        self.smaller.release(self.context.handover, self.context.streams.compute)
-        self._from_smaller = False
 
     @torch.inference_mode(False)
     def _make_parameters(self) -> None:
@@ -316,8 +290,8 @@ class Unit(Gathering):
         """A gather that was not waited for: let it finish, keep nothing."""
         if self.fetches:
             self._finish_gather()
-            if self._from_smaller:
-                self._release_smaller(copied=False)
+            if self.smaller is not None and self.smaller.serves:
+                self.smaller.release(self.context.handover, self.context.streams.compute)
                 self.presentation.show_sharded()
                 return
             if self._by_peers is not None:

@@ -9,9 +9,9 @@ from fsdpbench.reports.analysis.model import (
     RankAnalysis,
     RanksSummary,
     StepAnalysis,
-    TimeParts,
     UnitAnalysis,
 )
+from fsdpbench.reports.analysis.time_parts import TimeParts
 
 __all__ = [
     "Analysis",

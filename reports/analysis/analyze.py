@@ -33,13 +33,13 @@ from fsdpbench.reports.analysis.model import (
     RankAnalysis,
     RanksSummary,
     StepAnalysis,
-    TimeParts,
     merge,
 )
 from fsdpbench.reports.analysis.operators import Chip, work_tables
 from fsdpbench.reports.analysis.operators.chip import chip_of
 from fsdpbench.reports.analysis.parallel import end_with_the_caller, interruptions_held
 from fsdpbench.reports.analysis.ranks import summarize
+from fsdpbench.reports.analysis.time_parts import TimeParts
 from fsdpbench.reports.analysis.unit_figures import analyze_units
 from fsdpbench.reports.analysis.words.verdict import judge_rank
 from fsdpbench.reports.trace import Category, Trace, TraceError, TraceLimits, read_trace

@@ -8,7 +8,8 @@ from fsdpbench.reports import intervals
 from fsdpbench.reports.analysis.device.activity import Activity, Collectives
 from fsdpbench.reports.analysis.device.naming import COLLECTIVE_TYPES
 from fsdpbench.reports.analysis.device.windows import OTHER_PHASE, Window
-from fsdpbench.reports.analysis.model import CollectiveFigures, TimeParts
+from fsdpbench.reports.analysis.model import CollectiveFigures
+from fsdpbench.reports.analysis.time_parts import TimeParts
 from fsdpbench.reports.intervals import Intervals
 from fsdpbench.reports.trace import MISSING
 from fsdpbench.reports.trace.model import Bool

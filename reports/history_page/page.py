@@ -128,32 +128,10 @@ def _chart(content: Mapping[str, Any], metric: str) -> Chart:
     steps = {
         (step["configuration"], step["revision"]) for step in content["steps"] if step["metric"] == metric
     }
-    data: list[dict[str, Any]] = []
+    data = []
     for number, each in enumerate(series):
-        base = _first(each["values"]) or 1.0
-        values = [
-            None if value is None else 100 * (value / base - 1) if relative else value
-            for value in each["values"]
-        ]
         marks = [11 if (each["configuration"], commit["revision"]) in steps else 4 for commit in commits]
-        shown = [
-            display.NOTHING if value is None else f"{value:.6g} {each['unit']}" for value in each["values"]
-        ]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": chart_text(each["configuration"], 40),
-                "x": list(range(len(commits))),
-                "y": values,
-                "line": {"color": f"var({_COLOURS[number % len(_COLOURS)]})", "width": 1.5, "shape": "hv"},
-                "marker": {"size": marks},
-                "customdata": shown,
-                "hovertemplate": "%{customdata}<br>"
-                + chart_text(each["configuration"], 70)
-                + "<extra></extra>",
-            }
-        )
+        data.append(_line(each, relative, marks, _COLOURS[number % len(_COLOURS)]))
     every = max(1, len(commits) // 12)
     places = list(range(0, len(commits), every))
     unit = "change since the first, %" if relative else series[0]["unit"]
@@ -175,6 +153,26 @@ def _chart(content: Mapping[str, Any], metric: str) -> Chart:
     narrow = {"showlegend": False, "xaxis": {"tickvals": places[:: max(1, len(places) // 3)]}}
     summary = f"Lines of {metric} over commits; larger marks where a new level begins."
     return Chart(metric.replace("_", "-"), summary, data, layout, table, narrow)
+
+
+def _line(each: Mapping[str, Any], relative: bool, marks: Sequence[int], colour: str) -> dict[str, Any]:
+    base = _first(each["values"]) or 1.0
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": chart_text(each["configuration"], 40),
+        "x": list(range(len(marks))),
+        "y": [
+            None if value is None else 100 * (value / base - 1) if relative else value
+            for value in each["values"]
+        ],
+        "line": {"color": f"var({colour})", "width": 1.5, "shape": "hv"},
+        "marker": {"size": marks},
+        "customdata": [
+            display.NOTHING if value is None else f"{value:.6g} {each['unit']}" for value in each["values"]
+        ],
+        "hovertemplate": "%{customdata}<br>" + chart_text(each["configuration"], 70) + "<extra></extra>",
+    }
 
 
 def _first(values: Sequence[float | None]) -> float | None:

@@ -123,7 +123,7 @@ def render(
     varying = varying_settings(rows)
     details = build_details(ranked, varying, lambda row: _links(row, target), known)
     return render_page(
-        "page/report.html.jinja",
+        "page/assets/report.html.jinja",
         _SCRIPTS,
         title=title or view.title,
         reload_s=reload_s,

@@ -20,7 +20,7 @@ def island(value: Any) -> Markup:
 
 
 def own_file(name: str) -> str:
-    """The text of a file of `reports`, such as `page/report.css`."""
+    """The text of a file of `reports`, such as `page/assets/report.css`."""
     return resources.files("fsdpbench.reports").joinpath(name).read_text(encoding="utf-8")
 
 

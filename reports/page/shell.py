@@ -17,12 +17,12 @@ from fsdpbench.reports.writing import is_written_into, write_into
 
 
 def render_page(template: str, scripts: Sequence[str], **values: Any) -> str:
-    """The page of a template of `reports` (`page/report.html.jinja`) with these scripts of `reports/page`."""
+    """The page of a template of `reports` (`page/assets/report.html.jinja`), with scripts from there."""
     plotly = Markup(get_plotlyjs())
-    script = Markup("\n".join(own_file(f"page/{name}") for name in scripts))
+    script = Markup("\n".join(own_file(f"page/assets/{name}") for name in scripts))
     return _template(template).render(
         policy=policy(plotly, script),
-        css=Markup(own_file("page/report.css")),
+        css=Markup(own_file("page/assets/report.css")),
         plotly=plotly,
         script=script,
         island=island,

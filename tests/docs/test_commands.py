@@ -26,7 +26,7 @@ CANNOT_RUN_HERE = {
     "calibrate -o": "needs a GPU; the calibration's own tests run it with --device sim",
     "--launcher": "needs other machines; tests/bench/launchers runs both launchers",
     "torchtitan.train": "needs TorchTitan; ci/frameworks.sh runs it",
-    "hf:Qwen": "needs the model in the local cache; tests/bench/test_hf_model.py makes one",
+    "hf:Qwen": "needs the model in the local cache; tests/bench/sweep/test_hf_model.py makes one",
     "atlas build --small": "a quarter of an hour of processor time; tests/bench/atlas builds a smaller one",
     "memory.pickle": "needs a snapshot; tests/reports reads them",
     "--system impl-fsdp2,impl-fsdp1,torch-fsdp2": "minutes on CPUs; ci/measure_cpu_systems.py runs it",

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+SAMPLES = Path(__file__).parents[1] / "data"
+_SAMPLE_OF = {
+    "gemm_tables.csv": "gemm_sample.csv",
+    "fa_fwd_tables.csv": "attention_sample.csv",
+    "nccl_intranode_tables.csv": "nccl_sample.csv",
+}
 
 
 class SimulationServer:
@@ -70,3 +78,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if failure is not None:
         pytest.fail(failure, pytrace=False)
     return True
+
+
+@pytest.fixture
+def measured_table() -> Callable[[str], list[dict[str, str]]]:
+    """Reads a table of measured operator times: its sample, or all of it where FSDPBENCH_SHARED has it."""
+
+    def read(name: str) -> list[dict[str, str]]:
+        whole = os.environ.get("FSDPBENCH_SHARED")
+        path = SAMPLES / _SAMPLE_OF[name] if whole is None else Path(whole) / "data" / name
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    return read

@@ -69,7 +69,7 @@ def run_in_fork(file: str, function: str, arguments: dict[str, object]) -> str |
 
 def run(file: str, function: str, arguments: dict[str, object]) -> None:
     """Import a test's file and call it."""
-    sys.path.insert(0, str(Path(file).parent))
+    sys.path[:0] = [str(Path(file).parent), str(Path(__file__).parent)]
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
     assert spec.loader is not None

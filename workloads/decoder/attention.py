@@ -10,6 +10,7 @@ from fsdpbench.workloads.decoder.norms import make_norm
 from fsdpbench.workloads.decoder.rotary import rotate
 from fsdpbench.workloads.decoder.shape import DecoderShape
 from fsdpbench.workloads.layers import Projection
+from fsdpbench.workloads.parts import held
 
 
 def causal_mask(seq: int, window: int, like: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ class DecoderAttention(nn.Module):
             scores = torch.tanh(scores / self.cap) * self.cap
         scores = scores + mask
         if self.sinks is not None:
-            sinks = self.sinks.view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[-2], 1)
+            sinks = held(self.sinks).view(1, -1, 1, 1).expand(len(scores), -1, scores.shape[-2], 1)
             scores = torch.cat((scores, sinks.to(scores.dtype)), dim=-1)
         weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
         if self.sinks is not None:

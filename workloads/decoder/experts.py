@@ -9,7 +9,9 @@ different tokens as long as none has more than T.
     x -> router -> weights of the given experts ----------------------+
      \-> rows by expert -> gate and up -> down, one product an expert -> x weight -> added up by token
 
-Balanced, the experts' products are one batched product; skewed, one product an expert. Nothing is dropped.
+Balanced, the experts' products are one batched product; skewed, one product an expert. Nothing is dropped,
+unless experts have buffers of a capacity (`capacity.py`), which make one batched product of any load. A
+shared expert beside them is a feed-forward that every token passes through.
 
 With expert parallelism (`Mixture.exchange`) a rank holds a part of the experts: rows go to the ranks that
 have their expert, and the results come back.
@@ -22,12 +24,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from fsdpbench.workloads.decoder.feed_forward import activate
+from fsdpbench.workloads.decoder.capacity import Buffers, capacity_of
+from fsdpbench.workloads.decoder.feed_forward import DecoderFeedForward, activate
 from fsdpbench.workloads.decoder.shape import DecoderShape
 from fsdpbench.workloads.layers import WEIGHT_STD, Projection
+from fsdpbench.workloads.parts import held
 
 _ALPHA, _LIMIT = 1.702, 7.0
 """GPT-OSS's gate: x sigmoid(1.702 x), of values up to 7."""
@@ -103,11 +106,11 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, loads: list[int]) -> Tensor:
         count = len(loads)
         weights = [
-            _held(self.gate_up).view(count, self.d_model, -1),
-            _held(self.down).view(count, self.d_ff, -1),
+            held(self.gate_up).view(count, self.d_model, -1),
+            held(self.down).view(count, self.d_ff, -1),
         ]
         biases = [
-            None if bias is None else _held(bias).view(count, 1, -1)
+            None if bias is None else held(bias).view(count, 1, -1)
             for bias in (self.gate_up_bias, self.down_bias)
         ]
         if len(set(loads)) == 1:
@@ -135,11 +138,6 @@ class Experts(nn.Module):
         return (up + 1) * (gate * torch.sigmoid(gate * _ALPHA))
 
 
-def _held(parameter: Tensor) -> Tensor:
-    """What this rank has of it."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
 def _each(bias: Tensor | None, count: int) -> tuple[Tensor | None, ...]:
     return (None,) * count if bias is None else bias.unbind(0)
 
@@ -161,13 +159,18 @@ class Mixture(nn.Module):
         self.shape, self.layer = shape, layer
         self.router = Projection(shape.d_model, shape.experts, shape.router_bias)
         self.experts = Experts(shape, output_std)
+        self.shared = DecoderFeedForward(shape, output_std, shape.shared_d_ff) if shape.shared_d_ff else None
+        self.shared_gate = Projection(shape.d_model, 1, False) if shape.shared_gate else None
         self.exchange: Exchange | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
         count, chosen = len(tokens), self.shape.experts_per_token
         loads = expert_loads(self.shape, count, self.layer)
-        if self.exchange is not None:
+        buffers = None
+        if self.shape.capacity:
+            buffers = Buffers(loads, capacity_of(self.shape, count), x.device)
+        elif self.exchange is not None:
             loads = self.exchange.order(loads)
         token, expert = given_assignment(loads, count, chosen, x.device)
         odds = F.softmax(self.router(tokens), dim=-1, dtype=torch.float32)
@@ -175,9 +178,23 @@ class Mixture(nn.Module):
         if self.shape.renormalised:
             by_slot = weights.view(chosen, count)
             weights = (by_slot / by_slot.sum(0, keepdim=True)).flatten()
-        rows = self._apply_experts(tokens.index_select(0, token), loads) * weights.to(x.dtype)[:, None]
+        if buffers is None:
+            rows = self._apply_experts(tokens.index_select(0, token), loads)
+        else:
+            token, weights = buffers.kept(token), buffers.kept(weights)
+            filled = buffers.fill(tokens.index_select(0, token))
+            rows = buffers.read(self._apply_experts(filled, buffers.loads))
+        rows = rows * weights.to(x.dtype)[:, None]
         added = torch.zeros_like(tokens).index_add_(0, token, rows)
+        if self.shared is not None:
+            added = added + self._shared(tokens)
         return F.dropout(added.view_as(x), self.shape.residual_dropout, self.training)
+
+    def _shared(self, tokens: Tensor) -> Tensor:
+        """What every token gets, [tokens, d_model]."""
+        assert self.shared is not None
+        result: Tensor = self.shared(tokens)
+        return result if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * result
 
     def _apply_experts(self, rows: Tensor, loads: list[int]) -> Tensor:
         if self.exchange is None:

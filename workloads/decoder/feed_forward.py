@@ -19,19 +19,21 @@ def activate(name: str, x: Tensor) -> Tensor:
 
 
 class DecoderFeedForward(nn.Module):
-    """down(act(gate) x up), or down(act(up)), of [batch, seq, d_model]."""
+    """down(act(gate) x up), or down(act(up)), of [..., d_model]; `width` instead of the shape's d_ff is that
+    of a mixture's shared expert, whose dropout is the mixture's."""
 
-    def __init__(self, shape: DecoderShape, output_std: float) -> None:
+    def __init__(self, shape: DecoderShape, output_std: float, width: int = 0) -> None:
         super().__init__()
-        self.activation, self.dropout = shape.activation, shape.residual_dropout
+        d_ff = width or shape.d_ff
+        self.activation, self.dropout = shape.activation, 0.0 if width else shape.residual_dropout
         self.gated, self.fused = shape.gated, shape.gated and shape.fused_projections
         if self.fused:
-            self.gate_up = Projection(shape.d_model, 2 * shape.d_ff, shape.mlp_bias)
+            self.gate_up = Projection(shape.d_model, 2 * d_ff, shape.mlp_bias)
         else:
             if self.gated:
-                self.gate = Projection(shape.d_model, shape.d_ff, shape.mlp_bias)
-            self.up = Projection(shape.d_model, shape.d_ff, shape.mlp_bias)
-        self.down = Projection(shape.d_ff, shape.d_model, shape.mlp_bias, output_std)
+                self.gate = Projection(shape.d_model, d_ff, shape.mlp_bias)
+            self.up = Projection(shape.d_model, d_ff, shape.mlp_bias)
+        self.down = Projection(d_ff, shape.d_model, shape.mlp_bias, output_std)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fsdpbench.workloads.errors import ShapeError
+from fsdpbench.workloads.positions import positions, whole_length
 
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 _LISTS = ("short", "long")
@@ -127,8 +128,8 @@ def _yarn_bounds(width: int, theta: float, rope: Rope) -> tuple[float, float]:
 
 def rotary_tables(seq: int, width: int, theta: float, rope: Rope, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of [seq, width], in `like`'s dtype and on its device."""
-    positions = torch.arange(seq, device=like.device, dtype=torch.float32)
-    angles = positions[:, None] * speeds(width, theta, rope, like.device, seq)[None, :]
+    places = positions(seq, like.device, torch.float32)
+    angles = places[:, None] * speeds(width, theta, rope, like.device, whole_length(seq))[None, :]
     angles = torch.cat((angles, angles), dim=-1)
     cosines, sines = angles.cos(), angles.sin()
     if rope.attention_factor != 1.0:

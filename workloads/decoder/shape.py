@@ -38,8 +38,11 @@ class DecoderShape:
     * `embedding_dropout`, `residual_dropout`, `attention_dropout`.
     * `experts` of a mixture (0: none), `expert_d_ff`, `experts_per_token`, `moe_pattern` (`M` mixture, `D`
       dense, repeated), `router_bias`, `expert_bias`, `renormalised` (weights of the chosen add up to 1),
-      `clamped` (GPT-OSS's limited gate), `router_load` (`balanced` or `skewed`), `router_skew` (exponent of
-      the skew), `router_seed` (which experts are the busy ones).
+      `clamped` (GPT-OSS's limited gate), `shared_d_ff` (width of the shared expert that every token passes
+      through, or of all such together; 0: none), `shared_gate` (its output is weighted by a sigmoid, as
+      Qwen2-MoE's), `router_load` (`balanced` or `skewed`), `router_skew` (exponent of the skew),
+      `router_seed` (which experts are the busy ones), `capacity` (an expert has a buffer of so many times
+      its balanced share of rows, what is above is dropped; 0: nothing is dropped).
 
     Raises:
         ShapeError: a number is out of range, sizes do not divide, or a word is unknown.
@@ -94,6 +97,9 @@ class DecoderShape:
     router_load: str = "balanced"
     router_skew: float = 1.0
     router_seed: int = 0
+    shared_d_ff: int = 0
+    shared_gate: bool = False
+    capacity: float = 0.0
 
     def __post_init__(self) -> None:
         check_positive(self, "layers", "d_model", "d_ff", "heads", "kv_heads", "vocab", "max_seq")
@@ -110,6 +116,8 @@ class DecoderShape:
             "local_theta",
             "norm_eps",
             "router_skew",
+            "shared_d_ff",
+            "capacity",
         ):
             if getattr(self, name) < 0:
                 raise ShapeError(f"shape field {name} is {getattr(self, name)}: it must be at least 0")
@@ -153,6 +161,8 @@ class DecoderShape:
             raise ShapeError(
                 f"shape field experts_per_token is {self.experts_per_token}: there are {self.experts} experts"
             )
+        if self.shared_gate and not self.shared_d_ff:
+            raise ShapeError("shape field shared_gate needs a shared expert: give shared_d_ff")
 
     @property
     def rotary_width(self) -> int:

@@ -1,7 +1,8 @@
 """A decoder of one shape as a workload: its parameters and FLOPs by formula.
 
 FLOPs as for the other families: 2 a token and weight of each product that it passes through (of the experts,
-those it is sent to), and attention in full although it is causal or sees a window.
+those it is sent to; with a capacity, all places of the buffers), and attention in full although it is causal
+or sees a window.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.decoder.capacity import capacity_of
 from fsdpbench.workloads.decoder.experts import expert_loads
 from fsdpbench.workloads.decoder.model import Decoder, DecoderBlock
 from fsdpbench.workloads.decoder.norms import norm_parameters
@@ -16,7 +18,7 @@ from fsdpbench.workloads.decoder.shape import FAMILY, DecoderShape
 from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.next_token import NextTokenWorkload
-from fsdpbench.workloads.products import Product
+from fsdpbench.workloads.products import ATTENTION_LAYERS, Product
 from fsdpbench.workloads.shaped import Shaped
 from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
@@ -40,11 +42,13 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         biases = (s.query_width + 2 * s.kv_width) * s.qkv_bias + s.d_model * s.output_bias
         norms = (1 if s.parallel else 4 if s.post_norms else 2) * norm_parameters(s)
         norms += 2 * norm_parameters(s, s.head_width) * s.qk_norm
-        if s.is_mixture(layer):
+        mixture = s.is_mixture(layer)
+        if mixture:
             weights += s.experts * 3 * s.d_model * s.expert_d_ff
             biases += s.experts * (s.router_bias + (2 * s.expert_d_ff + s.d_model) * s.expert_bias)
-        else:
-            biases += (s.d_ff * (2 if s.gated else 1) + s.d_model) * s.mlp_bias
+        if not mixture or s.shared_d_ff:
+            d_ff = s.shared_d_ff if mixture else s.d_ff
+            biases += (d_ff * (2 if s.gated else 1) + s.d_model) * s.mlp_bias
         return weights + biases + norms + s.heads * s.sinks
 
     @property
@@ -59,31 +63,39 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
             widths = {"query_key_value": sum(widths.values())}
         found = [Product(name, s.d_model, width) for name, width in widths.items()]
         found.append(Product("output", s.query_width, s.d_model))
-        if s.is_mixture(layer):
-            return [*found, Product("router", s.d_model, s.experts)]
+        if not s.is_mixture(layer):
+            return found + self._feed_forward(s.d_ff)
+        found.append(Product("router", s.d_model, s.experts))
+        if s.shared_gate:
+            found.append(Product("shared_gate", s.d_model, 1))
+        return found + (self._feed_forward(s.shared_d_ff) if s.shared_d_ff else [])
+
+    def _feed_forward(self, width: int) -> list[Product]:
+        s = self._shape
         if s.gated and s.fused_projections:
-            found.append(Product("gate_up", s.d_model, 2 * s.d_ff))
+            found = [Product("gate_up", s.d_model, 2 * width)]
         else:
             names = ("gate", "up") if s.gated else ("up",)
-            found += [Product(name, s.d_model, s.d_ff) for name in names]
-        return [*found, Product("down", s.d_ff, s.d_model)]
+            found = [Product(name, s.d_model, width) for name in names]
+        return [*found, Product("down", width, s.d_model)]
 
     def tensor_plan(self) -> TensorPlan:
         s = self._shape
-        if "M" in s.moe_pattern:
-            raise WorkloadError(f"{self.name} is a mixture of experts: tp does not cut experts; use ep")
-        for part, has in (("sinks", s.sinks), ("head_bias", s.head_bias)):
-            if has:
-                raise WorkloadError(f"{self.name} has {part}, which tp does not cut: leave it at 1")
-        divides = {"heads": s.heads, "kv_heads": s.kv_heads, "d_ff": s.d_ff, "vocab": s.vocab}
-        return TensorPlan(
-            self._block_plan(), {"token_embedding": 1}, "final_norm", "lm_head", s.tied, divides
-        )
+        mixtures = "M" in s.moe_pattern
+        if mixtures and s.parallel:
+            raise WorkloadError(f"{self.name} is a mixture in parallel blocks, which tp does not cut: use ep")
+        divides = {"heads": s.heads, "kv_heads": s.kv_heads, "vocab": s.vocab}
+        divides |= {"d_ff": s.d_ff} if "D" in s.moe_pattern else {}
+        period = min(s.layers, len(s.moe_pattern)) if mixtures else 1
+        blocks = tuple(self._block_plan(layer) for layer in range(period))
+        return TensorPlan(blocks, {"token_embedding": 1}, "final_norm", "lm_head", s.tied, divides)
 
-    def _block_plan(self) -> BlockPlan:
-        s = self._shape
+    def _block_plan(self, layer: int) -> BlockPlan:
+        s, mixture = self._shape, self._shape.is_mixture(layer)
+        products = self.products(layer)
+        cut = [p for p in products if p.name in ATTENTION_LAYERS] if mixture else products
         columns: dict[str, tuple[int, ...]] = {}
-        for product in self.products(0):
+        for product in cut:
             if product.name not in ("output", "down"):
                 parts = {
                     "query_key_value": (s.query_width, s.kv_width, s.kv_width),
@@ -94,11 +106,14 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         norms = ["attention_norm"] + ([] if s.parallel else ["feed_forward_norm"])
         norms += ["after_attention", "after_feed_forward"] if s.post_norms else []
         return BlockPlan(
-            readers=("attention", "feed_forward"),
+            readers=("attention",) if mixture else ("attention", "feed_forward"),
             columns=columns,
-            rows=("attention.output", "feed_forward.down"),
+            rows=("attention.output",) if mixture else ("attention.output", "feed_forward.down"),
             norms=tuple(norms),
             head_norms=("attention.query_norm", "attention.key_norm") if s.qk_norm else (),
+            by_head=("attention.sinks",) if s.sinks else (),
+            by_token=tuple(_in_mixture(p.name) for p in products[len(cut) :]) if mixture else (),
+            whole=("feed_forward.experts",) if mixture else (),
         )
 
     @property
@@ -122,6 +137,8 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         batched, mixture = 0, s.is_mixture(layer)
         if mixture:
             loads = expert_loads(s, tokens, layer)
+            if s.capacity:
+                loads = [capacity_of(s, tokens)] * s.experts
             a_row = 2 * s.d_model * s.expert_d_ff
             if len(set(loads)) == 1:
                 batched = 3 * a_row * sum(loads)
@@ -130,3 +147,8 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         needed = mixture or s.post_norms or s.residual_dropout > 0
         attention = 4 * tokens * s.query_width * seq
         return BlockFlops(tuple(products), attention, ends_needed=needed, batched=batched)
+
+
+def _in_mixture(name: str) -> str:
+    """Where a mixture has the layer that products call `name`."""
+    return f"feed_forward.{name}" if name in ("router", "shared_gate") else f"feed_forward.shared.{name}"

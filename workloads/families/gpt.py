@@ -24,6 +24,7 @@ from fsdpbench.workloads.errors import ShapeError, WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
 from fsdpbench.workloads.next_token import NextTokenWorkload
+from fsdpbench.workloads.positions import positions
 from fsdpbench.workloads.products import Product
 from fsdpbench.workloads.shape import check_divides, check_positive, check_share
 from fsdpbench.workloads.shaped import Shaped
@@ -206,7 +207,7 @@ class GPT(nn.Module):
                 raise WorkloadError(
                     f"the sequence has {seq} tokens, the model {most} positions: build it with seq={seq}"
                 )
-            x = x + self.position_embedding(torch.arange(seq, device=inputs.device))
+            x = x + self.position_embedding(positions(seq, inputs.device))
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
             x = block(x)
@@ -261,7 +262,7 @@ class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
         )
         embeddings = {"token_embedding": 1, **({"position_embedding": 0} if s.positions == "learned" else {})}
         return TensorPlan(
-            block, embeddings, "final_norm", "lm_head", s.tied, {"heads": s.heads, "vocab": s.vocab}
+            (block,), embeddings, "final_norm", "lm_head", s.tied, {"heads": s.heads, "vocab": s.vocab}
         )
 
     @property

@@ -49,7 +49,8 @@ class T5Shape:
 
     Fields: `layers` of the encoder, and as many of the decoder; `d_kv`: width of a head, heads x d_kv need
     not be d_model; `gated`: the feed-forward is GELU(gate) x up instead of ReLU(up); `tied`: the lm head
-    shares the token embedding; `buckets` of distances; `max_seq`: default length of source and target each;
+    shares the token embedding; `buckets` of distances; `bias_each_layer`: every block has a position bias
+    of its own, as UMT5's (Chung et al. 2023); `max_seq`: default length of source and target each;
     `attention`: `fused` gives the bias to `scaled_dot_product_attention`, `explicit` computes scores, softmax
     (in fp32) and mixture one after another with the scores in memory, as Hugging Face's T5 does; `dropout`:
     of embeddings, attention weights, hidden layers and residuals; `fp32_loss`: logits are cast to fp32 before
@@ -68,6 +69,7 @@ class T5Shape:
     gated: bool = False
     tied: bool = True
     buckets: int = 32
+    bias_each_layer: bool = False
     max_seq: int = 512
     attention: str = "fused"
     dropout: float = 0.0
@@ -216,9 +218,12 @@ class T5EncoderBlock(CheckpointedBlock):
         self.attention = T5Attention(shape)
         self.feed_forward_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
         self.feed_forward = T5FeedForward(shape)
+        self.position_bias = PositionBias(shape, causal=False) if shape.bias_each_layer else None
 
-    def transform(self, x: Tensor, bias: Tensor) -> Tensor:
-        """[batch, source, d_model] to the same."""
+    def transform(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """[batch, source, d_model] to the same; `bias`: of the stack, None where the block has one."""
+        if self.position_bias is not None:
+            bias = self.position_bias(x.shape[1], x.device)
         normed = self.attention_norm(x)
         x = x + self.attention(normed, normed, bias)
         return x + self.feed_forward(self.feed_forward_norm(x))
@@ -236,9 +241,12 @@ class T5DecoderBlock(CheckpointedBlock):
         self.cross_attention = T5Attention(shape)
         self.feed_forward_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
         self.feed_forward = T5FeedForward(shape)
+        self.position_bias = PositionBias(shape, causal=True) if shape.bias_each_layer else None
 
-    def transform(self, x: Tensor, bias: Tensor, encoded: Tensor) -> Tensor:
+    def transform(self, x: Tensor, bias: Tensor | None, encoded: Tensor) -> Tensor:
         """[batch, target, d_model] to the same; `encoded` is [batch, source, d_model]."""
+        if self.position_bias is not None:
+            bias = self.position_bias(x.shape[1], x.device)
         normed = self.attention_norm(x)
         x = x + self.attention(normed, normed, bias)
         x = x + self.cross_attention(self.cross_attention_norm(x), encoded, None)
@@ -256,12 +264,13 @@ class T5Stack(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout = shape.dropout
-        self.position_bias = PositionBias(shape, causal=block is T5DecoderBlock)
+        causal = block is T5DecoderBlock
+        self.position_bias = None if shape.bias_each_layer else PositionBias(shape, causal)
         self.blocks = nn.ModuleList(block(shape, checkpointing, index) for index in range(shape.layers))
         self.final_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
 
     def forward(self, x: Tensor, *context: Tensor) -> Tensor:
-        bias = self.position_bias(x.shape[1], x.device)
+        bias = None if self.position_bias is None else self.position_bias(x.shape[1], x.device)
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
             x = block(x, bias, *context)
@@ -310,7 +319,7 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
         s = self._shape
         encoder = s.attention_weights + s.feed_forward_weights + 2 * s.d_model
         decoder = 2 * s.attention_weights + s.feed_forward_weights + 3 * s.d_model
-        stacks = 2 * (s.buckets * s.heads + s.d_model)
+        stacks = 2 * (s.buckets * s.heads * (s.layers if s.bias_each_layer else 1) + s.d_model)
         return s.layers * (encoder + decoder) + stacks + s.vocab * s.d_model * (1 if s.tied else 2)
 
     @property

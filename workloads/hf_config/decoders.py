@@ -82,6 +82,14 @@ _QWEN3_MOE: Values = {
     "num_hidden_layers": 24,
     "num_key_value_heads": 4,
 }
+_QWEN2_MOE: Values = {
+    **_QWEN,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+}
 _GPT_OSS: Values = {
     "vocab_size": 201088,
     "hidden_size": 2880,
@@ -170,6 +178,7 @@ def gemma2(keys: Keys) -> Values:
         **rope_shape(keys, 10000.0),
         **_of_later_gemmas(keys, score_cap=50.0, logit_cap=30.0),
     }
+    keys.ignore("sliding_window_size")  # published files say it twice; the code reads sliding_window
     window = keys.whole("sliding_window", 4096, null=0)
     return {**shape, **layer_pattern(keys, shape["layers"], window, lambda layer: layer % 2 == 0)}
 
@@ -240,6 +249,8 @@ def phi3(keys: Keys) -> Values:
     """Phi 3 and 4: fused projections."""
     keys.must_be("attention_bias", False, None)
     keys.ignore("original_max_position_embeddings")  # of longrope alone
+    keys.must_be("full_attn_mod", 1, None)
+    keys.must_be("interpolate_factor", 1, None)
     shape = {
         **common_shape(keys, _PHI3),
         **longrope_shape(keys),
@@ -274,29 +285,58 @@ def _mixture(keys: Keys, experts: int, chosen: int) -> Values:
     return {"experts": experts, "experts_per_token": keys.whole("num_experts_per_tok", chosen)}
 
 
-def qwen3_moe(keys: Keys) -> Values:
-    """Qwen 3's mixtures: many small experts, some layers dense where the file says so."""
-    experts = keys.whole("num_experts", keys.whole("num_local_experts", 128))
+def qwen2_moe(keys: Keys) -> Values:
+    """Qwen 1.5's and 2's mixtures: small experts beside a shared one, which a sigmoid weighs."""
+    shared = keys.whole("shared_expert_intermediate_size", 5632)
     shape = {
-        **common_shape(keys, _QWEN3_MOE),
+        **common_shape(keys, _QWEN2_MOE),
         **rope_shape(keys, 10000.0),
-        **_mixture(keys, experts, 8),
-        "qk_norm": True,
-        "expert_d_ff": keys.whole("moe_intermediate_size", 768),
+        **_small_experts(keys, keys.whole("num_experts", 60), 4, 1408),
+        "qkv_bias": keys.flag("qkv_bias", True),
+        "output_bias": False,
+        "shared_d_ff": shared,
+        "shared_gate": shared > 0,
+    }
+    keys.must_be("attention_bias", False, None)
+    shape |= {"moe_pattern": _sparse_layers(keys, shape["layers"], shape["experts"])}
+    return {**shape, **_upper_slide(keys, shape["layers"])}
+
+
+def _small_experts(keys: Keys, experts: int, chosen: int, width: int) -> Values:
+    return {
+        **_mixture(keys, experts, chosen),
+        "expert_d_ff": keys.whole("moe_intermediate_size", width),
         "renormalised": keys.flag("norm_topk_prob", False),
     }
+
+
+def _sparse_layers(keys: Keys, layers: int, experts: int) -> str:
+    """Every `decoder_sparse_step`-th layer is a mixture, but for those that are listed."""
     step, dense = keys.whole("decoder_sparse_step", 1) or 1, keys.raw("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise keys.misfit("mlp_only_layers", dense, "a list of layers")
-    kinds = (
-        "M" if experts and layer not in dense and (layer + 1) % step == 0 else "D"
-        for layer in range(shape["layers"])
+    return shortest_period(
+        "M" if experts and layer not in dense and (layer + 1) % step == 0 else "D" for layer in range(layers)
     )
+
+
+def qwen3_moe(keys: Keys) -> Values:
+    """Qwen 3's mixtures: many small experts, some layers dense where the file says so."""
+    experts = keys.whole("num_experts", keys.whole("num_local_experts", 128))
+    again = keys.whole("num_local_experts", experts)
+    if again != experts:
+        raise keys.misfit("num_local_experts", again, f"what num_experts is, {experts}")
+    shape = {
+        **common_shape(keys, _QWEN3_MOE),
+        **rope_shape(keys, 10000.0),
+        **_small_experts(keys, experts, 8, 768),
+        "qk_norm": True,
+    }
     keys.ignore("max_window_layers")
     window = keys.whole("sliding_window", 4096, null=0)
     on = keys.flag("use_sliding_window", False)
     sliding = layer_pattern(keys, shape["layers"], window if on else None, lambda layer: True)
-    return {**shape, **sliding, "moe_pattern": shortest_period(kinds)}
+    return {**shape, **sliding, "moe_pattern": _sparse_layers(keys, shape["layers"], experts)}
 
 
 def gpt_oss(keys: Keys) -> Values:

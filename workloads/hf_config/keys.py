@@ -20,17 +20,18 @@ HARMLESS = frozenset((
     "cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype",
     "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
     "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label",
-    "initializer_factor", "initializer_range", "is_decoder", "is_encoder_decoder", "label2id",
-    "length_penalty", "max_length", "min_length", "mlp_implementation", "model_type",
+    "initializer_factor", "initializer_range", "is_decoder", "is_encoder_decoder", "is_llama_config",
+    "label2id", "length_penalty", "max_length", "min_length", "mlp_implementation", "model_type",
     "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions",
     "output_hidden_states", "output_past", "output_scores", "pad_token_id", "prefix", "pretraining_tp",
-    "problem_type", "pruned_heads", "remove_invalid_values", "repetition_penalty", "return_dict",
+    "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
     "return_dict_in_generate", "router_aux_loss_coef", "sep_token_id", "suppress_tokens",
-    "task_specific_params", "temperature", "tf_legacy_loss", "tie_encoder_decoder", "tokenizer_class",
+    "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class",
     "top_k", "top_p", "torch_dtype", "torchscript", "transformers_version", "typical_p", "unsloth_fixed",
     "unsloth_version", "use_bfloat16", "use_cache", "use_return_dict",
 ))
 # fmt: on
+_EMPTY_IS_NONE = ("pruned_heads",)
 
 
 class Keys:
@@ -118,6 +119,8 @@ class Keys:
         """Refuse the first key that was not read and that may change the model."""
         for key, value in self._config.items():
             if key in self._read or key in HARMLESS or value is None or value is False:
+                continue
+            if key in _EMPTY_IS_NONE and not value:
                 continue
             raise self.refusal(key, value)
 

@@ -25,7 +25,8 @@ def gpt2(keys: Keys) -> Values:
     keys.must_be("add_cross_attention", False)
     # Our GPTs compute GELU itself, by one kernel as its approximation by tanh would be.
     keys.must_be("activation_function", "gelu_new", "gelu", "gelu_pytorch_tanh")
-    keys.ignore("n_ctx", *(f"summary_{name}" for name in _SUMMARY))  # summaries: heads of other tasks
+    # What the predecessor had; and summaries: heads of other tasks.
+    keys.ignore("n_ctx", "n_special", "predict_special_tokens", *(f"summary_{name}" for name in _SUMMARY))
     return {
         "layers": keys.whole("n_layer", 12),
         "d_model": d_model,
@@ -42,25 +43,58 @@ _SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
 _FEED_FORWARDS = {"relu": "", "gated-gelu": "gated"}
 
 
+_T5: Values = {
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "vocab_size": 32128,
+    "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+}
+_MT5: Values = {
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_heads": 6,
+    "vocab_size": 250112,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+}
+
+
 def t5(keys: Keys) -> Values:
-    """T5 and T5 1.1."""
-    layers = keys.whole("num_layers", 6)
+    """T5, T5 1.1 and Flan-T5."""
+    return _t5(keys, _T5)
+
+
+def mt5(keys: Keys) -> Values:
+    """mT5: T5 1.1 with the words of 101 languages."""
+    return _t5(keys, _MT5)
+
+
+def umt5(keys: Keys) -> Values:
+    """UMT5: mT5 with a position bias in every layer."""
+    keys.ignore("scalable_attention")  # the trainer wrote it, and no code reads it
+    return {**_t5(keys, _MT5 | {"tie_word_embeddings": True}), "bias_each_layer": True}
+
+
+def _t5(keys: Keys, defaults: Values) -> Values:
+    layers = keys.whole("num_layers", defaults["num_layers"])
     decoder_layers = keys.whole("num_decoder_layers", layers)
     if decoder_layers != layers:
         raise keys.misfit("num_decoder_layers", decoder_layers, f"what num_layers is, {layers}")
     keys.must_be("relative_attention_max_distance", 128)
     keys.must_be("layer_norm_epsilon", 1e-6)
-    tied = keys.flag("tie_word_embeddings", True)
+    tied = keys.flag("tie_word_embeddings", defaults["tie_word_embeddings"])
     keys.must_be("scale_decoder_outputs", tied)
     keys.ignore("dense_act_fn", "is_gated_act")  # parts of feed_forward_proj
     return {
         "layers": layers,
         "d_model": keys.whole("d_model", 512),
-        "d_ff": keys.whole("d_ff", 2048),
-        "heads": keys.whole("num_heads", 8),
+        "d_ff": keys.whole("d_ff", defaults["d_ff"]),
+        "heads": keys.whole("num_heads", defaults["num_heads"]),
         "d_kv": keys.whole("d_kv", 64),
-        "vocab": keys.whole("vocab_size", 32128),
-        "gated": bool(keys.word("feed_forward_proj", "relu", _FEED_FORWARDS)),
+        "vocab": keys.whole("vocab_size", defaults["vocab_size"]),
+        "gated": bool(keys.word("feed_forward_proj", defaults["feed_forward_proj"], _FEED_FORWARDS)),
         "tied": tied,
         "buckets": keys.whole("relative_attention_num_buckets", 32),
         "max_seq": keys.whole("n_positions", 512),

@@ -27,9 +27,12 @@ MODEL_TYPES: Mapping[str, tuple[str, _Reader]] = {
     "phi": (DECODER, decoders.phi),
     "phi3": (DECODER, decoders.phi3),
     "mixtral": (DECODER, decoders.mixtral),
+    "qwen2_moe": (DECODER, decoders.qwen2_moe),
     "qwen3_moe": (DECODER, decoders.qwen3_moe),
     "gpt_oss": (DECODER, decoders.gpt_oss),
     "t5": (T5, others.t5),
+    "mt5": (T5, others.mt5),
+    "umt5": (T5, others.umt5),
     "gpt2": (GPT, others.gpt2),
 }
 """Model type -> family of ours, and what reads its keys."""

@@ -37,73 +37,75 @@ def sanitize_option(function: F) -> F:
     )(function)
 
 
+_TARGET = (
+    click.option(
+        "--model",
+        shell_complete=proposals(model_names),
+        help="Model: a named size (gpt-2.8b), a family (gpt) with --shape, or hf:OWNER/NAME from the "
+        "local Hugging Face cache.",
+    ),
+    click.option(
+        "--hf-config",
+        metavar="PATH",
+        help="Model from a Hugging Face config.json, or from its folder, instead of --model "
+        "(docs/models.md).",
+    ),
+    click.option("--shape", help="Change fields of the model's shape: layers=32,d_model=4096,..."),
+    click.option(
+        "--system",
+        shell_complete=proposals(system_names),
+        help="FSDP implementation(s) to run, comma-separated (`fsdpbench list systems`).",
+    ),
+    click.option(
+        "--device",
+        default=None,
+        help="cuda (real GPUs), cpu, sim (simulated GPUs) or auto (default: cuda if enough GPUs are "
+        "visible, else sim).",
+    ),
+    click.option(
+        "--hardware",
+        shell_complete=proposals(hardware_names),
+        help="Hardware profile to simulate: a name (`fsdpbench list hardware`) or FILE.toml.",
+    ),
+    click.option(
+        "--nic-gb-s",
+        type=Positive(1e6),
+        default=None,
+        metavar="GB/S",
+        help="Network of a node each way, instead of the profile's: 50 for 400 Gb/s.",
+    ),
+    click.option(
+        "--emulate",
+        is_flag=True,
+        default=None,
+        help="Run rank 0 of --gpus on one real device; the network of --hardware is simulated.",
+    ),
+    click.option(
+        "--software",
+        shell_complete=proposals(software_names),
+        help="Simulated GPUs: behave like older software (fsdp1-2022; `fsdpbench list software`), or "
+        "FILE.toml.",
+    ),
+    click.option("--gpus", default=None, help="Total number of ranks (default 8); `sweep` takes a list."),
+    click.option("--gpus-per-node", type=whole(), default=None, help="Number of ranks on each node."),
+    click.option(
+        "--data",
+        help="Training data: a text file (bytes are tokens), a folder of images or a click log. Default: "
+        "synthetic data from the seed.",
+    ),
+    click.option(
+        "--timeout",
+        type=Positive(MOST_SECONDS),
+        default=None,
+        help="Time limit of one configuration, seconds.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout."),
+)
+
+
 def target_options(function: F) -> F:
     """`--model`, `--gpus`, `--device`, ... : what is run, and on what."""
-    options = (
-        click.option(
-            "--model",
-            shell_complete=proposals(model_names),
-            help="Model: a named size (gpt-2.8b), a family (gpt) with --shape, or hf:OWNER/NAME from the "
-            "local Hugging Face cache.",
-        ),
-        click.option(
-            "--hf-config",
-            metavar="PATH",
-            help="Model from a Hugging Face config.json, or from its folder, instead of --model "
-            "(docs/models.md).",
-        ),
-        click.option("--shape", help="Change fields of the model's shape: layers=32,d_model=4096,..."),
-        click.option(
-            "--system",
-            shell_complete=proposals(system_names),
-            help="FSDP implementation(s) to run, comma-separated (`fsdpbench list systems`).",
-        ),
-        click.option(
-            "--device",
-            default=None,
-            help="cuda (real GPUs), cpu, sim (simulated GPUs) or auto (default: cuda if enough GPUs are "
-            "visible, else sim).",
-        ),
-        click.option(
-            "--hardware",
-            shell_complete=proposals(hardware_names),
-            help="Hardware profile to simulate: a name (`fsdpbench list hardware`) or FILE.toml.",
-        ),
-        click.option(
-            "--nic-gb-s",
-            type=Positive(1e6),
-            default=None,
-            metavar="GB/S",
-            help="Network of a node each way, instead of the profile's: 50 for 400 Gb/s.",
-        ),
-        click.option(
-            "--emulate",
-            is_flag=True,
-            default=None,
-            help="Run rank 0 of --gpus on one real device; the network of --hardware is simulated.",
-        ),
-        click.option(
-            "--software",
-            shell_complete=proposals(software_names),
-            help="Simulated GPUs: behave like older software (fsdp1-2022; `fsdpbench list software`), or "
-            "FILE.toml.",
-        ),
-        click.option("--gpus", default=None, help="Total number of ranks (default 8); `sweep` takes a list."),
-        click.option("--gpus-per-node", type=whole(), default=None, help="Number of ranks on each node."),
-        click.option(
-            "--data",
-            help="Training data: a text file (bytes are tokens), a folder of images or a click log. Default: "
-            "synthetic data from the seed.",
-        ),
-        click.option(
-            "--timeout",
-            type=Positive(MOST_SECONDS),
-            default=None,
-            help="Time limit of one configuration, seconds.",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout."),
-    )
-    for option in reversed(options):
+    for option in reversed(_TARGET):
         function = option(function)
     return function
 

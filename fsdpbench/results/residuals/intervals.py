@@ -89,6 +89,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
         or config.settings.implementation != "own"
         or config.settings.optimizer == "muon"
         or config.settings.optimizer_dtype is not None
+        or config.settings.activation_offload
     ):
         found.append(Unknown.MODEL)
     return tuple(found)

@@ -44,11 +44,11 @@ def map_cuda(simulation: Simulation) -> ProfilerRequests:
     replacements = Replacements()
     local_rank = simulation.rank % simulation.gpus_per_node
     map_device_names(replacements, local_rank)
-    map_cuda_module(local_rank)
+    map_cuda_module(simulation.accelerator, local_rank)
     map_amp(replacements)
     map_distributed(replacements, simulation)
     map_triton()
-    map_compile(replacements)
+    map_compile(replacements, simulation.accelerator)
     requests = map_profiler(replacements)
     refuse_what_cannot_be_simulated(replacements)
     replacements.apply()

@@ -14,6 +14,7 @@ import torch
 
 from fsdpbench.script.cuda.absent_triton import without_stand_in
 from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.sim.accelerator import Accelerator
 from fsdpbench.torch_internals import find
 
 _DISABLING = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
@@ -33,9 +34,9 @@ def leave_cache_alone(leave_alone: Callable[[str], None]) -> None:
     _Requests.leave_alone = leave_alone
 
 
-def map_compile(replacements: Replacements) -> None:
+def map_compile(replacements: Replacements, accelerator: Accelerator) -> None:
     """Take notice of what a script compiles."""
-    replacements.add(torch.compile, _noticing(torch.compile))
+    replacements.add(torch.compile, _noticing(accelerator, torch.compile))
 
 
 def has_compiled() -> bool:
@@ -57,7 +58,7 @@ def _is_switched_off() -> bool:
     return bool(find("dynamo").config.disable) or find("dynamo_stance").stance == "force_eager"
 
 
-def _noticing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _noticing(accelerator: Accelerator, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile(model: Any = None, **options: Any) -> Any:
         if model is None:
@@ -82,7 +83,7 @@ def _noticing(original: Callable[..., Any]) -> Callable[..., Any]:
         from fsdpbench.sim.compile.front_end import install  # the compiler's import takes seconds
         from fsdpbench.sim.compile.refusals import refuse_mode
 
-        refuse_mode(options)
+        refuse_mode(options, sanitized=accelerator.sanitizer is not None)
         install(without_stand_in)
         if not _Requests.made and _Requests.leave_alone is not None:
             _Requests.leave_alone(find("inductor_cache_dir")())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch.cuda.profiler
 import torch.cuda.random
 import torch.cuda.streams
 
-from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.torch_internals import INTERNALS, expect, find, last_part, patch, replace
 
 _SUBMODULES = (torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
@@ -31,13 +32,16 @@ _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _ONLY_SIMULATED = ("get_amp_supported_dtype",)
 
 
-def map_cuda_module(local_rank: int) -> None:
-    """Give `torch.cuda` the functions of `torch.sim`, and a few that only CUDA has. The one device has the
-    index `local_rank`."""
+def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
+    """Give `torch.cuda` the functions of `torch.sim`, and a few that only CUDA has. The one device,
+    `accelerator`, has the index `local_rank`."""
     os.environ[_VISIBLE_DEVICES] = ""  # where there are GPUs, they stay out of it
     module = torch.get_device_module(DEVICE_TYPE)
     functions = {name: getattr(module, name) for name in _public_names(module)}
-    functions |= _ONLY_CUDA | {"current_device": lambda: local_rank}
+    functions |= _ONLY_CUDA | {
+        "current_device": lambda: local_rank,
+        "is_current_stream_capturing": lambda: _is_capturing(accelerator),
+    }
     for name in ("memory", "device"):  # a module and a class: they stay, what they use is replaced
         functions.pop(name)
     for name in _ONLY_SIMULATED:  # torch asks it of every device but CUDA
@@ -57,7 +61,7 @@ def map_cuda_module(local_rank: int) -> None:
         patch(name, _taking_its_place(getattr(module.memory, last_part(name))))
     replace(torch.cuda.memory, memory_snapshot=module.memory.memory_snapshot)
     functions["Stream"].cuda_stream = property(lambda stream: stream.number)
-    _map_submodules()
+    _map_submodules(accelerator)
 
 
 def _taking_its_place(simulated: Any) -> Callable[[Any], Any]:
@@ -65,11 +69,13 @@ def _taking_its_place(simulated: Any) -> Callable[[Any], Any]:
 
 
 def _public_names(module: Any) -> list[str]:
-    return [name for name in {*vars(type(module)), *vars(module)} if not name.startswith("_")]
+    kinds = [kind for kind in type(module).__mro__ if kind not in (types.ModuleType, object)]
+    names = {name for owner in (*kinds, module) for name in vars(owner)}
+    return [name for name in names if not name.startswith("_")]
 
 
-def _map_submodules() -> None:
-    patch("cuda_nvtx", _taking_its_place(_Ranges()))
+def _map_submodules(accelerator: Accelerator) -> None:
+    patch("cuda_nvtx", _taking_its_place(_Ranges(accelerator)))
     replace(torch.cuda.profiler, start=_nothing, stop=_nothing)
     replace(torch.version, cuda=_CUDA_VERSION)
     replace(
@@ -84,17 +90,18 @@ def _map_submodules() -> None:
 class _Ranges:
     """NVTX ranges, as annotations of the trace."""
 
-    def __init__(self) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
         self._open: list[tuple[str, int]] = []
 
     def rangePushA(self, name: str) -> int:  # noqa: N802 (torch's names)
-        self._open.append((name, ACCELERATOR.timeline.cpu))
+        self._open.append((name, self._accelerator.timeline.cpu))
         return len(self._open) - 1
 
     def rangePop(self) -> int:  # noqa: N802
         name, start = self._open.pop()
-        if ACCELERATOR.trace is not None:
-            ACCELERATOR.trace.annotation(name, start, ACCELERATOR.timeline.cpu)
+        if self._accelerator.trace is not None:
+            self._accelerator.trace.annotation(name, start, self._accelerator.timeline.cpu)
         return len(self._open)
 
     def rangeStartA(self, name: str) -> int:  # noqa: N802
@@ -105,9 +112,9 @@ class _Ranges:
             self.rangePop()
 
     def markA(self, name: str) -> None:  # noqa: N802
-        if ACCELERATOR.trace is not None:
-            now = ACCELERATOR.timeline.cpu
-            ACCELERATOR.trace.annotation(name, now, now)
+        if self._accelerator.trace is not None:
+            now = self._accelerator.timeline.cpu
+            self._accelerator.trace.annotation(name, now, now)
 
 
 class _Runtime:
@@ -135,14 +142,14 @@ def _lazy_call(callable: Any, **kwargs: Any) -> None:
     callable()
 
 
-def _is_capturing() -> bool:
+def _is_capturing(accelerator: Accelerator) -> bool:
     """Whether a CUDA graph is being recorded: never. `SyncBatchNorm` alone gets this answer, since it then
     leaves out what it does for ranks with empty inputs (three masks, whose results have no shape without
     data). The waits for these stay."""
-    if sys._getframe(1).f_globals.get("__name__") != INTERNALS["sync_batch_norm_module"].path:
+    if sys._getframe(2).f_globals.get("__name__") != INTERNALS["sync_batch_norm_module"].path:
         return False
     for _ in range(3):
-        ACCELERATOR.copy_over_host_link("DtoH", 8, blocking=True)
+        accelerator.copy_over_host_link("DtoH", 8, blocking=True)
     return True
 
 
@@ -159,7 +166,6 @@ _ONLY_CUDA: dict[str, Any] = {
     "cudart": _Runtime,
     "ipc_collect": _nothing,
     "is_tf32_supported": lambda: True,
-    "is_current_stream_capturing": _is_capturing,
     "can_device_access_peer": lambda device, peer: True,
     "get_arch_list": _architectures,
 }

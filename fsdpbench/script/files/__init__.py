@@ -3,9 +3,12 @@
     torch.save(state, "best.pt")  ──>  runs/<name>/<config>/files/home/me/best.pt
     torch.load("best.pt")         ──>  the same file; /home/me/best.pt of a real training stays as it is
 
-`overlay.py` is the layer of files, `writing.py` decides what belongs there, `operations.py` lets `os`,
-`shutil` and `open` look through it, `checkpoints.py` does so for torch's and safetensors' own readers and
-writers. Text files, such as logs, and files without tensors stay where the script writes them.
+`layer.py` is the layer of files as it is looked at, `overlay.py` how it is changed (both past a script's
+own view, by `real_files.py`), `writing.py` decides what belongs there. `looking.py` and `operations.py` let
+`os`, `shutil` and `open` go through it, `checkpoints.py` torch's and safetensors' own readers and writers;
+`programs.py` refuses other programs that would go past it.
+
+Text files, such as logs, and files without tensors stay where the script writes them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 from fsdpbench.script.files.overlay import Overlay
 from fsdpbench.script.files.writing import Writing
 from fsdpbench.script.numbers import plain
-from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.accelerator import Accelerator
 
 _SHARDED = "torch.distributed.checkpoint"
 
@@ -34,7 +34,9 @@ class Checkpoints:
         overlay: Overlay,
         writing: Writing,
         replace: Callable[[Any, str, Callable[[Any], Any]], None],
+        accelerator: Accelerator,
     ) -> None:
+        self._accelerator = accelerator
         self._overlay = overlay
         self._writing = writing
         self._replace = replace
@@ -90,7 +92,7 @@ class Checkpoints:
 
     def _array(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def array(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
-            if ACCELERATOR.copied_to_host:
+            if self._accelerator.copied_to_host:
                 self._writing.at_large = True
             return original(tensor, *args, **options)
 

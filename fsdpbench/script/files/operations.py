@@ -9,49 +9,51 @@ import io
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.script.cuda.refusals import NotSimulatedError
+from fsdpbench.script.files import programs
 from fsdpbench.script.files.checkpoints import Checkpoints
+from fsdpbench.script.files.looking import Looking, concerns
 from fsdpbench.script.files.overlay import Overlay
 from fsdpbench.script.files.writing import Writing
+from fsdpbench.sim.accelerator import Accelerator
 
 _LOOKING = ("stat", "access", "getxattr", "listxattr", "statvfs")
 _CHANGING = ("chmod", "utime", "truncate", "chown")
 _WRITING_MODES = set("wax+")
-_MOVING = {"rm", "mv", "cp", "ln", "rsync", "rmdir", "unlink", "truncate", "tar", "zip"}
 _NAMED = 20
 
 
 class ScriptFiles:
     """The files of one script. `install` before it starts, `settle` when it has ended."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, accelerator: Accelerator) -> None:
         self._overlay = self.overlay = Overlay(folder / "files", folder)
         self._writing = Writing(self._overlay)
         self._restore: list[tuple[Any, str, Any]] = []
-        self._checkpoints = Checkpoints(self._overlay, self._writing, self._replace)
+        self._checkpoints = Checkpoints(self._overlay, self._writing, self._replace, accelerator)
 
     def install(self) -> None:
         """Look through the layer from now on."""
+        looking = Looking(self._overlay)
         for name in _LOOKING:
-            self._replace(os, name, functools.partial(self._looking, follow=True))
+            self._replace(os, name, functools.partial(looking.by_path, follow=True))
         for name in ("lstat", "readlink"):
-            self._replace(os, name, functools.partial(self._looking, follow=False))
+            self._replace(os, name, functools.partial(looking.by_path, follow=False))
         for name in _CHANGING:
             self._replace(os, name, self._changing)
         own = {
             "open": self._os_open, "mkdir": self._mkdir, "rmdir": self._removing, "remove": self._removing,
             "unlink": self._removing, "rename": self._renaming, "replace": self._renaming,
-            "listdir": self._listing, "scandir": self._scanning, "symlink": self._linking,
-            "link": self._copying, "system": self._shell,
+            "listdir": looking.listing, "scandir": looking.scanning, "symlink": self._linking,
+            "link": self._copying, "system": programs.shell,
         }  # fmt: skip
         for name, wrapper in own.items():
             self._replace(os, name, wrapper)
         self._replace(shutil, "rmtree", self._removing_trees)
-        self._replace(subprocess.Popen, "__init__", self._starting)
+        self._replace(subprocess.Popen, "__init__", programs.starting)
         self._replace(builtins, "open", self._opening)
         io.open, self._restore = builtins.open, [*self._restore, (io, "open", io.open)]
         self._checkpoints.install()
@@ -94,49 +96,6 @@ class ScriptFiles:
         ):
             if original in known:
                 known.add(replacement)
-
-    def _concerns(self, path: Any, options: dict[str, Any]) -> bool:
-        given = not any(options.get(name) is not None for name in ("dir_fd", "src_dir_fd", "dst_dir_fd"))
-        return given and self._overlay.concerns(path)
-
-    # ---------------------------------------------------------------------------------------------- looking
-
-    def _looking(self, original: Callable[..., Any], *, follow: bool) -> Callable[..., Any]:
-        def call(path: Any, *args: Any, **options: Any) -> Any:
-            if self._overlay.is_empty or not self._concerns(path, options):
-                return original(path, *args, **options)
-            last = follow and options.get("follow_symlinks", True)
-            return original(self._overlay.visible(path, follow=last), *args, **options)
-
-        return call
-
-    def _listing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def listdir(path: Any = ".") -> Any:
-            folder = self._layered(path)
-            return original(path) if folder is None else self._overlay.names(folder)
-
-        return listdir
-
-    def _scanning(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def scandir(path: Any = ".") -> Any:
-            folder = self._layered(path)
-            if folder is None:
-                return original(path)
-            return _Entries(
-                _Entry(os.path.join(os.fsdecode(path), name)) for name in self._overlay.names(folder)
-            )
-
-        return scandir
-
-    def _layered(self, path: Any) -> str | None:
-        """The folder `path`, resolved, if something of the layer is over it or in it."""
-        overlay = self._overlay
-        if overlay.is_empty or not overlay.concerns(path):
-            return None
-        folder = overlay.resolve(path)
-        if overlay.hides(folder) and not overlay.has(folder):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        return folder if os.path.isdir(overlay.over(folder)) else None
 
     # ---------------------------------------------------------------------------------------------- opening
 
@@ -193,7 +152,7 @@ class ScriptFiles:
         overlay = self._overlay
 
         def call(path: Any, *args: Any, **options: Any) -> Any:
-            if not self._concerns(path, options):
+            if not concerns(overlay, path, options):
                 return original(path, *args, **options)
             resolved = overlay.resolve(path)
             if resolved in overlay.made or not os.path.isfile(resolved):
@@ -245,7 +204,7 @@ class ScriptFiles:
         overlay = self._overlay
 
         def rmtree(path: Any, ignore_errors: bool = False, *args: Any, **options: Any) -> None:
-            if not self._concerns(path, options):
+            if not concerns(overlay, path, options):
                 return original(path, ignore_errors, *args, **options)
             resolved = overlay.resolve(path, follow=False)
             tolerant = ignore_errors or any(options.get(name) for name in ("onerror", "onexc")) or any(args)
@@ -259,7 +218,7 @@ class ScriptFiles:
         overlay = self._overlay
 
         def rename(src: Any, dst: Any, **options: Any) -> None:
-            if not self._concerns(src, options) or not overlay.concerns(dst):
+            if not concerns(overlay, src, options) or not overlay.concerns(dst):
                 return original(src, dst, **options)
             source, target = overlay.resolve(src, follow=False), overlay.resolve(dst, follow=False)
             if not overlay.rename(source, target):
@@ -274,7 +233,7 @@ class ScriptFiles:
         overlay = self._overlay
 
         def symlink(src: Any, dst: Any, *args: Any, **options: Any) -> None:
-            if not self._concerns(dst, options):
+            if not concerns(overlay, dst, options):
                 return original(src, dst, *args, **options)
             path = overlay.resolve(dst, follow=False)
             if overlay.is_real(path) or overlay.has(path):
@@ -284,84 +243,12 @@ class ScriptFiles:
         return symlink
 
     def _copying(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        overlay = self._overlay
+
         def link(src: Any, dst: Any, *args: Any, **options: Any) -> None:
-            if not self._concerns(src, options) or not self._overlay.concerns(dst):
+            if not concerns(overlay, src, options) or not overlay.concerns(dst):
                 return original(src, dst, *args, **options)
             shutil.copyfile(src, dst)
             return None
 
         return link
-
-    # --------------------------------------------------------------------------------------- other programs
-
-    def _starting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def init(process: Any, args: Any, *others: Any, **options: Any) -> None:
-            words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
-            self._refuse(words)
-            original(process, args, *others, **options)
-
-        return init
-
-    def _shell(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def system(command: Any) -> int:
-            self._refuse(os.fsdecode(command).split())
-            return original(command)
-
-        return system
-
-    def _refuse(self, words: list[str]) -> None:
-        """Other programs do not see the layer, and would change the files themselves."""
-        if any(os.path.basename(word) in _MOVING for word in words):
-            raise NotSimulatedError(
-                f"'{' '.join(words)[:80]}'",
-                "another program would change the files from before the run; use Python's os and shutil",
-            )
-
-
-class _Entry:
-    """`os.DirEntry` of a script's path."""
-
-    def __init__(self, path: str) -> None:
-        self.path, self.name = path, os.path.basename(path)
-
-    def __fspath__(self) -> str:
-        return self.path
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
-
-    def is_symlink(self) -> bool:
-        return os.path.islink(self.path)
-
-    def is_junction(self) -> bool:
-        return False
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return os.stat(self.path, follow_symlinks=follow_symlinks)
-
-    def inode(self) -> int:
-        return os.lstat(self.path).st_ino
-
-
-class _Entries(list[_Entry]):
-    """What `os.scandir` returns: an iterator that is a context."""
-
-    def __iter__(self) -> Iterator[_Entry]:
-        return super().__iter__()
-
-    def __next__(self) -> _Entry:
-        if not self:
-            raise StopIteration
-        return self.pop(0)
-
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        return None
-
-    def close(self) -> None:
-        self.clear()

@@ -15,129 +15,22 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from fsdpbench.script.cuda.refusals import NotSimulatedError
-
-_GONE = ".gone."
-_MOST_LINKS = 40
-_NOT_FILES = ("/dev", "/proc", "/sys")
+from fsdpbench.script.files.layer import Layer
+from fsdpbench.script.files.real_files import REAL, move, remove
 
 
-class Overlay:
-    """The layer in `root`. Paths are the script's, absolute; `made` are files and folders that are new in
-    this run and are where the script put them."""
+class Overlay(Layer):
+    """The layer, to be changed. `made` are files and folders that are new in this run and are where the
+    script put them."""
 
     def __init__(self, root: Path, exempt: Path) -> None:
-        self.root = str(root)
+        super().__init__(root, exempt)
         self.made: set[str] = set()
         self.on_place: Callable[[str], object] | None = None
         """Called with each path that is about to be written here."""
         self._linked: set[str] = set()
-        self._exempt: tuple[str, ...] = (*_NOT_FILES, str(exempt))
-
-    # -------------------------------------------------------------------------------------------- questions
-
-    def concerns(self, path: Any) -> bool:
-        """Whether `path` is one that the layer may be over (no file descriptor, none of the bench's own)."""
-        if isinstance(path, int):
-            return False
-        absolute = os.path.abspath(os.fsdecode(path))
-        return not any(absolute == folder or absolute.startswith(folder + os.sep) for folder in self._exempt)
-
-    def exempt(self, folder: str) -> None:
-        """What is in `folder` from now on is none of the script's."""
-        self._exempt = (*self._exempt, os.path.abspath(folder))
-
-    @property
-    def is_empty(self) -> bool:
-        return not _REAL.lexists(self.root)
-
-    def over(self, path: str) -> str:
-        """Where the layer has what is over `path`."""
-        return self.root + path
-
-    def resolve(self, path: Any, *, follow: bool = True) -> str:
-        """The script's path with all symbolic links followed (the last one if `follow`)."""
-        done, left = "/", os.path.abspath(os.fsdecode(path)).split(os.sep)[1:]
-        links = 0
-        while left:
-            name = left.pop(0)
-            done = os.path.join(done, name)
-            link = self._link(done) if left or follow else None
-            if link is not None:
-                links += 1
-                if links > _MOST_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-                whole = os.path.normpath(os.path.join(os.path.dirname(done), link, *left))
-                done, left = "/", whole.split(os.sep)[1:]
-        return done
-
-    def _link(self, path: str) -> str | None:
-        """Where `path` points to, if it is a symbolic link."""
-        found = self.over(path) if self.has(path) else path
-        try:
-            target: str = _REAL.readlink(found)
-        except OSError:
-            return None
-        return target
-
-    def has(self, path: str) -> bool:
-        """Whether the layer has something over `path`."""
-        return _REAL.lexists(self.over(path))
-
-    def hides(self, path: str) -> bool:
-        """Whether the real `path` is gone for the script, or a folder above it."""
-        while path != "/":
-            if _REAL.lexists(self._marker(path)):
-                return True
-            path = os.path.dirname(path)
-        return False
-
-    def is_real(self, path: str) -> bool:
-        """Whether there is a real file or folder at `path` that the script can see."""
-        return _REAL.lexists(path) and not self.hides(path)
-
-    def visible(self, path: Any, *, follow: bool = True) -> Any:
-        """The file behind the script's `path`."""
-        if not self.concerns(path) or self.is_empty:
-            return path
-        found = self.resolve(path, follow=follow)
-        return self.over(found) if self.has(found) or self.hides(found) else found
-
-    def names(self, path: str) -> list[str]:
-        """What a script finds in the folder `path` (resolved)."""
-        found: dict[str, None] = {}
-        if self.is_real(path) and os.path.isdir(path):
-            found.update(dict.fromkeys(_REAL.listdir(path)))
-        if self.has(path):
-            inside = _REAL.listdir(self.over(path))
-            for name in inside:
-                if name.startswith(_GONE):
-                    found.pop(name.removeprefix(_GONE), None)
-            found.update(dict.fromkeys(name for name in inside if not name.startswith(_GONE)))
-        return list(found)
-
-    def kept(self) -> list[str]:
-        """The script's paths of all files in the layer."""
-        return sorted(
-            os.path.join(folder, name).removeprefix(self.root)
-            for folder, _, names in os.walk(self.root)
-            for name in names
-            if not name.startswith(_GONE)
-        )
-
-    def gone(self) -> list[str]:
-        """The script's paths of what it removed and what is still there."""
-        found = [
-            os.path.join(folder, name.removeprefix(_GONE)).removeprefix(self.root)
-            for folder, _, names in os.walk(self.root)
-            for name in names
-            if name.startswith(_GONE)
-        ]
-        return sorted(path for path in found if not self.has(path))
-
-    # ---------------------------------------------------------------------------------------------- changes
 
     def place(self, path: str) -> str:
         """Where to write over `path` (resolved); its folder is there if the script's is."""
@@ -146,26 +39,26 @@ class Overlay:
         target = self.over(path)
         if path in self._linked:
             self._linked.discard(path)
-            _REAL.remove(target)
+            REAL.remove(target)
         folder = os.path.dirname(path)
         if self.has(folder) or (self.is_real(folder) and os.path.isdir(folder)):
-            _REAL.makedirs(os.path.dirname(target))
+            REAL.makedirs(os.path.dirname(target))
         return target
 
     def link(self, file: str, path: str) -> None:
         """Let `file`, of another layer, be over `path` until something is written there."""
         target = self.over(path)
         if not self.has(path) and not self.hides(path):
-            _REAL.makedirs(os.path.dirname(target))
-            _REAL.link(file, target)
+            REAL.makedirs(os.path.dirname(target))
+            REAL.link(file, target)
             self._linked.add(path)
 
     def hide(self, path: str) -> None:
         """The real `path` is gone for the script."""
         if self.is_real(path):
-            marker = self._marker(path)
-            _REAL.makedirs(os.path.dirname(marker))
-            os.close(_REAL.open(marker, os.O_CREAT | os.O_WRONLY))
+            marker = self.marker(path)
+            REAL.makedirs(os.path.dirname(marker))
+            os.close(REAL.open(marker, os.O_CREAT | os.O_WRONLY))
 
     def copy_up(self, path: str) -> str:
         """The real file `path` in the layer, to be changed there."""
@@ -176,17 +69,17 @@ class Overlay:
 
     def absorb(self, folder: str) -> None:
         """Take a folder that this run has made into the layer, with the plain files in it."""
-        for name in _REAL.listdir(folder):
+        for name in REAL.listdir(folder):
             inside = os.path.join(folder, name)
             if os.path.isdir(inside) and not os.path.islink(inside):
                 self.absorb(inside)
             elif self.has(inside):
-                _REAL.remove(inside)
+                REAL.remove(inside)
             else:
                 move(inside, self.place(inside))
             self.made.discard(inside)
-        _REAL.makedirs(self.over(folder))
-        _REAL.rmdir(folder)
+        REAL.makedirs(self.over(folder))
+        REAL.rmdir(folder)
         self.made.discard(folder)
 
     def remove(self, path: str, *, tree: bool = False) -> None:
@@ -194,10 +87,10 @@ class Overlay:
         if not self.has(path) and not self.is_real(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if self.has(path):
-            _remove_really(self.over(path), tree=tree)
+            remove(self.over(path), tree=tree)
             self._linked = {each for each in self._linked if self.has(each)}
         if path in self.made:
-            _remove_really(path, tree=tree)
+            remove(path, tree=tree)
             self.made = {each for each in self.made if each != path and not each.startswith(path + os.sep)}
         else:
             self.hide(path)
@@ -222,61 +115,11 @@ class Overlay:
                 )
             self.copy_up(source)
         place = self.place(target)
-        _REAL.rename(self.over(source), place)
+        REAL.rename(self.over(source), place)
         self.hide(target)
         if source in self.made:
-            _REAL.remove(source)
+            REAL.remove(source)
             self.made.discard(source)
         else:
             self.hide(source)
         return True
-
-    def _marker(self, path: str) -> str:
-        folder, name = os.path.split(path)
-        return os.path.join(self.root + folder, _GONE + name)
-
-
-class _Real:
-    """The file system itself, by functions that are kept when a script's are replaced."""
-
-    def __init__(self) -> None:
-        functions: dict[str, Callable[..., Any]] = vars(os)
-        self.open, self.listdir, self.rename = functions["open"], functions["listdir"], functions["replace"]
-        self.remove, self.rmdir, self.mkdir = functions["remove"], functions["rmdir"], functions["mkdir"]
-        self.readlink, self.lstat = functions["readlink"], functions["lstat"]
-        self.link = functions["link"]
-
-    def lexists(self, path: str) -> bool:
-        try:
-            self.lstat(path)
-        except (OSError, ValueError):
-            return False
-        return True
-
-    def makedirs(self, path: str) -> None:
-        if not self.lexists(path):
-            self.makedirs(os.path.dirname(path))
-            self.mkdir(path)
-
-
-_REAL = _Real()
-
-
-def move(source: str, target: str) -> None:
-    """Move a file really, between file systems too."""
-    try:
-        _REAL.rename(source, target)
-    except OSError as error:
-        if error.errno != errno.EXDEV:
-            raise
-        shutil.copyfile(source, target)
-        _REAL.remove(source)
-
-
-def _remove_really(path: str, *, tree: bool) -> None:
-    if not tree or os.path.islink(path) or not os.path.isdir(path):
-        (_REAL.rmdir if os.path.isdir(path) and not os.path.islink(path) else _REAL.remove)(path)
-        return
-    for name in _REAL.listdir(path):
-        _remove_really(os.path.join(path, name), tree=True)
-    _REAL.rmdir(path)

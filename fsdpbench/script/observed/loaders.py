@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim import Simulation
 from fsdpbench.torch_internals import BaseDataLoaderIter, IterableDatasetFetcher, MapDatasetFetcher
 
 _FILE = "loader_times"
@@ -24,7 +24,8 @@ _LEAST = 3
 class Loaders:
     """Measures every batch that `DataLoader`s make, here and in their workers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, simulation: Simulation) -> None:
+        self._simulation = simulation
         self.taken = 0
         """Batches that the script has taken."""
         self._file = folder.absolute() / _FILE
@@ -56,10 +57,10 @@ class Loaders:
         original = kind.__next__
 
         def counted(iterator: Any) -> Any:
-            began = ACCELERATOR.timeline.cpu
+            began = self._simulation.cpu_ns()
             found = original(iterator)
             self.taken += 1
-            self._charged.append((ACCELERATOR.timeline.cpu - began) / 1e9)
+            self._charged.append((self._simulation.cpu_ns() - began) / 1e9)
             return found
 
         kind.__next__ = counted

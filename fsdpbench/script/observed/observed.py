@@ -24,17 +24,18 @@ from fsdpbench.script.observed.habits import Habits
 from fsdpbench.script.observed.loaders import Loaders
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.sim import Simulation
 
 
 class Observed:
     """Made before the script starts, and after the variations: what it does is seen, not what becomes of
     it."""
 
-    def __init__(self, own_files: OwnFiles, waits: Waits, folder: Path) -> None:
+    def __init__(self, own_files: OwnFiles, waits: Waits, folder: Path, simulation: Simulation) -> None:
         self.calls = Calls(own_files)
         self.habits = Habits(own_files, self.calls.place)
         self.calls.on_wrapping = self.habits.wrapping
-        self.loaders = Loaders(folder)
+        self.loaders = Loaders(folder, simulation)
         self.waits = waits
         self._model: dict[str, Any] | None = None
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._look_at_model())

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from fsdpbench.script.own_files import OwnFiles
-from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim import Simulation
+from fsdpbench.sim.accelerator import DEVICE_TYPE
 
 _TORCHS_OWN = tuple(
     os.path.join(os.path.dirname(torch.__file__), *parts) + os.sep
@@ -49,14 +50,15 @@ class Waits:
     ``step``: how many steps have ended. ``count``: waits that were skipped.
     """
 
-    def __init__(self, own_files: OwnFiles) -> None:
+    def __init__(self, own_files: OwnFiles, simulation: Simulation) -> None:
+        self._simulation = simulation
         self.step: Callable[[], int] = lambda: 0
         self.skipped = False
         self.count = 0
         self._inside = False
         self._own_files = own_files
         self._places: dict[tuple[str, int], _Place] = defaultdict(_Place)
-        timeline: Any = ACCELERATOR.timeline
+        timeline: Any = simulation.accelerator.timeline
         timeline.wait_for = self._following(timeline.wait_for)
         device: Any = torch.get_device_module(DEVICE_TYPE)
         for module in (device, torch.cuda, torch.cuda.memory, torch.accelerator):
@@ -72,7 +74,7 @@ class Waits:
             if self.skipped:
                 self.count += 1
                 return None
-            timeline, before = ACCELERATOR.timeline, ACCELERATOR.timeline.cpu
+            before = self._simulation.cpu_ns()
             self._inside = True
             try:
                 return original(*args, **kwargs)
@@ -81,7 +83,7 @@ class Waits:
                 line, copies_in = found
                 place, step = self._places[line], self.step()
                 place.counts[step] += 1
-                place.waited[step] += timeline.cpu - before
+                place.waited[step] += self._simulation.cpu_ns() - before
                 place.copies_in += copies_in
 
         return wait

@@ -22,7 +22,6 @@ from fsdpbench.script.rank_check.arrivals import Arrivals, Count
 from fsdpbench.script.rank_check.calls import MOST_CALLS, Call, Ended, Group, RankLog
 from fsdpbench.script.rank_check.stacks import Stacks
 from fsdpbench.script.rank_check.values import Values
-from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.operators.known_values import known_of, learn
 from fsdpbench.sim.tensors.creation import is_on_device
@@ -75,10 +74,12 @@ for _name in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesce
 
 
 class Recorder:
-    """The log of this process's rank. `values`: rank 0 puts into them, others get from them."""
+    """The log of this process's rank. `values`: rank 0 puts into them, others get from them. `groups`: all
+    process groups, in the order in which they are made."""
 
-    def __init__(self, rank: int, stacks: Stacks, values: Values) -> None:
+    def __init__(self, rank: int, stacks: Stacks, values: Values, groups: Sequence[SimProcessGroup]) -> None:
         self.log = RankLog(rank)
+        self._all_groups = groups
         self.stacks = stacks
         self.values = values
         self._groups: dict[int, Group] = {}
@@ -174,7 +175,7 @@ class Recorder:
     def _group(self, group: SimProcessGroup, tensors: Sequence[torch.Tensor]) -> Group:
         found = self._groups.get(id(group))
         if found is None:
-            alike = [each for each in ACCELERATOR.process_groups if list(each.ranks) == list(group.ranks)]
+            alike = [each for each in self._all_groups if list(each.ranks) == list(group.ranks)]
             number = next((i for i, each in enumerate(alike) if each is group), len(alike))
             description = "default" if group.group_desc == "default_pg" else group.group_desc
             found = Group(tuple(group.ranks), number, description=description.replace("undefined", ""))

@@ -13,13 +13,15 @@ from fsdpbench.script.rank_check.objects import record_objects
 from fsdpbench.script.rank_check.recording import Recorder
 from fsdpbench.script.rank_check.stacks import Stacks
 from fsdpbench.script.rank_check.values import Values
+from fsdpbench.sim import Simulation
 
 
-def start_recording(rank: int, folder: Path, rank_0: Path, own_files: OwnFiles) -> Recorder:
-    """From now on write down what this rank calls; what rank 0 got is read in its folder. Told to end
-    (SIGTERM), the process leaves its log in `folder`, with where it stood."""
+def start_recording(simulation: Simulation, folder: Path, rank_0: Path, own_files: OwnFiles) -> Recorder:
+    """From now on write down what the simulation's rank calls; what rank 0 got is read in its folder. Told to
+    end (SIGTERM), the process leaves its log in `folder`, with where it stood."""
+    rank = simulation.rank
     values = Values() if rank == 0 else Values.read(rank_0)
-    recorder = Recorder(rank, Stacks(own_files), values)
+    recorder = Recorder(rank, Stacks(own_files), values, simulation.accelerator.process_groups)
     recorder.install()
     record_objects(recorder)
 

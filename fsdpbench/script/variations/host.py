@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fsdpbench.script.observed.waits import Waits
-from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim import Simulation
 from fsdpbench.sim.device.streams import Event
 from fsdpbench.torch_internals import BaseDataLoaderIter
 
@@ -38,7 +38,7 @@ class LoaderTime:
     Workers are as torch's: each has two batches to make, and gets the next when one is taken.
     """
 
-    def __init__(self, value: str) -> None:
+    def __init__(self, value: str, simulation: Simulation) -> None:
         self.count = 0
         seconds, _, workers = value.partition("/")
         self._ns, self._workers = round(float(seconds) * 1e9), int(workers or 0)
@@ -46,9 +46,9 @@ class LoaderTime:
         original = kind.__next__
 
         def following(iterator: Any) -> Any:
-            began = ACCELERATOR.timeline.cpu
+            began = simulation.cpu_ns()
             batch = original(iterator)
-            ACCELERATOR.timeline.cpu = self._ready(iterator, began)
+            simulation.accelerator.timeline.cpu = self._ready(iterator, began)
             self.count += 1
             return batch
 

@@ -19,6 +19,7 @@ from fsdpbench.script.variations.programs import (
 from fsdpbench.script.variations.recomputing import Checkpointed, NotCheckpointed
 from fsdpbench.script.variations.sharding import Argument
 from fsdpbench.script.variations.units import Blocks, Pairs, Root
+from fsdpbench.sim import Simulation
 
 
 class _Part(Protocol):
@@ -47,18 +48,18 @@ class Varied:
     ``count``: how often it changed something.
     """
 
-    def __init__(self, text: str, waits: Waits) -> None:
+    def __init__(self, text: str, waits: Waits, simulation: Simulation) -> None:
         self.variation, value = parse_variation(text)
-        self._parts = self._made(value, waits)
+        self._parts = self._made(value, waits, simulation)
 
-    def _made(self, value: str, waits: Waits) -> list[_Part]:
+    def _made(self, value: str, waits: Waits, simulation: Simulation) -> list[_Part]:
         variation = self.variation
         if variation in _SIMPLE:
             return [_SIMPLE[variation]()]
         if variation is Variation.NO_WAITS:
             return [NoWaits(waits)]
         if variation is Variation.LOADER_TIME:
-            return [LoaderTime(value)]
+            return [LoaderTime(value, simulation)]
         parts: list[_Part] = [Argument(variation)]
         if variation is Variation.PREFETCH:
             parts.append(ForwardPrefetch())

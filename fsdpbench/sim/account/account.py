@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.accelerator import Accelerator
 from fsdpbench.sim.account.category import Category, category_of, layers_as_one
 from fsdpbench.sim.account.growth import Growth
 from fsdpbench.sim.account.places import Lines, Phase, Place, Places
@@ -38,26 +38,27 @@ _OF_COLLECTIVES = {
 class MemoryAccount:
     """Follows a simulation from `begin` on; `report` may be called at any time after."""
 
-    def __init__(self, line: Lines | None = None) -> None:
+    def __init__(self, accelerator: Accelerator, line: Lines | None = None) -> None:
+        self._accelerator = accelerator
         self._live: dict[int, tuple[int, Place]] = {}
         self._buffers: dict[int, Category] = {}
         self._shards: set[int] = set()
-        self._places = Places(line)
+        self._places = Places(accelerator.backward, line)
         self._places.on_root = self._note_shards
         self._growth = Growth()
         self._places.on_step = lambda: self._growth.step_ended(self._live.values())
 
     def begin(self) -> None:
-        """Follow the accelerator of this process from now on."""
-        ACCELERATOR.account = self
-        ACCELERATOR.listen(self._on_event)
+        """Follow the accelerator from now on."""
+        self._accelerator.account = self
+        self._accelerator.listen(self._on_event)
         set_is_profiler_enabled(True)  # or nobody makes spans
 
     def end(self) -> None:
         """Follow no more."""
         self._places.close()
-        ACCELERATOR.stop_listening(self._on_event)
-        ACCELERATOR.account = None
+        self._accelerator.stop_listening(self._on_event)
+        self._accelerator.account = None
 
     def enter(self, span: str) -> None:
         """A span of the profiler begins."""
@@ -100,7 +101,7 @@ class MemoryAccount:
             found = holders.setdefault(key, [0, 0])
             found[0] += size
             found[1] += 1
-        stats, allocator = ACCELERATOR.allocator.stats, ACCELERATOR.allocator
+        stats, allocator = self._accelerator.allocator.stats, self._accelerator.allocator
         return {
             "step": here.step,
             "phase": here.phase.value,

@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.timing.backward_streams import BackwardStreams
 
 Lines = Callable[[], str | None]
 """Answers with the line of the user's own program that runs ("train.py:12"), if any."""
@@ -46,10 +46,11 @@ class Place(NamedTuple):
 class Places:
     """Follows a program by hooks on all modules and optimizers, from its making to `close`.
 
-    The first optimizer that steps ends the steps.
+    The first optimizer that steps ends the steps. ``backward`` knows whether backward runs.
     """
 
-    def __init__(self, line: Lines | None) -> None:
+    def __init__(self, backward: BackwardStreams, line: Lines | None) -> None:
+        self._backward = backward
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.on_step: Callable[[], None] | None = None
@@ -81,7 +82,7 @@ class Places:
     @property
     def phase(self) -> Phase:
         """Which part of a step runs."""
-        if ACCELERATOR.backward.is_active:
+        if self._backward.is_active:
             return Phase.BACKWARD
         if self._in_optimizer:
             return Phase.OPTIMIZER

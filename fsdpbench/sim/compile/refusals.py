@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.accelerator import ACCELERATOR
-
 _EAGER = "leave it out of the compiled part (torch.compiler.disable), or simulate the eager program"
 
 
@@ -73,9 +71,10 @@ def refuse_options(options: dict[str, Any]) -> None:
             raise refused(f"Inductor's {name}", "leave that option out")
 
 
-def refuse_mode(options: dict[str, Any]) -> None:
-    """Raise `CompileRefusedError` for arguments of `torch.compile` that have no counterpart."""
-    if ACCELERATOR.sanitizer is not None:
+def refuse_mode(options: dict[str, Any], *, sanitized: bool = False) -> None:
+    """Raise `CompileRefusedError` for arguments of `torch.compile` that have no counterpart, and where a
+    sanitizer follows the simulation."""
+    if sanitized:
         # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
         raise refused("under --sanitize, which follows eager programs, a compiled part", _EAGER)
     autotunes = str(options.get("mode")).startswith("max-autotune")

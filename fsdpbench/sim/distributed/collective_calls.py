@@ -7,128 +7,18 @@ into those. `SimProcessGroup` and `EmulatedProcessGroup` say what running one me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed import Work
 
+from fsdpbench.sim.distributed.coalescing import Coalescing
+from fsdpbench.sim.distributed.membership import total_bytes
 from fsdpbench.sim.strict import collectives as strict
 
-if TYPE_CHECKING:
-    # torch's stubs overload the collectives in ways that no Python class can repeat.
-    class _ProcessGroup:
-        def __init__(self, rank: int, size: int) -> None: ...
 
-else:
-    _ProcessGroup = dist.ProcessGroup
-
-
-class CollectiveCalls(_ProcessGroup):
-    """One communicator. ``ranks`` are the global ranks of its members."""
-
-    supports_splitting = False
-    supports_coalescing = True
-    backend_name: str
-
-    def __init__(self, rank: int, size: int, ranks: Sequence[int], name: str) -> None:
-        super().__init__(rank, size)
-        self._rank_in_group = rank
-        self._group_size = size
-        self._ranks = as_range(ranks)
-        self._name = name
-        self._description = "default_pg" if name == "0" else "undefined"
-        self._coalesced: list[tuple[str, int, list[torch.Tensor], list[torch.Tensor]]] | None = None
-
-    @property
-    def is_coalescing(self) -> bool:
-        """Whether calls are being gathered into one group of kernels."""
-        return self._coalesced is not None
-
-    def run(
-        self,
-        kind: str,
-        nbytes: int,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        opts: Any,
-        members: int = 1,
-    ) -> Work:
-        """Run one collective, or ``members`` as one group; ``nbytes`` as `Network.collective_ns` counts them.
-
-        Abstract, as is ``run_list``; pybind's metaclass leaves no room for ABCMeta beside it.
-        """
-        raise NotImplementedError
-
-    def run_list(
-        self,
-        kind: str,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        listed: list[torch.Tensor],
-        opts: Any,
-    ) -> Work:
-        """Run a list form of a collective over ``listed``, the tensors that together are the full buffer."""
-        raise NotImplementedError
-
-    # ------------------------------------------------------------- what torch asks of a process group
-
-    def rank(self) -> int:
-        """Rank in this group."""
-        return self._rank_in_group
-
-    def size(self) -> int:
-        """Number of members."""
-        return self._group_size
-
-    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
-        """Name of the backend."""
-        return self.backend_name
-
-    def name(self) -> str:
-        """Name of the backend."""
-        return self.backend_name
-
-    @property
-    def pg_name(self) -> str:
-        """The name that torch gave the group."""
-        return self._name
-
-    @property
-    def group_name(self) -> str:
-        """The name that torch gave the group."""
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        """What the group is for."""
-        return self._description
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        """Global ranks of the members."""
-        return self._ranks
-
-    def _get_backend(self, device: Any) -> CollectiveCalls:
-        return self
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
-    def _get_sequence_number_for_group(self) -> int:
-        return 0
-
-    def shutdown(self) -> None:
-        """Nothing to end."""
-
-    def abort(self) -> None:
-        """Nothing to end."""
-
-    # -------------------------------------------------------------------------------------- collectives
+class CollectiveCalls(Coalescing):
+    """The forms of each collective that torch knows, brought down to ``call`` and ``run_list``."""
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         """Gather equal shards into one tensor."""
@@ -251,60 +141,3 @@ class CollectiveCalls(_ProcessGroup):
         )
 
     recv = send
-
-    def _start_coalescing(self, device: Any) -> None:
-        self._coalesced = []
-
-    def _end_coalescing(self, device: Any) -> Work | None:
-        calls, self._coalesced = self._coalesced or [], None
-        if not calls:
-            return None
-        ins = [tensor for call in calls for tensor in call[2]]
-        outs = [tensor for call in calls for tensor in call[3]]
-        return self.call(calls[0][0], sum(call[1] for call in calls), ins, outs, None, len(calls))
-
-    def refuse(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise what NCCL raises for tensors that it does not take."""
-        strict.refuse_strided(tensors)
-
-    def call(
-        self,
-        kind: str,
-        nbytes: int,
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        opts: Any,
-        members: int = 1,
-    ) -> Work:
-        """Run one collective, or remember it while several are being coalesced."""
-        self.refuse(inputs if inputs is outputs else (*inputs, *outputs))
-        if self._coalesced is not None:
-            self._coalesced.append((kind, nbytes, inputs, outputs))
-            return _Queued()
-        return self.run(kind, nbytes, inputs, outputs, opts, members)
-
-
-class _Queued(Work):
-    """A part of a coalesced collective: its time comes with the whole."""
-
-    def wait(self, timeout: Any = None) -> bool:
-        return True
-
-
-def collective_ranks(options: Any) -> Sequence[int]:
-    """Global ranks of a group that torch is creating."""
-    return list(options.global_ranks_in_group) or range(options.group_size)
-
-
-def total_bytes(*tensors: torch.Tensor) -> int:
-    """Bytes of all elements."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def as_range(ranks: Sequence[int]) -> Sequence[int]:
-    """Evenly spaced ranks as a range, so that nothing walks through them again."""
-    if len(ranks) < 2:
-        return range(ranks[0], ranks[0] + 1) if ranks else range(0)
-    step = ranks[1] - ranks[0]
-    candidate = range(ranks[0], ranks[-1] + (1 if step > 0 else -1), step or 1)
-    return candidate if list(candidate) == list(ranks) else tuple(ranks)

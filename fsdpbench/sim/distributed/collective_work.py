@@ -9,8 +9,8 @@ import torch
 from torch.distributed import Work
 from torch.futures import Future
 
-from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.timing.timeline import Marker
+from fsdpbench.sim.accelerator import Accelerator
+from fsdpbench.sim.timing.timeline import Marker, Timeline
 from fsdpbench.torch_internals import current_graph_task_id, queue_callback
 
 if TYPE_CHECKING:
@@ -47,9 +47,15 @@ class CollectiveWork(Work):
     """Handle of a collective."""
 
     def __init__(
-        self, marker: Marker | None, tensors: Sequence[torch.Tensor], *, blocks_cpu: bool = False
+        self,
+        accelerator: Accelerator,
+        marker: Marker | None,
+        tensors: Sequence[torch.Tensor],
+        *,
+        blocks_cpu: bool = False,
     ) -> None:
         super().__init__()
+        self._accelerator = accelerator
         self.marker = marker
         self.held = list(tensors)
         self._results = list(tensors)
@@ -58,9 +64,9 @@ class CollectiveWork(Work):
     def wait(self, timeout: Any = None) -> bool:
         """Make the current stream wait for the collective (a barrier blocks the CPU)."""
         if self.marker is not None:
-            timeline = ACCELERATOR.timeline
-            timeline.cpu += ACCELERATOR.cpu_costs.event_ns
-            timeline.make_wait(ACCELERATOR.stream, self.marker)
+            timeline = self._accelerator.timeline
+            timeline.cpu += self._accelerator.cpu_costs.event_ns
+            timeline.make_wait(self._accelerator.stream, self.marker)
             if self._blocks_cpu:
                 timeline.wait_for(self.marker)
         self.held.clear()
@@ -73,7 +79,7 @@ class CollectiveWork(Work):
 
     def is_completed(self) -> bool:
         """Whether the device has done it."""
-        return self.marker is None or ACCELERATOR.timeline.has_passed(self.marker)
+        return self.marker is None or self._accelerator.timeline.has_passed(self.marker)
 
     def is_success(self) -> bool:
         """Simulated collectives do not fail."""
@@ -88,7 +94,7 @@ class CollectiveWork(Work):
 
     def get_future(self) -> Future[list[torch.Tensor]]:
         """A future that is done already, as NCCL's is: who waits for it makes the current stream wait."""
-        return CollectiveFuture(self.marker, self._results)
+        return CollectiveFuture(self._accelerator, self.marker, self._results)
 
 
 class CollectiveFuture(Future[Any]):
@@ -99,8 +105,9 @@ class CollectiveFuture(Future[Any]):
     its end, before DDP copies what was reduced.
     """
 
-    def __init__(self, marker: Marker | None, value: Any) -> None:
+    def __init__(self, accelerator: Accelerator, marker: Marker | None, value: Any) -> None:
         super().__init__()
+        self._accelerator = accelerator
         self._marker = marker
         self.set_result(value)
         if marker is not None and current_graph_task_id() != -1:
@@ -114,22 +121,23 @@ class CollectiveFuture(Future[Any]):
     def join(self) -> None:
         """Make the current stream wait until the value is ready."""
         if self._marker is not None:
-            timeline = ACCELERATOR.timeline
-            timeline.cpu += ACCELERATOR.cpu_costs.event_ns
-            timeline.make_wait(ACCELERATOR.stream, self._marker)
+            timeline = self._accelerator.timeline
+            timeline.cpu += self._accelerator.cpu_costs.event_ns
+            timeline.make_wait(self._accelerator.stream, self._marker)
 
     def then(self, callback: Any) -> Any:
         """Run ``callback(self)`` behind the work, on a stream of its own; its outcome as a future."""
         if self._marker is None:
             return super().then(callback)
-        timeline, before = ACCELERATOR.timeline, ACCELERATOR.stream
-        ACCELERATOR.stream = JOIN_AFTER_BACKWARD.callback_stream()
+        accelerator = self._accelerator
+        timeline, before = accelerator.timeline, accelerator.stream
+        accelerator.stream = JOIN_AFTER_BACKWARD.callback_stream(timeline)
         try:
             self.join()
             value = callback(self)
-            return CollectiveFuture(timeline.record(ACCELERATOR.stream), value)
+            return CollectiveFuture(accelerator, timeline.record(accelerator.stream), value)
         finally:
-            ACCELERATOR.stream = before
+            accelerator.stream = before
 
     def add_done_callback(self, callback: Any) -> None:
         """Run ``callback(self)`` behind the work."""
@@ -144,9 +152,8 @@ class _JoinAfterBackward:
         self._backward = -1
         self._callbacks: tuple[Any, int] | None = None
 
-    def callback_stream(self) -> int:
+    def callback_stream(self, timeline: Timeline) -> int:
         """The stream of callbacks (CUDA takes one of its pool)."""
-        timeline = ACCELERATOR.timeline
         if self._callbacks is None or self._callbacks[0] is not timeline:
             self._callbacks = (timeline, timeline.add_stream())
         return self._callbacks[1]

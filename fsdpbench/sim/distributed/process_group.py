@@ -9,7 +9,7 @@ What NCCL's process group does, with its stream semantics since torch 2.8:
 * Kernels of one communicator run one after another, whatever streams they are on.
 
 Before 2.8 all ran on the group's own stream, and kept their tensors by `record_stream`. For published runs of
-that time `ACCELERATOR.collectives_on_own_streams` says so (`collectives.own_streams` of a software profile).
+that time `Accelerator.collectives_on_own_streams` says so (`collectives.own_streams` of a software profile).
 
 Only the own rank is simulated; the others are taken to arrive at the same time.
 """
@@ -25,10 +25,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Work
 
-from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
+from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
 from fsdpbench.sim.distributed import grouping
-from fsdpbench.sim.distributed.collective_calls import CollectiveCalls, collective_ranks, total_bytes
+from fsdpbench.sim.distributed.collective_calls import CollectiveCalls
 from fsdpbench.sim.distributed.collective_work import CollectiveRecord, CollectiveWork
+from fsdpbench.sim.distributed.membership import collective_ranks, total_bytes
 from fsdpbench.sim.operators.known_values import follow_collective
 from fsdpbench.sim.replay.log import RecordedTimeline
 from fsdpbench.sim.tensors.creation import is_on_device, new_tensor
@@ -53,13 +54,16 @@ class SimProcessGroup(CollectiveCalls):
     takes_host = True
     """Whether tensors of the host may take part: not where NCCL alone was asked for."""
 
-    def __init__(self, rank: int, size: int, ranks: Sequence[int], name: str) -> None:
+    def __init__(
+        self, accelerator: Accelerator, rank: int, size: int, ranks: Sequence[int], name: str
+    ) -> None:
         super().__init__(rank, size, ranks, name)
+        self._accelerator = accelerator
         self._own_stream: int | None = None
         self._last: Marker | None = None
         # Tensors of works that may be dropped before they are waited for.
         self._shelves: deque[tuple[Marker, list[torch.Tensor]]] = deque()
-        ACCELERATOR.process_groups.append(self)
+        self._accelerator.process_groups.append(self)
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -87,24 +91,27 @@ class SimProcessGroup(CollectiveCalls):
         members: int = 1,
     ) -> CollectiveWork:
         """Queue one collective (a barrier holds the CPU too)."""
-        timeline = ACCELERATOR.timeline
-        if ACCELERATOR.backward.is_active:
-            ACCELERATOR.backward.arrive()
+        accelerator = self._accelerator
+        timeline = accelerator.timeline
+        if accelerator.backward.is_active:
+            accelerator.backward.arrive()
         if threading.get_ident() != _MAIN_THREAD and not any(map(is_on_device, outputs)):
-            return CollectiveWork(None, outputs)  # a checkpoint's thread, beside the training
+            return CollectiveWork(accelerator, None, outputs)  # a checkpoint's thread, beside the training
         start = timeline.cpu
-        timeline.cpu += ACCELERATOR.cpu_costs.collective_ns + (members - 1) * grouping.MEMBER_CPU_NS
+        timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * grouping.MEMBER_CPU_NS
         if any(not is_on_device(tensor) for tensor in outputs):
-            return CollectiveWork(None, outputs)  # of the host's memory, as through gloo: no device time
-        own, asynchronous = ACCELERATOR.collectives_on_own_streams, _is_asynchronous(opts)
-        stream = self._stream_behind_current() if own or asynchronous else ACCELERATOR.stream
-        if ACCELERATOR.sanitizer is not None:
+            return CollectiveWork(
+                accelerator, None, outputs
+            )  # of the host's memory, as through gloo: no device time
+        own, asynchronous = accelerator.collectives_on_own_streams, _is_asynchronous(opts)
+        stream = self._stream_behind_current() if own or asynchronous else accelerator.stream
+        if accelerator.sanitizer is not None:
             awaited = own or asynchronous
-            ACCELERATOR.sanitizer.collective(stream, kind, inputs, outputs, awaited=awaited, group=self._name)
-        if ACCELERATOR.account is not None:
-            ACCELERATOR.account.collective(kind, inputs, outputs)
+            accelerator.sanitizer.collective(stream, kind, inputs, outputs, awaited=awaited, group=self._name)
+        if accelerator.account is not None:
+            accelerator.account.collective(kind, inputs, outputs)
         self._queue(stream, kind, nbytes, inputs, outputs, (members - 1) * grouping.MEMBER_NS, start)
-        if ACCELERATOR.known_values:
+        if accelerator.known_values:
             reduction = getattr(opts, "reduceOp", None)
             follow_collective(kind, self._group_size, reduction, inputs, outputs)
         if own:
@@ -112,30 +119,30 @@ class SimProcessGroup(CollectiveCalls):
                 use_on_stream(tensor, stream)
         shelved = asynchronous and not own
         held = [*outputs, *inputs] if shelved else outputs
-        work = CollectiveWork(self._last, held, blocks_cpu=kind == "barrier")
+        work = CollectiveWork(accelerator, self._last, held, blocks_cpu=kind == "barrier")
         if shelved:
             self._shelve(work)
         return work
 
     def _shelve(self, work: CollectiveWork) -> None:
         """Hold a work's tensors until it is waited for, or found to be done when another one is queued."""
-        shelves, timeline = self._shelves, ACCELERATOR.timeline
+        shelves, timeline = self._shelves, self._accelerator.timeline
         while shelves and (not shelves[0][1] or _has_passed(timeline, shelves[0][0])):
             marker, tensors = shelves.popleft()
-            if tensors and ACCELERATOR.sanitizer is not None:
-                ACCELERATOR.sanitizer.collective_passed(tensors, marker)
+            if tensors and self._accelerator.sanitizer is not None:
+                self._accelerator.sanitizer.collective_passed(tensors, marker)
             _let_go(tensors, timeline)
         if work.marker is not None:
             shelves.append((work.marker, work.held))
 
     def _stream_behind_current(self) -> int:
         """The group's own stream, made to wait for what the current stream holds."""
-        timeline = ACCELERATOR.timeline
+        accelerator, timeline = self._accelerator, self._accelerator.timeline
         if self._own_stream is None:
             self._own_stream = timeline.add_stream()
-            if ACCELERATOR.sanitizer is not None:
-                ACCELERATOR.sanitizer.stream_made(self._own_stream, f"of collectives, group {self._name}")
-        timeline.make_wait(self._own_stream, timeline.record(ACCELERATOR.stream))
+            if accelerator.sanitizer is not None:
+                accelerator.sanitizer.stream_made(self._own_stream, f"of collectives, group {self._name}")
+        timeline.make_wait(self._own_stream, timeline.record(accelerator.stream))
         return self._own_stream
 
     def _queue(
@@ -148,7 +155,7 @@ class SimProcessGroup(CollectiveCalls):
         extra_ns: int,
         start: int,
     ) -> None:
-        accelerator = ACCELERATOR
+        accelerator = self._accelerator
         timeline = accelerator.timeline
         if self._last is not None:
             timeline.take_turns(stream, self._last)
@@ -179,17 +186,17 @@ class SimProcessGroup(CollectiveCalls):
         nbytes = total_bytes(*listed)
         if len({tensor.numel() for tensor in listed}) > 1 or not all(map(is_on_device, listed)):
             return self.call(kind, nbytes, inputs, outputs, opts)
-        accelerator = ACCELERATOR
+        accelerator = self._accelerator
         flat = new_tensor((sum(tensor.numel() for tensor in listed),), None, listed[0].dtype, nbytes)
         if kind == "reduce_scatter":
-            _launch_copy(accelerator.stream, nbytes)
+            _launch_copy(accelerator, accelerator.stream, nbytes)
         work = self.call(kind, nbytes, inputs, outputs, opts)
         if not isinstance(work, CollectiveWork):
             return work
         if kind == "all_gather":
             own = accelerator.collectives_on_own_streams or _is_asynchronous(opts)
             stream = self._own_stream if own and self._own_stream is not None else accelerator.stream
-            _launch_copy(stream, nbytes)
+            _launch_copy(accelerator, stream, nbytes)
             work.marker = self._last = accelerator.timeline.record(stream)
         work.held.append(flat)
         return work
@@ -216,9 +223,8 @@ def _is_uneven(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) 
     return one_sided and len({tensor.numel() for tensor in listed}) > 1
 
 
-def _launch_copy(stream: int, nbytes: int) -> None:
+def _launch_copy(accelerator: Accelerator, stream: int, nbytes: int) -> None:
     """The kernel that copies between a list and a flat buffer."""
-    accelerator = ACCELERATOR
     timeline = accelerator.timeline
     start = timeline.cpu
     timeline.cpu += accelerator.cpu_costs.launch_ns
@@ -245,4 +251,4 @@ def register_backend() -> None:
 
 def _create(options: Any, backend_options: Any) -> SimProcessGroup:
     ranks = collective_ranks(options)
-    return SimProcessGroup(options.group_rank, options.group_size, ranks, options.group_id)
+    return SimProcessGroup(ACCELERATOR, options.group_rank, options.group_size, ranks, options.group_id)

@@ -100,8 +100,8 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
         frozen = tuple(key)
         plan = plans.get(frozen)
         if plan is None:
-            ACCELERATOR.require_started()
-            plan = plans[frozen] = make_plan(operator, args, kwargs)
+            accelerator.require_started()
+            plan = plans[frozen] = make_plan(accelerator, operator, args, kwargs)
         result = _carry_out(plan, tensors)
         if accelerator.known_values:
             follow(operator, args, kwargs, result)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fsdpbench.configuration.compute_type import compute_type
-from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.accelerator import Accelerator
 from fsdpbench.sim.allocator.follower import Use
 from fsdpbench.sim.prices import FREE, OperatorCost, price
 from fsdpbench.sim.strict import refuse_what_cuda_refuses
@@ -48,7 +48,7 @@ class Plan:
         self.uses: tuple[Use, ...] = ()
 
 
-def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
+def make_plan(accelerator: Accelerator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     """Run the operator on meta tensors and note what it does.
 
     Raises NotImplementedError, naming the operator, if its output depends on data that does not exist, or if
@@ -70,17 +70,17 @@ def make_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     container = type(out) if isinstance(out, (list, tuple)) else (None if out is None else False)
     flat = list(out) if container in (list, tuple) else ([] if out is None else [out])
     outputs = [_describe(item, meta_tensors) for item in flat]
-    cost = price(func, meta_args, meta_kwargs, out, ACCELERATOR.kernel_costs)
+    cost = price(func, meta_args, meta_kwargs, out, accelerator.kernel_costs)
     if outputs and not any(output[0] in (NEW, ARGUMENT) for output in outputs):
         cost = FREE
     plan = Plan(func._schema.name, outputs, container, cost)
-    if ACCELERATOR.sanitizer is not None and plan.duration_ns:
-        plan.uses = ACCELERATOR.sanitizer.uses_of(func, args, kwargs)
-    costs = ACCELERATOR.cpu_costs
+    if accelerator.sanitizer is not None and plan.duration_ns:
+        plan.uses = accelerator.sanitizer.uses_of(func, args, kwargs)
+    costs = accelerator.cpu_costs
     plan.cpu_ns = costs.view_ns if cost is FREE else costs.operator_ns
-    if ACCELERATOR.flops is not None and meta_tensors:
+    if accelerator.flops is not None and meta_tensors:
         arithmetic = compute_type(meta_tensors[0].dtype, convolution="convolution" in func._schema.name)
-        plan.flops = ACCELERATOR.flops.of_call(func, meta_args, meta_kwargs, out, arithmetic)
+        plan.flops = accelerator.flops.of_call(func, meta_args, meta_kwargs, out, arithmetic)
     for index, (tensor, before) in enumerate(zip(meta_tensors, shapes, strict=True)):
         if (tensor.shape, tensor.stride()) != before:
             nbytes = tensor.untyped_storage().nbytes()

@@ -67,6 +67,7 @@ def apply_patches() -> None:
     stand_in_for_dynamo()
     _patch_storages()
     _patch_copies_of_storages()
+    _patch_contents_of_storages()
     _patch_tensors()
     install_two_sided_parameters()
     install_host_access()
@@ -132,6 +133,11 @@ def _patch_copies_of_storages() -> None:
         ACCELERATOR.copy_over_host_link("DtoH", self.nbytes(), blocking=True, device=source)
         return torch.zeros(self.nbytes(), dtype=torch.uint8).untyped_storage()
 
+    replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu)
+
+
+def _patch_contents_of_storages() -> None:
+    storage_type = torch.UntypedStorage
     original_copy, original_repr = storage_type.copy_, storage_type.__repr__
 
     def copy_(
@@ -154,7 +160,7 @@ def _patch_copies_of_storages() -> None:
         record = record_of(self)
         return original_repr(self) if record is None else f"[sim storage of {record.nbytes} bytes]"
 
-    replace(storage_type, __new__=staticmethod(new), to=to, cpu=cpu, copy_=copy_, __repr__=represent)
+    replace(storage_type, copy_=copy_, __repr__=represent)
 
 
 def _patch_tensors() -> None:

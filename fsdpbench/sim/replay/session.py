@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.accelerator import Accelerator
 from fsdpbench.sim.allocator import SimOutOfMemoryError
 from fsdpbench.sim.replay.log import END, RecordedAllocator, RecordedTimeline, StepLog
 from fsdpbench.sim.replay.recorded_step import RecordedStep, do_again, structure_of
@@ -43,8 +43,9 @@ class ReplaySession:
     record.
     """
 
-    def __init__(self, kinds: Sequence[Hashable]) -> None:
-        timeline, allocator = ACCELERATOR.timeline, ACCELERATOR.allocator
+    def __init__(self, accelerator: Accelerator, kinds: Sequence[Hashable]) -> None:
+        self._accelerator = accelerator
+        timeline, allocator = accelerator.timeline, accelerator.allocator
         assert isinstance(timeline, RecordedTimeline)
         assert isinstance(allocator, RecordedAllocator)
         self._timeline, self._allocator = timeline, allocator
@@ -60,7 +61,7 @@ class ReplaySession:
         self._operations = 0
         self.executed = self.replayed = 0
         self.refusals: Counter[str] = Counter()
-        ACCELERATOR.holders = {}
+        self._accelerator.holders = {}
 
     def run(self, index: int, step: Callable[[], object]) -> None:
         """Step `index`: `step()` executes it. Raises torch.OutOfMemoryError either way."""
@@ -77,7 +78,7 @@ class ReplaySession:
             for record, name in self._holders:
                 if name.structure != BEFORE:
                     record.block = None
-        ACCELERATOR.holders = None
+        self._accelerator.holders = None
 
     def _plan(self, index: int) -> None:
         """Replay from `index` on as long as all is known and the program can continue where that ends; then
@@ -156,7 +157,7 @@ class ReplaySession:
 
     def _remember_program(self) -> None:
         """Which storages hold what, and the markers that the program may wait for."""
-        holders, world = ACCELERATOR.holders or {}, self._world
+        holders, world = self._accelerator.holders or {}, self._world
         self._holders = []
         for block in world.alive():
             record, name = holders.get(id(block)), world.name(block)
@@ -173,7 +174,7 @@ class ReplaySession:
         for record, name in self._holders:
             record.block = self._world.block(name)
             holders[id(record.block)] = record
-        ACCELERATOR.holders = holders
+        self._accelerator.holders = holders
         for (structure, ago), markers in self._program_markers.items():
             self._world.replace_markers(structure, ago, markers)
         self._stale = False
@@ -191,6 +192,6 @@ class ReplaySession:
             self._now = case.step.after
             self.replayed += 1
             return
-        if ACCELERATOR.on_out_of_memory is not None:
-            ACCELERATOR.on_out_of_memory(message)
+        if self._accelerator.on_out_of_memory is not None:
+            self._accelerator.on_out_of_memory(message)
         raise torch.OutOfMemoryError(message)

@@ -8,14 +8,14 @@ are reported by their patches.
 from __future__ import annotations
 
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from fsdpbench.sim.sanitizer.clocks import Clocks
 from fsdpbench.sim.sanitizer.device_memory import at
 from fsdpbench.sim.sanitizer.operation import Operation
+from fsdpbench.sim.sanitizer.operations import Operations
 from fsdpbench.sim.sanitizer.regions import region_of
 from fsdpbench.sim.sanitizer.shadow import BlockShadow
 from fsdpbench.sim.sanitizer.uses import host_uses
@@ -23,23 +23,11 @@ from fsdpbench.sim.tensors.wrapped import with_memory
 from fsdpbench.torch_internals import TorchDispatchMode, tree_leaves, tree_map_only
 
 
-class _Follower(Protocol):
-    """Who says what is ordered, and hears what is not."""
-
-    clocks: Clocks
-
-    def host_operation(self, name: str, skip: int = 1) -> Operation:
-        """The CPU touches memory itself."""
-
-    def report_on_host(self, old: Operation, wrote: bool, new: Operation, writes: bool, shared: int) -> None:
-        """Two accesses to a tensor of the host are not ordered."""
-
-
 class HostMemory:
     """The shadow of host tensors that copies have touched."""
 
-    def __init__(self, sanitizer: _Follower) -> None:
-        self._sanitizer = sanitizer
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
         self._shadows: dict[int, BlockShadow] = {}
         self._watch: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self.mode = _HostAccesses(self)
@@ -70,21 +58,15 @@ class HostMemory:
                 continue
             base = part.untyped_storage().data_ptr()
             if base in self._shadows:
-                self._access(self._sanitizer.host_operation(name, skip=3), part, base, writes)
+                self._access(self._operations.on_host(name, skip=3), part, base, writes)
 
     def _access(self, operation: Operation, tensor: torch.Tensor, base: int, writes: bool) -> None:
         region = region_of(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
         if region is None:
             return
-        clocks = self._sanitizer.clocks
+        clocks = self._operations.clocks
         clock = clocks.of_stream(operation.agent - 1) if operation.agent else clocks.host
-
-        def report(
-            old: Operation, wrote: bool, new: Operation, new_writes: bool, shared: int, freed: bool
-        ) -> None:
-            self._sanitizer.report_on_host(old, wrote, new, new_writes, shared)
-
-        self._shadows[base].access(at(base, region), operation, writes, clock, report)
+        self._shadows[base].access(at(base, region), operation, writes, clock, self._operations.report)
 
     def _forget(self, base: int) -> None:
         self._shadows.pop(base, None)

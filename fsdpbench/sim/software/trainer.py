@@ -22,14 +22,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.software.profile import TrainerSoftware
+from fsdpbench.sim.timing.timeline import Timeline
 
 
 class Trainer:
-    """Goes around each microbatch of `model`, and does what `software` says."""
+    """Goes around each microbatch of `model`, and does what `software` says, in the time of `timeline`."""
 
-    def __init__(self, software: TrainerSoftware, model: nn.Module) -> None:
+    def __init__(self, software: TrainerSoftware, model: nn.Module, timeline: Timeline) -> None:
+        self._timeline = timeline
         self._software = software
         self._outputs: Tensor | None = None
         if software.keeps_outputs:
@@ -45,7 +46,7 @@ class Trainer:
         if self._software.metrics:
             self.update_metrics()
         if self._software.host_us:
-            ACCELERATOR.timeline.cpu += round(self._software.host_us * 1000)
+            self._timeline.cpu += round(self._software.host_us * 1000)
 
     @torch.no_grad()
     def update_metrics(self) -> None:

@@ -204,6 +204,16 @@ def _index(arguments: Arguments) -> None:
             raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
 
 
+def _embedding(arguments: Arguments) -> None:
+    """Before torch 2.13 the rule for shapes takes indices of any dtype."""
+    indices = arguments["indices"]
+    if indices.dtype not in _INDICES:
+        raise RuntimeError(
+            "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
+            f"but got {legacy_type(indices)} instead (while checking arguments for embedding)"
+        )
+
+
 def _index_select(arguments: Arguments) -> None:
     if arguments["index"].dtype not in _INDICES:
         raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
@@ -313,6 +323,7 @@ DTYPE_RULES: dict[str, Rule] = {
     "index_select": _index_select,
     "index_add": _index_add,
     "index_copy": _index_copy,
+    "embedding": _embedding,
     "index_fill": _index_fill,
     **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), _index_put),
     **dict.fromkeys(("sub", "rsub"), _minus),

@@ -165,6 +165,30 @@ def _index_copy(arguments: Arguments) -> None:
             f"index_copy_(): Number of indices ({count}) should be equal to source.size(dim) "
             f"({source.shape[arguments['dim']]})"
         )
+    _same_slices(tensor, source, arguments["dim"])
+
+
+def _same_slices(tensor: torch.Tensor, source: torch.Tensor, dim: int) -> None:
+    """Before torch 2.13 the rule for shapes does not look at them."""
+    if not (tensor.dim() and source.dim()):
+        return
+    dim %= tensor.dim()
+    into, found = ([*shape[:dim], *shape[dim + 1 :]] for shape in (tensor.shape, source.shape))
+    if into != found:
+        words = [" ".join(map(str, shape)) for shape in (into, found)]
+        raise RuntimeError(
+            "index_copy_(): Source/destination tensor must have same slice shapes. Destination slice shape: "
+            f"{words[0]} at dimension {dim} and source slice shape: {words[1]} at dimension 0."
+        )
+
+
+def _argument_of_extremum(arguments: Arguments) -> None:
+    """Before torch 2.13 the rule for shapes raises a RuntimeError."""
+    dim, dims = arguments.get("dim"), max(1, arguments["self"].dim())
+    if dim is not None and not -dims <= dim < dims:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got {dim})"
+        )
 
 
 def _index_put(arguments: Arguments) -> None:
@@ -248,6 +272,7 @@ SHAPE_RULES: dict[str, Rule] = {
     "native_group_norm": _normalised_channels,
     "index_select": _index_select,
     "index_copy": _index_copy,
+    **dict.fromkeys(("argmax", "argmin"), _argument_of_extremum),
     **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), _index_put),
     "slice_scatter": _scattered(_slice),
     "select_scatter": _scattered(lambda t, a: t.select(a["dim"], a["index"])),

@@ -1,6 +1,7 @@
 """The device meshes of a configuration.
 
     tp        (replicate, shard, tp)          FSDP over the first, tensor parallelism over the last
+    tp, ep    also (replicate, expert_shard, ep), of all ranks, those of one tp group among them
     cp        (replicate, shard)              FSDP over all ranks, those that share a sequence among them
               (groups, cp)                    attention
     ep        (replicate, shard)              all but experts
@@ -42,10 +43,11 @@ def make_meshes(degrees: Degrees, shard: int, device_type: str) -> Meshes:
         return Meshes(first, context=sharing["cp"])
     if degrees.ep == 1:
         return Meshes(first, whole["tp"] if degrees.tp > 1 else None)
-    sizes = data | {"shard": shard // degrees.ep, "ep": degrees.ep}
+    sizes = data | {"shard": shard * degrees.tp // degrees.ep, "ep": degrees.ep}
     own = _mesh(device_type, {"expert_shard" if name == "shard" else name: n for name, n in sizes.items()})
     inner = tuple("expert_shard" if name == "shard" else name for name in names)
-    return Meshes(first, experts=own["ep"], expert_data=own[inner])
+    tensor = whole["tp"] if degrees.tp > 1 else None
+    return Meshes(first, tensor, experts=own["ep"], expert_data=own[inner])
 
 
 def _mesh(device_type: str, sizes: dict[str, int]) -> DeviceMesh:

@@ -30,8 +30,8 @@ def refuse_parallel(config: Config) -> dict[str, str]:
             return {
                 name: "lengths of every step need to be shared evenly: leave --seq-lengths out (cp: --soak)"
             }
-        if config.settings.lora:
-            return {name: "adapters have no plan of their own yet: leave lora out"}
+        if config.settings.lora and (name != "tp" or config.settings.lora_base == "4bit"):
+            return {name: "adapters are beside tp alone, with lora_base=param: leave lora or the other out"}
         if config.settings.implementation != "own":
             return {name: "the library's modules have no plan here: leave implementation out"}
     refused = _refuse_tensor(config, degrees) | _refuse_experts(config, degrees)
@@ -41,11 +41,8 @@ def refuse_parallel(config: Config) -> dict[str, str]:
 def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
     if degrees.cp == 1:
         return {}
-    if config.device != "sim":
-        return {
-            "cp": "torch's ring attention has no kernel for the CPU, and the models count positions from "
-            f"each part's own start, which is wrong on {config.device}: simulate it (--device sim)"
-        }
+    if config.device == "cuda":
+        return {"cp": "ring attention was never run on a GPU: simulate it, or take CPU ranks (--device cpu)"}
     if degrees.tp > 1:
         return {"cp": "it is not built beside tp: use one of them"}
     if config.gpus % degrees.cp:
@@ -60,7 +57,9 @@ def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
         return {
             "cp": f"{workload.name} has attention with a mask, which torch's ring attention does not take"
         }
-    if config.settings.param_dtype == "fp32":
+    if shape.get("attention_dropout") or (workload.family != "decoder" and shape.get("dropout")):
+        return {"cp": "torch's ring attention drops nothing: set the shape's dropout of attention to 0"}
+    if config.settings.param_dtype == "fp32" and config.device == "sim":
         return {"cp": "torch's ring attention is that of flash kernels: param_dtype=bf16 or fp16"}
     seq = workload.resolve_seq(config.settings.seq) or 0
     if seq % (2 * degrees.cp):
@@ -71,19 +70,18 @@ def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
 def _refuse_experts(config: Config, degrees: Degrees) -> dict[str, str]:
     if degrees.ep == 1:
         return {}
-    if degrees.group > 1:
-        other = "tp" if degrees.tp > 1 else "cp"
-        return {"ep": f"it is not built beside {other}: use one of them"}
+    if degrees.cp > 1:
+        return {"ep": "it is not built beside cp: use ep alone or with tp"}
     workload = workload_of(config)
     experts = workload.shape.get("experts", 0)
     if not experts or "M" not in workload.shape.get("moe_pattern", ""):
         return {"ep": f"{workload.name} has no experts: leave it at 1, or take mixtral-8x7b"}
     if experts % degrees.ep:
         return {"ep": f"{experts} experts cannot be shared evenly by {degrees.ep} ranks"}
-    shard = shard_size_of(config)
-    if shard % degrees.ep:
+    sharing = shard_size_of(config) * degrees.tp
+    if sharing % degrees.ep:
         return {
-            "ep": f"{degrees.ep} ranks do not divide the {shard} that share a copy: change ep or shard_size"
+            "ep": f"{degrees.ep} ranks do not divide the {sharing} that share a copy: change ep or shard_size"
         }
     raf = config.settings.reshard_after_forward
     if isinstance(raf, int) and not isinstance(raf, bool):

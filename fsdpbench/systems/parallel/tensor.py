@@ -18,6 +18,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from fsdpbench.systems.parallel.styles import AdaptedColumns, AdaptedRows, Replicated, distribute
+from fsdpbench.workloads.lora import AdaptedProjection
 from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
 _SEQUENCE, _HEADS = 1, 1
@@ -29,6 +31,7 @@ def cut(
 ) -> None:
     """Make the parameters of `model` DTensors on the 1-D `mesh`, in place. Every rank holds the same
     parameters before, or they are on meta."""
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     outside: dict[str, Any] = {
         name: RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(sequence))
         for name, sequence in plan.embeddings.items()
@@ -41,11 +44,17 @@ def cut(
     parallelize_module(model, mesh, outside, src_data_rank=None)
     if plan.tied:
         model.get_submodule(plan.head).weight = model.get_submodule(next(iter(plan.embeddings))).weight
-    styles = _block_styles(plan.block)
-    for block in [module for module in model.modules() if isinstance(module, block_classes)]:
-        for name, widths in plan.block.columns.items():
+    blocks = [module for module in model.modules() if isinstance(module, block_classes)]
+    for index, block in enumerate(blocks):
+        of_block = plan.of(index)
+        for name, widths in of_block.columns.items():
             _side_by_side(block.get_submodule(name), widths, mesh.size())
-        parallelize_module(block, mesh, styles, src_data_rank=None)
+        parallelize_module(block, mesh, _block_styles(of_block, block), src_data_rank=None)
+        for name in of_block.by_head:
+            parent, _, last = name.rpartition(".")
+            distribute(block.get_submodule(parent), last, mesh, Shard(0))
+    for name in frozen:  # torch's styles make parameters that learn
+        model.get_parameter(name).requires_grad_(False)
 
 
 class _WholeSequence(ParallelStyle):
@@ -60,11 +69,20 @@ class _WholeSequence(ParallelStyle):
         return module
 
 
-def _block_styles(plan: BlockPlan) -> dict[str, Any]:
+def _block_styles(plan: BlockPlan, block: nn.Module) -> dict[str, Any]:
+    def adapted(name: str) -> bool:
+        return isinstance(block.get_submodule(name), AdaptedProjection)
+
     styles: dict[str, Any] = {}
     styles |= {name: _WholeSequence() for name in plan.readers}
-    styles |= {name: ColwiseParallel() for name in plan.columns}
-    styles |= {name: RowwiseParallel(output_layouts=Shard(_SEQUENCE)) for name in plan.rows}
+    styles |= {name: AdaptedColumns() if adapted(name) else ColwiseParallel() for name in plan.columns}
+    rows = RowwiseParallel(output_layouts=Shard(_SEQUENCE))
+    styles |= {name: AdaptedRows(_SEQUENCE) if adapted(name) else rows for name in plan.rows}
+    styles |= {
+        name: Replicated() if adapted(name) else SequenceParallel(sequence_dim=0, use_local_output=True)
+        for name in plan.by_token
+    }
+    styles |= {name: Replicated() for name in plan.whole}
     styles |= {name: SequenceParallel(use_local_output=True) for name in plan.norms}
     styles |= {name: SequenceParallel(sequence_dim=_HEADS, use_local_output=True) for name in plan.head_norms}
     return styles
@@ -76,7 +94,7 @@ def _side_by_side(layer: nn.Module, widths: tuple[int, ...], ranks: int) -> None
     share of each: of queries | keys | values, two ranks get q0 k0 v0 and q1 k1 v1."""
     if len(widths) == 1:
         return
-    for parameter in layer.parameters(recurse=False):
-        if not parameter.is_meta:
+    for name, parameter in layer.named_parameters(recurse=False):
+        if not parameter.is_meta and name != "lora_a":  # which reads all inputs, for all of them
             parts = [part.chunk(ranks) for part in parameter.split(widths)]
             parameter.copy_(torch.cat([share for shares in zip(*parts, strict=True) for share in shares]))

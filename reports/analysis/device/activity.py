@@ -31,7 +31,7 @@ from fsdpbench.reports.analysis.device.sizes import message_bytes, wire_bytes, w
 from fsdpbench.reports.analysis.device.units import FsdpSpans
 from fsdpbench.reports.intervals import Intervals
 from fsdpbench.reports.trace import MISSING, Category, Trace
-from fsdpbench.reports.trace.model import Bool, Float64, Int8, Int32, Int64
+from fsdpbench.reports.trace.model import Bool, CollectiveInfo, Float64, Int8, Int32, Int64
 
 UNKNOWN_TIME = np.iinfo(np.int64).min
 """Stands for "no launch recorded"."""
@@ -271,7 +271,7 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
     roof = np.zeros(len(work.row), np.float64)
     leads = np.ones(len(work.row), np.bool_)
     gathering: set[int] = set()
-    exchange, on_cpu = number[CollectiveType.ALL_TO_ALL], not len(trace.rows(Category.KERNEL))
+    on_cpu = not len(trace.rows(Category.KERNEL))
     other = number[CollectiveType.OTHER]
     stand_ins = {number[each] for each in _STAND_INS}
     roofs: dict[tuple[str | None, int | None], float] = {}
@@ -294,14 +294,8 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
             leads[i] = annotated[i] not in gathering
             gathering.add(annotated[i])
         if info is not None:
-            sized = asked if asked == number[CollectiveType.BROADCAST] else found
-            size = message_bytes(COLLECTIVE_TYPES[sized], info, trace.world_size)
-            if on_cpu and asked == exchange and found == number[CollectiveType.REDUCE_SCATTER]:
-                size = with_own_part(size, info.group_size or trace.world_size)
-            if size is not None:
-                message[i] = size
-                sent = wire_bytes(COLLECTIVE_TYPES[found], size, info.group_size or trace.world_size)
-                wire[i] = MISSING if sent is None else sent
+            types = COLLECTIVE_TYPES[asked], COLLECTIVE_TYPES[found]
+            message[i], wire[i] = _sizes(info, *types, trace.world_size, on_cpu=on_cpu)
             if links is not None:
                 group = (info.group_ranks, info.group_size)
                 if group not in roofs:
@@ -309,6 +303,25 @@ def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None
                 roof[i] = roofs[group]
         kind[i] = found
     return Collectives(work, kind, message, wire, roof, leads)
+
+
+def _sizes(
+    info: CollectiveInfo,
+    asked: CollectiveType,
+    found: CollectiveType,
+    world_size: int | None,
+    *,
+    on_cpu: bool,
+) -> tuple[int, int]:
+    """Bytes of the message and on the wire; what was `asked` of the backend stands for what was `found`."""
+    ranks = info.group_size or world_size
+    size = message_bytes(asked if asked is CollectiveType.BROADCAST else found, info, world_size)
+    if on_cpu and asked is CollectiveType.ALL_TO_ALL and found is CollectiveType.REDUCE_SCATTER:
+        size = with_own_part(size, ranks)
+    if size is None:
+        return MISSING, MISSING
+    sent = wire_bytes(found, size, ranks)
+    return size, MISSING if sent is None else sent
 
 
 def _issued_types(trace: Trace, work: Work) -> list[int]:

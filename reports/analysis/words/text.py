@@ -7,7 +7,8 @@ import re
 from fsdpbench.reports.analysis.measures.memory import MemoryAnalysis
 from fsdpbench.reports.analysis.measures.snapshot import SnapshotAnalysis
 from fsdpbench.reports.analysis.measures.stragglers import Waiting
-from fsdpbench.reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis, TimeParts
+from fsdpbench.reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis
+from fsdpbench.reports.analysis.time_parts import TimeParts
 from fsdpbench.reports.outside_text import printable
 
 _MS = 1e6

@@ -155,12 +155,7 @@ def predicted_and_measured(ranked: Sequence[Ranked], varying: Sequence[str]) -> 
     """Simulated step times over measured ones of the same settings; None where no settings have both."""
     # The names of the same hardware differ between a profile and a driver.
     others = [name for name in varying if name not in ("device", "hardware")]
-    simulated = {_identity(e, others): e for e in reversed(ranked) if e.throughput and e.row.device == "sim"}
-    pairs = [
-        (simulated[_identity(entry, others)], entry)
-        for entry in ranked
-        if entry.throughput and entry.row.device == "cuda" and _identity(entry, others) in simulated
-    ]
+    pairs = _pairs(ranked, others)
     if not pairs:
         return None
     predicted = [(one.row.result.step_time_s or 0.0) * 1e3 for one, _ in pairs]
@@ -205,6 +200,16 @@ def predicted_and_measured(ranked: Sequence[Ranked], varying: Sequence[str]) -> 
     return Chart(
         "predicted", "Scatter of predicted over measured step times.", data, layout, table, note=note
     )
+
+
+def _pairs(ranked: Sequence[Ranked], names: Sequence[str]) -> list[tuple[Ranked, Ranked]]:
+    """Simulated and measured runs of the same settings."""
+    simulated = {_identity(e, names): e for e in reversed(ranked) if e.throughput and e.row.device == "sim"}
+    return [
+        (simulated[_identity(entry, names)], entry)
+        for entry in ranked
+        if entry.throughput and entry.row.device == "cuda" and _identity(entry, names) in simulated
+    ]
 
 
 def _identity(entry: Ranked, names: Sequence[str]) -> tuple[str, ...]:

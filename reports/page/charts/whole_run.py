@@ -273,10 +273,14 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
     shown = [effect for effect in found if effect.ratio is not None]
     if not shown:
         return None
-    positions = list(range(len(shown)))
-    names = [chart_text(f"{effect.name}: {effect.value}", 46) + _aside(effect) for effect in shown]
-    changes = [_points_of(effect.ratio) for effect in shown]
-    data: list[dict[str, Any]] = [
+    narrow = {"yaxis": {"ticktext": [chart_text(f"{e.name}: {e.value}", 24) for e in shown]}}
+    summary = "Change of throughput by setting and value, with intervals, other settings held equal."
+    return Chart("effects", summary, _effects(shown), _effect_axes(shown), _effect_table(found), narrow)
+
+
+def _effects(shown: Sequence[Effect]) -> list[dict[str, Any]]:
+    positions = range(len(shown))
+    return [
         {
             "type": "scatter",
             "mode": "lines",
@@ -290,8 +294,8 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
             "type": "scatter",
             "mode": "markers",
             "name": "mean with its 95 % interval",
-            "x": changes,
-            "y": positions,
+            "x": [_points_of(effect.ratio) for effect in shown],
+            "y": list(positions),
             "marker": {"color": "var(--compute)", "size": 9},
             "error_x": _interval_bars(shown),
             "customdata": [
@@ -305,7 +309,11 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
             "hovertemplate": "%{customdata[0]}<br>%{customdata[2]}, %{customdata[1]} pairs<extra></extra>",
         },
     ]
-    layout = {
+
+
+def _effect_axes(shown: Sequence[Effect]) -> dict[str, Any]:
+    names = [chart_text(f"{effect.name}: {effect.value}", 46) + _aside(effect) for effect in shown]
+    return {
         "height": 130 + 28 * len(shown),
         "xaxis": {
             "title": {"text": "change of throughput, %"},
@@ -315,16 +323,13 @@ def effect_chart(found: Sequence[Effect]) -> Chart | None:
         },
         "yaxis": {
             "tickmode": "array",
-            "tickvals": positions,
+            "tickvals": list(range(len(shown))),
             "ticktext": names,
             "range": [len(shown) - 0.4, -0.6],
             "automargin": True,
             "zeroline": False,
         },
     }
-    narrow = {"yaxis": {"ticktext": [chart_text(f"{e.name}: {e.value}", 24) for e in shown]}}
-    summary = "Change of throughput by setting and value, with intervals, other settings held equal."
-    return Chart("effects", summary, data, layout, _effect_table(found), narrow)
 
 
 def _aside(effect: Effect) -> str:

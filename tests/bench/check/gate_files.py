@@ -11,7 +11,7 @@ from typing import Any
 
 from fsdpbench.check.records.baseline import torch_minor
 
-from .gate_mutations import FIGURES, Files, put, read, write
+from .gate_edits import FIGURES, Files, put, read, write
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -18,22 +18,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from .gate_edits import FIGURES, SLOWER, Files, at, baseline_run, in_result, name_of, read
 from .gate_files import MEASURED, SIMULATED, committed, repeated, swept
-from .gate_mutations import (
-    FIGURES,
-    SLOWER,
-    UNKNOWN,
-    WORSE,
-    Case,
-    Files,
-    at,
-    baseline_run,
-    every_case,
-    in_result,
-    is_possible,
-    name_of,
-    read,
-)
+from .gate_mutations import UNKNOWN, WORSE, Case, every_case, is_possible
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 CONTRACT = range(5)

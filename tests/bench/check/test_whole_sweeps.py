@@ -13,8 +13,8 @@ import pytest
 from fsdpbench.check.records.baseline import Baseline
 from fsdpbench.errors import ExitCode
 
+from .gate_edits import Files, in_result, name_of, new_status, read, write
 from .gate_files import committed, repeated
-from .gate_mutations import Files, in_result, name_of, new_status, read, write
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 

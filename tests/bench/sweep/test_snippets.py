@@ -53,7 +53,12 @@ def config(system: str, **settings: object) -> Config:
 
 BEST: dict[str, list[dict[str, object]]] = {
     "impl-fsdp2": [
-        {"wrap": "every-2", "backward_prefetch": "post", "keep_last_unsharded": True},
+        {
+            "wrap": "every-2",
+            "backward_prefetch": "post",
+            "keep_last_unsharded": True,
+            "activation_offload": True,
+        },
         {"memory_handover": "record_stream", "limit_all_gathers": "auto", "backward_prefetch": "none"},
     ],
     "impl-fsdp1": [
@@ -61,7 +66,10 @@ BEST: dict[str, list[dict[str, object]]] = {
         {"limit_all_gathers": "off", "backward_prefetch_depth": 2, "memory_handover": "events"},
     ],
     "torch-fsdp2": [{"param_dtype": "bf16", "reduce_dtype": "fp32", "strategy": "SHARD_GRAD_OP"}],
-    "torch-fsdp1": [{"limit_all_gathers": "off", "wrap": "root"}, {"keep_last_unsharded": True}],
+    "torch-fsdp1": [
+        {"limit_all_gathers": "off", "wrap": "root"},
+        {"keep_last_unsharded": True, "activation_offload": True},
+    ],
     "torch-ddp": [{}],
 }
 

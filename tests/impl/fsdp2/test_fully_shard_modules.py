@@ -24,13 +24,11 @@ from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 from torch.distributed._composable import replicate
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from torch_version import BEFORE_2_13
 
 from fsdpbench import impl
-from fsdpbench.impl.runtime.stage import stage_of
 
 WIDTH = 15
 
@@ -264,40 +262,6 @@ def case_first_forward_in_inference_mode(rank: int) -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
-class OneOfTwo(nn.Module):
-    """Each rank uses another branch."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.rank = rank
-        self.branches = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.branches[self.rank](x)
-
-
-def case_ranks_use_different_parameters(rank: int) -> None:
-    model: Any = impl.fully_shard(OneOfTwo(rank), mesh=init_device_mesh("cpu", (2,)))
-    model.set_reduce_scatter_unused_params(True)
-    model(torch.ones(1, 4)).sum().backward()
-    for branch in model.branches:
-        assert torch.equal(branch.weight.grad.full_tensor(), torch.full((4, 4), 0.5))
-
-
-def case_reductions_over_a_group_of_their_own(rank: int) -> None:
-    outcomes = []
-    for kind in ("impl", "torch"):
-        torch.manual_seed(0)
-        model: Any = shard_model(kind, Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
-        if kind == "impl":
-            model.set_separate_reduce_scatter_group()
-            units = [unit for block in model.blocks for unit in stage_of(block).units]
-            assert len({unit.groups.reduce for unit in units}) == 1
-            assert units[0].groups.reduce is not units[0].groups.shard
-        outcomes.append(train(model, rank, *read_shards, steps=3))
-    assert_same_outcome(*outcomes)
-
-
 class WithEncode(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -345,22 +309,6 @@ def case_ignored_parameters(rank: int) -> None:
     assert isinstance(model.head.weight, DTensor)
     loss_of(model, tokens_of(rank, 0)).backward()
     assert model.embed.weight.grad is not None
-
-
-def case_optimizer_in_backward(rank: int) -> None:
-    """Hooks after a gradient was accumulated fire on the sharded parameters, once, with their gradients."""
-    model: Any = shard_model("impl", Model(blocks=1), mesh=init_device_mesh("cpu", (2,)))
-    seen: list[str] = []
-    for name, parameter in model.named_parameters():
-
-        def note(parameter: torch.Tensor, name: str = name) -> None:
-            assert parameter.grad is not None
-            seen.append(name)
-            parameter.grad = None
-
-        parameter.register_post_accumulate_grad_hook(note)
-    loss_of(model, tokens_of(rank, 0)).backward()
-    assert sorted(seen) == sorted(name for name, _ in model.named_parameters())
 
 
 def case_class_and_names_stay(rank: int) -> None:
@@ -424,24 +372,10 @@ def full(gradient: Any) -> torch.Tensor:
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
 
-def case_optimizer_of_parameters_in_backward(rank: int) -> None:
-    """``_apply_optimizer_in_backward``: the optimizers step, where torch's gradients never reach them."""
-    model: Any = shard_model("impl", Model(blocks=2), mesh=init_device_mesh("cpu", (2,)))
-    before = [parameter.to_local().clone() for parameter in model.parameters()]
-    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
-    loss_of(model, tokens_of(rank, 0)).backward()
-    for parameter, old in zip(model.parameters(), before, strict=True):
-        assert parameter.grad is None
-        assert old.numel() == 0 or not torch.equal(parameter.to_local(), old)
-
-
 CASES = [
     case_replicate_around_and_inside,
-    case_optimizer_of_parameters_in_backward,
     case_loss_in_chunks,
-    case_reductions_over_a_group_of_their_own,
     case_first_forward_in_inference_mode,
-    case_ranks_use_different_parameters,
     case_backward_twice,
     case_checkpointing_over_several_units,
     case_compiled_blocks,
@@ -452,7 +386,6 @@ CASES = [
     case_another_method_as_forward,
     case_several_dtypes_in_one_unit,
     case_ignored_parameters,
-    case_optimizer_in_backward,
     case_class_and_names_stay,
 ]
 

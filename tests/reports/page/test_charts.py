@@ -51,7 +51,7 @@ def test_figures_are_valid_plotly(view: RunView, ranked: list[Ranked]) -> None:
 
 
 def test_every_colour_is_one_of_the_pages(view: RunView, ranked: list[Ranked]) -> None:
-    css = (Path(charts.__file__).parents[1] / "report.css").read_text()
+    css = (Path(charts.__file__).parents[1] / "assets" / "report.css").read_text()
     text = json.dumps([chart.figure() for chart in all_charts(view, ranked)])
     used = set(re.findall(r"var\((--[a-z-]+)\)", text))
     assert used

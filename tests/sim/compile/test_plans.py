@@ -189,7 +189,7 @@ def test_a_second_shape_makes_one_graph_for_all_shapes() -> None:
 @pytest.mark.parametrize("system", ["fsdp2", "fsdp1", "ddp"])
 def test_blocks_compile_once_under_every_wrapper(system: str) -> None:
     """No break, no recompilation, one forward and one backward for all blocks (DDP cuts by its buckets)."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "device"))
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from device_training import TinyGPT, wrap
 
     from fsdpbench.sim.compile.report import REPORT

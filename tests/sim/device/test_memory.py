@@ -193,7 +193,7 @@ def test_out_of_memory_in_backward_is_heard_before_the_process_may_end(tmp_path:
     heard = tmp_path / "heard"
     ended = subprocess.run(
         [sys.executable, "-c", OUT_OF_MEMORY_IN_BACKWARD, str(heard)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
         capture_output=True,
         text=True,
         timeout=120,

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fsdpbench.sim.software import gpt_parts
 from fsdpbench.sim.software.profile import TrainerSoftware
 from fsdpbench.sim.software.trainer import Trainer
+from fsdpbench.sim.timing.timeline import Timeline
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
 from fsdpbench.workloads.families.gpt import GPT, GPTShape
 
@@ -68,7 +69,7 @@ def test_packing_changes_nothing_but_waits_six_times() -> None:
 
 
 def test_outputs_live_until_the_next_microbatchs(model: GPT) -> None:
-    trainer = Trainer(COMPOSER, model)
+    trainer = Trainer(COMPOSER, model, Timeline())
     held = []
     for _ in range(2):
         loss = model(tokens(), tokens())
@@ -79,7 +80,7 @@ def test_outputs_live_until_the_next_microbatchs(model: GPT) -> None:
 
 
 def test_metrics_are_two_cross_entropies(model: GPT) -> None:
-    trainer = Trainer(COMPOSER, model)
+    trainer = Trainer(COMPOSER, model, Timeline())
     with pytest.raises(RuntimeError, match="no forward"):
         trainer.update_metrics()
     with Calls() as calls, trainer.microbatch():

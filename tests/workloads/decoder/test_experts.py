@@ -4,8 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
+from fsdpbench.workloads import get_workload
 from fsdpbench.workloads.decoder import DecoderShape
+from fsdpbench.workloads.decoder.capacity import capacity_of, dropped_rows
 from fsdpbench.workloads.decoder.experts import Mixture, expert_loads, given_assignment
 
 
@@ -95,3 +98,63 @@ def test_output_is_the_weighted_sum_of_each_tokens_experts(load, renormalised, b
         own = sum(odds[token, e] for t, e in assigned if t == token)
         expected[token] += result * odds[token, expert] / (own if renormalised else 1.0)
     torch.testing.assert_close(mixture(x).flatten(0, 1), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("capacity", [0.5, 1.0, 1.6, 50.0])
+@pytest.mark.parametrize("load", ["balanced", "skewed"])
+def test_what_is_above_an_experts_capacity_is_dropped(load, capacity):
+    """Against the same mixture without buffers, whose later rows of each expert have no weight."""
+    torch.manual_seed(0)
+    wanted = shape(router_load=load, capacity=capacity, renormalised=False)
+    mixture, free = Mixture(wanted, 0.5, 0), Mixture(shape(router_load=load, renormalised=False), 0.5, 0)
+    free.load_state_dict(mixture.state_dict())
+    x = torch.randn(3, 5, 16)
+    most = capacity_of(wanted, 15)
+    loads = expert_loads(wanted, 15, 0)
+    assert most == min(15, -(-capacity * 30 // 4))
+    expected = torch.zeros(15, 16)
+    token, expert = given_assignment(loads, 15, 2, x.device)
+    seen = [0] * 4
+    odds = free.router(x.flatten(0, 1)).softmax(-1)
+    for t, e in zip(token.tolist(), expert.tolist(), strict=True):
+        seen[e] += 1
+        if seen[e] <= most:
+            alone = [int(e == other) for other in range(4)]
+            row = free.experts(x.flatten(0, 1)[t : t + 1], alone)
+            expected[t] += row[0] * odds[t, e]
+    torch.testing.assert_close(mixture(x).flatten(0, 1), expected, rtol=1e-4, atol=1e-5)
+    assert dropped_rows(loads, most) == sum(max(0, count - most) for count in seen)
+    if capacity == 50.0:
+        torch.testing.assert_close(mixture(x), free(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_shared_expert_is_added_for_every_token_by_its_gate():
+    torch.manual_seed(0)
+    mixture = Mixture(shape(shared_d_ff=20, shared_gate=True), 0.5, 0)
+    plain = Mixture(shape(), 0.5, 0)
+    plain.load_state_dict({name: t for name, t in mixture.state_dict().items() if "shared" not in name})
+    x = torch.randn(2, 6, 16)
+    assert mixture.shared is not None
+    shared = mixture.shared.down(torch.nn.functional.silu(mixture.shared.gate(x)) * mixture.shared.up(x))
+    expected = plain(x) + torch.sigmoid(x @ mixture.shared_gate.weight.t()) * shared
+    torch.testing.assert_close(mixture(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("load", ["balanced", "skewed"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_parameters_and_flops_of_capacity_and_shared_experts(load, fused):
+    values = {
+        "layers": 2, "d_model": 16, "d_ff": 32, "heads": 2, "kv_heads": 2, "vocab": 64, "experts": 4,
+        "expert_d_ff": 24, "experts_per_token": 2, "moe_pattern": "DM", "router_load": load, "capacity": 0.8,
+        "shared_d_ff": 20, "shared_gate": True, "fused_projections": fused, "mlp_bias": True,
+        "attention": "explicit",
+    }  # fmt: skip
+    workload = get_workload("decoder", values)
+    model = workload.build()
+    assert workload.parameters == sum(p.numel() for p in model.parameters())
+    tokens = torch.randint(0, 64, (3, 8))
+    with FlopCounterMode(display=False) as counter:
+        model(tokens, tokens)
+    forward = workload.forward_flops(3, 8)
+    blocks = (sum(b.products) + b.attention + b.batched for stack in forward.stacks for b in stack)
+    assert counter.get_total_flops() == sum(blocks) + forward.rest

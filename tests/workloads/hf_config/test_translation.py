@@ -139,6 +139,17 @@ def test_the_default_length_is_no_longer_than_what_models_are_trained_at():
         ("qwen3-30b-a3b", {"mlp_only_layers": 3}, "key mlp_only_layers"),
         ("t5-large", {"num_decoder_layers": 6}, "key num_decoder_layers"),
         ("t5-large", {"feed_forward_proj": "gated-silu"}, "key feed_forward_proj"),
+        ("t5-large", {"tie_encoder_decoder": True}, "key tie_encoder_decoder"),
+        ("llama-3-8b", {"pruned_heads": {"0": [1]}}, "key pruned_heads"),
+        ("llama-3-8b", {"num_nextn_predict_layers": 1}, "key num_nextn_predict_layers"),
+        (
+            "llama-3-8b",
+            {"model_type": "deepseek_v3", "n_shared_experts": 1},
+            "'deepseek_v3' is not built",
+        ),
+        ("qwen3-30b-a3b", {"num_local_experts": 3}, "key num_local_experts is 3"),
+        ("qwen1.5-moe-a2.7b", {"attention_bias": True}, "key attention_bias"),
+        ("phi-3-mini-4k", {"full_attn_mod": 2}, "key full_attn_mod"),
         ("gpt2", {"n_inner": 1000}, "key n_inner"),
         ("gpt2", {"attn_pdrop": 0.0}, "key embd_pdrop|key attn_pdrop"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "key scale_attn_by_inverse_layer_idx"),
@@ -157,8 +168,16 @@ def test_what_is_off_or_of_other_uses_is_no_hindrance():
         "use_parallel": False,
         "_name_or_path": "x",
         "id2label": {"0": "a"},
+        "pruned_heads": {},
     }
     assert shape_of("llama-3-8b", **extra) == plain
+
+
+def test_shared_experts_of_qwen2_moe():
+    shape = shape_of("qwen1.5-moe-a2.7b", decoder_sparse_step=2)
+    assert (shape["shared_d_ff"], shape["shared_gate"], shape["moe_pattern"]) == (5632, True, "DM")
+    assert not shape["renormalised"]
+    assert not shape_of("qwen1.5-moe-a2.7b", shared_expert_intermediate_size=0)["shared_gate"]
 
 
 def test_gpt_oss_trains_the_expanded_checkpoint():

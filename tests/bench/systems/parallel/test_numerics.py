@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fsdpbench.configuration.config import Config, Measurement
@@ -19,6 +20,8 @@ from fsdpbench.systems import BuildContext, get_system
 from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.parallel.tensor import _side_by_side
 from fsdpbench.workloads import Workload
+from fsdpbench.workloads.decoder.experts import Mixture
+from fsdpbench.workloads.lora import AdaptedProjection
 from fsdpbench.workloads.tensor_plan import HasTensorPlan
 
 RANKS, STEPS, SEQ = 4, 2, 16
@@ -27,6 +30,10 @@ DECODER = {**SMALL, "d_ff": 24, "kv_heads": 2}
 MIXTURE = {**DECODER, "experts": 4, "expert_d_ff": 8, "experts_per_token": 2, "moe_pattern": "M"}
 GEMMA = {"qk_norm": True, "post_norms": True, "norm": "rms-offset", "tied": True, "logit_cap": 30.0}
 PHI = {"fused_projections": True, "parallel": True, "norm": "layer", "qkv_bias": True, "mlp_bias": True}
+QWEN = {"qk_norm": True, "rope": "yarn:factor=4;original=8", "head_width": 8, "tied": True}
+SHARED = {"shared_d_ff": 12, "shared_gate": True, "renormalised": False}
+OSS = {"sinks": True, "attention": "explicit", "window": 6, "layer_pattern": "SF", "qkv_bias": True}
+OSS |= {"expert_bias": True, "router_bias": True, "router_load": "skewed", "head_bias": True}
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt-tied-tp2": ("gpt", {**SMALL, "tied": True}, {"tp": 2}),
@@ -37,6 +44,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama-tp4": ("llama", {**DECODER, "kv_heads": 4}, {"tp": 4}),
     "mixture-ep2": ("decoder", MIXTURE, {"ep": 2, "activation_checkpointing": "full"}),
     "mixture-ep4-skewed": ("decoder", {**MIXTURE, "router_load": "skewed", "expert_bias": True}, {"ep": 4}),
+    "shared-ep2-capacity": ("decoder", {**MIXTURE, **SHARED, "capacity": 0.7}, {"ep": 2}),
+    "shared-tp2": ("decoder", {**MIXTURE, **SHARED, "router_load": "skewed"}, {"tp": 2}),
+    "oss-tp2-ep2": ("decoder", {**MIXTURE, **OSS}, {"tp": 2, "ep": 2, "activation_checkpointing": "full"}),
+    "some-dense-tp2-ep4": ("decoder", {**MIXTURE, "moe_pattern": "DM", "capacity": 1.5}, {"tp": 2, "ep": 4}),
+    "mixture-tp2-ep2-replicas": ("decoder", MIXTURE, {"tp": 2, "ep": 2, "strategy": "NO_SHARD"}),
+    "llama-tp2-lora": ("llama", DECODER, {"tp": 2, "lora": 4, "activation_checkpointing": "full"}),
+    "gpt-tp2-lora": ("gpt", SMALL, {"tp": 2, "lora": 4, "lora_targets": "attention"}),
+    "phi-tp4-lora": ("decoder", {**DECODER, **PHI, "kv_heads": 4, "output_bias": True}, {"tp": 4, "lora": 2}),
+    "shared-tp2-lora": ("decoder", {**MIXTURE, **SHARED}, {"tp": 2, "lora": 4}),
+    "llama-cp2": ("llama", {**DECODER, "rotary": "complex"}, {"cp": 2, "activation_checkpointing": "full"}),
+    "decoder-cp4": ("decoder", {**DECODER, **QWEN}, {"cp": 4, "grad_accum": 2}),
+    "gpt-cp2-replicas": ("gpt", SMALL, {"cp": 2, "strategy": "NO_SHARD"}),
     "mixture-ep2-replicas": ("decoder", MIXTURE, {"ep": 2, "strategy": "HYBRID_SHARD", "shard_size": 2}),
 }
 
@@ -82,9 +101,18 @@ def alone(config: Config, workload: Workload, model: nn.Module) -> list[float]:
 def ordered(model: nn.Module, workload: Workload, tp: int) -> None:
     """The outputs of fused layers in the order that tensor parallelism gives them."""
     if tp > 1 and isinstance(workload, HasTensorPlan):
-        for block in [module for module in model.modules() if isinstance(module, workload.block_classes)]:
-            for name, widths in workload.tensor_plan().block.columns.items():
+        blocks = [module for module in model.modules() if isinstance(module, workload.block_classes)]
+        for index, block in enumerate(blocks):
+            for name, widths in workload.tensor_plan().of(index).columns.items():
                 _side_by_side(block.get_submodule(name), widths, tp)
+
+
+def by_share(model: nn.Module, tp: int) -> None:
+    """Which token meets which experts is given by its place among those of a rank: mixtures take the shares
+    of the sequence one by one."""
+    for mixture in [module for module in model.modules() if isinstance(module, Mixture)]:
+        forward = mixture.forward
+        mixture.forward = lambda x, of=forward: torch.cat([of(part) for part in x.chunk(tp, 1)], 1)  # type: ignore[method-assign]
 
 
 def whole(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
@@ -94,9 +122,23 @@ def whole(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     ]
 
 
+def mean_of_group(losses: list[float], rank: int, ranks: int) -> list[float]:
+    gathered = [torch.zeros(len(losses)) for _ in range(RANKS)]
+    dist.all_gather(gathered, torch.tensor(losses))
+    first = rank // ranks * ranks
+    return torch.stack(gathered[first : first + ranks]).mean(0).tolist()
+
+
+def drawn(layer: AdaptedProjection) -> None:
+    """Adapters that change something from the start, so that both of their matrices learn."""
+    for parameter in (layer.lora_a, layer.lora_b):
+        nn.init.normal_(parameter, std=0.2)
+
+
 def train(rank: int, record: dict[str, Any]) -> tuple[float, float]:
     """The largest error of a parameter's change, relative to that change, and of this rank's losses."""
     config = Config.from_dict(record)
+    AdaptedProjection._reset_adapter = drawn  # type: ignore[method-assign]
     workload, system = workload_of(config), get_system(config.system)
     context = BuildContext(config, workload, torch.device("cpu"), deferred=False)
     model = system.wrap(context)
@@ -108,8 +150,11 @@ def train(rank: int, record: dict[str, Any]) -> tuple[float, float]:
     )  # fmt: skip
     for _ in range(STEPS):
         loop.step()
+    if config.settings.cp > 1:  # each of a group has the loss of its own tokens
+        losses = mean_of_group(losses, rank, config.settings.cp)
     reference = context.build_model()
     before = copy.deepcopy(reference)
+    by_share(reference, config.settings.tp)
     expected = alone(config, workload, reference)
     for each in (reference, before):
         ordered(each, workload, config.settings.tp)
@@ -133,11 +178,19 @@ RUNS = [
     (system, case)
     for case in CASES
     for system in ("impl-fsdp2", "torch-fsdp2")
-    if (system, case) != ("torch-fsdp2", "mixture-ep2-replicas")
+    if system == "impl-fsdp2" or not case.endswith("ep2-replicas")
 ]
 
 
-@pytest.mark.plain_cases("gpt-tied-tp2-impl", "gemma-tp2-torch", "ep2-impl", "ep4-skewed-torch")
+@pytest.mark.plain_cases(
+    "gpt-tied-tp2-impl",
+    "gemma-tp2-torch",
+    "mixture-ep2-impl",
+    "ep4-skewed-torch",
+    "oss-tp2-ep2-impl",
+    "phi-tp4-lora-torch",
+    "decoder-cp4-impl",
+)
 @pytest.mark.parametrize(("system", "case"), RUNS, ids=[f"{case}-{system}" for system, case in RUNS])
 def test_training_is_that_of_the_unsharded_model(four_ranks: Any, system: str, case: str) -> None:
     record = configured(system, *CASES[case]).to_dict()

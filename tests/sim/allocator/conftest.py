@@ -1,20 +1,10 @@
-"""A clock with streams that tests move by hand, and measured tables."""
+"""A clock with streams that tests move by hand."""
 
 from __future__ import annotations
 
-import csv
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-
-SAMPLES = Path(__file__).parents[2] / "data"
-_SAMPLE_OF = {
-    "gemm_tables.csv": "gemm_sample.csv",
-    "fa_fwd_tables.csv": "attention_sample.csv",
-    "nccl_intranode_tables.csv": "nccl_sample.csv",
-}
 
 
 class HandClock:
@@ -55,16 +45,3 @@ def clock() -> HandClock:
 def make_clock() -> Callable[[], HandClock]:
     """For property tests, which need a fresh clock for each example."""
     return HandClock
-
-
-@pytest.fixture
-def measured_table() -> Callable[[str], list[dict[str, str]]]:
-    """Reads a table of measured operator times: its sample, or all of it where FSDPBENCH_SHARED has it."""
-
-    def read(name: str) -> list[dict[str, str]]:
-        whole = os.environ.get("FSDPBENCH_SHARED")
-        path = SAMPLES / _SAMPLE_OF[name] if whole is None else Path(whole) / "data" / name
-        with path.open(newline="") as file:
-            return list(csv.DictReader(file))
-
-    return read

@@ -94,6 +94,7 @@ def test_records_from_before_a_setting_ran_its_default() -> None:
         "lora_base",
         "implementation",
         "layout",
+        "activation_offload",
         "keep_last_unsharded",
         "optimizer_dtype",
     ):

@@ -1,0 +1,81 @@
+"""The setting `activation_offload`: memory falls, nothing races, losses stay, the rest is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.sweep.planning import not_applicable
+from fsdpbench.workloads import get_workload
+
+SYSTEMS = ["torch-fsdp1", "torch-fsdp2", "impl-fsdp1", "impl-fsdp2"]
+
+
+def result_of(fsdpbench: Any, folder: Path, *words: str) -> dict[str, Any]:
+    done = fsdpbench("run", "--json", "-o", str(folder), *words)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.plain_cases("impl-fsdp2-none")
+@pytest.mark.parametrize("checkpointing", ["none", "full", "op"])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_memory_falls_and_nothing_races(
+    fsdpbench: Any, tmp_path: Path, system: str, checkpointing: str
+) -> None:
+    words = ["--model", "gpt-tiny", "--device", "sim", "--gpus", "8", "--system", system]
+    words += ["--set", f"activation_checkpointing={checkpointing}", "--set", "batch=32", "--sanitize"]
+    kept = result_of(fsdpbench, tmp_path / "kept", *words)
+    moved = result_of(fsdpbench, tmp_path / "moved", *words, "--set", "activation_offload=true")
+    assert moved["status"] == kept["status"] == "ok"  # and not "race"
+    allocated = [result["peak_memory_bytes"]["allocated"] for result in (kept, moved)]
+    assert allocated[1] < allocated[0] if checkpointing != "none" else allocated[1] < 0.8 * allocated[0]
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("extra", ["grad_accum=2", "lora=4", "activation_checkpointing=full"])
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_losses_on_ranks_stay_bit_by_bit(fsdpbench: Any, tmp_path: Path, system: str, extra: str) -> None:
+    words = ["--model", "gpt-tiny", "--device", "cpu", "--gpus", "2", "--system", system]
+    words += ["--set", "param_dtype=fp32", "--set", extra]
+    found = [
+        json.loads(next((folder / "trace").glob("rank0*.json")).read_text())["losses"]
+        for folder, value in ((tmp_path / "kept", "false"), (tmp_path / "moved", "true"))
+        if result_of(fsdpbench, folder, *words, "--set", f"activation_offload={value}")
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("system", "settings", "told"),
+    [
+        ("impl-fsdp2", {"wrap": "root"}, "no units below the root"),
+        ("impl-fsdp2", {"compile": True}, "leave compile out"),
+        ("torch-fsdp2", {"cpu_offload": True}, "share a link"),
+        ("torch-fsdp2", {"tp": 2}, "leave tp at 1"),
+        ("impl-fsdp2", {"cp": 2}, "leave cp at 1"),
+        ("torch-ddp", {}, "no FSDP units"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused_by_name(
+    system: str, settings: dict[str, Any], told: str
+) -> None:
+    workload = get_workload("gpt-tiny")
+    config = Config(
+        model="gpt-tiny",
+        shape=dict(workload.shape),
+        system=system,
+        device="sim",
+        hardware="a100-80gb",
+        gpus=8,
+        gpus_per_node=8,
+        settings=Settings.of(activation_offload=True, **settings).changed(seq=workload.resolve_seq(None)),
+        measurement=Measurement.default_for("sim"),
+    )
+    assert told in not_applicable(config, ["activation_offload"])["activation_offload"]

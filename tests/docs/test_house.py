@@ -1,0 +1,133 @@
+"""The house keeps its bounds: sizes of files, functions, classes, and who may know the simulator's state."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("impl", "fsdpbench", "workloads", "reports")
+MOST_LINES = 400
+MOST_LINES_OF_A_FUNCTION = 50
+MOST_METHODS = 20
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+# What an outside interface makes long: of these the body is counted, without signature and docstring.
+SIGNATURES_OF_OTHERS = {
+    "impl/fsdp1/fully_sharded_data_parallel.py FullyShardedDataParallel.__init__": "torch's arguments",
+    "impl/fsdp2/fully_shard.py fully_shard": "torch's arguments, with the page that documents them",
+    "fsdpbench/cli/commands/analyze.py command": "click: an option is a parameter",
+    "fsdpbench/cli/commands/calibrate.py command": "click: an option is a parameter",
+    "fsdpbench/cli/commands/check.py command": "click: an option is a parameter",
+    "fsdpbench/cli/commands/tune.py command": "click: an option is a parameter",
+    "fsdpbench/cli/commands/validate.py command": "click: an option is a parameter",
+}
+CLASSES_OF_OTHERS = {"impl/fsdp2/fsdp_module.py FSDPModule": "the methods of torch's FSDPModule"}
+
+# Registered functions, patches and compiled graphs, which torch calls without our arguments, and the start.
+KNOW_THE_ACCELERATOR = {
+    "accelerator.py",
+    "simulation.py",
+    "compile/cuda_graphs.py",
+    "compile/plan.py",
+    "compile/running.py",
+    "device/device_module.py",
+    "device/memory_functions.py",
+    "device/memory_history.py",
+    "device/streams.py",
+    "distributed/process_group.py",
+    "operators/host_optimizer.py",
+    "operators/kernels.py",
+    "operators/known_values.py",
+    "operators/placeholders.py",
+    "operators/special_operators.py",
+    "patches/annotations.py",
+    "patches/host_access.py",
+    "patches/module_calls.py",
+    "patches/torch_patches.py",
+    "software/torch_1_13.py",
+    "tensors/storage.py",
+}
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """Names from the root and texts of all modules; links are followed nowhere."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if not any(part.is_symlink() for part in path.parents if part != ROOT):
+                yield str(path.relative_to(ROOT)), path.read_text()
+
+
+@cache
+def defined() -> list[tuple[str, Function | ast.ClassDef]]:
+    """Every function and class, methods by the name of their class."""
+    found: list[tuple[str, Function | ast.ClassDef]] = []
+    for name, text in sources():
+        if len(text.splitlines()) <= MOST_METHODS:
+            continue
+        stack: list[tuple[str, ast.AST]] = [("", ast.parse(text))]
+        while stack:
+            owner, node = stack.pop()
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, (Function, ast.ClassDef)):
+                    inside = f"{owner}.{child.name}".lstrip(".")
+                    found.append((f"{name} {inside}", child))
+                    stack.append((inside, child))
+                elif isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+                    stack.append((owner, child))
+    return found
+
+
+def lines_of_body(function: Function) -> int:
+    first = function.body[1 if ast.get_docstring(function) is not None else 0]
+    assert function.end_lineno is not None
+    return function.end_lineno - first.lineno + 1
+
+
+def is_overload(function: Function) -> bool:
+    return any(isinstance(each, ast.Name) and each.id == "overload" for each in function.decorator_list)
+
+
+def test_functions_are_a_screen() -> None:
+    long, excused = {}, set()
+    for name, node in defined():
+        if not isinstance(node, Function) or is_overload(node):
+            continue
+        assert node.end_lineno is not None
+        lines = node.end_lineno - node.lineno + 1
+        if name in SIGNATURES_OF_OTHERS and lines > MOST_LINES_OF_A_FUNCTION:
+            excused.add(name)
+            lines = lines_of_body(node)
+        if lines > MOST_LINES_OF_A_FUNCTION:
+            long[name] = lines
+    assert long == {}
+    assert excused == set(SIGNATURES_OF_OTHERS), "an exception that none needs any more"
+
+
+def test_classes_have_few_methods() -> None:
+    counts = {
+        name: sum(isinstance(each, Function) for each in node.body)
+        for name, node in defined()
+        if isinstance(node, ast.ClassDef)
+    }
+    large = {name for name, count in counts.items() if count > MOST_METHODS}
+    assert large == set(CLASSES_OF_OTHERS)
+
+
+def test_files_are_short() -> None:
+    tests = ((str(path.relative_to(ROOT)), path.read_text()) for path in (ROOT / "tests").rglob("*.py"))
+    counted = {name: len(text.splitlines()) for name, text in (*sources(), *tests)}
+    assert {name: lines for name, lines in counted.items() if lines >= MOST_LINES} == {}
+
+
+def test_state_of_the_simulator_is_passed() -> None:
+    """`ACCELERATOR` is for what torch calls without our arguments; everybody else is given it."""
+    using = {
+        name
+        for name, text in sources()
+        if "ACCELERATOR" in text
+        and any(isinstance(node, ast.Name) and node.id == "ACCELERATOR" for node in ast.walk(ast.parse(text)))
+    }
+    assert using == {f"fsdpbench/sim/{name}" for name in KNOW_THE_ACCELERATOR}
