@@ -132,8 +132,8 @@ def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
     report = read_log(text)
     if report is None:
         raise UsageError(
-            f"{source}: no out-of-memory message of torch or CUDA is in it; paste it from 'CUDA out of memory. "
-            "Tried to allocate' on"
+            f"{source}: no out-of-memory message of torch or CUDA is in it; paste it from 'CUDA out of "
+            "memory. Tried to allocate' on"
         )
     content["message"] = report.to_dict()
     texts.append(describe_report(report))
@@ -155,8 +155,8 @@ def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return points[0].config, points[0].result
     if path.is_dir() and not (path / RESULT_FILE).is_file():
         raise UsageError(
-            f"{path}: neither a run folder nor one of its configurations; give the folder that a sweep wrote, "
-            "such as runs/NAME, or a file with the message"
+            f"{path}: neither a run folder nor one of its configurations; give the folder that a sweep "
+            "wrote, such as runs/NAME, or a file with the message"
         )
     result = read_json_object(path / RESULT_FILE if path.is_dir() else path)
     if not isinstance(result.get("config"), dict):
