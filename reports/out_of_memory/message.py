@@ -163,10 +163,10 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
     capacity = _CAPACITY.search(text)
     others = [_bytes(size) for _, size in _OTHERS.findall(text)]
     total = _bytes(capacity[2]) if capacity else None
-    allocated, unallocated = _one(_ALLOCATED, text), _one(_UNALLOCATED, text)
+    held, unallocated = _one(_ALLOCATED, text), _one(_UNALLOCATED, text)
     process = _one(_IN_USE, text)
-    if process is None and total is not None and allocated is not None:
-        process = _this_process(others, total, allocated + (unallocated or 0))
+    if process is None and total is not None and held is not None:
+        process = _this_process(others, total, held + (unallocated or 0))
     return OomMessage(
         start[1],
         asked,
@@ -177,7 +177,7 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
         others=sum(others) if others else None,
         others_seen=len(others),
         allowed=allowed,
-        allocated=allocated,
+        allocated=held,
         unallocated=unallocated,
         private_pools=_one(_POOLS, text),
         position=start.start(),
