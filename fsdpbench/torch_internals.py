@@ -192,7 +192,7 @@ INTERNALS = {
     "PythonWrapperCodegen": Internal("torch._inductor.codegen.wrapper:PythonWrapperCodegen", _COMPILER),
     "TritonScheduling": Internal("torch._inductor.codegen.triton:TritonScheduling", _COMPILER),
     "check_cudagraph_devices": Internal(
-        "torch._inductor.cudagraph_utils:check_lowering_disable_cudagraph", _COMPILER
+        "torch._inductor.cudagraph_utils:check_multiple_devices_or_any_cpu_nodes", _COMPILER
     ),
     "check_cudagraph_mutation": Internal(
         "torch._inductor.cudagraph_utils:check_for_mutation_ignore_cuda_graph_managed_tensor", _COMPILER
@@ -201,6 +201,9 @@ INTERNALS = {
     "detect_fake_mode": Internal("torch._guards:detect_fake_mode", _COMPILER),
     "device_interface": Internal("torch._dynamo.device_interface", _COMPILER),
     "ShortenTraceback": Internal("torch._dynamo.exc:ShortenTraceback", _COMPILER),
+    "dynamo_torch_variables": Internal(
+        "torch._dynamo.variables.torch", "compiled scripts, whose functions of torch are wrapped"
+    ),
     "dynamo_utils": Internal("torch._dynamo.utils", "telling graph breaks and recompilations"),
     "first_node_not_for_cudagraphs": Internal(
         "torch._inductor.utils:get_first_incompatible_cudagraph_node", _COMPILER
@@ -227,6 +230,9 @@ INTERNALS = {
         "torch's fully_shard on many ranks",
     ),
     "engine_run_backward": Internal("torch.autograd:_engine_run_backward", "backward on forward's streams"),
+    "use_cudnn_rnn_flatten_weight": Internal(
+        "torch:_use_cudnn_rnn_flatten_weight", "recurrent layers where torch is built with cuDNN"
+    ),
     "cuda_dump_snapshot": Internal("torch.cuda.memory:_dump_snapshot", _SNAPSHOTS),
     "cuda_exchange_device": Internal("torch.cuda:_exchange_device", _CUDA),
     "cuda_is_compiled": Internal("torch.cuda:_is_compiled", _CUDA),

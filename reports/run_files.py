@@ -205,6 +205,7 @@ class ResultFile(msgspec.Struct, frozen=True):
 
     status: str
     cause: Any = None
+    compiled: bool | None = None
     device: str = ""
     hardware: dict[str, Any] | str | None = None
     environment: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Points, claims and variants made from published figures and the validation's cases."""
+"""Points and variants made from published figures and the validation's cases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from fsdpbench.configuration.settings import Value
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import write_whole
-from fsdpbench.reproduce.figure import Claim, Lookup, PaperFigure, Place, Point, Variant
+from fsdpbench.reproduce.claims import Place
+from fsdpbench.reproduce.figure import PaperFigure, Point, Variant
 from fsdpbench.validation.runs.case import Case, Figure
 from fsdpbench.validation.runs.published import PublishedFigure
 
@@ -28,31 +29,6 @@ def points_of(
         for series, values in figure.series.items()
         for x, value in zip(figure.x, values, strict=True)
     )
-
-
-def ratio(over: tuple[str, Place], under: tuple[str, Place]) -> Callable[[Lookup], float | None]:
-    """One value over another."""
-
-    def measure(value: Lookup) -> float | None:
-        above, below = value(*over), value(*under)
-        return above / below if above and below else None
-
-    return measure
-
-
-def ran_out(*places: tuple[str, Place]) -> Callable[[Lookup], float | None]:
-    """How many of the runs at `places` have no value."""
-    return lambda value: float(sum(value(*place) is None for place in places))
-
-
-def at_least(words: str, measure: Callable[[Lookup], float | None], least: float, unit: str = "x") -> Claim:
-    """A claim with a lower bound."""
-    return Claim(words, measure, least=least, unit=unit)
-
-
-def at_most(words: str, measure: Callable[[Lookup], float | None], most: float, unit: str = "x") -> Claim:
-    """A claim with an upper bound."""
-    return Claim(words, measure, most=most, unit=unit)
 
 
 def with_settings(words: str, of: Callable[[Case], bool] = lambda case: True, **settings: Value) -> Variant:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from fsdpbench.reproduce.outcome import Outcome, Simulated
+from fsdpbench.reproduce.outcome import Outcome, Simulated, counted
 from fsdpbench.reproduce.traced import TracedRun
 from fsdpbench.results.provenance import versions
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def as_dict(
@@ -21,13 +22,13 @@ def as_dict(
         "publication": publication,
         "simulated": True,
         "versions": versions(),
+        "claims": {verdict.name.lower(): count for verdict, count in counted(outcomes).items()},
         "figures": [_figure(outcome, runs) for outcome, runs in zip(outcomes, traced, strict=True)],
     }
 
 
 def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str, Any]:
     figure, words = outcome.figure, outcome.figure.words
-    nearest = outcome.nearest
     return {
         "name": figure.name,
         "title": words.title,
@@ -38,11 +39,13 @@ def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str
         "assumed": list(words.assumed),
         "settings_published": not figure.is_open,
         "mean_error": outcome.mean_error,
+        "mean_errors": outcome.mean_errors,
         "worst_error": outcome.worst_error,
         "points": [_point(each) for each in outcome.points],
         "variants": [
             {
-                "words": each.words,
+                "words": each.variant.words,
+                "contradicts": each.variant.contradicts or None,
                 "mean_error": each.mean_error,
                 "mean_error_assumed": outcome.mean_error_of(each),
                 "points": [
@@ -52,16 +55,18 @@ def _figure(outcome: Outcome, traced: Sequence[Sequence[TracedRun]]) -> dict[str
             }
             for each in outcome.tried
         ],
-        "nearest": None if nearest is None else nearest.words,
         "claims": [
             {
                 "words": each.claim.words,
-                "least": each.claim.least,
-                "most": each.claim.most,
-                "unit": each.claim.unit,
+                "kind": each.claim.kind.name.lower(),
+                "least": each.bounds.low,
+                "most": each.bounds.high if math.isfinite(each.bounds.high) else None,
                 "published": each.published,
                 "simulated": each.simulated,
-                "same": each.same,
+                "other_settings": list(each.others),
+                "verdict": each.verdict.name.lower(),
+                "same_direction": each.same_direction,
+                "set_from_it": each.claim.taken or None,
             }
             for each in outcome.claims
         ],

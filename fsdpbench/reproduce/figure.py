@@ -2,7 +2,7 @@
 
 PaperFigure ──┬── Point     one published value, the case that stands for it, and its place in the chart
               ├── Variant   a change of settings that were not published: together they span the band
-              ├── Claim     what the publication concludes, as a number that both sides have or lack
+              ├── Claim     what the publication concludes, and the bounds that follow from its values
               └── Contrast  two of its runs whose traces explain the effect
 """
 
@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from importlib import resources
 
+from fsdpbench.reproduce.claims import Claim, Place
 from fsdpbench.validation.predict import Prediction
 from fsdpbench.validation.runs.case import Case, Figure
 from fsdpbench.validation.runs.published import PublishedFigure
-
-Place = int | str
-Lookup = Callable[[str, Place], float | None]
-"""The value of a series at a place; None: the run was out of memory, or did not finish."""
 
 
 class Drawing(Enum):
@@ -47,29 +44,14 @@ class Variant:
     """Other settings that the publication leaves possible.
 
     `change` makes the case of it, or None where it changes nothing. Where no run is simulated, `ready` has
-    the predictions by name of the case.
+    the predictions by name of the case. `contradicts`: what the publication states against them; such
+    settings are shown for what they explain, outside the band.
     """
 
     words: str
     change: Callable[[Case], Case | None] | None = None
     ready: Mapping[str, Prediction] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a figure is there to say: `measure` of it is `least` or more, and `most` or less."""
-
-    words: str
-    measure: Callable[[Lookup], float | None]
-    least: float | None = None
-    most: float | None = None
-    unit: str = ""
-
-    def holds(self, value: float | None) -> bool | None:
-        """Whether a value says so; None: it is not known."""
-        if value is None:
-            return None
-        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+    contradicts: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,4 +129,4 @@ class PaperFigure:
     @property
     def is_open(self) -> bool:
         """Whether settings that decide are not published."""
-        return bool(self.variants)
+        return any(not each.contradicts for each in self.variants)

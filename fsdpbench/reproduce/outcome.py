@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-from fsdpbench.reproduce.figure import Claim, PaperFigure, Place, Point, Variant
+from fsdpbench.reproduce.claims import LEAST_RATIO, Bounds, Claim, Kind, Place
+from fsdpbench.reproduce.figure import PaperFigure, Point, Variant
 from fsdpbench.reproduce.run import Runs
 from fsdpbench.results.records import Status
 from fsdpbench.validation.predict import Prediction
@@ -43,23 +46,39 @@ class Simulated:
 class Tried:
     """Other settings: the value of each point that they change, and their mean error."""
 
-    words: str
+    variant: Variant
     values: Values
     mean_error: float | None
 
 
+class Verdict(Enum):
+    """Whether the simulation agrees with a claim."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    DEPENDS = "depends on settings that are not published"
+    TAKEN = "not a test"
+    UNKNOWN = "not known"
+
+
 @dataclass(frozen=True)
 class Judged:
-    """A claim on both sides; `same`: the simulation says what the publication says."""
+    """A claim on both sides. `others`: its values under the other plausible settings that change it."""
 
     claim: Claim
-    published: float | None
+    bounds: Bounds
+    published: float
     simulated: float | None
+    others: tuple[float, ...]
+    verdict: Verdict
 
     @property
-    def same(self) -> bool | None:
-        """None: one side has no value."""
-        return self.claim.holds(self.simulated) if self.claim.holds(self.published) else None
+    def same_direction(self) -> bool:
+        """Whether the simulation has the sign of the effect, if it is one, under all plausible settings."""
+        values = [each for each in (self.simulated, *self.others) if each is not None]
+        if self.claim.kind is not Kind.RATIO or abs(self.published - 1) < LEAST_RATIO:
+            return self.verdict is Verdict.HOLDS
+        return bool(values) and all((each > 1) == (self.published > 1) for each in values)
 
 
 @dataclass(frozen=True)
@@ -85,15 +104,23 @@ class Outcome:
         return max(self.errors, default=None)
 
     @property
-    def nearest(self) -> Tried | None:
-        """The other settings that come nearer to what was published than those assumed, the most of all."""
-        gains = {
-            index: each.mean_error / assumed
-            for index, each in enumerate(self.tried)
-            if each.mean_error is not None and (assumed := self.mean_error_of(each))
-        }
-        best = min(gains, key=gains.__getitem__, default=None)
-        return None if best is None or gains[best] >= 1 else self.tried[best]
+    def mean_errors(self) -> list[float]:
+        """The mean errors under the assumed and each of the other plausible settings, on all points."""
+        others = (self._mean_error_with(each) for each in self.plausible if each.mean_error is not None)
+        return [] if self.mean_error is None else [self.mean_error, *others]
+
+    @property
+    def plausible(self) -> list[Tried]:
+        """The other settings that nothing contradicts."""
+        return [each for each in self.tried if not each.variant.contradicts]
+
+    def _mean_error_with(self, tried: Tried) -> float:
+        changed = (
+            _error(each.point, tried.values.get((each.point.series, each.point.x), each.value))
+            for each in self.points
+        )
+        errors = [abs(error) for error in changed if error is not None]
+        return statistics.fmean(errors) if errors else 0.0
 
     def mean_error_of(self, tried: Tried) -> float:
         """The mean error of the assumed settings over the points that `tried` changes."""
@@ -109,20 +136,39 @@ def outcome_of(figure: PaperFigure, runs: Runs) -> Outcome:
     """The figure with what was simulated of it."""
     tried = tuple(_tried(figure, variant, runs) for variant in figure.variants)
     points = tuple(_simulated(point, runs.of(point.case), tried) for point in figure.points)
-    published = {(point.series, point.x): point.published for point in figure.points}
-    simulated = {(each.point.series, each.point.x): each.value for each in points}
-    claims = tuple(
-        Judged(claim, claim.measure(_lookup(published)), _of_what_ran(claim, simulated, points))
-        for claim in figure.claims
-    )
+    claims = tuple(_judged(claim, figure, points, tried) for claim in figure.claims)
     return Outcome(figure, points, tried, claims)
 
 
-def _of_what_ran(claim: Claim, values: Values, points: tuple[Simulated, ...]) -> float | None:
-    """A claim may count runs that were out of memory: a run without an answer leaves it open."""
-    if any(each.status not in (Status.OK, Status.OOM) for each in points):
-        return None
-    return claim.measure(_lookup(values))
+def _judged(
+    claim: Claim, figure: PaperFigure, points: tuple[Simulated, ...], tried: tuple[Tried, ...]
+) -> Judged:
+    bounds = claim.bounds(figure.about)
+    published = claim.measure(figure.about.at)
+    assert published is not None  # else it has no bounds
+    values = {(each.point.series, each.point.x): each.value for each in points}
+    answered = all(each.status in (Status.OK, Status.OOM) for each in points)
+    simulated = claim.measure(_lookup(values)) if answered else None
+    others = (
+        claim.measure(_lookup({**values, **each.values}))
+        for each in tried
+        if not each.variant.contradicts and not each.values.keys().isdisjoint(claim.places)
+    )
+    found = tuple(other for other in others if other is not None) if answered else ()
+    verdict = _verdict(claim, bounds, (simulated, *found), answered)
+    return Judged(claim, bounds, published, simulated, found, verdict)
+
+
+def _verdict(claim: Claim, bounds: Bounds, values: tuple[float | None, ...], answered: bool) -> Verdict:
+    """Settings under which memory runs out were not those of a run that was published: they are left out."""
+    if claim.taken:
+        return Verdict.TAKEN
+    if not answered:
+        return Verdict.UNKNOWN
+    holding = [bounds.hold(value) for value in values if value is not None]
+    if holding and all(holding):
+        return Verdict.HOLDS
+    return Verdict.DEPENDS if any(holding) else Verdict.FAILS
 
 
 def _lookup(values: Values) -> Any:
@@ -131,9 +177,10 @@ def _lookup(values: Values) -> Any:
 
 def _simulated(point: Point, prediction: Prediction, tried: tuple[Tried, ...]) -> Simulated:
     value = prediction.predicted(point.kind)
-    others = [each.values.get((point.series, point.x)) for each in tried]
+    plausible = [each for each in tried if not each.variant.contradicts]
+    others = [each.values.get((point.series, point.x)) for each in plausible]
     known = [each for each in (value, *others) if each is not None]
-    band = (min(known), max(known)) if tried and len(known) > 1 else None
+    band = (min(known), max(known)) if plausible and len(known) > 1 else None
     status = Status(prediction.result["status"])
     return Simulated(point, value, status, _interval(point, prediction), band)
 
@@ -157,7 +204,7 @@ def _tried(figure: PaperFigure, variant: Variant, runs: Runs) -> Tried:
         values[point.series, point.x] = value
         error = _error(point, value)
         errors += [] if error is None else [abs(error)]
-    return Tried(variant.words, values, statistics.fmean(errors) if errors else None)
+    return Tried(variant, values, statistics.fmean(errors) if errors else None)
 
 
 def _prediction(variant: Variant, case: Case, runs: Runs) -> Prediction | None:
@@ -171,3 +218,9 @@ def _error(point: Point, value: float | None) -> float | None:
     if point.kind is Figure.RETRIES:
         return None  # over how many steps they were counted is not published
     return value / point.published - 1 if value is not None and point.published else None
+
+
+def counted(outcomes: Sequence[Outcome]) -> dict[Verdict, int]:
+    """How many claims have each verdict."""
+    found = Counter(claim.verdict for outcome in outcomes for claim in outcome.claims)
+    return {verdict: found[verdict] for verdict in Verdict}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -13,10 +14,11 @@ from plotly.offline import get_plotlyjs
 
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.page.charts.whole_run import Chart, Table
-from fsdpbench.reports.page.display import percent
+from fsdpbench.reports.page.display import NOTHING, percent
 from fsdpbench.reports.page.offline import island, own_file, policy
 from fsdpbench.reproduce.charts import chart_of, number
-from fsdpbench.reproduce.outcome import Judged, Outcome
+from fsdpbench.reproduce.claims import LEAST_LEVEL, LEAST_RATIO, PART_OF_EFFECT, Kind
+from fsdpbench.reproduce.outcome import Judged, Outcome, Verdict, counted
 from fsdpbench.reproduce.traced import TracedRun, facts_table, told
 from fsdpbench.results.provenance import versions
 
@@ -49,8 +51,13 @@ class _Section:
         return self.outcome.figure.name
 
     @property
-    def same(self) -> int:
-        return sum(each.same is True for each in self.outcome.claims)
+    def holding(self) -> int:
+        return _count(self.outcome.claims, Verdict.HOLDS)
+
+    @property
+    def tests(self) -> int:
+        """Claims that test something."""
+        return len(self.outcome.claims) - _count(self.outcome.claims, Verdict.TAKEN)
 
 
 def write_page(
@@ -76,8 +83,18 @@ def write_page(
         island=island,
         sections=sections,
         summary=_summary(sections),
-        same=sum(section.same for section in sections),
-        claims=sum(len(section.outcome.claims) for section in sections),
+        holding=sum(section.holding for section in sections),
+        tests=sum(section.tests for section in sections),
+        directions=sum(
+            claim.same_direction
+            for outcome in outcomes
+            for claim in outcome.claims
+            if claim.verdict is not Verdict.TAKEN
+        ),
+        counts=counted(outcomes),
+        verdicts=Verdict,
+        not_holding=_not_holding(sections),
+        rule=_RULE,
         versions=versions(),
         seconds=seconds,
     )
@@ -103,41 +120,68 @@ def _section(publication: str, outcome: Outcome, traced: Sequence[Sequence[Trace
     )
 
 
+_RULE = (
+    "One rule makes all bounds, from the published values alone. A ratio of two published values may be off "
+    f"by {PART_OF_EFFECT:.0%} of the published effect (on a logarithmic scale, both ways), by "
+    f"{LEAST_RATIO:.0%}, or by what reading the values off the image leaves open, whichever is largest. A "
+    f"single value may be off by {LEAST_LEVEL:.0%} or by its reading. Runs out of memory must be as many. "
+    "There must be no retries where none were published, and some where some were. Where settings are not "
+    "published, a claim holds only if it holds under all plausible ones that were simulated."
+)
+_COLUMNS = ("claim", "bounds", "published", "simulated", "under other settings", "verdict")
+
+
 def _claims(claims: Sequence[Judged]) -> Table:
-    rows = tuple(
-        (
-            each.claim.words,
-            _bound(each),
-            _value(each.published, each.claim.unit),
-            _value(each.simulated, each.claim.unit),
-            {True: "the same", False: "not the same", None: "not known"}[each.same],
-        )
-        for each in claims
+    return Table(_COLUMNS, tuple(_row(each) for each in claims))
+
+
+def _not_holding(sections: Sequence[_Section]) -> Table:
+    """The claims that do not hold, first those that hold under no plausible settings."""
+    rows = [
+        (section.name, *_row(claim))
+        for verdict in (Verdict.FAILS, Verdict.DEPENDS, Verdict.UNKNOWN, Verdict.TAKEN)
+        for section in sections
+        for claim in section.outcome.claims
+        if claim.verdict is verdict
+    ]
+    return Table(("figure", *_COLUMNS), tuple(rows))
+
+
+def _row(each: Judged) -> tuple[str, ...]:
+    kind, others = each.claim.kind, each.others
+    span = (min(others), max(others)) if others else ()
+    return (
+        each.claim.words,
+        _bounds(each),
+        _value(each.published, kind),
+        _value(each.simulated, kind),
+        " to ".join(dict.fromkeys(_value(value, kind) for value in span)),
+        f"{each.verdict.value}: {each.claim.taken}" if each.claim.taken else each.verdict.value,
     )
-    return Table(("what the figure says", "as", "published", "simulated", "verdict"), rows)
 
 
-def _bound(each: Judged) -> str:
-    unit = each.claim.unit
-    if each.claim.least is not None:
-        return f"at least {_plain(each.claim.least)} {unit}".strip()
-    return f"at most {_plain(each.claim.most)} {unit}".strip()
+def _bounds(each: Judged) -> str:
+    low, high, kind = each.bounds.low, each.bounds.high, each.claim.kind
+    if math.isinf(high):
+        return f"at least {low:g}"
+    return f"{low:g}" if low == high else f"{_value(low, kind)} to {_value(high, kind)}"
 
 
-def _plain(value: float | None) -> str:
-    return "" if value is None else f"{value:g}"
+def _count(claims: Sequence[Judged], verdict: Verdict) -> int:
+    return sum(each.verdict is verdict for each in claims)
 
 
-def _value(value: float | None, unit: str) -> str:
+def _value(value: float | None, kind: Kind) -> str:
     if value is None:
-        return "–"
-    return f"{value:.3f} {unit}" if unit == "x" else f"{value:g}" if not unit else f"{number(value)} {unit}"
+        return NOTHING
+    return f"{value:.3f}" if kind is Kind.RATIO else number(value) if kind is Kind.LEVEL else f"{value:g}"
 
 
 def _variants(outcome: Outcome) -> Table:
     rows = tuple(
         (
-            each.words,
+            each.variant.words,
+            each.variant.contradicts,
             str(len(each.values)),
             percent(each.mean_error, 0),
             percent(outcome.mean_error_of(each), 0),
@@ -145,7 +189,14 @@ def _variants(outcome: Outcome) -> Table:
         )
         for each in outcome.tried
     )
-    columns = ("other settings", "points", "mean error with them", "as assumed", "without a value")
+    columns = (
+        "other settings",
+        "what is stated",
+        "points",
+        "mean error with them",
+        "as assumed",
+        "without a value",
+    )
     return Table(columns, rows)
 
 
@@ -155,12 +206,21 @@ def _summary(sections: Sequence[_Section]) -> Table:
             section.name,
             section.outcome.figure.words.title,
             str(len(section.outcome.points)),
+            f"{section.holding} of {section.tests}" if section.outcome.claims else "",
             percent(section.outcome.mean_error),
+            _range_of(section.outcome.mean_errors),
             percent(section.outcome.worst_error),
-            f"{section.same} of {len(section.outcome.claims)}" if section.outcome.claims else "",
             "" if not section.outcome.points else "not in full" if section.outcome.figure.is_open else "yes",
         )
         for section in sections
     )
-    columns = ("figure", "of", "points", "mean error", "worst", "claims reproduced", "settings published")
+    columns = (
+        *("figure", "of", "points", "claims that hold", "mean error", "under other settings", "worst"),
+        "settings published",
+    )
     return Table(columns, rows)
+
+
+def _range_of(errors: Sequence[float]) -> str:
+    """Mean errors under all plausible settings."""
+    return f"{percent(min(errors), 0)} to {percent(max(errors), 0)}" if len(errors) > 1 else ""

@@ -7,6 +7,7 @@ A setting that a system does not have at all is in `absent`; a value that it can
 from __future__ import annotations
 
 import importlib.util
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -27,6 +28,8 @@ from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.systems.software import refused_by_software
 from fsdpbench.workloads import Workload
 
+SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
+"""Set to 1 in the environment, they have `torch.compile` compile nothing, and torch does not say so."""
 MOST_OFFLOADED_BYTES = 8 * 2**30
 """Simulated GPUs have no memory of their own, but the host is real."""
 
@@ -96,6 +99,9 @@ class System(ABC):
         if config.settings.compile and config.sanitize:
             # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
             refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"
+        by = next((name for name in SWITCHES_OFF if os.environ.get(name) == "1"), None)
+        if config.settings.compile and by is not None:
+            refused["compile"] = f"{by}=1 in the environment has torch compile nothing: unset it"
         return refused
 
     def absent_settings(self, config: Config) -> Mapping[str, str]:

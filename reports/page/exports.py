@@ -102,6 +102,7 @@ def _record(entry: Ranked) -> dict[str, Any]:
         "key": row.config.key,
         "folder": row.folder.name,
         "status": row.status.value,
+        "compiled": row.compiled,
         "problem": row.problem,
         "settings": dict(row.settings),
         **dict(zip(_flat_names(), _flat_figures(row), strict=True)),

@@ -56,6 +56,9 @@ def _settings(named: Sequence[Ranked], ranked: Sequence[Ranked]) -> str:
     hardware = named[0].row.hardware.get("name")
     start = f"Simulated{f' on {hardware}' if hardware else ''}: run " if named[0].row.simulated else "Run "
     labels = [label(each.row, varying) + doubt(each.row) for each in named]
+    compiled = named[0].row.compiled
+    if "compile" not in varying and compiled is not None:
+        labels[-1] += ", compiled" if compiled else ", eager"
     return start + " or ".join(labels)
 
 

@@ -106,6 +106,12 @@ class Configuration:
         return self.device == "sim"
 
     @property
+    def compiled(self) -> bool | None:
+        """Whether it was compiled, and not eager; None where nothing says it."""
+        asked = self.config.settings.get("compile")
+        return self.result.compiled if self.result.compiled is not None else asked
+
+    @property
     def command(self) -> str | None:
         """The command line that repeats this row."""
         command = self.config.command
@@ -223,7 +229,7 @@ def _load_configuration(folder: Path) -> Configuration:
         status=status,
         problem="; ".join(problems) or _first_words(result.cause),
         traces=_traces(folder),
-        settings=_settings(config),
+        settings=_settings(config, result),
     )
 
 
@@ -244,7 +250,7 @@ def _status(result: ResultFile, problems: list[str]) -> Status:
     return Status.UNREADABLE
 
 
-def _settings(config: ConfigFile) -> dict[str, Any]:
+def _settings(config: ConfigFile, result: ResultFile) -> dict[str, Any]:
     """All that identifies a row, together, in the order in which people read it."""
     hardware = config.hardware if isinstance(config.hardware, str) else (config.hardware or {}).get("name")
     around: dict[str, Any] = {"model": config.model or None, "system": config.system or None}
@@ -253,6 +259,8 @@ def _settings(config: ConfigFile) -> dict[str, Any]:
     if config.software is not None:
         around["software"] = config.software
     around |= config.settings
+    if around.get("compile") is None and result.compiled is not None:  # a script, which decides it itself
+        around["compile"] = result.compiled
     return around
 
 

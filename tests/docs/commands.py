@@ -18,7 +18,11 @@ _TEMPLATE = re.compile(
 )
 _INSTALLED = re.compile(r"^python3 -m venv .*&& \.venv/bin/(?=fsdpbench )")
 _TO_TYPE = "docs/how-to/index.md"
-"""The page whose tables hold commands to type; elsewhere words between lines only name a command."""
+"""The page whose tables hold commands to type."""
+_COMPLETE = re.compile(
+    r" (?:--model|--hf-config|--script) |^fsdpbench (?:explain|completion|doctor)\b(?! *$)"
+)
+"""Elsewhere, commands between words are to be typed if they say what to run; others only name a command."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ def commands(page: Path) -> Iterator[Command]:
     source, name = page.read_text(), page.relative_to(ROOT).as_posix()
     blocks = [re.sub(r"\\\n\s*", "", block[2]) for block in _BLOCK.finditer(source)]
     texts = [(line, True) for block in blocks for line in block.splitlines()]
-    texts += [(text, name == _TO_TYPE) for text in _INLINE.findall(_BLOCK.sub("", source))]
+    inline = _INLINE.findall(_BLOCK.sub("", source))
+    texts += [(text, name == _TO_TYPE or bool(_COMPLETE.search(text))) for text in inline]
     for text, shown in texts:
         line = re.sub(r"\s+(?:#|> ).*$", "", text.strip().removeprefix("$ "))
         line = _INSTALLED.sub("", line)

@@ -28,7 +28,7 @@ SHOWN = {
         "Memory runs out in step 1, phase forward, in blocks.19.feed_forward.up",
         "--batch 6 --grad-accum 4",
     ],
-    "plan --model gpt-tiny --gpus 8 ": ["4 configurations, 0 cannot fit"],
+    "plan --model gpt-tiny --gpus 8 ": ["4 configurations, eager, 0 cannot fit"],
     "plan --model gpt-tiny --gpus 8,16": ["GPU-hours", "cost"],
 }
 

@@ -15,7 +15,7 @@ from fsdpbench.cli.commands.sweep import request_from
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
 from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
-from fsdpbench.cli.terminal.units import plus_minus
+from fsdpbench.cli.terminal.units import compiled_words, plus_minus
 from fsdpbench.cli.values import MOST_JOBS, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
@@ -56,7 +56,7 @@ def command(
     plan = request.plan()
     if not plan.points:
         raise UsageError("nothing is left to run: " + "; ".join(plan.notes))
-    tell(request.announcement(len(plan.points)))
+    tell(request.announcement(len(plan.points), compiled_words(c.settings.compile for c in plan.points)))
     if added := request.added_by_preset():
         tell(added)
     foreseen = None
@@ -175,9 +175,10 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
         table.add_row(*cells)
     console.print(table)
     console.print()
+    how = compiled_words(config.settings.compile for config in points)
     for note in notes:
         console.print(Text(note))
-    console.print(Text(f"{len(points)} configurations", style="bold"), end="")
+    console.print(Text(f"{len(points)} configurations, {how}", style="bold"), end="")
     if foreseen is None:
         console.print()
         return

@@ -89,12 +89,18 @@ def _names(only: str | None) -> list[str]:
 
 def _print(outcomes: list[Outcome]) -> None:
     from fsdpbench.reports.page.display import percent
+    from fsdpbench.reproduce.outcome import Verdict, counted
 
-    show("figure  points  mean error   worst  claims  of")
+    show("figure  points  mean error   worst  claims that hold  of")
     for outcome in outcomes:
-        same = sum(each.same is True for each in outcome.claims)
-        claims = f"{same}/{len(outcome.claims)}" if outcome.claims else ""
+        verdicts = counted([outcome])
+        tests = sum(verdicts.values()) - verdicts[Verdict.TAKEN]
+        claims = f"{verdicts[Verdict.HOLDS]}/{tests}" if tests else ""
         show(
             f"{outcome.figure.name:<6}  {len(outcome.points):>6}  {percent(outcome.mean_error):>10}  "
-            f"{percent(outcome.worst_error):>6}  {claims:>6}  {outcome.figure.words.title}"
+            f"{percent(outcome.worst_error):>6}  {claims:>16}  {outcome.figure.words.title}"
         )
+    counts = counted(outcomes)
+    told = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)
+    if told:
+        show(f"claims: {told}")

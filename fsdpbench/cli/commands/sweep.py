@@ -24,6 +24,7 @@ from fsdpbench.cli.requests.options import (
     target_options,
 )
 from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
+from fsdpbench.cli.terminal.units import compiled_words
 from fsdpbench.cli.values import MOST_JOBS, MOST_RUNS, PossiblePath, whole
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import BenchError, ExitCode, UsageError
@@ -110,7 +111,7 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
     from fsdpbench.sweep.runner import jobs_for, run_sweep
 
     plan = request.plan()
-    tell(request.announcement(len(plan.points)))
+    tell(request.announcement(len(plan.points), compiled_words(c.settings.compile for c in plan.points)))
     if added := request.added_by_preset():
         tell(added)
     for note in plan.notes:

@@ -19,7 +19,7 @@ from fsdpbench.cli.requests.options import (
     space_options,
     target_options,
 )
-from fsdpbench.cli.terminal.units import plus_minus
+from fsdpbench.cli.terminal.units import compiled_words, plus_minus
 from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.files.reading import read_json_object
@@ -103,7 +103,7 @@ def command(space: str | None, assignments: tuple[str, ...], as_json: bool, **op
     plan = request.plan()
     if not plan.points:
         raise UsageError("nothing is left to search: " + "; ".join(plan.notes))
-    tell(request.announcement(len(plan.points)))
+    tell(request.announcement(len(plan.points), compiled_words(c.settings.compile for c in plan.points)))
     if added := request.added_by_preset():
         tell(added)
     folder = options.get("output") or Path("runs") / f"tune-{default_name(request)}"
@@ -193,7 +193,8 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     console.print()
     best = answer.front[0].config
     simulated = f"Simulated on {best.hardware}: " if device == "sim" else ""
-    console.print(Text(f"{simulated}best is {best.name}", style="bold"))
+    how = compiled_words([best.settings.compile])
+    console.print(Text(f"{simulated}best is {best.name}, {how}", style="bold"))
     console.print(_tried(answer, points), highlight=False, soft_wrap=not console.is_terminal)
     # Paths in lines of their own, never folded: they are there to be copied.
     for what, where in (("best", "best.toml"), ("as code", "best_*.py"), ("report", "report.html")):

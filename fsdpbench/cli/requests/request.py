@@ -101,8 +101,8 @@ class SweepRequest:
             "(--batch 4,8) to vary only what you name"
         )
 
-    def announcement(self, points: int) -> str:
-        """The first line of a sweep: what runs where, and why there."""
+    def announcement(self, points: int, how: str = "") -> str:
+        """The first line of a sweep: what runs where, and why there. `how`: eager or compiled."""
         target = self.target
         gpus = ", ".join(map(str, self.gpus))
         if target.device == "sim":
@@ -115,7 +115,8 @@ class SweepRequest:
         else:
             where = f"running on {gpus} x {target.device} ({self.choice.reason})"
         noun = "configuration" if points == 1 else "configurations"
-        return f"{target.model}: {points} {noun}, {where}{told_assumed(self.assumed)}"
+        told = f"{noun}, {how}" if how else noun
+        return f"{target.model}: {points} {told}, {where}{told_assumed(self.assumed)}"
 
 
 def make_request(

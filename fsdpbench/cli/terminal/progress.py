@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdpbench.cli.output import make_console, tell
-from fsdpbench.cli.terminal.units import each, plus_minus
+from fsdpbench.cli.terminal.units import compiled_words, each, plus_minus
 from fsdpbench.configuration.config import Config
 from fsdpbench.reports.outside_text import one_line
 from fsdpbench.sweep.runner import Progress
@@ -50,6 +50,8 @@ def _figures(result: dict[str, Any]) -> str:
         parts.append(f"{result['tokens_per_s_per_gpu']:,.0f} tokens/s/{each(str(result.get('device')))}")
     if result.get("overlap_fraction") is not None:
         parts.append(f"{result['overlap_fraction']:.0%} of communication hidden")
+    if result.get("compiled") is not None:
+        parts.append(compiled_words([result["compiled"]]))
     if retries := result.get("alloc_retries_per_step"):
         parts.append(f"{retries:g} allocator {'retry' if retries == 1 else 'retries'} a step")
     return ", ".join(parts)

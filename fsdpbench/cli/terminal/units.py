@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": "TFLOPS"}
@@ -25,3 +25,11 @@ def plus_minus(interval: Mapping[str, Any] | None) -> str:
         return ""
     low, high = interval["step_time_s"]
     return f" ±{(high - low) / (high + low):.0%}"
+
+
+def compiled_words(compiled: Iterable[bool | None]) -> str:
+    """`eager`, `compiled` or `eager and compiled`: what there is among configurations."""
+    found = {bool(each) for each in compiled}
+    return " and ".join(
+        word for word, is_there in (("eager", False), ("compiled", True)) if is_there in found
+    )

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from fsdpbench.script.cuda.refusals import CUDA_CODE, NotSimulatedError
-from fsdpbench.torch_internals import has_triton_package
+from fsdpbench.torch_internals import INTERNALS, has_triton_package
 
 _NAME = "triton"
+_COMPILER = INTERNALS["inductor_config"].path.rpartition(".")[0]
+"""The package whose modules ask for Triton."""
 
 
 def map_triton() -> None:
@@ -31,6 +33,7 @@ def map_triton() -> None:
     # torch looks for Triton once and remembers; it must not take this for the real one.
     if not has_triton_package():
         sys.meta_path.append(_Finder())
+        sys.meta_path.insert(0, _CompilersFinder())
 
 
 @contextmanager
@@ -115,3 +118,27 @@ class _Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         pass
+
+
+class _CompilersFinder(MetaPathFinder):
+    """Has the modules of torch's compiler imported without the stand-in, whoever imports them first: a script
+    may reset the compiler, or change its settings, before it compiles anything."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not f"{name}.".startswith(f"{_COMPILER}."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is not None and hasattr(loader, "exec_module"):
+            loader.exec_module = _without_stand_in(loader.exec_module)
+        return spec
+
+
+def _without_stand_in(execute: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def exec_module(module: ModuleType) -> None:
+        with without_stand_in():
+            execute(module)
+
+    return exec_module

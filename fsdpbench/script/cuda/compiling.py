@@ -80,11 +80,13 @@ def _noticing(accelerator: Accelerator, original: Callable[..., Any]) -> Callabl
         return decided_when_called
 
     def _compiled(model: Any, options: dict[str, Any]) -> Any:
-        from fsdpbench.sim.compile.front_end import install  # the compiler's import takes seconds
+        from fsdpbench.script.cuda.in_graph import show_to_dynamo  # the compiler's import takes seconds
+        from fsdpbench.sim.compile.front_end import install
         from fsdpbench.sim.compile.refusals import refuse_mode
 
         refuse_mode(options, sanitized=accelerator.sanitizer is not None)
         install(without_stand_in)
+        show_to_dynamo()
         if not _Requests.made and _Requests.leave_alone is not None:
             _Requests.leave_alone(find("inductor_cache_dir")())
         _Requests.made += 1

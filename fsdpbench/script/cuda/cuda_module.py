@@ -6,6 +6,7 @@ torch has it, and answers that CUDA is not there.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import types
@@ -37,7 +38,7 @@ def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
     `accelerator`, has the index `local_rank`."""
     os.environ[_VISIBLE_DEVICES] = ""  # where there are GPUs, they stay out of it
     module = torch.get_device_module(DEVICE_TYPE)
-    functions = {name: getattr(module, name) for name in _public_names(module)}
+    functions = {name: _as_function(getattr(module, name)) for name in _public_names(module)}
     functions |= _ONLY_CUDA | {
         "current_device": lambda: local_rank,
         "is_current_stream_capturing": lambda: _is_capturing(accelerator),
@@ -62,6 +63,18 @@ def map_cuda_module(accelerator: Accelerator, local_rank: int) -> None:
     replace(torch.cuda.memory, memory_snapshot=module.memory.memory_snapshot)
     functions["Stream"].cuda_stream = property(lambda stream: stream.number)
     _map_submodules(accelerator)
+
+
+def _as_function(found: Any) -> Any:
+    """A method as a function, which is what torch has there: Dynamo looks them up by identity."""
+    if not isinstance(found, types.MethodType):
+        return found
+
+    @functools.wraps(found)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return found(*args, **kwargs)
+
+    return call
 
 
 def _taking_its_place(simulated: Any) -> Callable[[Any], Any]:

@@ -34,6 +34,8 @@ from fsdpbench.sim.tensors.pinned import pin
 from fsdpbench.torch_internals import device_constructors, expect, parse_to, replace
 
 CUDA = "cuda"
+TAKES_DEVICE = "_takes_device"
+"""The mark of wrappers that resolve the keyword `device`, and do nothing else in a compiled graph."""
 _INDEX = re.compile(r"\d+")
 _LIKE = ("empty_like", "full_like", "ones_like", "zeros_like", "rand_like", "randn_like", "randint_like")
 _METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor")
@@ -161,6 +163,7 @@ def _taking_device(function: Callable[..., Any]) -> Callable[..., Any]:
         made = function(*args, **kwargs)
         return pin(made) if pinned else made
 
+    setattr(call, TAKES_DEVICE, True)
     return call
 
 
@@ -208,7 +211,7 @@ def _change_tensor_methods() -> None:
     replace(
         tensor_type,
         to=_taking_device_first(tensor_type.to, position=1),
-        cuda=_cuda,
+        cuda=_tensor_to_device(tensor_type.cuda),
         type=_type_method(tensor_type.type),
         is_cuda=property(is_on_device),
         get_device=_get_device(tensor_type.get_device),
@@ -221,19 +224,29 @@ def _change_tensor_methods() -> None:
         )
 
 
-def _cuda(
-    self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
-) -> torch.Tensor:
+def _tensor_to_device(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`Tensor.cuda`."""
-    target = own_device(CUDA if device is None else device)
-    if memory_format is None:
-        return self.to(target, non_blocking=non_blocking)
-    return self.to(target, non_blocking=non_blocking, memory_format=memory_format)
+
+    @functools.wraps(original)
+    def cuda(
+        self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+    ) -> torch.Tensor:
+        target = own_device(CUDA if device is None else device)
+        if memory_format is None:
+            return self.to(target, non_blocking=non_blocking)
+        return self.to(target, non_blocking=non_blocking, memory_format=memory_format)
+
+    return cuda
 
 
 def _get_device(original: Callable[[torch.Tensor], int]) -> Callable[[torch.Tensor], int]:
     """`Tensor.get_device`."""
-    return lambda self: torch.cuda.current_device() if is_on_device(self) else original(self)
+
+    @functools.wraps(original)
+    def get_device(self: torch.Tensor) -> int:
+        return torch.cuda.current_device() if is_on_device(self) else original(self)
+
+    return get_device
 
 
 def _numpy(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -270,6 +283,7 @@ def _type_method(original: Callable[..., Any]) -> Callable[..., Any]:
     """`Tensor.type`, which speaks of types like "torch.cuda.FloatTensor"."""
     prefix = "torch.cuda."
 
+    @functools.wraps(original)
     def call(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if isinstance(dtype, str) and dtype.startswith(prefix):
             named = _LEGACY_DTYPES.get(dtype.removeprefix(prefix))

@@ -17,13 +17,7 @@ from fsdpbench.sim.compile.refusals import CompileRefusedError, refusal_behind, 
 from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.patches.dynamo import use_real_dynamo
 from fsdpbench.sim.tensors.creation import is_on_device
-from fsdpbench.torch_internals import (
-    ShortenTraceback,
-    compiler_config,
-    functorch_config,
-    patch,
-    trace_rules,
-)
+from fsdpbench.torch_internals import ShortenTraceback, compiler_config, functorch_config, patch, trace_rules
 
 _LOWERING = "fsdpbench.sim.compile.lowering"
 _RANDOM_NUMBERS = "fsdpbench.sim.compile.random_numbers"
@@ -98,9 +92,9 @@ def _compile_by_device(
         options["config_patches"] = {**patches, _CUDA_GRAPHS: False}  # torch's own capturing needs a GPU
         settings = lowering.inductor_config.patch(lowering.SETTINGS)  # else it starts processes that compile
         tag = compiler_config.patch(cache_key_tag=lowering.cache_tag(captures))
-        # A GPU's generators are registered with CUDA graphs; states of random numbers are saved without them.
-        generators = functorch_config.patch(graphsafe_rng_functionalization=False)
-        with around(), settings, tag, generators:
+        # Else CUDA's generators keep their state themselves, and there are none; neither way has kernels.
+        random_numbers = functorch_config.patch(graphsafe_rng_functionalization=False)
+        with around(), settings, tag, random_numbers:
             try:
                 return original(model, inputs, inner_compile=functools.partial(lower, captures), **options)
             except Exception as error:

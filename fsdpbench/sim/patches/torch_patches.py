@@ -76,6 +76,8 @@ def apply_patches() -> None:
     _patch_accelerator()
     _patch_autocast()
     _patch_backward()
+    # A build with cuDNN would join a recurrent layer's weights by a kernel of the real GPU.
+    patch("use_cudnn_rnn_flatten_weight", lambda original: lambda: False)
     _patch_distributed()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,12 @@ class PublishedFigure:
     x: tuple[int | str, ...]
     series: Mapping[str, tuple[float | None, ...]]
     batch: tuple[int, ...] = ()
+
+    @property
+    def read_within(self) -> float:
+        """How far a value that was read off an image may be from the true one, in its unit; 0 if it was printed."""
+        within = re.search(r"\(([0-9.]+)", self.read)
+        return float(within[1]) if within else 0.0
 
     def at(self, series: str, x: int | str) -> float | None:
         """The value of `series` at `x`; None: the run was out of memory. Raises `KeyError`, `ValueError`."""

@@ -239,7 +239,8 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
     if waiting is None or waiting < CPU_BOUND * rank.time.total or rank.memory.retries:
         return
     share = waiting / rank.time.total
-    suggestions = (Suggestion("batch", "more"), Suggestion("wrap", "every-2"), Suggestion("compile", "true"))
+    to_compile = () if rank.fused else (Suggestion("compile", "true"),)
+    suggestions = (Suggestion("batch", "more"), Suggestion("wrap", "every-2"), *to_compile)
     yield Finding(
         "cpu_bound",
         share,

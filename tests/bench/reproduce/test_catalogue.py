@@ -58,7 +58,7 @@ def test_bars_that_are_missing_are_runs_out_of_memory(made: dict[str, PaperFigur
     assert published("6a").at("DDP", "t5-11b") is None
 
 
-@pytest.mark.parametrize("name", ["6a", "6c", "7a", "2022", "104509"])
+@pytest.mark.parametrize("name", ["6a", "6c", "7a", "7b", "7c", "2022", "104509"])
 def test_other_settings_change_the_case_and_can_run(made: dict[str, PaperFigure], name: str) -> None:
     for variant in made[name].variants:
         assert variant.change is not None
@@ -76,7 +76,7 @@ def test_other_settings_change_the_case_and_can_run(made: dict[str, PaperFigure]
 
 def test_machines_differ_from_their_base_in_what_is_named(tmp_path: Path) -> None:
     (figure,) = figures(tmp_path, ["7a"])
-    tf32 = next(each for each in figure.variants if each.words == "TF32")
+    tf32 = next(each for each in figure.variants if each.words == "dense part in TF32")
     assert tf32.change is not None
     changed = tf32.change(figure.points[0].case)
     assert changed is not None

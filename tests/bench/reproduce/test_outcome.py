@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.reproduce.building import at_least, at_most, ran_out, ratio
 from fsdpbench.reproduce.charts import chart_of
+from fsdpbench.reproduce.claims import ran_out, ratio
 from fsdpbench.reproduce.document import as_dict
 from fsdpbench.reproduce.figure import Drawing, PaperFigure, Point, Variant
-from fsdpbench.reproduce.outcome import Outcome, outcome_of
+from fsdpbench.reproduce.outcome import Outcome, Verdict, counted, outcome_of
 from fsdpbench.reproduce.run import Runs
 from fsdpbench.validation.predict import Prediction
 from fsdpbench.validation.runs.case import Case, Figure
@@ -34,7 +34,9 @@ def predicted(name: str, value: float | None, status: str = "ok") -> Prediction:
 def outcome(
     values: dict[str, float | None],
     drawing: Drawing = Drawing.BARS,
-    others: tuple[float, float] = (101.0, 60.0),
+    others: tuple[float | None, float | None] = (101.0, 60.0),
+    contradicts: str = "",
+    taken: str = "",
     **statuses: str,
 ) -> Outcome:
     """A figure of two series on two places; `values` by series and place, as in `a8`."""
@@ -49,11 +51,11 @@ def outcome(
         PUBLISHED,
         drawing,
         points,
-        variants=(Variant("other", ready=other),),
+        variants=(Variant("other", ready=other, contradicts=contradicts),),
         claims=(
-            at_least("twice as fast", ratio(("a", 8), ("a", 16)), 1.5),
-            at_most("no more than b", ratio(("a", 8), ("b", 8)), 1.3),
-            at_least("out of memory", ran_out(("b", 16)), 1, ""),
+            ratio("twice as fast", ("a", 8), ("a", 16)),
+            ratio("faster than b", ("a", 8), ("b", 8), taken=taken),
+            ran_out("out of memory", ("b", 16)),
         ),
         ready=ready,
     )
@@ -74,20 +76,51 @@ def test_the_band_spans_what_was_assumed_and_what_may_have_been() -> None:
     found = outcome(GOOD, b16="oom")
     assert [each.band for each in found.points] == [(101.0, 110.0), (55.0, 60.0), None, None]
     assert found.tried[0].mean_error == pytest.approx((0.01 + 0.2) / 2)
-    assert found.nearest is None  # on the points that it changes, what is assumed is nearer
-    worse = outcome({**GOOD, "a8": 150.0}, b16="oom")
-    assert worse.nearest is not None
+    assert found.mean_errors == pytest.approx([0.2 / 3, 0.21 / 3])
+
+
+def test_settings_that_contradict_the_publication_are_no_part_of_the_band() -> None:
+    found = outcome(GOOD, others=(400.0, 60.0), contradicts="it says so", b16="oom")
+    assert [each.band for each in found.points] == [None] * 4
+    assert len(found.mean_errors) == 1
+    assert verdicts(found)[0] is Verdict.HOLDS
+    assert not found.figure.is_open
+
+
+def verdicts(found: Outcome) -> list[Verdict]:
+    return [each.verdict for each in found.claims]
 
 
 def test_claims_hold_or_do_not() -> None:
-    assert [each.same for each in outcome(GOOD, b16="oom").claims] == [True, False, True]
-    assert [each.same for each in outcome({**GOOD, "a16": 100.0}, b16="oom").claims] == [False, False, True]
-    assert [each.same for each in outcome({**GOOD, "b16": 70.0}).claims] == [True, False, False]
+    holds, fails, depends = Verdict.HOLDS, Verdict.FAILS, Verdict.DEPENDS
+    assert verdicts(outcome(GOOD, b16="oom")) == [holds, holds, holds]
+    assert verdicts(outcome({**GOOD, "a16": 100.0}, b16="oom"))[0] is depends
+    assert verdicts(outcome({**GOOD, "a16": 100.0}, others=(101.0, 90.0), b16="oom"))[0] is fails
+    assert verdicts(outcome({**GOOD, "b16": 70.0}))[2] is fails
+
+
+def test_settings_that_run_out_of_memory_decide_nothing() -> None:
+    found = outcome(GOOD, others=(None, None), b16="oom")
+    assert verdicts(found)[:2] == [Verdict.HOLDS, Verdict.HOLDS]
+    assert found.claims[0].others == ()
+    alone = outcome({**GOOD, "a8": None}, others=(None, None), a8="oom", b16="oom")
+    assert verdicts(alone)[0] is Verdict.FAILS  # the published run had a value
+
+
+def test_claims_of_values_that_the_simulation_was_set_from_are_not_counted() -> None:
+    found = outcome(GOOD, taken="set from it", b16="oom")
+    assert counted([found])[Verdict.TAKEN] == 1
+    assert counted([found])[Verdict.HOLDS] == 2
+
+
+def test_bounds_do_not_depend_on_what_was_simulated() -> None:
+    near, far = outcome(GOOD, b16="oom"), outcome({**GOOD, "a8": 900.0, "b8": 1.0}, others=(5.0, 7.0))
+    assert [each.bounds for each in near.claims] == [each.bounds for each in far.claims]
 
 
 def test_a_run_that_failed_is_no_run_out_of_memory() -> None:
     found = outcome(GOOD, b16="crash")
-    assert [each.same for each in found.claims] == [None, None, None]
+    assert verdicts(found) == [Verdict.UNKNOWN] * 3
     assert found.points[-1].agrees_on_memory is None
 
 
@@ -116,7 +149,7 @@ def test_json_says_what_is_not_known_with_null() -> None:
         "crash",
         None,
     )
-    assert [claim["same"] for claim in figure["claims"]] == [None] * 3
+    assert [claim["verdict"] for claim in figure["claims"]] == ["unknown"] * 3
 
 
 def test_published_values_read_by_the_wrong_name_are_errors() -> None:

