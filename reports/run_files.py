@@ -236,6 +236,11 @@ class ResultFile(msgspec.Struct, frozen=True):
     memory_traffic: dict[str, Any] | None = None
     soak: SoakReport | None = None
 
+    @property
+    def steps_spread(self) -> float | None:
+        """How far apart the timed steps are where the allocator retries: none says what the next is like."""
+        return self.measured.spread if self.measured and self.alloc_retries_per_step else None
+
 
 FileT = TypeVar("FileT", ConfigFile, ResultFile)
 

@@ -29,10 +29,6 @@ class Placement:
     world_size: int
     local_rank: int
 
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
 
 @dataclass(frozen=True)
 class StepMemory:

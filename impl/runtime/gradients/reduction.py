@@ -168,9 +168,9 @@ class Reducer:
         offsets, numel, used = self._plan(unit, which)
         layout = unit.layout
         if layout.whole and len(which) < len(layout.segments):
-            gradients = fill_missing(unit, which, gradients)
+            gradients = fill_missing(unit.layout, which, gradients)
         if layout.interleaved:
-            gradients = rank_major(unit, which, gradients)
+            gradients = rank_major(unit.layout, which, gradients)
         if layout.has_scalars:
             gradients = [gradient.view(-1) for gradient in gradients]
         if self._exchanges(unit):
