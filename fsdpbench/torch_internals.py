@@ -208,6 +208,7 @@ INTERNALS = {
     "first_node_not_for_cudagraphs": Internal(
         "torch._inductor.utils:get_first_incompatible_cudagraph_node", _COMPILER
     ),
+    "is_utils_checkpoint": Internal("torch._dynamo.variables.builder:is_utils_checkpoint", _OBSERVED),
     "inductor_cache_dir": Internal("torch._inductor.runtime.cache_dir_utils:cache_dir", _COMPILER),
     "inductor_common": Internal("torch._inductor.codegen.common", _COMPILER),
     "inductor_compile_fx": Internal("torch._inductor.compile_fx", _COMPILER),

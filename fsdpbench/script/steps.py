@@ -53,6 +53,7 @@ class Steps:
         self._warmup = measurement.warmup_steps
         self._timed = measurement.timed_steps
         self._to_trace = measurement.traced_steps
+        self._most_timed = max(measurement.most_timed_steps, measurement.timed_steps)
         self._take_memory = take_memory
         self._to_the_end = to_the_end
         self._most_timed = measurement.most_timed_steps
@@ -101,6 +102,8 @@ class Steps:
         if self.count > self._warmup:
             self.memory.append(memory)
             self.flops.append(flops)
+            if memory.alloc_retries:
+                self._timed = self._most_timed
         if self.count == self._warmup + self._timed and self._to_trace:
             self.trace_path.parent.mkdir(parents=True, exist_ok=True)
             self._trace = self._simulation.trace(self.trace_path)

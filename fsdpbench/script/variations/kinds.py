@@ -42,6 +42,8 @@ class Variation(StrEnum):
     """Shards stay on the GPU."""
     FUSED = "fused"
     """The optimizer's fused kernel."""
+    NONE_GRADS = "none-grads"
+    """`zero_grad` drops gradients."""
     COMPILE = "compile"
     """Every wrapped unit is compiled."""
     NO_WAITS = "no-waits"
