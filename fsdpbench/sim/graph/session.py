@@ -130,7 +130,7 @@ class GraphSession:
             self._accelerator.trace.cpu_op("cudaGraphLaunch", start, timeline.cpu)
 
     def _follow_memory(self, watch: WatchedStep) -> Callable[[], None]:
-        """Let the allocator tell `watch` of addresses, driver calls and uses on other streams; returns what
+        """Let the allocator report to `watch` addresses, driver calls and uses on other streams; returns what
         ends that."""
         accelerator, allocator = self._accelerator, self._accelerator.allocator
         told_before, record_stream = allocator.device.call_listener, allocator.record_stream
