@@ -7,7 +7,7 @@ heavy module of torch is imported where it always was::
 
 In a torch that does not have it, that import raises `TorchInternalError`; `missing` looks for all of them.
 What torch is changed by goes through here too: `patch` for a private name, `replace` for others (for a while:
-`patched`, `replaced`). None patches what is not there, since nobody would notice.
+`patched`, `replaced`). None patches what is not there, since it would not be noticed.
 """
 
 from __future__ import annotations
@@ -209,6 +209,7 @@ INTERNALS = {
     "first_node_not_for_cudagraphs": Internal(
         "torch._inductor.utils:get_first_incompatible_cudagraph_node", _COMPILER
     ),
+    "is_utils_checkpoint": Internal("torch._dynamo.variables.builder:is_utils_checkpoint", _OBSERVED),
     "inductor_cache_dir": Internal("torch._inductor.runtime.cache_dir_utils:cache_dir", _COMPILER),
     "inductor_default_cache_dir": Internal(
         "torch._inductor.runtime.cache_dir_utils:default_cache_dir", _COMPILER

@@ -25,11 +25,11 @@ from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import Degrees
 from fsdpbench.devices import make_device
-from fsdpbench.devices.base import Device, HasTrainer, Placement, TellsTraffic
+from fsdpbench.devices.base import Captures, Device, HasTrainer, Placement, TellsTraffic
 from fsdpbench.files.reading import read_json_object
 from fsdpbench.measuring.soak import ShapedBatches, Soak, mean_flops, mean_tokens, shapes_of
 from fsdpbench.measuring.training import Batch, TrainingLoop
-from fsdpbench.measuring.warmup import warm_up
+from fsdpbench.measuring.warmup import TimedSteps, time_steps, warm_up
 from fsdpbench.results.records import RankRecord, Status, trace_path
 from fsdpbench.systems import BuildContext, get_system, software_of
 from fsdpbench.systems.adapted import workload_of
@@ -81,24 +81,27 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
         return
     loop = _training_loop(config, placement, device, workload, losses.append)
     device.settle()
-    memory = []
-    warm = warm_up(config.measurement, lambda: device.timed_step(loop.step), device.has_settled)
+
+    def timed_step() -> float:
+        return device.timed_step(loop.step)
+
+    warming = TimedSteps(timed_step, device.take_memory)
+    warm = warm_up(config.measurement, warming.run, device.has_settled, warming.retried)
+    steps = TimedSteps(timed_step, device.take_memory, record.step_times_s)
+    warm = time_steps(config.measurement, warm, steps)
     record.warmup_times_s, record.warmup_stable = warm.times_s, warm.stable
-    device.take_memory()
-    for _ in range(warm.steps_to_time(config.measurement)):
-        record.step_times_s.append(device.timed_step(loop.step))
-        memory.append(device.take_memory())
     if config.measurement.traced_steps:
         path = trace_path(folder, placement.rank)
         _trace(config.measurement.traced_steps, device, loop, record, path)
         record.trace = path.relative_to(folder).as_posix()
         if isinstance(device, TellsTraffic):
             record.memory_traffic = device.memory_traffic(config.measurement.traced_steps)
-    record.memory_per_step = [asdict(peaks) for peaks in memory if peaks is not None] or None
+    record.memory_per_step = [asdict(peaks) for peaks in steps.memory if peaks is not None] or None
     values = [device.loss_value(loss) for loss in losses]
     record.losses = [v for v in values if v is not None] or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
     record.compilation = getattr(device, "compilation", None)
+    record.graph = getattr(device, "graph", None)
 
 
 def _soak(
@@ -193,6 +196,8 @@ def _training_loop(
     loop = TrainingLoop(config, system, model, optimizer, batches, device.torch_device, on_loss)
     if isinstance(device, HasTrainer):
         loop.around_microbatch = device.trainer(model)
+    if isinstance(device, Captures):
+        device.capture(loop)
     return loop
 
 

@@ -235,6 +235,12 @@ class ResultFile(msgspec.Struct, frozen=True):
     work: dict[str, Any] | None = None
     memory_traffic: dict[str, Any] | None = None
     soak: SoakReport | None = None
+    graph: dict[str, Any] | None = None
+
+    @property
+    def steps_spread(self) -> float | None:
+        """How far apart the timed steps are where the allocator retries: none says what the next is like."""
+        return self.measured.spread if self.measured and self.alloc_retries_per_step else None
 
 
 FileT = TypeVar("FileT", ConfigFile, ResultFile)

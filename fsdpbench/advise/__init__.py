@@ -1,8 +1,10 @@
 """What to change in a training script: variants of it, each simulated, with what it gains and the line to
 write.
 
-result of the script as it is ──> candidates.py: what could be changed, and where
-    ──> advisor.py: each simulated ──> text.py: faults and gains, the largest first
+    result of the script as it is ──> candidates.py: what could be changed, and where
+        ──> advisor.py: each simulated ──> text.py: faults and gains, the largest first
+
+Which variants there are: `script/variations`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdpbench.advise.candidates import Candidate, Kind, candidates, place_of
+from fsdpbench.advise.candidate import Candidate, Kind, place_of
+from fsdpbench.advise.candidates import candidates
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.results.residuals.differences import apart
@@ -20,6 +21,10 @@ _SAME = 0.001
 _STARVING = 0.02
 """What a step takes longer with the loader's own time, from which the loader is named."""
 _MOST_WORKERS = 16
+_MUCH_MEMORY = 0.1
+"""Of what is reserved: what leaves so much free and is as fast, is worth it."""
+_ALWAYS = (Kind.WRONG, Kind.FAULT)
+_ORDER = {Kind.WRONG: 0, Kind.FAULT: 1, Kind.MISTAKE: 1, Kind.FREE: 2, Kind.CHOICE: 3, Kind.NO_EFFECT: 4}
 _GROUPS = ("advice", "possible", "no_effect", "nothing")
 _LEFT_OUT = "left out"
 
@@ -32,6 +37,8 @@ class Tried:
     candidate: Candidate
     trial: Trial
     gain: float | None
+    saves: float = 0.0
+    """Share of the reserved memory that it leaves free; below 0, what it takes more."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -68,15 +75,20 @@ def advise_script(
         tell(f"simulated {done} of {len(asked)} variants")
 
     tell(f"simulating {len(asked)} variants of {config.name}{expected(base, len(asked), jobs)}")
-    configs = [_varied(config, variation) for variation in asked]
+    steady = _is_steady(result)
+    configs = [_varied(config, variation, steady=steady) for variation in asked]
     trials = dict(zip(asked, simulate(configs, jobs, progress), strict=True)) if asked else {}
     tried = [_tried(candidate, base, trials.get(candidate.variation)) for candidate in found]
     starving = _starving(result, base, [trials[variation] for variation in loader], list(loader))
     return _sorted([*starving, *tried], base)
 
 
-def _varied(config: Config, variation: str) -> Config:
+def _varied(config: Config, variation: str, *, steady: bool) -> Config:
+    """`steady`: the script's steps are alike, so one of a variant says as much as their median, unless it has
+    retries."""
     measurement = replace(config.measurement, traced_steps=0)
+    if steady and not variation.startswith("loader-time"):
+        measurement = replace(measurement, timed_steps=1, most_timed_steps=measurement.timed_steps)
     script = config.script
     if script is not None:
         script = replace(script, check_ranks=(), to_the_end=False)
@@ -85,8 +97,16 @@ def _varied(config: Config, variation: str) -> Config:
     )
 
 
+def _is_steady(result: Mapping[str, Any]) -> bool:
+    times = (result.get("measured") or {}).get("step_times_s") or []
+    return len(times) > 1 and max(times) <= (1 + _SAME) * min(times) and not result["alloc_retries_per_step"]
+
+
 def _tried(candidate: Candidate, base: Trial, trial: Trial | None) -> Tried:
-    return Tried(candidate, trial or base, None if trial is None else _gain(candidate, base, trial))
+    if trial is None:
+        return Tried(candidate, base, None)
+    saves = 1 - trial.reserved / base.reserved if trial.reserved and base.reserved else 0.0
+    return Tried(candidate, trial, _gain(candidate, base, trial), saves)
 
 
 def _gain(candidate: Candidate, base: Trial, trial: Trial) -> float | None:
@@ -115,18 +135,18 @@ def _group(each: Tried, base: Trial) -> str:
     if kind is Kind.NO_EFFECT:
         return "no_effect" if gain is not None and _is_same(each, base) else _LEFT_OUT
     if gain is None:
-        return "advice" if kind is Kind.FAULT else "nothing"
-    worth = kind in (Kind.FREE, Kind.MISTAKE) and gain >= each.candidate.worth
+        return "advice" if kind in _ALWAYS else "nothing"
+    worth = kind is Kind.MISTAKE and gain > -_SAME and each.saves >= _MUCH_MEMORY
+    worth |= kind in (Kind.FREE, Kind.MISTAKE) and gain >= each.candidate.worth
     worth |= each.candidate.changes_work and gain >= _WORTH_CHOOSING
-    if kind is Kind.FAULT or (worth and not tight):
+    if kind in _ALWAYS or (worth and not tight):
         return "advice"
     return "possible" if gain >= _WORTH_SAYING else "nothing"
 
 
-def _place(tried: Tried) -> tuple[bool, float]:
-    """What is wrong comes before what could be better."""
-    is_wrong = tried.candidate.kind in (Kind.FAULT, Kind.MISTAKE)
-    return not is_wrong, -(tried.gain if tried.gain is not None else -1.0)
+def _place(tried: Tried) -> tuple[int, float]:
+    """What is wrong comes before what could be better, and that before what changes the training."""
+    return _ORDER[tried.candidate.kind], -(tried.gain if tried.gain is not None else -1.0)
 
 
 def _is_same(tried: Tried, base: Trial) -> bool:

@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
+
+from fsdpbench.advise.candidate import NOT_SIMULATED, Candidate, Kind, place_of
+from fsdpbench.advise.habits import habits
 
 _NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
 """Calls that a training step does not need."""
-_NOT_SIMULATED = ""
+_PAIR = 2
 _EVERY = 100
 """How often a script should log, in steps."""
-
-
-class Kind(StrEnum):
-    """fault: named whatever it gains. mistake: what the script asks for is worse than what it would get
-    unasked. free: nothing of the training changes. choice: the batch, or the start of the training, changes.
-    no_effect: named if it changes nothing."""
-
-    FAULT = "fault"
-    MISTAKE = "mistake"
-    FREE = "free"
-    CHOICE = "choice"
-    NO_EFFECT = "no_effect"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """`variation`: what is simulated (`script/variations`; nothing, where it is empty). `place`: the line of
-    the script (`train.py:12`), `what` is the matter there, `write`: what to write. `changes_work`: a step
-    trains on other samples."""
-
-    variation: str
-    kind: Kind
-    place: str
-    what: str
-    write: str
-    changes_work: bool = False
-    worth: float = 0.03
-    """The gain from which it is advice, of those that are `free`."""
 
 
 def candidates(result: Mapping[str, Any]) -> list[Candidate]:
@@ -52,13 +24,10 @@ def candidates(result: Mapping[str, Any]) -> list[Candidate]:
     return [candidate for rule in _RULES for candidate in rule(seen, result)]
 
 
-def place_of(call: Mapping[str, Any]) -> str:
-    """`train.py:12`."""
-    return f"{os.path.basename(call['file'])}:{call['line']}" if call.get("file") else ""
-
-
 def _waits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
-    waits = seen["waits"]
+    norms = seen.get("norms") or {}  # another rule tells of these
+    of_norms = (norms.get("file"), norms.get("line"))
+    waits = [wait for wait in seen["waits"] if (wait["file"], wait["line"]) != of_norms]
     if not waits:
         return
     first = waits[0]
@@ -69,9 +38,25 @@ def _waits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
         write = "pin_memory=True in the DataLoader, and .to(device, non_blocking=True)"
     else:
         what = f"the CPU waits for the GPU in every step{others}"
-        needless = any(call in first["text"] for call in _NEEDLESS)
-        write = f"without: {first['text']}" if needless else f"if step % {_EVERY} == 0: {first['text']}"
+        write = _seldom(first["text"])
     yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write)
+
+
+def _seldom(text: str) -> str:
+    """What to write instead of a line that waits."""
+    if any(call in text for call in _NEEDLESS):
+        return f"without: {text}"
+    if found := re.fullmatch(r"(if|elif|while) (.+?):(.*)", text):
+        return f"{found[1]} step % {_EVERY} == 0 and ({found[2]}):{found[3]}"
+    if "+=" in text or ".append(" in text:  # what is summed or kept is needed of each step
+        kept = re.sub(r"\.item\(\)|\.cpu\(\)|\.tolist\(\)", ".detach()", text).replace(
+            ".detach().detach()", ".detach()"
+        )
+        if kept != text:
+            return f"{kept}, and read it every {_EVERY} steps"
+    if text.startswith(("for ", "with ", "return ", "assert ", "else")) or not text:
+        return f"only every {_EVERY} steps: {text}"
+    return f"if step % {_EVERY} == 0: {text}"
 
 
 def _root(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
@@ -81,7 +66,7 @@ def _root(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candid
     count, is_fsdp1 = model["unsharded_parameters"], calls[-1]["api"] != "fully_shard"
     write = "model = FullyShardedDataParallel(model, ...)" if is_fsdp1 else "fully_shard(model, ...)"
     yield Candidate(
-        _NOT_SIMULATED if is_fsdp1 else "wrap-root",
+        NOT_SIMULATED if is_fsdp1 else "wrap-root",
         Kind.FAULT,
         place_of(calls[-1]),
         f"the model around the units is not wrapped: {count:,} parameters are neither sharded nor "
@@ -96,12 +81,15 @@ def _one_unit(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Ca
     if not calls or not blocks or model.get("unwrapped_root"):
         return
     classes = model["unit_classes"]
-    if classes.get(blocks["class"], 0) == blocks["count"] and len(classes) == 1:
+    together = max((call.get("together", 1) for call in calls), default=1)
+    if classes.get(blocks["class"], 0) == blocks["count"] and len(classes) == 1 and together <= _PAIR:
         return
     alone = model["units"] <= 1
     what = "the whole model is one unit: nothing can be gathered beside computation" if alone else (
         f"its {model['units']} units ({', '.join(classes)}) are other than its {blocks['count']} blocks"
     )  # fmt: skip
+    if together > _PAIR:
+        what = f"{together} blocks are one unit: no collective is done beside the work of another block"
     root = re.search(r"fully_shard\((\w+)", calls[-1]["text"])
     name = root[1] if root else "model"
     if calls[-1]["api"] == "fully_shard":
@@ -177,14 +165,24 @@ def _sharding(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Ca
             yield Candidate(
                 "hybrid", Kind.FREE, place, "shard inside of a node, replicate over nodes", more + mesh
             )
-    if seen["computes_in"] == "fp32" and given.get("param_dtype") in (None, "None", "torch.float32"):
-        policy = "param_dtype=torch.bfloat16, reduce_dtype=torch.float32"
-        name = (
-            f"mixed_precision=MixedPrecision({policy})"
-            if is_fsdp1
-            else f"mp_policy=MixedPrecisionPolicy({policy})"
+    yield from _gathered_types(seen, place, is_fsdp1=is_fsdp1)
+
+
+def _gathered_types(seen: Mapping[str, Any], place: str, *, is_fsdp1: bool) -> Iterator[Candidate]:
+    given = seen["sharding"][0]["arguments"]
+    if given.get("param_dtype") not in (None, "None", "torch.float32"):
+        return
+    if seen["computes_in"] == "fp32":
+        what = "it computes in fp32; in bf16 rounding changes"
+    elif seen["computes_in"] in ("bf16", "fp16") and seen["model"].get("dtype") == "torch.float32":
+        what = (
+            f"it gathers fp32 parameters and computes in {seen['computes_in']}: twice the bytes, and a cast"
         )
-        yield Candidate("bf16", Kind.MISTAKE, place, "it computes in fp32; in bf16 rounding changes", name)
+    else:
+        return
+    policy = "param_dtype=torch.bfloat16, reduce_dtype=torch.float32"
+    kind = "mixed_precision=MixedPrecision" if is_fsdp1 else "mp_policy=MixedPrecisionPolicy"
+    yield Candidate("bf16", Kind.MISTAKE, place, what, f"{kind}({policy})")
 
 
 def _prefetch(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
@@ -253,5 +251,5 @@ def _choices(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Can
 
 _Rule = Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[Candidate]]
 _RULES: tuple[_Rule, ...] = (
-    _waits, _root, _one_unit, _checkpointing, _sharding, _prefetch, _optimizer, _choices,
+    habits, _waits, _root, _one_unit, _checkpointing, _sharding, _prefetch, _optimizer, _choices,
 )  # fmt: skip

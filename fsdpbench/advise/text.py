@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsdpbench.advise.advisor import Advice, Tried
+from fsdpbench.advise.candidate import Kind
 
 _MOST_POSSIBLE = 6
+_MUCH = 0.1
 _NOTHING = 0.0005
 
 
@@ -19,7 +21,7 @@ def describe_advice(advice: Advice) -> str:
 def _lines(advice: Advice) -> Iterator[str]:
     tried = len(advice.advice) + len(advice.possible) + len(advice.nothing)
     if advice.advice:
-        yield "Advice, each line simulated (the real gain is in the brackets in 9 of 10 cases):"
+        yield "Advice; gains are simulated, and the real one is in the brackets in 9 of 10 cases:"
         for number, each in enumerate(advice.advice, 1):
             yield from _numbered(number, each)
     else:
@@ -46,14 +48,16 @@ def _lines(advice: Advice) -> Iterator[str]:
 def _numbered(number: int, each: Tried) -> Iterator[str]:
     candidate = each.candidate
     place = f"{candidate.place}: " if candidate.place else ""
-    yield f"{number:>2}. {gain_words(each)}: {place}{candidate.what}"
+    less = f", {each.saves:.0%} less memory".replace("%", " %") if each.saves >= _MUCH else ""
+    told = "wrong" if candidate.kind is Kind.WRONG else gain_words(each)
+    yield f"{number:>2}. {told}{less}: {place}{candidate.what}"
     yield f"    write: {candidate.write}"
 
 
 def gain_words(each: Tried) -> str:
     """`12.3 % faster [6, 19]`."""
     if each.gain is None or each.interval is None:
-        return "gain unknown"
+        return "not simulated"
     low, high = (100 * bound for bound in each.interval)
     if abs(each.gain) < _NOTHING:
         return f"as fast [{low:.0f}, {high:.0f}]"
@@ -85,6 +89,7 @@ def _entry(each: Tried) -> dict[str, Any]:
         "what": candidate.what,
         "write": candidate.write,
         "gain": each.gain,
+        "memory_saved": each.saves,
         "interval": None if each.interval is None else list(each.interval),
         "status": each.trial.status.value,
         "cause": each.trial.cause,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from fsdpbench.measuring.soak import Replays
+    from fsdpbench.measuring.training import TrainingLoop
 
 
 REAL_STEPS = "real devices execute every step"
@@ -28,10 +29,6 @@ class Placement:
     rank: int
     world_size: int
     local_rank: int
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +80,14 @@ class HasTrainer(Protocol):
 
     def trainer(self, model: torch.nn.Module) -> Callable[[], AbstractContextManager[object]]:
         """What is entered around each microbatch of `model`, which is wrapped."""
+
+
+@runtime_checkable
+class Captures(Protocol):
+    """A device that can capture the steps of a training loop in a graph, if its configuration says so."""
+
+    def capture(self, loop: TrainingLoop) -> None:
+        """Prepare `loop` for it."""
 
 
 @runtime_checkable

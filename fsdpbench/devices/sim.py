@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +17,12 @@ from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.devices.sim_tells import Tells
 from fsdpbench.measuring.soak import Replays
+from fsdpbench.measuring.training import TrainingLoop
 from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.account import Lines, MemoryAccount
 from fsdpbench.sim.allocator.conf import AllocatorConf
+from fsdpbench.sim.graph.session import GraphSession
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 from fsdpbench.sim.replay.session import ReplaySession
 from fsdpbench.sim.software.trainer import Trainer
@@ -40,6 +43,7 @@ class SimDevice(Tells):
         self._readings = AllocatorReadings()
         self._retried: list[bool] = []
         self.line: Lines | None = None
+        self._graph: GraphSession | None = None
 
     def open(self) -> None:
         self.start().init_process_group()
@@ -81,6 +85,16 @@ class SimDevice(Tells):
         """What is entered around each microbatch of `model`: the trainer of the software profile."""
         return Trainer(self._software.trainer, model, self._open_simulation().accelerator.timeline).microbatch
 
+    def capture(self, loop: TrainingLoop) -> None:
+        if self._config.settings.graph == "step":
+            self._graph = GraphSession(self._open_simulation().accelerator, self._config.settings.grad_accum)
+            loop.batches, loop.on_loss = self._graph.feed(loop.batches), _forget
+
+    @property
+    def graph(self) -> dict[str, Any] | None:
+        """What was captured, if that was asked for."""
+        return None if self._graph is None else self._graph.told()
+
     def settle(self) -> None:
         # Wrapping leaves reference cycles that hold memory; later the collector must not run on its own.
         gc.collect()
@@ -92,13 +106,18 @@ class SimDevice(Tells):
         simulation = self._open_simulation()
         simulation.drain()
         start, retries = simulation.cpu_ns(), _retries()
-        step()
+        if self._graph is None:
+            step()
+        else:
+            self._graph.run(step)
         simulation.drain()
         self._retried.append(_retries() > retries)
         return (simulation.cpu_ns() - start) / 1e9
 
     def has_settled(self, times_s: Sequence[float]) -> bool:
         """Steps are exact; only an allocator that retries may still be on its way to segments that fit."""
+        if self._graph is not None and not self._graph.replayed:
+            return False
         return not any(self._retried[-WINDOW:]) or is_stable(times_s)
 
     def take_memory(self) -> StepMemory:
@@ -124,6 +143,10 @@ class SimDevice(Tells):
 
     def peak_flops(self, compute_type: str) -> float | None:
         return (self._profile.narrow_peak_flops | self._profile.peak_flops).get(compute_type)
+
+
+def _forget(loss: torch.Tensor) -> None:
+    """A loss that is held would be at another address in each step, and has no value here."""
 
 
 def _why_all_execute(config: Config, what_if: WhatIf) -> str | None:

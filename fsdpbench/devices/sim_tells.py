@@ -1,4 +1,4 @@
-"""What a simulated device tells of itself and of its run, beside the figures of steps."""
+"""What a simulated device reports about itself and its run, beside the figures of steps."""
 
 from __future__ import annotations
 

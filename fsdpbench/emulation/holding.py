@@ -98,7 +98,7 @@ class GpuHolder:
 
 
 class _GpuWork(Work):
-    """Keeps its tensors until somebody waits for it, as NCCL's works do."""
+    """Keeps its tensors until it is waited for, as NCCL's works do."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@
 
     owner on this machine    its process tells: a lock whose process is gone is broken immediately
     owner elsewhere          its beat tells: a lock that has been silent for long is broken, with a message
-    nobody's                 empty or damaged, and so at a second look: broken
+    of no process            empty or damaged, and so at a second look: broken
 
 A lock is written aside and linked into place, so that no process sees half of one. Ages are differences of
 times that the file system gives (a file is touched to learn what time it is there), so clocks of the machines
@@ -34,7 +34,7 @@ SILENCE_S = 120.0
 """A lock from another machine that was not renewed for so long is a dead one's. Far above the beat: network
 file systems show a change up to a minute late."""
 SECOND_LOOK_S = 0.5
-"""Between two looks at a lock that names nobody: older versions write one in place."""
+"""Between two looks at a lock that names no process: older versions write one in place."""
 _GUARD_S = 2.0
 _MOST_BYTES = 1 << 16
 
@@ -232,7 +232,7 @@ def _text(path: Path) -> bytes | None:
 
 
 def _lock_now(handle: int) -> bool:
-    """False: another has it. True: this process has it, or nobody can."""
+    """False: another has it. True: this process has it, or no process can."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

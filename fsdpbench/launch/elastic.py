@@ -202,7 +202,7 @@ class _Watch:
                 self.exit_codes[rank] = ended.si_status if by_exit else -ended.si_status
 
     def _signal_all(self, number: signal.Signals) -> None:
-        """To ranks that have not been seen ending: the pid of an ended one may belong to somebody else."""
+        """To ranks that have not been seen ending: the pid of an ended one may belong to another process."""
         for rank, pid in enumerate(self._pids):
             if pid and rank not in self.exit_codes and _is_child(pid):
                 with suppress(ProcessLookupError):

@@ -44,7 +44,7 @@ class SoakDevice(Protocol):
 
 
 class ShapedBatches:
-    """Batches of the shapes that `expect` announces, each made when it is asked for and held by nobody here.
+    """Batches of the shapes that `expect` announces, each made when it is asked for and not kept here.
 
     Every rank has the same lengths in a step; seeds differ from batch to batch.
     """

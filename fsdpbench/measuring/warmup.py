@@ -5,20 +5,51 @@ known beforehand: stable is what varies little over the last few steps. Every ra
 of the slowest rank), so every rank stops at the same step.
 
 A simulated step is exact, and settled immediately, unless memory is nearly full: then the allocator may retry
-for several steps until its segments fit what the steps need, or continue doing so. Its device says so.
+for several steps until its segments fit what the steps need, or continue doing so. Its device says so. Steps
+that retry are never called stable, however alike the last ones were: the next one may find other segments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
+from typing import Generic, Protocol, TypeVar
 
 from fsdpbench.configuration.config import Measurement
 
 WINDOW = 3
 TOLERANCE = 0.05
 """Stable: the last `WINDOW` steps are within this share of their median."""
+
+
+class Retries(Protocol):
+    """What an allocator had to do in a step."""
+
+    @property
+    def alloc_retries(self) -> int: ...
+
+
+Memory = TypeVar("Memory", bound=Retries)
+
+
+@dataclass
+class TimedSteps(Generic[Memory]):
+    """Runs steps; keeps the seconds of each, the same on every rank, and this rank's memory in it."""
+
+    timed_step: Callable[[], float]
+    take_memory: Callable[[], Memory | None]
+    times_s: list[float] = field(default_factory=list)
+    memory: list[Memory | None] = field(default_factory=list)
+
+    def run(self) -> float:
+        self.times_s.append(self.timed_step())
+        self.memory.append(self.take_memory())
+        return self.times_s[-1]
+
+    def retried(self, last: int) -> bool:
+        """Whether the allocator retried in one of the `last` steps."""
+        return any(memory is not None and memory.alloc_retries > 0 for memory in self.memory[-last:])
 
 
 @dataclass(frozen=True)
@@ -44,12 +75,29 @@ def warm_up(
     measurement: Measurement,
     timed_step: Callable[[], float],
     has_settled: Callable[[Sequence[float]], bool] = is_stable,
+    retried: Callable[[int], bool] = lambda last: False,
 ) -> WarmUp:
     """Run warm-up steps. `timed_step` runs one and returns its seconds, the same on every rank; `has_settled`
-    tells from the times so far whether more are needed."""
+    tells from the times so far whether more are needed, `retried` whether the allocator did in so many last
+    steps."""
     times = [timed_step() for _ in range(measurement.warmup_steps)]
     if measurement.most_warmup_steps <= measurement.warmup_steps:
-        return WarmUp(times, None)
+        return WarmUp(times, False if retried(WINDOW) else None)
     while not has_settled(times) and len(times) < measurement.most_warmup_steps:
         times.append(timed_step())
-    return WarmUp(times, has_settled(times))
+    return WarmUp(times, has_settled(times) and not retried(WINDOW))
+
+
+def time_steps(measurement: Measurement, warm: WarmUp, steps: TimedSteps[Memory]) -> WarmUp:
+    """Run the timed steps; the warm-up, found not to be stable where one of them retried.
+
+    Ranks that measure all take as many: `most_timed_steps` is of simulated runs, whose rank 0 runs alone.
+    """
+    wanted = warm.steps_to_time(measurement)
+    for _ in range(wanted):
+        steps.run()
+    if not steps.retried(wanted):
+        return warm
+    for _ in range(measurement.most_timed_steps - wanted):
+        steps.run()
+    return WarmUp(warm.times_s, stable=False)

@@ -34,13 +34,6 @@ class Simulated:
         """Simulated over published, less one."""
         return _error(self.point, self.value)
 
-    @property
-    def agrees_on_memory(self) -> bool | None:
-        """Whether both ran out of memory or neither did; None where the run did not come to an answer."""
-        if self.status not in (Status.OK, Status.OOM):
-            return None
-        return (self.point.published is None) == (self.status is Status.OOM)
-
 
 @dataclass(frozen=True)
 class Tried:

@@ -16,7 +16,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,8 +178,3 @@ def _git(*arguments: str) -> str:
 
 def _clean_env() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-
-
-def command_line() -> list[str]:
-    """How this process was called, for people to repeat."""
-    return ["fsdpbench", *sys.argv[1:]]

@@ -19,7 +19,7 @@ from fsdpbench.files.reading import UnreadableFileError, read_json_object
 TRACE_FOLDER = "trace"
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
 """What the records of scripts alone hold."""
-OPTIONAL = (*OF_SCRIPTS, "sanitizer", "memory_account", "compilation", "memory_traffic", "soak")
+OPTIONAL = (*OF_SCRIPTS, "sanitizer", "memory_account", "compilation", "memory_traffic", "soak", "graph")
 """What a record holds only where there is something to say."""
 _REAL_TIME = ("loader",)
 """Likewise; it is measured in real time, and is in the result's `bench`."""
@@ -84,6 +84,9 @@ class RankRecord:
     """Of a script with loaders: what a batch takes the host, seconds, and batches a step."""
     soak: dict[str, Any] | None = None
     """Of a soak: memory over its steps (docs/lengths.md)."""
+
+    graph: dict[str, Any] | None = None
+    """Of a step captured as one CUDA graph (simulated, estimated): launches, streams, warm-up, replays."""
 
     def add_sanitizer(self, found: dict[str, Any] | None) -> None:
         """What the sanitizer found, if it ran; a run that is fine otherwise ends with `race`."""

@@ -7,5 +7,6 @@
                          ├─ decisions.py   what it decides by values that are not there
                          └─ files/      where its files go
 
-`source.py` says what of a script a configuration holds. What scripts may expect: docs/scripts.md.
+`configuration/script_source.py` says what of a script a configuration holds. What scripts may expect:
+docs/scripts.md.
 """

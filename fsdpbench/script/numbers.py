@@ -143,7 +143,7 @@ for _kind in (PlaceholderFloat, PlaceholderInt):
 
 
 def follow_math() -> None:
-    """Let `math`'s functions follow these numbers, and tell of `isnan` and its kin."""
+    """Let `math`'s functions follow these numbers, and report `isnan` and similar functions."""
     for name in (*_DECIDING, *_COMPUTING):
         original = getattr(math, name)
         following = _following(original, f"math.{name}" if name in _DECIDING else None)

@@ -53,9 +53,11 @@ class Steps:
         self._warmup = measurement.warmup_steps
         self._timed = measurement.timed_steps
         self._to_trace = measurement.traced_steps
+        self._most_timed = max(measurement.most_timed_steps, measurement.timed_steps)
         self._take_memory = take_memory
         self._to_the_end = to_the_end
-        self._marks: list[Marker] = []
+        self._most_timed = measurement.most_timed_steps
+        self._stretches: list[list[Marker]] = [[]]  # a mark where each untraced step begins or ends
         self._trace: SimulatedTrace | None = None
         self._traced_until = 0
         self._done = False
@@ -73,10 +75,19 @@ class Steps:
             self._end_traced_step()
         else:
             self._end_timed_step()
-        if self.count >= self._warmup + self._timed + self._to_trace:
+        if self.count >= self._warmup + self._timed + self._to_trace + self._more():
             self._done = True
             if not self._to_the_end:
                 raise MeasuredAllError
+
+    @property
+    def retried(self) -> bool:
+        """Whether the allocator did in a timed step: no step then says what the next will be like."""
+        return any(memory.alloc_retries for memory in self.memory)
+
+    def _more(self) -> int:
+        """Steps that are timed after the traced ones, so that a script of few steps still has its trace."""
+        return max(0, self._most_timed - self._timed) if self.retried else 0
 
     def _collect_garbage(self) -> None:
         """At the ends of steps and at no other time: when memory is freed must not be chance."""
@@ -86,16 +97,21 @@ class Steps:
             gc.disable()
 
     def _end_timed_step(self) -> None:
-        self._marks.append(self._accelerator.timeline.record(self._accelerator.stream))
+        self._mark()
         memory, flops = self._take_memory(), self._take_flops()
         if self.count > self._warmup:
             self.memory.append(memory)
             self.flops.append(flops)
+            if memory.alloc_retries:
+                self._timed = self._most_timed
         if self.count == self._warmup + self._timed and self._to_trace:
             self.trace_path.parent.mkdir(parents=True, exist_ok=True)
             self._trace = self._simulation.trace(self.trace_path)
             self._trace.__enter__()
             self._traced_until = self._accelerator.timeline.cpu
+
+    def _mark(self) -> None:
+        self._stretches[-1].append(self._accelerator.timeline.record(self._accelerator.stream))
 
     def _take_flops(self) -> Flops:
         assert self._accelerator.flops is not None
@@ -110,6 +126,10 @@ class Steps:
         self._trace.step()
         if len(self.traced_times_s) == self._to_trace:
             self._close_trace()
+            self._stretches.append([])
+            self._mark()
+            self._take_memory()
+            self._take_flops()
 
     # ----------------------------------------------------------------------------------- the script has ended
 
@@ -128,8 +148,9 @@ class Steps:
     @property
     def times_s(self) -> list[float]:
         """All untraced steps but the first, which builds the model too."""
-        times = [mark.time for mark in self._marks]
-        return [(end - start) / 1e9 for start, end in pairwise(times)]
+        return [
+            (end.time - start.time) / 1e9 for stretch in self._stretches for start, end in pairwise(stretch)
+        ]
 
     @property
     def warmup_times_s(self) -> list[float]:

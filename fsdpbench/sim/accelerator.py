@@ -111,7 +111,7 @@ class Accelerator:
         self._inform_listeners()
 
     def stop_listening(self, listener: AllocatorListener | None = None) -> None:
-        """Report to ``listener`` no more (None: to nobody)."""
+        """Report to ``listener`` no more (None: to no listener)."""
         if listener is None:
             self._listeners.clear()
         elif listener in self._listeners:
@@ -119,7 +119,7 @@ class Accelerator:
         self._inform_listeners()
 
     def _inform_listeners(self) -> None:
-        """The allocator knows one listener; it has none where nobody listens, which costs nothing."""
+        """The allocator knows one listener; without one it costs nothing."""
         listeners = tuple(self._listeners)
 
         def tell_all(event: AllocatorEvent) -> None:

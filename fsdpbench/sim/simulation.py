@@ -57,7 +57,7 @@ def preload() -> None:
     """Register the device ``sim``, its kernels and its backend (idempotent).
 
     Leaves no thread and no open file, so that a process that forks its workers does this once before. Workers
-    that then use another device find torch as it was, but for one more device.
+    that then use another device find torch as it was, except for one more device.
     """
     if _REGISTERED:
         return

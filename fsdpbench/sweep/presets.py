@@ -1,4 +1,4 @@
-"""Named spaces: what to sweep where nobody says it, and for the questions that people ask most.
+"""Named spaces: what to sweep by default, and for the questions that people ask most.
 
 default        the settings that the FSDP paper's effects come from
 memory         what is traded against memory: batch, checkpointing, strategy, rate limiter

@@ -1,7 +1,7 @@
 """A configuration that ran as code that can be pasted into a training script.
 
 The code is for the system that ran, with the settings that it ran with, and for no other: what another API
-would make of them nobody has measured. It defines `parallelize(model, block_class)`; what a training script
+would make of them has not been measured. It defines `parallelize(model, block_class)`; what a training script
 has to do beside it is in its head.
 """
 

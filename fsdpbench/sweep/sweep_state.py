@@ -1,9 +1,9 @@
 """How far a sweep is, as its folder tells: for those that watch it from outside, on any machine that sees it.
 
-    sweep.toml        what it is made of          .lock       whether somebody still works at it
+    sweep.toml        what it is made of          .lock       whether a process still works at it
     <name>-<key8>/    what has ended              .work-*/    what is under way, .slurm/jobs: as which jobs
 
-Nothing is written, so a watcher disturbs nobody. What is half there at a look is whole at the next.
+Nothing is written, so a watcher disturbs no sweep. What is half there at a look is whole at the next.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SweepState:
 
     points: the folders that the sweep is made of.  ended: those with a result, in the order of their ends.
     under_way: names of those that were started (as Slurm jobs they may still wait for a node).  is_held:
-    somebody works at it.  began_ns: when the sweep was started last, by the file system.
+    a process works at it.  began_ns: when the sweep was started last, by the file system.
     """
 
     points: tuple[str, ...]

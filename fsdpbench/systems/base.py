@@ -24,6 +24,7 @@ from fsdpbench.errors import UsageError
 from fsdpbench.sim.software import CURRENT
 from fsdpbench.systems.activations import refuse_offload
 from fsdpbench.systems.adapted import workload_of
+from fsdpbench.systems.graphs import refuse_graph
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.systems.software import refused_by_software
 from fsdpbench.workloads import Workload
@@ -96,6 +97,7 @@ class System(ABC):
             known = ", ".join(sorted(self.devices))
             return {"device": f"it runs on {known}, not on {config.device}"}
         refused = {**refused_by_software(config), **self._refuses_parallel(config), **self.refuses(config)}
+        refused |= refuse_graph(config)
         if config.settings.compile and config.sanitize:
             # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
             refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"

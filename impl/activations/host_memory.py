@@ -8,7 +8,7 @@ import torch
 class HostBuffers:
     """Pinned buffers, where the device has a use for that, that are lent and given back.
 
-    What nobody took during a whole iteration is let go when the next one starts: shapes have changed.
+    What was not taken during a whole iteration is let go when the next one starts: shapes have changed.
     """
 
     def __init__(self) -> None:

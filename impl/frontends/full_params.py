@@ -36,28 +36,15 @@ def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
     """
     layout = unit.layout
     if not layout.rank_major:
-        at_shard = unit.groups.shard is None
-        starts = [s.shard_offset if at_shard else s.full_offset for s in layout.segments]
-        return [
-            gathered[start : start + s.numel].view(s.shape)
-            for start, s in zip(starts, layout.segments, strict=True)
-        ]
+        if unit.groups.shard is None:
+            return [segment.in_shard(gathered).view(segment.shape) for segment in layout.segments]
+        return [segment.in_full(gathered) for segment in layout.segments]
     full = gathered.new_empty(layout.full_numel)
     CopyOut(layout, full)(gathered)
-    return [full[s.full_offset : s.full_offset + s.numel].view(s.shape) for s in layout.segments]
+    return [segment.in_full(full) for segment in layout.segments]
 
 
-def full_parameters(unit: Unit) -> list[torch.Tensor]:
-    """The unit's parameters, whole and in the dtype of its shard, in the order of its layout. A
-    collective.
-    """
-    return split_full(unit, gather_flat(unit, unit.shard))
-
-
-@torch.no_grad()
 def write_back(unit: Unit, values: Sequence[torch.Tensor]) -> None:
     """Store this rank's part of whole ``values`` in the shard."""
     for segment, value in zip(unit.layout.segments, values, strict=True):
-        start, end = segment.shard_range
-        part = value.detach().reshape(-1)[start:end]
-        unit.shard[segment.shard_offset : segment.shard_offset + end - start].copy_(part)
+        segment.store(value, unit.shard)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..runtime.gradient_state import gradients_arrived
+from ..runtime.gradients.laying_out import fill_missing
 from ..runtime.gradients.unreduced import UnreducedFlat
 from ..runtime.offload import HostOffload, new_shard
 from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
@@ -48,10 +49,7 @@ def flatten(
     like = originals[0]
     shard = new_shard(layout.shard_numel, like.dtype, like.device, offload)
     for segment, original in zip(layout.segments, originals, strict=True):
-        start, end = segment.shard_range
-        if end > start:
-            part = original.detach().reshape(-1)[start:end]
-            shard[segment.shard_offset : segment.shard_offset + end - start].copy_(part)
+        segment.store(original, shard)
     return shard
 
 
@@ -89,9 +87,7 @@ class FlatPresentation:
         self._unsharded: list[nn.Parameter] = []
         self.shard = flatten(layout, originals, offload)
         self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
-        self._attributes = [
-            self.shard[s.shard_offset : s.shard_offset + s.shard_numel] for s in layout.segments
-        ]
+        self._attributes = [segment.in_shard(self.shard) for segment in layout.segments]
         """What the modules show as attributes: parts of the shard until the unit was first gathered."""
         self.unreduced: Unreduced = UnreducedFlat(layout, self.flat_param)
         self._version = self.flat_param._version
@@ -181,7 +177,9 @@ class FlatPresentation:
     def keep_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Keep this rank's part of whole ``gradients``, which the user may have changed."""
         if self.flat_param.grad is not None:
-            write_parts(self._layout, self.flat_param.grad, gradients)
+            for segment, gradient in zip(self._layout.segments, gradients, strict=True):
+                if gradient is not None:
+                    segment.store(gradient, self.flat_param.grad)
 
     def show_full(
         self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
@@ -214,14 +212,9 @@ class FlatPresentation:
         gradients_arrived([self.flat_param], (0,))
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
-        segments = self._layout.segments
         like = gradients[0]
         flat = torch.empty(self._layout.shard_numel, dtype=like.dtype, device=like.device)
-        given = dict(zip(which, gradients, strict=True))
-        pieces = [
-            given[i] if i in given else torch.zeros(segment.shape, dtype=like.dtype, device=like.device)
-            for i, segment in enumerate(segments)
-        ]
+        pieces = fill_missing(self._layout, which, gradients)
         chunk_cat([p if p.dim() else p.view(1) for p in pieces], 0, 1, out=flat.view(1, -1))
         self.deliver(flat, which, ())
 
@@ -238,9 +231,7 @@ class FlatPresentation:
         self._check_elements()
         self.shard = data
         if not isinstance(self._attributes[0], nn.Parameter):
-            self._attributes = [
-                data[s.shard_offset : s.shard_offset + s.shard_numel] for s in self._layout.segments
-            ]
+            self._attributes = [segment.in_shard(data) for segment in self._layout.segments]
             self._show_attributes()
         return data
 
@@ -270,12 +261,3 @@ def follow_requires_grad(
     for parameter, flag in zip(unsharded, flags, strict=False):  # none before the unit was first gathered
         if parameter.requires_grad != flag:
             parameter.requires_grad_(flag)
-
-
-def write_parts(layout: UnitLayout, shard: torch.Tensor, values: Sequence[torch.Tensor | None]) -> None:
-    """Store this rank's part of whole ``values`` in a flat ``shard``."""
-    for segment, value in zip(layout.segments, values, strict=True):
-        start, end = segment.shard_range
-        if value is not None and end > start:
-            part = value.detach().reshape(-1)[start:end]
-            shard[segment.shard_offset : segment.shard_offset + end - start].copy_(part)

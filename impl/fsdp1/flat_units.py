@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,11 +137,6 @@ def check_wrapped_inside(
                     f"all FullyShardedDataParallel of a model need the same {what}: that of '{name}' is "
                     f"{own!r}, around it it is {outer!r}"
                 )
-
-
-def flat_units(units: Iterable[Unit]) -> list[Any]:
-    """Units whose presentation knows a flat parameter: all of this front end."""
-    return [u for u in units if isinstance(u.presentation, (FlatPresentation, OriginalPresentation))]
 
 
 # -- the unit ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ..frontends.wrap import ModulePolicy, PolicyFunction, places_of, select_mod
 from ..runtime.hooks import HookedStage
 from ..runtime.offload import HostOffload
 from ..runtime.unit import Unit
-from ..shared.names import WRAPPED
+from ..shared.names import CHECKPOINTED, WRAPPED
 from ..shared.settings import (
     BackwardPrefetch,
     CPUOffload,
@@ -36,19 +36,16 @@ from .flat_units import (
     by_name,
     check_wrapped_inside,
     compute_device,
-    flat_units,
     own_precision,
     schedule_settings,
     shard_module,
 )
 from .full_precision import keep_in_full_precision
 from .grad_clip import clip_grad_norm
-from .parameter_names import FLAT_NAME
+from .parameter_names import FLAT_NAME, has_flat_shards
 from .state_dict.methods import StateDictMethods
 from .state_dict.recursion import WrapperStates
 from .summon import ShownUnit
-
-_CHECKPOINTED = "_checkpoint_wrapped_module"
 
 
 class FullyShardedDataParallel(StateDictMethods):
@@ -181,7 +178,7 @@ class FullyShardedDataParallel(StateDictMethods):
         """The wrapped module, without a wrapper for activation checkpointing or offloading around it."""
         wrapped = self._modules[WRAPPED]
         if isinstance(wrapped, ActivationWrapper):
-            wrapped = wrapped._modules[_CHECKPOINTED]
+            wrapped = wrapped._modules[CHECKPOINTED]
         return cast(nn.Module, wrapped)
 
     @property
@@ -190,7 +187,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
         With original parameters it is made for the caller, of this rank's shard, with a copy of gradients.
         """
-        return [unit.presentation.flat() for unit in flat_units(self._stage.units)]
+        return [cast(Any, unit.presentation).flat() for unit in self._stage.units if has_flat_shards(unit)]
 
     @property
     def training_state(self) -> TrainingState:

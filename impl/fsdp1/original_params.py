@@ -66,7 +66,7 @@ class OriginalPresentation(ShownInPlace):
     def _part(self, index: int) -> torch.Tensor:
         """Where one parameter is in the shard; in its own shape if nothing is sharded."""
         segment = self._layout.segments[index]
-        part = self.shard[segment.shard_offset : segment.shard_offset + segment.shard_numel]
+        part = segment.in_shard(self.shard)
         return part.view(segment.shape) if self._layout.world_size == 1 else part
 
     # -- what the user changes -------------------------------------------------------------------------------
@@ -154,8 +154,7 @@ class OriginalPresentation(ShownInPlace):
         flat = torch.zeros_like(self.shard, dtype=dtype)
         for segment, parameter in zip(self._layout.segments, self.sharded, strict=True):
             if parameter.grad is not None:
-                start = segment.shard_offset
-                flat[start : start + segment.shard_numel].copy_(parameter.grad.view(-1))
+                segment.in_shard(flat).copy_(parameter.grad.view(-1))
         return flat
 
     def which_gradients(self) -> list[bool]:
@@ -166,8 +165,7 @@ class OriginalPresentation(ShownInPlace):
         """Keep this rank's part of whole ``gradients``, which the user may have changed."""
         for segment, kept, value in zip(self._layout.segments, self._kept_gradients, gradients, strict=True):
             if kept is not None and value is not None:
-                start, end = segment.shard_range
-                kept.view(-1).copy_(value.detach().reshape(-1)[start:end])
+                kept.view(-1).copy_(segment.own_part(value))
 
     def show_full(
         self, values: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None] | None
@@ -243,8 +241,7 @@ class OriginalPresentation(ShownInPlace):
             like = self.sharded[0] if len(kinds) == 1 else self.shard
             self.shard = torch.zeros(self._layout.shard_numel, dtype=like.dtype, device=like.device)
             for segment, parameter in zip(self._layout.segments, self.sharded, strict=True):
-                start = segment.shard_offset
-                self.shard[start : start + segment.shard_numel].copy_(parameter.view(-1))
+                segment.in_shard(self.shard).copy_(parameter.view(-1))
         self._point_at_shard()
         return self.shard
 

@@ -64,8 +64,7 @@ class DTensorPresentation(ShownInPlace):
 
     @staticmethod
     def _part(shard: torch.Tensor, segment: Segment) -> torch.Tensor:
-        offset = segment.shard_offset
-        return shard[offset : offset + segment.shard_numel].view(segment.shard_shape)
+        return segment.in_shard(shard).view(segment.shard_shape)
 
     def _make_sharded(self, plan: ParameterPlan, segment: Segment, original: nn.Parameter) -> nn.Parameter:
         tensor = new_dtensor(_of_its_own(self._part(self.shard, segment)), plan.spec, requires_grad=False)

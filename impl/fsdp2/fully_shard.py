@@ -190,7 +190,7 @@ def fully_shard(
 
 
 def _roots(given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
-    """The modules to wrap as one: those given, but for what is inside of another one."""
+    """The modules to wrap as one: those given, except what is inside of another one."""
     if not isinstance(given, nn.Module):
         modules = list(given)
         if not modules:

@@ -158,7 +158,7 @@ def plan_on_whole_mesh(
 
 
 def _sharded_spec(spec: DTensorSpec, spmd: SpmdMesh, dim: int) -> DTensorSpec:
-    """The same placements but for those dimensions of the mesh that shard now."""
+    """The same placements except those dimensions of the mesh that shard now."""
     placements = list(spec.placements)
     sharding = spmd.dims(spmd.shard)
     for index in sharding:

@@ -43,7 +43,7 @@ class Context:
         self.gathers_wait = False
 
     def shards_may_change(self) -> None:
-        """Somebody outside is about to write to shards, on the device or on the host."""
+        """Code outside is about to write to shards, on the device or on the host."""
         self.gathers_wait = True
         self.await_host_read()
 

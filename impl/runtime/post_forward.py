@@ -83,8 +83,7 @@ class SmallerGroup:
             self._kept = FlatBuffer(layout.shard_numel, full.dtype, full.device, compute)
             for segment, start in zip(layout.segments, self._starts, strict=True):
                 begin, end = segment.shard_range
-                part = self._kept.tensor[segment.shard_offset : segment.shard_offset + end - begin]
-                self._parts += [part, full[start + begin : start + end]]
+                self._parts += [segment.in_shard(self._kept.tensor), full[start + begin : start + end]]
             self._copy_out = CopyOut(layout, full, self._starts)
         else:
             self._kept.take()
@@ -112,8 +111,7 @@ class SmallerGroup:
         for index, (segment, parameter) in enumerate(segments):
             if parameter.whole is not None:
                 continue
-            start = segment.shard_offset
-            local = self.shard[start : start + segment.shard_numel].view(segment.shard_shape).data
+            local = segment.in_shard(self.shard).view(segment.shard_shape).data
             shape = torch.Size(segment.shape)
             meta = TensorMeta(shape, contiguous_strides(shape), local.dtype)
             spec = DTensorSpec(self._mesh, (Replicate(), Shard(0)), tensor_meta=meta)

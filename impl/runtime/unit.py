@@ -268,7 +268,7 @@ class Unit(Gathering):
         return self.state is UnitState.UNSHARDED and not self._hidden
 
     def reshard_by_hand(self) -> None:
-        """Reshard for somebody outside, who may write to the shard next."""
+        """Reshard for code outside, which may write to the shard next."""
         self.reshard()
         if self._context is not None:
             self._context.shards_may_change()

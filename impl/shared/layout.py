@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+import torch
+
 ALIGNMENT_BYTES = 16
 """Matrix kernels read 16 bytes at a time; a parameter that starts off this grid takes a slow path on GPUs."""
 
@@ -57,6 +59,25 @@ class Segment:
         """How one rank's part is in the full parameter: so many pieces of so many elements each."""
         pieces = math.prod(self.shape[: self.dim])
         return pieces, self.shard_padded_numel // max(pieces, 1)
+
+    def in_shard(self, shard: torch.Tensor) -> torch.Tensor:
+        """Where this rank's part is in a 1-D ``shard``: a view, 1-D, without padding."""
+        return shard[self.shard_offset : self.shard_offset + self.shard_numel]
+
+    def in_full(self, full: torch.Tensor) -> torch.Tensor:
+        """Where the parameter is in a 1-D ``full`` buffer: a view, in its own shape."""
+        return full[self.full_offset : self.full_offset + self.numel].view(self.shape)
+
+    def own_part(self, value: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole ``value``, 1-D, where it is one piece (``dim`` 0)."""
+        start, end = self.shard_range
+        return value.detach().reshape(-1)[start:end]
+
+    @torch.no_grad()
+    def store(self, value: torch.Tensor, shard: torch.Tensor) -> None:
+        """Copy this rank's part of a whole ``value`` to its place in ``shard``."""
+        if self.shard_numel:
+            self.in_shard(shard).copy_(self.own_part(value))
 
 
 @dataclass(frozen=True)
@@ -197,6 +218,14 @@ def _chunked_segment(
     )
 
 
+def flat_range(begin: int, shard_numel: int, numel: int) -> tuple[int, int]:
+    """What a flat shard has of a parameter of ``numel`` elements: ``[start, end)``; ``begin``: where it
+    begins.
+    """
+    start = min(max(begin, 0), numel)
+    return start, max(min(begin + shard_numel, numel), start)
+
+
 def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> UnitLayout:
     """The FSDP1 layout: the flattened parameters one after another, padded at the end to a multiple of the
     ranks.
@@ -204,13 +233,12 @@ def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> 
     _check(world_size, rank)
     total = sum(math.prod(shape) for shape in shapes)
     shard_numel = -(-total // world_size)
-    begin, stop = rank * shard_numel, (rank + 1) * shard_numel
+    begin = rank * shard_numel
     segments: list[Segment] = []
     offset = 0
     for shape in shapes:
         numel = math.prod(shape)
-        start = min(max(begin - offset, 0), numel)
-        end = max(min(stop - offset, numel), start)
+        start, end = flat_range(begin - offset, shard_numel, numel)
         segments.append(
             Segment(
                 shape=tuple(shape),

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 WRAPPED = "_fsdp_wrapped_module"
 """The name under which an FSDP1 wrapper registers what it wraps."""
-INSERTED = (WRAPPED, "_checkpoint_wrapped_module")
+CHECKPOINTED = "_checkpoint_wrapped_module"
+"""The name under which a wrapper for activation checkpointing does."""
+INSERTED = (WRAPPED, CHECKPOINTED)
 """What state dicts do not show. They do show the compiler's `_orig_mod`, as torch's do."""
 NOT_SHOWN = (*INSERTED, "_orig_mod")
 """What people need not see in a unit's name."""

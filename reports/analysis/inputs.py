@@ -12,7 +12,7 @@ from fsdpbench.reports.trace import TraceError
 
 _SUFFIXES = (".json", ".json.gz", *SNAPSHOT_SUFFIXES)
 _MOST_FILES = 500_000
-"""More is somebody's whole disk, and takes minutes to look through."""
+"""More is a whole disk, and takes minutes to look through."""
 _NOT_TRACES = ("_record.json", "config.json", "result.json")
 
 

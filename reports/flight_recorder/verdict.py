@@ -1,7 +1,7 @@
 """What the dumps of a job say together, and which rank caused the hang.
 
 Ranks wait for ranks: one that is missing in a group may itself wait in another. The culprit is a rank that
-others wait for and that waits for nobody; where a call differs, the first of the ranks that go against most.
+others wait for and that does not wait; where a call differs, the first of the ranks that go against most.
 """
 
 from __future__ import annotations

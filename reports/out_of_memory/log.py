@@ -43,7 +43,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class OomReport:
-    """What a text tells of an out-of-memory error; None is what it does not tell.
+    """What a text says about an out-of-memory error; None is what it does not say.
 
     ranks: those whose log holds such a message. where: the innermost line of the user's own program.
     operator: the innermost frame of all.

@@ -61,6 +61,8 @@ _DRIVER = re.compile(
     r"CUDA error: out of memory|Cuda failure (?:2 )?'?out of memory'?|CUDA_ERROR_OUT_OF_MEMORY"
     r"|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|hipErrorOutOfMemory"
 )
+_LAUNCHERS_MARK = re.compile(r"^\s*\[(?:rank|default)\d+\]:", re.MULTILINE)
+"""What torch and its launcher put before each line, also inside of a message that was folded."""
 _LONGEST = 2000
 
 
@@ -125,7 +127,7 @@ class OomMessage:
 def find_messages(text: str) -> list[OomMessage]:
     """Every message in a text, in its order; the same words in each of several ranks' logs count each
     time."""
-    joined = re.sub(r"\s+", " ", text)
+    joined = re.sub(r"\s+", " ", _LAUNCHERS_MARK.sub(" ", text))
     starts = list(_START.finditer(joined))
     found = []
     for index, start in enumerate(starts):
@@ -160,21 +162,39 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
         )
     capacity = _CAPACITY.search(text)
     others = [_bytes(size) for _, size in _OTHERS.findall(text)]
+    total = _bytes(capacity[2]) if capacity else None
+    held, unallocated = _one(_ALLOCATED, text), _one(_UNALLOCATED, text)
+    process = _one(_IN_USE, text)
+    if process is None and total is not None and held is not None:
+        process = _this_process(others, total, held + (unallocated or 0))
     return OomMessage(
         start[1],
         asked,
         gpu=int(capacity[1]) if capacity else None,
-        total=_bytes(capacity[2]) if capacity else None,
+        total=total,
         free=_bytes(capacity[3]) if capacity and capacity[3] else None,
-        process=_one(_IN_USE, text),
+        process=process,
         others=sum(others) if others else None,
         others_seen=len(others),
         allowed=allowed,
-        allocated=_one(_ALLOCATED, text),
-        unallocated=_one(_UNALLOCATED, text),
+        allocated=held,
+        unallocated=unallocated,
         private_pools=_one(_POOLS, text),
         position=start.start(),
     )
+
+
+def _this_process(others: list[int], total: int, reserved: int) -> int | None:
+    """Takes this process out of `others`, where the driver knows it by another number (in a container): what
+    all hold is more than there is then."""
+    if sum(others) + reserved <= total:
+        return None
+    holders = [size for size in others if size >= reserved]
+    if not holders:
+        return None
+    ours = min(holders)
+    others.remove(ours)
+    return ours
 
 
 def _one(pattern: re.Pattern[str], text: str) -> int | None:

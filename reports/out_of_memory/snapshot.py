@@ -31,7 +31,7 @@ _MOST = 12
 
 @dataclass(frozen=True)
 class SnapshotOom:
-    """What a snapshot tells of its last out-of-memory error; bytes. None and empty: the history does not
+    """What a snapshot says about its last out-of-memory error; bytes. None and empty: the history does not
     tell.
 
     held: by category. lines: by the user's line that allocated, largest first. growth: bytes alive that

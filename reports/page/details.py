@@ -170,7 +170,11 @@ def _sampling(result: ResultFile) -> list[tuple[str, str]]:
         times = [display.milliseconds(time) for time in sorted(result.repeats.step_time_s)]
         pairs.append((f"step over {result.repeats.runs} runs", f"{times[0]} to {times[-1]} ms"))
     if result.measured and len(result.measured.step_times_s) > 1:
-        told = f"{len(result.measured.step_times_s)}, spread {display.percent(result.measured.spread)}"
+        samples = result.measured.step_times_s
+        ends = [display.milliseconds(time) for time in (min(samples), max(samples))]
+        told = f"{len(samples)}, spread {display.percent(result.measured.spread)}, {ends[0]} to {ends[1]} ms"
+        if result.alloc_retries_per_step:
+            told += ": not stable, the allocator retries"
         pairs.append(("steps in a run", told))
     if result.measured and result.measured.profiler_overhead is not None:
         pairs.append(("profiler's overhead", display.percent(result.measured.profiler_overhead)))

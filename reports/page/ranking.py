@@ -1,7 +1,7 @@
 """Which configuration is better: the metric, the order of the rows, near ties, and the Pareto front.
 
 The order is by throughput per GPU. Tokens count where every finished configuration has them (they stay
-comparable when the sequence length varies), samples otherwise, and steps where nobody counted samples.
+comparable when the sequence length varies), samples otherwise, and steps where samples are not counted.
 Configurations that did not finish stand below in a fixed order of their status, so that the table never hides
 one.
 """

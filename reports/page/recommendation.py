@@ -264,7 +264,12 @@ def _retries(ranked: Sequence[Ranked]) -> list[str]:
     worst = max(retried, key=lambda entry: entry.row.result.alloc_retries_per_step or 0)
     most = f"{count(worst.row.result.alloc_retries_per_step)} a step (number {worst.place})"
     upto = "up to " if len(retried) > 1 else ""
-    return [f"{_rows(len(retried))} had allocator retries, {upto}{most}: memory is short there."]
+    told = f"{_rows(len(retried))} had allocator retries, {upto}{most}: memory is short there"
+    if (spread := worst.row.result.steps_spread) is not None:
+        told += (
+            f"; times are medians of several steps, of which the middle half spans {percent(spread)} there"
+        )
+    return [f"{told}."]
 
 
 def _noise(view: RunView) -> list[str]:

@@ -6,7 +6,7 @@
     7 ms  +1024         1536  1. |
     7 ms   -768          768  2. |
 
-A file may have them in any order; where their totals tell of none, the file's stays.
+A file may have them in any order; where their totals do not show one, the file's stays.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fsdpbench import impl
 from fsdpbench.impl.collectives import comm
-from fsdpbench.impl.frontends.full_params import full_parameters
+from fsdpbench.impl.frontends.full_params import gather_flat, split_full
 from fsdpbench.impl.runtime.stage import stage_of
 
 VOCABULARY = 33
@@ -235,7 +235,7 @@ def our_full(model: Any, gradients: bool) -> dict[str, torch.Tensor | None]:
         stage = stage_of(module)
         prefix = module_name.replace("_fsdp_wrapped_module", "").strip(".").replace("..", ".")
         for unit in stage.units if stage is not None else ():
-            values = full_gradients(unit) if gradients else full_parameters(unit)
+            values = full_gradients(unit) if gradients else split_full(unit, gather_flat(unit, unit.shard))
             for parameter, value in zip(unit.parameters, values, strict=True):
                 name = f"{prefix}.{parameter.fqn}" if prefix else parameter.fqn
                 found[name] = None if value is None else value.clone()

@@ -311,7 +311,7 @@ def _small_experts(keys: Keys, experts: int, chosen: int, width: int) -> Values:
 
 
 def _sparse_layers(keys: Keys, layers: int, experts: int) -> str:
-    """Every `decoder_sparse_step`-th layer is a mixture, but for those that are listed."""
+    """Every `decoder_sparse_step`-th layer is a mixture, except those that are listed."""
     step, dense = keys.whole("decoder_sparse_step", 1) or 1, keys.raw("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise keys.misfit("mlp_only_layers", dense, "a list of layers")

@@ -12,7 +12,7 @@ from fsdpbench.workloads.hf_config.keys import Keys, shortest_period
 from fsdpbench.workloads.shape import check_layers
 
 DEFAULT_SEQ = 4096
-"""Tokens a sample where nobody names a length: a model's longest context is not what it is trained at."""
+"""Tokens a sample where no length is given: a model's longest context is not what it is trained at."""
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",

@@ -96,7 +96,7 @@ def build_command(
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: bool) -> None:
-    """The best settings of a model on so many GPUs, from a built atlas. Nothing is run."""
+    """Show the best settings of a model on a number of GPUs, from a built atlas. Nothing is run."""
     import msgspec
 
     from fsdpbench.atlas.lookup import find, read_atlas

@@ -32,6 +32,15 @@ _RANKS = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 @click.option("--hardware", help="With --device sim: the profile to measure, to test the calibration itself.")
 @click.option("--gpus", type=whole(most=MOST_GPUS), default=1, help="With --device sim: number of ranks.")
 @click.option("--quick", is_flag=True, help="Do not wait until the GPU is warm.")
+@click.option(
+    "--from-result",
+    "results",
+    multiple=True,
+    type=PossiblePath(),
+    help="Scale a packaged profile by a measured run instead: a result.json, a run's folder, or a CSV of "
+    "runs as `validate --runs` takes it. May be given several times.",
+)
+@click.option("--fit", help="With --from-result: what is scaled, of compute, memory, network (as 'a,b').")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def command(
     output: Path,
@@ -41,6 +50,8 @@ def command(
     hardware: str | None,
     gpus: int,
     quick: bool,
+    results: tuple[Path, ...],
+    fit: str | None,
     as_json: bool,
 ) -> None:
     """Measure this machine's GPUs and write a hardware profile for `--hardware FILE`.
@@ -50,17 +61,28 @@ def command(
 
     One GPU is enough for kernels, host and memory. To measure collectives too, start it with
     `torchrun --nproc-per-node 8 -m fsdpbench calibrate ...` on one or several nodes.
+
+    \b
+    fsdpbench calibrate --from-result runs/mine --fit network -o mine.toml
+
+    needs no GPU: a run that was measured says how fast the network, or computation, really is.
     """
+    _check_output(output)
+    if fit is not None and not results:
+        raise UsageError("--fit is of --from-result")
+    if results:
+        if name is not None or quick:
+            raise UsageError("--name and --quick are of a measurement; with --from-result the file names it")
+        from fsdpbench.cli.requests.measured_runs import calibrate_from_results
+
+        calibrate_from_results(results, output, device=device, base=base, fit=fit, as_json=as_json)
+        return
     from fsdpbench.calibrate import calibrate, cuda_machine, simulated_machine
     from fsdpbench.devices.detection import visible_gpus
     from fsdpbench.files.toml_text import to_toml
     from fsdpbench.files.whole_files import write_whole
     from fsdpbench.sim.hardware.profile import ProfileError, load_profile
 
-    if output.suffix != ".toml":
-        raise UsageError(f"-o {output}: a profile's file ends in .toml")
-    if not output.parent.is_dir():
-        raise UsageError(f"-o {output}: there is no folder {output.parent}")
     if device == "cuda" and not visible_gpus():
         raise UsageError("--device cuda: no GPU is visible here; --device sim --hardware NAME tries it out")
     if device == "sim" and hardware is None:
@@ -90,6 +112,13 @@ def command(
         record = {"schema": 1, "file": str(output), "base": found.base, "fit_errors": found.errors}
         record |= {"measured": list(found.measured), "assumed": list(found.assumed)}
         show_json(record)
+
+
+def _check_output(output: Path) -> None:
+    if output.suffix != ".toml":
+        raise UsageError(f"-o {output}: a profile's file ends in .toml")
+    if not output.parent.is_dir():
+        raise UsageError(f"-o {output}: there is no folder {output.parent}")
 
 
 def _rehearse() -> None:

@@ -131,7 +131,10 @@ def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
         raise UsageError(f"{source}: cannot be read ({error.strerror})") from None
     report = read_log(text)
     if report is None:
-        raise UsageError(f"{source}: no out-of-memory message of torch or CUDA is in it")
+        raise UsageError(
+            f"{source}: no out-of-memory message of torch or CUDA is in it; paste it from 'CUDA out of "
+            "memory. Tried to allocate' on"
+        )
     content["message"] = report.to_dict()
     texts.append(describe_report(report))
 
@@ -150,6 +153,11 @@ def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             for point in points[1:4]:
                 tell(f"  fsdpbench explain {point.folder}")
         return points[0].config, points[0].result
+    if path.is_dir() and not (path / RESULT_FILE).is_file():
+        raise UsageError(
+            f"{path}: neither a run folder nor one of its configurations; give the folder that a sweep "
+            "wrote, such as runs/NAME, or a file with the message"
+        )
     result = read_json_object(path / RESULT_FILE if path.is_dir() else path)
     if not isinstance(result.get("config"), dict):
         raise UsageError(f"{path}: it holds no configuration; name a run folder or a result.json")

@@ -21,6 +21,8 @@ from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from fsdpbench.configuration.config import Config
     from fsdpbench.sweep.prediction import Forecast, Prediction
 
@@ -161,17 +163,8 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
     for index, config in enumerate(points):
         cells = [Text(config.name)]
         if foreseen is not None:
-            found = foreseen.predictions[index]
-            peak, step, rank = found.peak_reserved_bytes, found.step_time_s, ranks[index]
-            cells.append(Text("-" if rank is None else f"{rank}{'=' if shared[rank] > 1 else ''}"))
-            cells.append(Text("-" if peak is None else f"{peak / _GIB:.1f} GiB"))
-            cells.append(Text("-" if step is None else f"{step * 1e3:,.1f} ms{plus_minus(found.interval)}"))
-            retries = found.alloc_retries_per_step
-            cells.append(
-                Text("-" if retries is None else f"{retries:.4g}", style="yellow" if retries else "")
-            )
-            fits = _fits(found)
-            cells.append(Text(fits, style="yellow" if fits != "yes" else ""))
+            shown = ranks[index], shared[ranks[index]] > 1
+            cells += _cells(foreseen.predictions[index], *shown)
         table.add_row(*cells)
     console.print(table)
     console.print()
@@ -195,6 +188,21 @@ def _print(points: list[Config], notes: list[str], foreseen: Forecast | None) ->
         console.print(Text(line))
     for reason, names in _by_reason(foreseen.unfit).items():
         console.print(Text(f"  {names[0]}{_and_others(len(names) - 1)}: {reason}"))
+
+
+def _cells(found: Prediction, rank: int | None, shared: bool) -> list[Text]:
+    """What is predicted of one configuration: rank, peak, step, retries, whether it fits."""
+    from rich.text import Text
+
+    peak, step, retries = found.peak_reserved_bytes, found.step_time_s, found.alloc_retries_per_step
+    fits = _fits(found)
+    return [
+        Text("-" if rank is None else f"{rank}{'=' if shared else ''}"),
+        Text("-" if peak is None else f"{peak / _GIB:.1f} GiB"),
+        Text("-" if step is None else f"{step * 1e3:,.1f} ms{plus_minus(found.interval)}"),
+        Text("-" if retries is None else f"{retries:.4g}", style="yellow" if retries else ""),
+        Text(fits, style="yellow" if fits != "yes" else ""),
+    ]
 
 
 def _fits(found: Prediction) -> str:

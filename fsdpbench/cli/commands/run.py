@@ -99,7 +99,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     for line in sanitizer_notes(result, terminal_width()):
         tell(one_line(line))
     if as_json:
-        show_json(result | ({} if advice is None else {"advice": advice[0]}), indent=1)
+        show_json(result | ({} if advice is None else advice[0]), indent=1)
     else:
         show(
             "\n".join(
@@ -108,23 +108,31 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
         )
     if options.get("output") is None and result.get("folder"):
         tell(f"its page: fsdpbench report {Path(result['folder']).parent}")
-    if result["status"] == Status.OOM:
+    if result["status"] == Status.OOM and advice is None:
         tell(f"why, and what fits: fsdpbench explain {result['folder']}")
     if not Status(result["status"]).is_answer:
         raise click.exceptions.Exit(int(ExitCode.SOME_FAILED))
 
 
 def _advice(config: Config, result: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
-    """For programs, and in words; None where the script did not run to its figures."""
+    """For programs, and in words; None where the script did not run to its figures. Of one that ran out of
+    memory, what fits."""
     from fsdpbench.advise import advise_script
     from fsdpbench.advise.text import as_dict, describe_advice
     from fsdpbench.sweep.runner import jobs_for
 
+    if result["status"] == "oom":
+        from fsdpbench import explain
+        from fsdpbench.explain import text
+
+        measurement = replace(config.measurement, traced_steps=0)
+        explained = explain.advise(replace(config, measurement=measurement), jobs_for("sim"), tell)
+        return {"explanation": text.as_dict(explained)}, text.describe_advice(explained)
     if not result.get("step_time_s"):
         tell("no advice: the script has no figures that variants could be compared with")
         return None
     found = advise_script(config, result, jobs_for("sim"), tell)
-    return as_dict(found), describe_advice(found)
+    return {"advice": as_dict(found)}, describe_advice(found)
 
 
 def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,9 @@ order."""
     "--wait", type=Positive(MOST_SECONDS), default=60.0, show_default=True, metavar="S",
     help="Seconds to wait for a sweep in FOLDER to begin.",
 )  # fmt: skip
-@click.option("--timeout", type=Positive(MOST_SECONDS), metavar="S", help="Stop watching after so long.")
+@click.option(
+    "--timeout", type=Positive(MOST_SECONDS), metavar="S", help="Stop watching after this many seconds."
+)
 @click.option("--json", "as_json", is_flag=True, help="Where it stood at the end, as one JSON object.")
 def command(
     folder: Path, output: Path | None, no_page: bool, wait: float, timeout: float | None, as_json: bool

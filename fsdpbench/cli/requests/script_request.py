@@ -106,9 +106,8 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
         per_node = options.get("gpus_per_node") or load_profile(hardware).gpus_per_node
     except ProfileError as error:
         raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
-    measurement = Measurement(
-        warmup_steps=2, timed_steps=3, traced_steps=2, timeout_s=options.get("timeout") or 600.0
-    )
+    timeout = options.get("timeout") or 600.0
+    measurement = Measurement(2, 3, traced_steps=2, timeout_s=timeout, most_timed_steps=8)
     return Config(
         model=source.name,
         shape={},

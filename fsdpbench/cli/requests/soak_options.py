@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TIMEOUT_S = 3600.0
-"""Of a soak, where nobody names one."""
+"""Of a soak, where none is named."""
 _WITH_SOAK = ("seq_lengths", "eval_every", "eval_steps", "no_replay")
 
 

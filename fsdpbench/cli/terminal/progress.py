@@ -54,7 +54,18 @@ def _figures(result: dict[str, Any]) -> str:
         parts.append(compiled_words([result["compiled"]]))
     if retries := result.get("alloc_retries_per_step"):
         parts.append(f"{retries:g} allocator {'retry' if retries == 1 else 'retries'} a step")
+        parts += _sampled(result)
     return ", ".join(parts)
+
+
+def _sampled(result: dict[str, Any]) -> list[str]:
+    """What the step time is the median of: where the allocator retries, no step is like the next."""
+    times = (result.get("measured") or {}).get("step_times_s") or []
+    if len(times) < 2:
+        return []
+    return [
+        f"not stable: median of {len(times)} steps, {min(times) * 1e3:,.1f} to {max(times) * 1e3:,.1f} ms"
+    ]
 
 
 class SilentProgress:

@@ -66,7 +66,7 @@ def interval_of(config: Config, result: Mapping[str, Any]) -> dict[str, Any] | N
 
 
 def unknowns(config: Config) -> tuple[Unknown, ...]:
-    """What no published run tells of a configuration."""
+    """What no published run says about a configuration."""
     found = []
     chips, software, families = _known()
     # Files without `compute` are variants of a chip; the first with it is the chip's own.
@@ -90,6 +90,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
         or config.settings.optimizer == "muon"
         or config.settings.optimizer_dtype is not None
         or config.settings.activation_offload
+        or config.settings.graph != "none"
     ):
         found.append(Unknown.MODEL)
     return tuple(found)

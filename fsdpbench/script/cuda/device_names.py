@@ -1,6 +1,6 @@
 """`torch.device("cuda")` is the simulated device, and calls itself "cuda".
 
-The device is torch's PrivateUse1, whose name torch lets nobody choose to be "cuda". So the names are changed
+The device is torch's PrivateUse1, whose name cannot be "cuda" in torch. So the names are changed
 where Python meets them:
 
     torch.device("cuda", 0) ──> the simulated device <── torch.zeros(.., device="cuda"), x.cuda()

@@ -33,7 +33,7 @@ class Replacements:
     def apply(self, also: tuple[str, ...] = ()) -> None:
         """Replace all that was added, also in this project's FSDP, which may be imported already, and in the
         modules whose names begin with one of `also`. Raises `TorchInternalError` for what no module of torch
-        holds: nobody would call its replacement."""
+        holds: its replacement would not be called."""
         prefixes = ("torch.", "fsdpbench.impl.", *also)
         met = set()
         for name, module in list(sys.modules.items()):

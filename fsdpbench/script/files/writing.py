@@ -46,7 +46,7 @@ class Writing:
 
     def holds_tensors(self, file: Any, *, alone: bool) -> None:
         """Tensors were written to an open file, or to an object that only looks like one; `alone`: no other
-        file tells of them."""
+        file describes them."""
         raw = getattr(file, "raw", file)
         if isinstance(raw, _Raw):
             raw.tainted = True
@@ -98,7 +98,7 @@ class _Raw(io.FileIO):
 
 
 def _has_files(folder: str, *, but: str) -> bool:
-    """Whether a folder of the layer holds files, but for one and for marks of what is gone."""
+    """Whether a folder of the layer holds files, except one and marks of what is gone."""
     try:
         return any(
             entry.is_file() and entry.name != but and not entry.name.startswith(".gone.")

@@ -16,6 +16,7 @@ from torch import nn
 from fsdpbench.script.interposing.arguments import batch_argument
 from fsdpbench.script.interposing.blocks import blocks_of
 from fsdpbench.script.interposing.calls import around_init, around_loader, replace_fully_shard
+from fsdpbench.script.interposing.checkpoints import replace_checkpoint
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 
@@ -38,6 +39,7 @@ class Calls:
         self.prefetching: dict[str, Any] | None = None
         self.blocks: dict[str, Any] | None = None
         """Of the last module that was wrapped and has blocks: their path, class and count."""
+        self.on_wrapping: Callable[[Any, dict[str, Any]], None] = lambda module, place: None
         self.roots: list[Any] = []
         """Modules that were wrapped, the last of which is the model where it is one."""
         self._own_files = own_files
@@ -86,15 +88,20 @@ class Calls:
 
     def _note_sharding(self, api: str, module: Any, kwargs: dict[str, Any]) -> None:
         place = self.place()
+        self.on_wrapping(module, place)
         self.roots.append(module)
+        together = len(module) if isinstance(module, list | tuple) else 1
         # Now, since what FSDP1 wraps has other sizes.
         if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
             self.blocks = {"path": found.path, "class": found.class_name, "count": len(found.modules)}
         for call in self.sharding:
             if (call["file"], call["line"]) == (place["file"], place["line"]):
                 call["count"] += 1
+                call["together"] = max(call["together"], together)
                 return
-        self.sharding.append({"api": api, **place, "count": 1, "arguments": _told(kwargs)})
+        self.sharding.append(
+            {"api": api, **place, "count": 1, "together": together, "arguments": _told(kwargs)}
+        )
 
     def _loader(self, dataset: Any, kwargs: dict[str, Any]) -> None:
         told = {name: kwargs.get(name) for name in ("batch_size", "num_workers", "pin_memory")}
@@ -110,8 +117,9 @@ class Calls:
         )
 
     def _around_checkpointing(self) -> None:
+        replace_checkpoint(self._checkpointing(torch_checkpoint.checkpoint))
         for module, names in (
-            (torch_checkpoint, ("checkpoint", "checkpoint_sequential")),
+            (torch_checkpoint, ("checkpoint_sequential",)),
             (wrappers, ("checkpoint_wrapper", "apply_activation_checkpointing")),
         ):
             for name in names:
@@ -120,7 +128,7 @@ class Calls:
     def _checkpointing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self.checkpointing is None:
+            if not torch.compiler.is_compiling() and self.checkpointing is None:
                 self.checkpointing = self.place()
             return original(*args, **kwargs)
 

@@ -1,6 +1,6 @@
 """How long a batch takes the host, in real time: the loaders' own work, measured as it is done.
 
-Workers are other processes; each writes what its batches took to a file. Simulated time stands still
+Workers are other processes; each writes what its batches took to a file. Simulated time stops
 meanwhile, except for a `time.sleep` of the script's own, which is there on both clocks.
 """
 

@@ -20,6 +20,7 @@ from fsdpbench.script.interposing.blocks import (
 )
 from fsdpbench.script.interposing.calls import around_init
 from fsdpbench.script.observed.calls import Calls
+from fsdpbench.script.observed.habits import Habits
 from fsdpbench.script.observed.loaders import Loaders
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.own_files import OwnFiles
@@ -32,6 +33,8 @@ class Observed:
 
     def __init__(self, own_files: OwnFiles, waits: Waits, folder: Path, simulation: Simulation) -> None:
         self.calls = Calls(own_files)
+        self.habits = Habits(own_files, self.calls.place)
+        self.calls.on_wrapping = self.habits.wrapping
         self.loaders = Loaders(folder, simulation)
         self.waits = waits
         self._model: dict[str, Any] | None = None
@@ -74,6 +77,7 @@ class Observed:
             "forward_prefetch": calls.prefetching,
             "batch": calls.batch,
             "waits": self.waits.to_list(steps),
+            **self.habits.to_dict(steps),
         }
 
 

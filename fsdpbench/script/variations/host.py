@@ -66,7 +66,9 @@ class _WorkerTimes:
     """When the workers' batches are ready."""
 
     def __init__(self, workers: int, each_ns: int, now: int) -> None:
-        self._each, self._free = each_ns, [now] * workers
+        # As workers are that have run for long: their batches come one by one, not all at once.
+        self._each = each_ns
+        self._free = [now - each_ns * (workers - 1 - index) // workers for index in range(workers)]
         self._made: list[int] = []
         self._taken = 0
         for _ in range(2 * workers):

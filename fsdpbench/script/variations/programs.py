@@ -31,6 +31,25 @@ class Fused:
             self.count += 1
 
 
+class NoneGrads:
+    """Gradients are dropped where the script fills them with zeros."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for kind in (torch.optim.Optimizer, nn.Module):
+            self._around(kind)
+
+    def _around(self, kind: Any) -> None:
+        original = kind.zero_grad
+
+        @functools.wraps(original)
+        def zero_grad(owner: Any, set_to_none: bool = True) -> None:
+            self.count += not set_to_none
+            original(owner, set_to_none=True)
+
+        kind.zero_grad = zero_grad
+
+
 class _OfUnits:
     """What is done to every unit that holds no other."""
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from fsdpbench.script.interposing.blocks import has_units
 from fsdpbench.script.interposing.calls import around_fsdp1, around_fully_shard
+from fsdpbench.script.interposing.checkpoints import replace_checkpoint
 from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 
 _checkpoint = torch_checkpoint.checkpoint
@@ -49,12 +50,12 @@ class NotCheckpointed:
         self._wrapper: Any = wrappers.checkpoint_wrapper
         self._apply: Any = wrappers.apply_activation_checkpointing
         for module, name, function in (
-            (torch_checkpoint, "checkpoint", self._function),
             (torch_checkpoint, "checkpoint_sequential", self._sequence),
             (wrappers, "checkpoint_wrapper", self._wrapped),
             (wrappers, "apply_activation_checkpointing", self._applied),
         ):
             setattr(module, name, function)
+        replace_checkpoint(self._function)
 
     def _leaves_out(self) -> bool:
         self._seen += 1

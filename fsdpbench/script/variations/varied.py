@@ -9,7 +9,13 @@ from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.variations.batches import Batches
 from fsdpbench.script.variations.host import LoaderTime, NoWaits
 from fsdpbench.script.variations.kinds import Variation, parse_variation
-from fsdpbench.script.variations.programs import Compiled, ForwardPrefetch, Fused, NoForwardPrefetch
+from fsdpbench.script.variations.programs import (
+    Compiled,
+    ForwardPrefetch,
+    Fused,
+    NoForwardPrefetch,
+    NoneGrads,
+)
 from fsdpbench.script.variations.recomputing import Checkpointed, NotCheckpointed
 from fsdpbench.script.variations.sharding import Argument
 from fsdpbench.script.variations.units import Blocks, Pairs, Root
@@ -31,6 +37,7 @@ _SIMPLE: Mapping[Variation, Callable[[], _Part]] = {
     Variation.WRAP_ROOT: Root,
     Variation.WRAP_PAIRS: Pairs,
     Variation.FUSED: Fused,
+    Variation.NONE_GRADS: NoneGrads,
     Variation.COMPILE: Compiled,
 }
 

@@ -41,7 +41,7 @@ def split_back(block: Block, size: int, pool: BlockPool) -> Block:
 def merge(block: Block, neighbour: Block | None, pool: BlockPool) -> int:
     """Let ``block`` (in no pool) swallow a free neighbour; returns the bytes it grew by, 0 if it cannot.
 
-    A neighbour is free if nobody holds it, no stream's event is outstanding on it, and its memory is mapped
+    A neighbour is free if it is not in use, no stream's event is outstanding on it, and its memory is mapped
     (or not) as the block's is.
     """
     if (

@@ -36,11 +36,6 @@ class Stream(torch.Stream):
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         self.priority = priority
 
-    @property
-    def sim_stream(self) -> int:
-        """The stream's number (as `cuda_stream` is for `torch.cuda`)."""
-        return self.number
-
     def wait_event(self, event: Event) -> None:  # type: ignore[override]
         """Work queued from now on waits for the event."""
         event.wait(self)

@@ -29,6 +29,10 @@ from fsdpbench.sim.hardware.rank_curves import curve_seconds
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "barrier")
 # Inputs of unequal sizes go as one broadcast a rank: 20.05 against 17.92 ms in Fig 2a of arXiv 2304.11277.
 _UNEVEN = 1.12
+# Between two nodes a buffer leaves each once and not twice, but for what is under way before the first of it
+# comes back: all-reduces of 16 H100 (3200 Gb/s a node) and 16 A100 (400 Gb/s), 64 MiB to 16 GiB, say 73 and
+# 48 MB (bus bandwidths of 209 to 487 and of 48 to 77 GB/s, the latter more than its NICs have).
+_FILLS_TWO_NODES = 60e6
 # A collective of one rank is a copy or nothing.
 _ALONE_S = 3e-6
 
@@ -141,9 +145,19 @@ class Network:
         bandwidth = self._node_bandwidth(size, nodes) * nic.tree_share
         depth = math.ceil(math.log2(nodes))
         inside = size // nodes - 1
-        return nic.base_us * 1e-6 + min(
-            _tree_time(protocol, depth, inside, nbytes, bandwidth) for protocol in nic.protocols
-        )
+        carried = self._carried(nbytes, inside + 1) if nodes == 2 else 2.0 * nbytes
+        between = min(_tree_time(protocol, depth, inside, carried, bandwidth) for protocol in nic.protocols)
+        least = 0.0
+        if nodes == 2 and inside > 0:
+            # Links inside a node carry all of it too, in both directions.
+            ranks = inside + 1
+            least = self._inside("all_reduce", 2 * carried * (ranks - 1) / ranks, ranks, 2)
+        return max(nic.base_us * 1e-6 + between, least)
+
+    def _carried(self, nbytes: int, rails: int) -> float:
+        """Bytes that leave each of two nodes, which are the root of one tree and a leaf of the other."""
+        share = min(rails, self.gpus_per_node) / self.profile.gpus_per_node
+        return nbytes + min(float(nbytes), _FILLS_TWO_NODES * share)
 
     def _node_bandwidth(self, size: int, nodes: int) -> float:
         """Bytes a second that leave a node: its NICs' rails in use, never more than NVLink brings to them."""
@@ -161,9 +175,10 @@ def _passes(kind: str) -> int:
     return 2 if kind in ("all_reduce", "barrier") else 1
 
 
-def _tree_time(protocol: NicProtocol, depth: int, inside: int, nbytes: int, bandwidth: float) -> float:
+def _tree_time(protocol: NicProtocol, depth: int, inside: int, carried: float, bandwidth: float) -> float:
+    """``carried``: bytes that leave a node."""
     latency = 2 * (depth * protocol.nic_hop_us + inside * protocol.nvlink_hop_us) * 1e-6
-    return latency + 2 * nbytes / (bandwidth * protocol.bandwidth_share)
+    return latency + carried / (bandwidth * protocol.bandwidth_share)
 
 
 def bandwidth_at(curve: LinkCurve, size: float) -> float:

@@ -117,7 +117,11 @@ def _without_shapes(func: Any) -> NotImplementedError:
 
 def data_dependent(func: Any) -> NotImplementedError:
     """The error of an operator whose result has no shape without data."""
-    form = "minlength=" if func._schema.name == "aten::bincount" else "masks, torch.where"
+    form = {
+        "aten::bincount": "minlength=",
+        "aten::nonzero": "masks, torch.where of three arguments; for a mixture's router: rows sorted by "
+        "expert and counted by torch.bincount(minlength=), docs/parallel.md",
+    }.get(func._schema.name, "masks, torch.where")
     return NotImplementedError(
         f"{func._schema.name}: the shape of its result depends on data, which simulated tensors do not have; "
         f"use a form with a fixed shape ({form}), or compute it on the CPU"

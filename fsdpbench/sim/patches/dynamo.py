@@ -83,7 +83,7 @@ class _StandIn(ModuleType):
     def disable(
         fn: Callable[..., Any] | None = None, recursive: bool = True, **about: Any
     ) -> Callable[..., Any]:
-        """`fn`, or a decorator: what is compiled by nobody needs nothing to keep it from that."""
+        """`fn`, or a decorator: what is never compiled needs no guard against it."""
         return _same if fn is None else fn
 
     def __getattr__(self, name: str) -> Any:

@@ -1,8 +1,8 @@
 """Which steps of a soak are executed, and which are done again from their record.
 
 A step is recorded whenever it is executed. It may be done again once two executions of it, in the same
-situation (`Moment`: what lived before it, and what ran last), did the very same. The program itself stands
-still then: its tensors keep the memory that they had. Before it continues it is brought up to date, which
+situation (`Moment`: what lived before it, and what ran last), did the very same. The program itself waits
+then: its tensors keep the memory that they had. Before it continues it is brought up to date, which
 takes a moment that is alike for it; so the session looks ahead, and executes the steps from such a moment on.
 """
 

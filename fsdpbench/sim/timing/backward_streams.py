@@ -108,7 +108,7 @@ class BackwardStreams:
         return self._streams[max(bisect_right(self._numbers, number) - 1, 0)]
 
     def keep_accumulators(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Somebody holds the nodes that accumulate these gradients: their stream is the present one."""
+        """A program holds the nodes that accumulate these gradients: their stream is the present one."""
         for parameter in parameters:
             if parameter.requires_grad and parameter.is_leaf:
                 node: Any = parameter.expand_as(parameter).grad_fn

@@ -1,7 +1,7 @@
 """The simulated clock: one CPU that launches, and streams that work through what was launched.
 
 The CPU runs ahead of the device, as with a real GPU. A launch only appends to its stream's queue; *when* it
-runs is decided later, as soon as somebody has to know (a synchronisation, an event that is asked for, memory
+runs is decided later, as soon as it has to be known (a synchronisation, an event that is asked for, memory
 that may be reused, a full launch queue). Deciding late is what makes contention right: a collective slows
 down kernels that were launched before it but run beside it, by as much traffic as it has.
 
@@ -113,8 +113,10 @@ class Timeline:
 
     ``cpu`` is the CPU's present time; the CPU adds its own costs to it.
     ``on_finished(stream, payload, start_ns, end_ns)`` is notified of each settled piece of work that has a
-    payload, in the order in which they end on their stream.
+    payload, in the order in which they end on their stream. ``queue_depth``: launches that a stream holds.
     """
+
+    queue_depth = LAUNCH_QUEUE_DEPTH
 
     def __init__(self, contention: Contention | None = None, on_finished: Finished | None = None) -> None:
         self.cpu = 0
@@ -148,7 +150,7 @@ class Timeline:
         ``traffic``: of a collective, the share (thousandths) of what the links inside a node can move.
         """
         queue = self._queues[stream]
-        if len(queue.items) >= LAUNCH_QUEUE_DEPTH:
+        if len(queue.items) >= self.queue_depth:
             self.wait_for_room(stream)
         queue.items.append((work, self.cpu, duration_ns, payload, traffic))
         if queue.running is None and len(queue.items) == 1:
@@ -223,7 +225,7 @@ class Timeline:
     def wait_for_room(self, stream: int) -> None:
         """Block the CPU until a stream's launch queue has room, as the driver does."""
         queue = self._queues[stream]
-        while len(queue.items) >= LAUNCH_QUEUE_DEPTH:
+        while len(queue.items) >= self.queue_depth:
             change = self._next_change
             if change == NEVER:
                 raise RuntimeError(f"deadlock: the launch queue of stream {stream} is full and never moves")

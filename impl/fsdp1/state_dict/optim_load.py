@@ -67,8 +67,7 @@ class _UnitStates:
             self.rows.setdefault((name, value.dtype), {})[index] = rows
         else:
             self.taken.append(title)
-            start, end = segment.shard_range
-            state[name] = value.detach().reshape(-1)[start:end].to(unit.device, copy=True)
+            state[name] = segment.own_part(value).to(unit.device, copy=True)
 
     def exchange(self) -> None:
         """Bring rows to the ranks that hold their elements. A collective where there are any."""
@@ -78,9 +77,7 @@ class _UnitStates:
             which = sorted(rows)
             fill_shard(unit, flat, which, [rows[index] for index in which])
             for index in which:
-                segment = unit.layout.segments[index]
-                start = segment.shard_offset
-                self.parts[index][name] = flat[start : start + segment.shard_numel].clone()
+                self.parts[index][name] = unit.layout.segments[index].in_shard(flat).clone()
 
     def flat_state(self) -> State:
         """The state of the flat parameter.
@@ -101,8 +98,7 @@ class _UnitStates:
                 raise ValueError(f"'{name}' of {self.named.title} is not of one dtype in all parameters")
             flat = torch.zeros(unit.layout.shard_numel, dtype=tensors[0].dtype, device=unit.device)
             for index, value in values.items():
-                start = unit.layout.segments[index].shard_offset
-                flat[start : start + value.numel()].copy_(value)
+                unit.layout.segments[index].in_shard(flat).copy_(value)
             result[name] = flat
         return result
 

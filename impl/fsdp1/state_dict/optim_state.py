@@ -86,8 +86,8 @@ class _UnitStates:
                 "the parameter's can be gathered"
             )
             return None
-        start = segment.shard_offset if self.named.is_flat else 0
-        return value.detach().reshape(-1)[start : start + segment.shard_numel]
+        elements = value.detach().reshape(-1)
+        return segment.in_shard(elements) if self.named.is_flat else elements
 
     def outline(self) -> dict[int, State]:
         """What other ranks must know: which states there are, and those that are equal everywhere."""
@@ -133,8 +133,7 @@ class _UnitStates:
         for index in which:
             segment = unit.layout.segments[index]
             if segment.shard_numel and name in self.parts.get(index, {}):
-                start = segment.shard_offset
-                flat[start : start + segment.shard_numel].copy_(self.parts[index][name])
+                segment.in_shard(flat).copy_(self.parts[index][name])
         if not how.sharded:
             gathered = gather_flat(unit, flat)
             if not how.keep:

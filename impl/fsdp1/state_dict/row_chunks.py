@@ -13,14 +13,15 @@ holds more than its own part at any time, where gathering the unit would hold al
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 from ...runtime.unit import Unit
-from ...shared.layout import Segment, UnitLayout, chunk_rows
+from ...shared.layout import UnitLayout, chunk_rows, flat_range
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +50,28 @@ def rows_shape(shape: Sequence[int], world_size: int, rank: int) -> tuple[int, .
     return (end - start, *shape[1:])
 
 
-def _held(layout: UnitLayout, segment: Segment, rank: int) -> tuple[int, int]:
-    """The ``[start, end)`` elements of a parameter in ``rank``'s flat shard."""
-    begin = rank * layout.shard_numel - segment.full_offset
-    start = min(max(begin, 0), segment.numel)
-    return start, max(min(begin + layout.shard_numel, segment.numel), start)
-
-
 def _pieces(layout: UnitLayout, holder: int, owner: int, which: Sequence[int]) -> Iterator[_Piece]:
     """What is in the flat shard of ``holder`` and in the rows of ``owner``, in order."""
     for index in which:
         segment = layout.segments[index]
-        held = _held(layout, segment, holder)
+        begin = holder * layout.shard_numel - segment.full_offset
+        held = flat_range(begin, layout.shard_numel, segment.numel)
         wanted = row_range(segment.shape, layout.world_size, owner)
         start, end = max(held[0], wanted[0]), min(held[1], wanted[1])
         if end > start:
             yield _Piece(index, start, end)
+
+
+def _in_shard(layout: UnitLayout, shard: torch.Tensor, piece: _Piece) -> torch.Tensor:
+    """Where ``piece`` is in this rank's flat shard."""
+    start = layout.segments[piece.index].full_offset - layout.rank * layout.shard_numel
+    return shard[start + piece.start : start + piece.end]
+
+
+def _in_rows(layout: UnitLayout, rows: Mapping[int, torch.Tensor], piece: _Piece) -> torch.Tensor:
+    """Where ``piece`` is in this rank's rows, by the parameters' indices."""
+    first, _ = row_range(layout.segments[piece.index].shape, layout.world_size, layout.rank)
+    return rows[piece.index].reshape(-1)[piece.start - first : piece.end - first]
 
 
 def _exchange(
@@ -96,16 +103,8 @@ def rows_of_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int]) -> list
     world, rank = layout.world_size, layout.rank
     segments = [layout.segments[index] for index in which]
     rows = [shard.new_empty(rows_shape(segment.shape, world, rank)) for segment in segments]
-    place = dict(zip(which, rows, strict=True))
-
-    def held(piece: _Piece) -> torch.Tensor:
-        start = layout.segments[piece.index].full_offset - rank * layout.shard_numel
-        return shard[start + piece.start : start + piece.end]
-
-    def wanted(piece: _Piece) -> torch.Tensor:
-        first, _ = row_range(layout.segments[piece.index].shape, world, rank)
-        return place[piece.index].view(-1)[piece.start - first : piece.end - first]
-
+    held = partial(_in_shard, layout, shard)
+    wanted = partial(_in_rows, layout, dict(zip(which, rows, strict=True)))
     if unit.groups.shard is None:
         for piece in _pieces(layout, rank, rank, which):
             wanted(piece).copy_(held(piece))
@@ -127,19 +126,12 @@ def fill_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int], rows: Sequ
     """
     layout = unit.layout
     world, rank = layout.world_size, layout.rank
-    given = dict(zip(which, rows, strict=True))
     alone = unit.groups.shard is None
     moving = [] if alone else [index for index in which if layout.segments[index].shape]
     staying = [index for index in which if index not in moving]
 
-    def owned(piece: _Piece) -> torch.Tensor:
-        first, _ = row_range(layout.segments[piece.index].shape, world, rank)
-        return given[piece.index].reshape(-1)[piece.start - first : piece.end - first]
-
-    def place(piece: _Piece) -> torch.Tensor:
-        start = layout.segments[piece.index].full_offset - rank * layout.shard_numel
-        return shard[start + piece.start : start + piece.end]
-
+    owned = partial(_in_rows, layout, dict(zip(which, rows, strict=True)))
+    place = partial(_in_shard, layout, shard)
     for piece in _pieces(layout, rank, rank, staying):
         place(piece).copy_(owned(piece))
     if moving:

@@ -122,7 +122,7 @@ class LoadedUnit:
                     whole.append((index, value))
         self._agree([*found, *self.errors, *(f"shards of {index}" for index in rows)])
         for index, value in whole:
-            write_part(unit, unit.shard, index, value)
+            unit.layout.segments[index].store(value, unit.shard)
         fill_shard(unit, unit.shard, list(rows), list(rows.values()))
 
     def _fits(self, name: str, value: Any, shape: tuple[int, ...]) -> bool:
@@ -191,16 +191,6 @@ class LoadedUnit:
         if isinstance(presentation, FlatPresentation):
             state_dict[flat_name] = presentation.flat_param
         return missing
-
-
-@torch.no_grad()
-def write_part(unit: Unit, shard: torch.Tensor, index: int, value: torch.Tensor) -> None:
-    """Copy this rank's part of a parameter's whole ``value`` to its place in a flat ``shard``."""
-    segment = unit.layout.segments[index]
-    start, end = segment.shard_range
-    if end > start:
-        part = value.detach().reshape(-1)[start:end]
-        shard[segment.shard_offset : segment.shard_offset + end - start].copy_(part)
 
 
 def _mismatch(name: str, given: tuple[int, ...], expected: tuple[int, ...]) -> str:

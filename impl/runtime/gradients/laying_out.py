@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from ..unit import Unit
+from ...shared.layout import UnitLayout
 
 
-def rank_major(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+def rank_major(
+    layout: UnitLayout, which: Sequence[int], gradients: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """The same, one rank's part after the other where a parameter is cut on another dim than the first."""
-    layout = unit.layout
     dims = [layout.segments[index].dim for index in which]
     return [
         torch.cat(gradient.chunk(layout.world_size, dim)) if dim and layout.rank_major else gradient
@@ -17,11 +20,13 @@ def rank_major(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]
     ]
 
 
-def fill_missing(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+def fill_missing(
+    layout: UnitLayout, which: Sequence[int], gradients: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """Gradients of all the unit's parameters, zeros where there is none."""
     given = dict(zip(which, gradients, strict=True))
     like = gradients[0]
     return [
         given[i] if i in given else torch.zeros(segment.shape, dtype=like.dtype, device=like.device)
-        for i, segment in enumerate(unit.layout.segments)
+        for i, segment in enumerate(layout.segments)
     ]

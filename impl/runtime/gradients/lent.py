@@ -67,7 +67,7 @@ class LentMemory:
         self._outputs.append((output, owner, event))
 
     def take_back(self, stages_held: int) -> None:
-        """Before a stage is reduced: inputs, and gradients but for those of the last so many stages."""
+        """Before a stage is reduced: inputs, and gradients except those of the last so many stages."""
         compute = self._streams.compute
         while self._gradients and self._gradients[0][0] <= self._stage - stages_held:
             _, _, event = self._gradients.popleft()

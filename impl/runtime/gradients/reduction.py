@@ -86,7 +86,7 @@ class Reducer:
     def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
         """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
 
-        The list is emptied: nobody else may hold on to gradients that are kept only until they are copied.
+        The list is emptied: nothing else may keep gradients that are kept only until they are copied.
         """
         state = unit.gradients
         local = unit.groups.ranks == 1 and unit.offload is None
@@ -168,9 +168,9 @@ class Reducer:
         offsets, numel, used = self._plan(unit, which)
         layout = unit.layout
         if layout.whole and len(which) < len(layout.segments):
-            gradients = fill_missing(unit, which, gradients)
+            gradients = fill_missing(unit.layout, which, gradients)
         if layout.interleaved:
-            gradients = rank_major(unit, which, gradients)
+            gradients = rank_major(unit.layout, which, gradients)
         if layout.has_scalars:
             gradients = [gradient.view(-1) for gradient in gradients]
         if self._exchanges(unit):

@@ -61,7 +61,23 @@ class _Shown:
         return True
 
 
-class UnreducedOriginals:
+class _Unreduced:
+    shown = False
+
+    def check_hidden(self) -> None:
+        """Raise AssertionError where sharded gradients are needed and others are shown."""
+        if self.shown:
+            raise AssertionError(
+                "gradients are unsharded after a backward inside of no_sync(): they can be shown whole once "
+                "a backward outside of it has reduced them"
+            )
+
+    def _taken_back(self, unit: HoldsGradients) -> None:
+        self.shown = False
+        unit.gradients.held_back = bool(_unsharded_gradients(unit))
+
+
+class UnreducedOriginals(_Unreduced):
     """For original parameters: each shows its own gradient.
 
     Args:
@@ -72,7 +88,6 @@ class UnreducedOriginals:
         self._whole = layout.world_size == 1
         self._sharded = sharded
         self._parts: dict[int, _Shown] = {}
-        self.shown = False
 
     def show(self, unit: HoldsGradients) -> None:
         self._parts = {
@@ -86,21 +101,16 @@ class UnreducedOriginals:
             if not part.take_back(self._sharded[index]):
                 _drop(unit, index)
         self._parts = {}
-        self.shown = False
-        unit.gradients.held_back = bool(_unsharded_gradients(unit))
-
-    def check_hidden(self) -> None:
-        _check_hidden(self.shown)
+        self._taken_back(unit)
 
 
-class UnreducedFlat:
+class UnreducedFlat(_Unreduced):
     """For a flat parameter: one gradient of all originals, with zeros for those without."""
 
     def __init__(self, layout: UnitLayout, flat_param: nn.Parameter) -> None:
         self._layout = layout
         self._flat_param = flat_param
         self._whole: _Shown | None = None
-        self.shown = False
 
     def show(self, unit: HoldsGradients) -> None:
         values = _unsharded_gradients(unit)
@@ -110,7 +120,7 @@ class UnreducedFlat:
         flat = torch.zeros(self._layout.parameter_numel, dtype=like.dtype, device=like.device)
         for index, value in values.items():
             segment = self._layout.segments[index]
-            part = flat[segment.full_offset : segment.full_offset + segment.numel].view(segment.shape)
+            part = segment.in_full(flat)
             part.copy_(value)
             _place(unit, index, part)  # what follows is accumulated here
         self._whole = _Shown(self._flat_param, flat, self._layout.world_size == 1)
@@ -122,11 +132,7 @@ class UnreducedFlat:
             for index in range(len(self._layout.segments)):
                 _drop(unit, index)
         self._whole = None
-        self.shown = False
-        unit.gradients.held_back = bool(_unsharded_gradients(unit))
-
-    def check_hidden(self) -> None:
-        _check_hidden(self.shown)
+        self._taken_back(unit)
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -155,11 +161,3 @@ def _drop(unit: HoldsGradients, index: int) -> None:
     unit.gradients.accumulated.pop(index, None)
     if unit.unsharded:
         unit.unsharded[index].grad = None
-
-
-def _check_hidden(shown: bool) -> None:
-    if shown:
-        raise AssertionError(
-            "gradients are unsharded after a backward inside of no_sync(): they can be shown whole once a "
-            "backward outside of it has reduced them"
-        )

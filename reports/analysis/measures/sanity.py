@@ -1,7 +1,7 @@
 """The gate before the figures: can this trace be believed?
 
-Each finding is a line; some are remarks, others mean that times or counts are wrong, and then the rank is not
-`trusted`.
+Each finding is a line; some are only reported, others mean that times or counts are wrong, and then the
+rank is not `trusted`.
 """
 
 from __future__ import annotations

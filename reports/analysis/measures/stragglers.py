@@ -1,8 +1,8 @@
 """Waiting for slow ranks apart from transfer, from the traces of several ranks.
 
 A collective runs on every rank of its communicator until the last one has joined and the data are there.
-Whoever comes last waits for nobody, so its duration is the transfer alone; the others' excess over it is
-waiting:
+The rank that comes last waits for no other, so its duration is the transfer alone; the others' excess over
+it is waiting:
 
     rank 0   |== waiting ===|= transfer =|
     rank 1          |= w ===|= transfer =|

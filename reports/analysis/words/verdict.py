@@ -228,7 +228,7 @@ def _retries(rank: RankAnalysis) -> Iterable[Finding]:
         max(share, WORTH),
         share or None,
         f"The allocator runs out of memory and retries {_times(per_step)} a step"
-        f"{f', mostly in {where}' if where else ''}; computation stands still for {_percent(share)} of the "
+        f"{f', mostly in {where}' if where else ''}; computation stops for {_percent(share)} of the "
         f"step: need less memory at the same time ({_settings(suggestions)}).",
         suggestions,
     )

@@ -106,6 +106,7 @@ def figures(metric: Metric) -> tuple[Figure, ...]:
         Figure("allocated, GiB", peak("allocated"), display.gib),
         Figure("reserved, GiB", peak("reserved"), display.gib),
         Figure("retries a step", plain("alloc_retries_per_step"), display.count),
+        Figure("spread of steps", plain("steps_spread"), display.percent),
         Figure("out of memory", plain("ooms"), display.count),
     )
 
@@ -198,7 +199,7 @@ _WITH_FIGURES = (Status.OK, Status.OOM, Status.RACE, Status.RANK_MISMATCH)
 def _figure_cell(entry: Ranked, figure: Figure, *, share: bool) -> Cell:
     value = figure.value(entry.row) if entry.row.status in _WITH_FIGURES else None
     classes = "number share" if share else "number"
-    if figure.name in ("retries a step", "out of memory") and value:
+    if figure.name in ("retries a step", "spread of steps", "out of memory") and value:
         classes += " warned"
     return Cell(
         figure.text(value), classes, value, round(entry.of_best, 4) if share and entry.of_best else None

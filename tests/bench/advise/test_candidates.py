@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdpbench.advise.candidates import Kind, candidates
+from fsdpbench.advise.candidate import Kind
+from fsdpbench.advise.candidates import candidates
 
 CALL = {"api": "fully_shard", "file": "/a/train.py", "line": 41, "text": "fully_shard(model)", "count": 1}
 PLAIN: dict[str, Any] = {"param_dtype": "torch.bfloat16", "offload": False, "mesh": None}
@@ -113,3 +114,42 @@ def test_the_batch_is_the_parsers_or_the_loaders() -> None:
 
 def test_a_run_without_figures_has_no_candidates() -> None:
     assert candidates({"config": {}, "script": None}) == []
+
+
+def test_what_is_wrong_at_any_cost_is_named_with_its_line() -> None:
+    place = {"file": "/a/train.py", "line": 30, "text": "optimizer = AdamW(model.parameters())"}
+    early = found({"early_optimizer": {**place, "wrapped_at": 41}})[""]
+    assert (early.kind, early.place) == (Kind.WRONG, "train.py:30")
+    assert "line 41" in early.what
+    assert found({"backward_in_autocast": place})[""].kind is Kind.FAULT
+    assert found({"zeroed": place})["none-grads"].write.startswith("zero_grad(set_to_none=True)")
+
+
+def test_norms_taken_one_by_one_are_clipped_at_the_same_time() -> None:
+    norms = {"file": "/a/train.py", "line": 57, "text": "n = p.grad.norm().item()", "per_step": 90.0}
+    wait = {"file": "/a/train.py", "line": 57, "text": "n = p.grad.norm().item()", "copies": False}
+    alone, waiting = found({"norms": norms})[""], found({"norms": norms, "waits": [wait]})["no-waits"]
+    assert "90 norms" in alone.what
+    assert "CPU waits" in waiting.what
+    assert "clip_grad_norm_" in waiting.write
+
+
+def test_parameters_gathered_in_fp32_under_autocast_are_told() -> None:
+    each = found(call(param_dtype=None))["bf16"]
+    assert "gathers fp32 parameters and computes in bf16" in each.what
+    assert "bf16" not in found({**call(param_dtype=None), "model": MODEL | {"dtype": "torch.bfloat16"}})
+
+
+def test_several_blocks_as_one_unit_are_other_units_than_the_blocks() -> None:
+    each = found({"sharding": [{**CALL, "arguments": PLAIN, "together": 4}]})["wrap-blocks"]
+    assert "4 blocks are one unit" in each.what
+
+
+def test_what_is_written_for_a_line_that_waits_is_python_and_means_the_same() -> None:
+    def write(text: str) -> str:
+        wait = {"file": "/a/train.py", "line": 57, "text": text, "copies": False}
+        return found({"waits": [wait]})["no-waits"].write
+
+    assert write("if torch.isnan(loss): stop()") == "if step % 100 == 0 and (torch.isnan(loss)): stop()"
+    assert write("total += loss.item()") == "total += loss.detach(), and read it every 100 steps"
+    assert write("torch.cuda.synchronize()") == "without: torch.cuda.synchronize()"

@@ -29,6 +29,16 @@ EXPECTED = {
     "offload": ("no-offload", "fully_shard(block"),
     "no_prefetch_fsdp1": ("backward-prefetch", "FullyShardedDataParallel("),
     "tiny_batch": ("double-batch", "DataLoader("),
+    "early_optimizer": ("", "optimizer = torch.optim.AdamW("),
+    "gathers_fp32": ("bf16", "fully_shard(block"),
+    "backward_in_autocast": ("", "loss.backward()"),
+    "zeros": ("none-grads", "set_to_none=False"),
+    "norms_item": ("no-waits", "p.grad.norm()"),
+    "norms": ("", "p.grad.norm()"),
+    "no_limit_fsdp1": ("limit", "FullyShardedDataParallel("),
+    "halves": ("wrap-blocks", "fully_shard("),
+    "needless_reshard": ("keep", "fully_shard(block"),
+    "nan_check": ("no-waits", "torch.isnan(loss)"),
 }
 """The variation of the first line, and what stands at the line of the script that it names."""
 

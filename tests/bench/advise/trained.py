@@ -63,10 +63,11 @@ $optimizer
 loader = iter($loader)
 for step in range(20):
     batch = next(loader)$move
-    loss = F.cross_entropy(model(batch[:, :-1]).float().flatten(0, 1), batch[:, 1:].flatten())
-    loss.backward()
+    $forwardF.cross_entropy(model(batch[:, :-1]).float().flatten(0, 1), batch[:, 1:].flatten())
+    $backward
+    $clip
     optimizer.step()
-    optimizer.zero_grad()
+    $zero
     $after
 """
 _FSDP2 = """
@@ -88,12 +89,20 @@ _PARTS = {
     "wrap": _FSDP2,
     "optimizer": "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)",
     "loader": "DataLoader(Tokens(), BATCH, pin_memory=True)",
+    "forward": "loss = ",
+    "backward": "loss.backward()",
+    "clip": "pass",
+    "zero": "optimizer.zero_grad()",
     "move": '.to("cuda", non_blocking=True)',
     "after": """if step % 10 == 9:
         print(step, loss.item(), flush=True)""",
 }
 _CHECKPOINTED = """index, block in enumerate(model.blocks):
     model.blocks[index] = block = checkpoint_wrapper(block)"""
+_AUTOCAST = 'with torch.autocast("cuda", bf16):\n     loss = '
+_CLIP = """total = sum(p.grad.norm() ** 2 for p in model.parameters()) ** 0.5
+    for p in model.parameters():
+        p.grad.mul_(1.0 / (total + 1.0))"""
 _EACH = "for block in model.blocks:\n    fully_shard(block, mp_policy=policy)\n"
 MISTAKES: dict[str, dict[str, str]] = {
     "item": {"after": "print(step, loss.item(), flush=True)"},
@@ -129,10 +138,44 @@ model.to_empty(device="cuda")
         "size": "8, 4096, 1024, 2",
     },
     "tiny_batch": {"size": "8, 2048, 2048, 1"},
+    "early_optimizer": {
+        "wrap": 'model.to_empty(device="cuda")\n'
+        + "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)\n"
+        + _FSDP2.replace('model.to_empty(device="cuda")', ""),
+        "optimizer": "",
+    },
+    "gathers_fp32": {"wrap": _FSDP2.replace(", mp_policy=policy", ""), "forward": _AUTOCAST},
+    "backward_in_autocast": {"forward": _AUTOCAST, "backward": " loss.backward()"},
+    "zeros": {"zero": "optimizer.zero_grad(set_to_none=False)"},
+    "norms_item": {"clip": _CLIP.replace("norm() ** 2", "norm().item() ** 2")},
+    "norms": {"clip": _CLIP},
+    "no_limit_fsdp1": {"wrap": _FSDP1.replace("use_orig", "limit_all_gathers=False, use_orig")},
+    "halves": {
+        "wrap": _FSDP2.replace(
+            _EACH,
+            "".join(f"fully_shard([*model.blocks[{half}]], mp_policy=policy)\n" for half in ("0:4", "4:8")),
+        ),
+        "size": "8, 4096, 1024, 2",
+    },
+    "needless_reshard": {"size": "8, 4096, 1024, 2"},
+    "nan_check": {"after": "if torch.isnan(loss): raise SystemExit(1)"},
 }
 GOOD: dict[str, dict[str, str]] = {
     "fsdp2": {},
     "fsdp1": {"wrap": _FSDP1},
+    "ddp": {
+        "wrap": 'model.to_empty(device="cuda")\n'
+        "model = nn.parallel.DistributedDataParallel(model, device_ids=[0], gradient_as_bucket_view=True)",
+        "forward": _AUTOCAST,
+    },
+    "impl": {
+        "wrap": "from fsdpbench.impl import MixedPrecisionPolicy, fully_shard\n"
+        "policy = MixedPrecisionPolicy(param_dtype=bf16, reduce_dtype=torch.float32)" + _FSDP2
+    },
+    "one_gpu": {
+        "wrap": 'dist.destroy_process_group()\nmodel.to_empty(device="cuda")',
+        "forward": _AUTOCAST,
+    },
     "fsdp2_workers": {
         "loader": "DataLoader(Tokens(), BATCH, num_workers=2, pin_memory=True)",
         "size": "12, 3072, 2048, 6",

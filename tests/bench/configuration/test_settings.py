@@ -95,6 +95,7 @@ def test_records_from_before_a_setting_ran_its_default() -> None:
         "implementation",
         "layout",
         "activation_offload",
+        "graph",
         "keep_last_unsharded",
         "optimizer_dtype",
     ):

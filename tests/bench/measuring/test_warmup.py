@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Measurement
-from fsdpbench.measuring.warmup import is_stable, warm_up
+from fsdpbench.measuring.warmup import TimedSteps, is_stable, time_steps, warm_up
 from fsdpbench.results.measured import measured, spread
+
+
+@dataclass(frozen=True)
+class Retried:
+    """What an allocator had to do in a step."""
+
+    alloc_retries: int
 
 
 def run(times: list[float], least: int, most: int) -> tuple[int, bool | None]:
@@ -70,6 +78,27 @@ def test_simulated_steps_that_go_on_retrying_are_timed_more_often(fsdpbench: Any
     assert record["warmup_stable"] is False
     assert (len(record["warmup_times_s"]), len(record["step_times_s"])) == (12, 8)
     assert any(memory["alloc_retries"] for memory in record["memory_per_step"])
+
+
+def test_steps_that_retry_alike_are_timed_more_often_and_never_called_stable() -> None:
+    measurement = Measurement(2, 1, 1, timeout_s=1.0, most_warmup_steps=12, most_timed_steps=8)
+    steps = TimedSteps(lambda: 1.0, lambda: Retried(2))
+    warm = warm_up(measurement, steps.run, lambda times: True, steps.retried)
+    assert (len(warm.times_s), warm.stable) == (2, False)
+    assert time_steps(measurement, warm, steps).stable is False
+    assert len(steps.times_s) == 2 + 8
+
+
+def test_a_retry_that_begins_in_the_timed_step_makes_it_several() -> None:
+    measurement = Measurement(2, 1, 1, timeout_s=1.0, most_warmup_steps=12, most_timed_steps=8)
+    warm = warm_up(measurement, lambda: 1.0, lambda times: True)
+    calm = TimedSteps(lambda: 1.0, lambda: Retried(0))
+    assert time_steps(measurement, warm, calm).stable is True
+    assert len(calm.times_s) == 1
+    retries = iter([1, 0, 0, 0, 0, 0, 0, 0])
+    retried = TimedSteps(lambda: 1.0, lambda: Retried(next(retries)))
+    assert time_steps(measurement, warm, retried).stable is False
+    assert len(retried.times_s) == 8
 
 
 def test_fewer_steps_than_the_window_are_not_stable() -> None:

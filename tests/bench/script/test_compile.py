@@ -32,6 +32,23 @@ for _ in range(7):
 """
 
 
+_WRAPPERS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
+CHECKPOINTED = f"from {_WRAPPERS} import checkpoint_wrapper\n" + COMPILING.replace(
+    "self.norm(x)", "torch.nn.functional.dropout(self.norm(x), 0.1)"
+).replace(
+    "model[1] = torch.compile(model[1], dynamic=False)",
+    "model[1] = checkpoint_wrapper(model[1]); model[1].compile()",
+)
+
+
+@pytest.mark.campaign
+def test_what_is_checkpointed_inside_of_a_compiled_block_is_compiled(run_probe: RunScript) -> None:
+    run = run_probe(CHECKPOINTED)
+    assert run.result["status"] == "ok", run.cause
+    assert run.result["compilation"]["graph_breaks"] == {}
+    assert run.result["compilation"]["graphs"] >= 6  # of two blocks and the loss
+
+
 @pytest.mark.campaign
 def test_blocks_and_functions_compile(run_probe: RunScript) -> None:
     run = run_probe(COMPILING)

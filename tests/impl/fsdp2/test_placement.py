@@ -25,7 +25,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_common as torch_common
 from torch.distributed.tensor import DTensor, Shard
 
 from fsdpbench import impl
-from fsdpbench.impl.frontends.full_params import full_parameters
+from fsdpbench.impl.frontends.full_params import gather_flat, split_full
 from fsdpbench.impl.runtime.stage import stage_of
 from fsdpbench.impl.shared.placement import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 
@@ -184,7 +184,9 @@ def case_full_parameters(rank: int) -> None:
     stage = stage_of(model)
     assert stage is not None
     (unit,) = stage.units
-    for parameter, value in zip(unit.parameters, full_parameters(unit), strict=True):
+    for parameter, value in zip(
+        unit.parameters, split_full(unit, gather_flat(unit, unit.shard)), strict=True
+    ):
         assert torch.equal(value, plain[parameter.fqn]), parameter.fqn
 
 

@@ -330,9 +330,7 @@ def test_retries(tmp_path: Path, trace_builder: Any) -> None:
     )
     assert rank.verdict is not None
     assert rank.verdict.findings[0].cause == "alloc_retries"
-    assert (
-        "retries once a step, mostly in backward; computation stands still for 20 %" in rank.verdict.sentence
-    )
+    assert "retries once a step, mostly in backward; computation stops for 20 %" in rank.verdict.sentence
 
 
 def test_copies_that_nothing_runs_beside(tmp_path: Path, trace_builder: Any) -> None:

@@ -253,3 +253,23 @@ def test_a_snapshot_runs_no_code(tmp_path: Path) -> None:
     with pytest.raises(TraceError):
         read_oom_snapshot(path)
     assert not (tmp_path / "run").exists()
+
+
+IN_A_CONTAINER = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of "
+    "which 1.20 GiB is free. Process 12345 has 77.95 GiB memory in use. Of the allocated memory "
+    "70.00 GiB is allocated by PyTorch, and 5.00 GiB is reserved by PyTorch but unallocated."
+)
+
+
+def test_a_process_that_the_driver_knows_by_another_number_is_this_one() -> None:
+    told = find_messages(IN_A_CONTAINER)[0].to_dict()
+    assert (told["process"], told["others"], told["others_seen"]) == (round(77.95 * GIB), None, 0)
+    assert told["outside"] == round(77.95 * GIB) - 75 * GIB
+    beside = find_messages(IN_A_CONTAINER.replace("77.95", "2.95"))[0].to_dict()
+    assert (beside["process"], beside["others"]) == (None, round(2.95 * GIB))
+
+
+def test_a_message_folded_by_a_launcher_that_marks_lines_is_read() -> None:
+    folded = "[rank0]: " + TORCH_2_1.replace("of which ", "of which\n[rank0]: ")
+    assert find_messages(folded)[0].to_dict() == find_messages(TORCH_2_1)[0].to_dict()

@@ -74,6 +74,21 @@ def test_an_all_reduce_moves_what_gather_and_scatter_move_together():
     assert network.collective_ns("all_reduce", size, ranks) == pytest.approx(both, rel=0.15)
 
 
+# Bus bandwidths published of 16 GPUs on two nodes, GB/s by MiB (docs/validation.md).
+TWO_NODES = [
+    ("h100-80gb+nic-400", {256: 343, 1024: 437, 4096: 466, 16384: 487}, 0.1),
+    ("a100-80gb+nic-50", {256: 70, 1024: 77}, 0.28),
+]
+
+
+@pytest.mark.parametrize(("hardware", "published", "within"), TWO_NODES)
+def test_all_reduces_of_two_nodes_are_as_published(hardware, published, within):
+    network = Network(load_profile(hardware), 16, 8)
+    for mib, bandwidth in published.items():
+        seconds = network.collective_ns("all_reduce", mib << 20, range(16)) * 1e-9
+        assert 2 * 15 / 16 * (mib << 20) / seconds / 1e9 == pytest.approx(bandwidth, rel=within)
+
+
 def test_one_rank_a_node_has_one_rail():
     network = Network(A100, 64, 8)
     across = network.collective_ns("all_reduce", GB, range(0, 64, 8))

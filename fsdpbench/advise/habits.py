@@ -1,0 +1,50 @@
+"""Rules for what a script does whatever its settings: some of it cannot be simulated otherwise, and is told
+alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fsdpbench.advise.candidate import NOT_SIMULATED, Candidate, Kind, place_of
+
+
+def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+    """What is wrong in a script, or costs time for nothing."""
+    if made := seen.get("early_optimizer"):
+        yield Candidate(
+            NOT_SIMULATED,
+            Kind.WRONG,
+            place_of(made),
+            f"the optimizer is made before the model is wrapped (line {made['wrapped_at']}): it holds "
+            "parameters that training no longer uses, and trains nothing",
+            f"after the model is wrapped: {made['text']}",
+        )
+    if found := seen.get("backward_in_autocast"):
+        yield Candidate(
+            NOT_SIMULATED,
+            Kind.FAULT,
+            place_of(found),
+            "backward runs inside of autocast: torch advises against it, since backward's operators take "
+            "the types of forward's by themselves",
+            f"outside of the `with torch.autocast(...)` block: {found['text']}",
+        )
+    if found := seen.get("zeroed"):
+        yield Candidate(
+            "none-grads",
+            Kind.FAULT,
+            place_of(found),
+            "gradients are filled with zeros and added to, where dropping them costs nothing",
+            "zero_grad(set_to_none=True), the default",
+        )
+    norms, waits = seen.get("norms"), seen.get("waits") or ()
+    if norms is not None:
+        waiting = any(wait["file"] == norms["file"] and wait["line"] == norms["line"] for wait in waits)
+        yield Candidate(
+            "no-waits" if waiting else NOT_SIMULATED,
+            Kind.FAULT,
+            place_of(norms),
+            f"{norms['per_step']:,.0f} norms a step are taken one by one"
+            + (", and the CPU waits for each" if waiting else ""),
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which takes all at the same time",
+        )

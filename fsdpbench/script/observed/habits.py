@@ -1,0 +1,103 @@
+"""What a script does that costs little or is wrong at any cost: an optimizer made before the model is
+wrapped, backward inside of autocast, gradients filled with zeros, norms taken one by one."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsdpbench.script.own_files import OwnFiles
+
+_SEVERAL = 8
+"""Norms of one line in a step, from which the line is named."""
+
+Place = dict[str, Any]
+
+
+class Habits:
+    """Notes them. `place` tells the script's line that runs."""
+
+    def __init__(self, own_files: OwnFiles, place: Callable[[], Place]) -> None:
+        self.early_optimizer: Place | None = None
+        self.backward_in_autocast: Place | None = None
+        self.zeroed: Place | None = None
+        self._own_files = own_files
+        self._place = place
+        self._optimized: dict[int, tuple[weakref.ref[Any], Place]] = {}
+        """Parameters of optimizers by their identity, and where the optimizer was made."""
+        self._norms: Counter[tuple[str, int]] = Counter()
+        self._norm_places: dict[tuple[str, int], Place] = {}
+        self._around(torch.optim.Optimizer, "add_param_group", self._group)
+        self._around(torch.Tensor, "backward", self._backward)
+        self._around(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        self._around(nn.Module, "zero_grad", self._zero_grad)
+        for owner, name in ((torch.Tensor, "norm"), (torch, "norm"), (torch.linalg, "vector_norm")):
+            self._around(owner, name, self._norm)
+
+    def wrapping(self, module: Any, place: Place) -> None:
+        """`module` is about to be wrapped at `place`."""
+        if self.early_optimizer is not None or not self._optimized:
+            return
+        for each in module if isinstance(module, list | tuple) else [module]:
+            for parameter in each.parameters():
+                known, made = self._optimized.get(id(parameter), (None, {}))
+                if known is not None and known() is parameter:
+                    self.early_optimizer = {**made, "wrapped_at": place["line"]}
+                    return
+
+    def _group(self, optimizer: Any, param_group: dict[str, Any]) -> None:
+        place, held = self._place(), param_group["params"]
+        if not isinstance(held, list | tuple | torch.Tensor):
+            held = param_group["params"] = list(held)
+        for one in [held] if isinstance(held, torch.Tensor) else held:
+            parameter = one[1] if isinstance(one, tuple) else one  # (name, parameter)
+            self._optimized[id(parameter)] = weakref.ref(parameter), place
+
+    def _backward(self, *args: Any, **kwargs: Any) -> None:
+        if self.backward_in_autocast is None and torch.is_autocast_enabled("cuda"):
+            self.backward_in_autocast = self._place()
+
+    def _zero_grad(self, owner: Any, set_to_none: bool = True, **kwargs: Any) -> None:
+        if not set_to_none and self.zeroed is None:
+            self.zeroed = self._place()
+
+    def _norm(self, *args: Any, **kwargs: Any) -> None:
+        frame = sys._getframe(2)  # who calls what is around the function
+        if not self._own_files.has(frame.f_code.co_filename):
+            return
+        key = frame.f_code.co_filename, frame.f_lineno
+        self._norms[key] += 1
+        if key not in self._norm_places:
+            self._norm_places[key] = self._place()
+
+    def _around(self, owner: Any, name: str, note: Callable[..., None]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                note(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        setattr(owner, name, noted)
+
+    def to_dict(self, steps: int) -> dict[str, Any]:
+        """`norms`: the line that takes most of them, and how many a step."""
+        norms = None
+        if self._norms and steps:
+            key, count = self._norms.most_common(1)[0]
+            if count >= _SEVERAL * steps:
+                norms = {**self._norm_places[key], "per_step": count / steps}
+        return {
+            "early_optimizer": self.early_optimizer,
+            "backward_in_autocast": self.backward_in_autocast,
+            "zeroed": self.zeroed,
+            "norms": norms,
+        }
