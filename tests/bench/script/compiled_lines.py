@@ -48,7 +48,7 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         x + torch.outer(torch.arange(8, device=x.device).float(), torch.arange(8, device=x.device).float())
     ),
     "item": lambda x: x * x.sum().item(),
-    "bool": lambda x: x * 2 if x.sum() > 0 else x,
+    "bool": lambda x: x * 2 if x.abs().sum() < 0 else x,
     "tolist": lambda x: x * x.sum().tolist(),
     "cpu": lambda x: x.cpu() * 2,
     "get_device": lambda x: x * (1 + x.get_device()),
