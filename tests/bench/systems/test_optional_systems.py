@@ -95,7 +95,10 @@ def test_every_setting_is_mapped_refused_or_absent(name: str) -> None:
     mapped = {"param_dtype", "reduce_dtype", "strategy", "shard_size", "compile"}
     mapped |= {"cpu_offload"} if name == "deepspeed-zero3" else {"wrap", "zero_grad"}
     absent = set(system.absent_settings(config(name)))
-    refused = {each for each in PARALLEL if system.not_applicable(config(name, **{each: 2}))}
+    others = {**dict.fromkeys(PARALLEL, 2), "graph": "step"}
+    refused = {
+        each for each, value in others.items() if each in system.not_applicable(config(name, **{each: value}))
+    }
     assert absent | mapped | bench_own | refused == set(SETTINGS)
     assert not absent & mapped
     assert system.not_applicable(without_absent(config(name))) == {}
