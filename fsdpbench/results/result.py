@@ -111,7 +111,7 @@ def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, An
         "environment": environment(config),
         "status": outcome.status.value,
         "cause": cause,
-        "compiled": None if config.script else bool(config.settings.compile),
+        "compiled": None if config.script else _has_compiled(config, first),
         **figures,
         "unknown_operators": first.get("unknown_operators") or {},
         **{name: first[name] for name in OPTIONAL if name in first},
@@ -121,6 +121,13 @@ def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, An
         if has_figures
         else [],
     }
+
+
+def _has_compiled(config: Config, record: Mapping[str, Any]) -> bool:
+    """What was asked for, unless the compiler is known to have made no graph of what ran."""
+    made = record.get("compilation")
+    ran = bool(record.get("step_times_s"))
+    return bool(config.settings.compile) and not (ran and made and not made["graphs"])
 
 
 def _was_measured(config: Config, records: list[dict[str, Any]]) -> bool:

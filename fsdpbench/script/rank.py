@@ -23,7 +23,7 @@ from fsdpbench.devices.base import Placement
 from fsdpbench.devices.sim import SimDevice
 from fsdpbench.results.records import RankRecord, Status, trace_path
 from fsdpbench.script.clock import map_clock
-from fsdpbench.script.cuda import ProfilerRequests, compile_notes, has_compiled, leave_cache_alone, map_cuda
+from fsdpbench.script.cuda import ProfilerRequests, compile_notes, leave_cache_alone, map_cuda, wants_compiled
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.explain import explained, name_cuda
 from fsdpbench.script.files import ScriptFiles
@@ -126,9 +126,8 @@ class _Run:
         record.hardware = device.describe()
         record.unknown_operators = device.unknown_operators
         record.placeholder_decisions = self.decisions.to_list()
-        record.compiled = has_compiled()
-        if record.compiled:
-            record.compilation = device.compilation
+        record.compilation = device.compilation if wants_compiled() else None
+        record.compiled = _graphs(record) > 0
         record.add_sanitizer(device.sanitizer)
         record.memory_account = record.memory_account or device.memory_account
         if steps.step_times_s:
@@ -228,8 +227,13 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
     record.script = {
         "steps": steps.count,
         "flops": "matrix products, attention and convolutions, counted as they were launched",
-        "notes": steps.notes + compile_notes(),
+        "notes": steps.notes + compile_notes(_graphs(record)),
     }
+
+
+def _graphs(record: RankRecord) -> int:
+    """How many were compiled."""
+    return record.compilation["graphs"] if record.compilation else 0
 
 
 def _export(requests: ProfilerRequests, steps: Steps, record: RankRecord) -> None:

@@ -24,9 +24,9 @@ from fsdpbench.script.cuda.absent_triton import map_triton
 from fsdpbench.script.cuda.amp import map_amp
 from fsdpbench.script.cuda.compiling import (
     compile_notes,
-    has_compiled,
     leave_cache_alone,
     map_compile,
+    wants_compiled,
 )
 from fsdpbench.script.cuda.cuda_module import map_cuda_module
 from fsdpbench.script.cuda.device_names import map_device_names
@@ -55,4 +55,4 @@ def map_cuda(simulation: Simulation) -> ProfilerRequests:
     return requests
 
 
-__all__ = ["ProfilerRequests", "compile_notes", "has_compiled", "leave_cache_alone", "map_cuda"]
+__all__ = ["ProfilerRequests", "compile_notes", "leave_cache_alone", "map_cuda", "wants_compiled"]

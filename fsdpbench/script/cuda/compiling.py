@@ -39,16 +39,22 @@ def map_compile(replacements: Replacements, accelerator: Accelerator) -> None:
     replacements.add(torch.compile, _noticing(accelerator, torch.compile))
 
 
-def has_compiled() -> bool:
-    """Whether the script compiled anything."""
+def wants_compiled() -> bool:
+    """Whether the script asked for anything to be compiled."""
     return _Requests.made > 0
 
 
-def compile_notes() -> list[str]:
-    """What a reader should know of `torch.compile` in this run."""
-    if not _Requests.left_out:
-        return []
-    return ["torch.compile is switched off in this run: the eager program was simulated"]
+def compile_notes(graphs: int) -> list[str]:
+    """What a reader should know of `torch.compile` in this run, in which `graphs` were compiled."""
+    notes = []
+    if _Requests.left_out:
+        notes.append("torch.compile is switched off in this run: the eager program was simulated")
+    if wants_compiled() and not graphs:
+        notes.append(
+            "torch.compile compiled no graph: what it was called for was not run, or Dynamo skips it (units "
+            "of FSDP1 without use_orig_params=True, say); the eager program was simulated"
+        )
+    return notes
 
 
 def _is_switched_off() -> bool:
@@ -102,4 +108,4 @@ def _leaves_out() -> bool:
     return True
 
 
-__all__ = ["compile_notes", "has_compiled", "leave_cache_alone", "map_compile"]
+__all__ = ["compile_notes", "leave_cache_alone", "map_compile", "wants_compiled"]

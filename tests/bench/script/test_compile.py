@@ -59,3 +59,34 @@ def test_blocks_and_functions_compile(run_probe: RunScript) -> None:
     assert compilation["kernels"] >= 4
     assert compilation["graph_breaks"] == {}
     assert "redirected_files" not in run.result or not run.result["redirected_files"]
+
+
+FLAT_UNITS = """
+import os
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+class Block(torch.nn.Linear):
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+block = Block(64, 64)
+block.compile()
+model = FullyShardedDataParallel(block, device_id=torch.cuda.current_device(), use_orig_params=ORIGINAL)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(7):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("original", [False, True])
+def test_what_dynamo_skips_is_not_called_compiled(original: bool, run_probe: RunScript) -> None:
+    """Dynamo takes units of FSDP1 only with `use_orig_params=True`."""
+    run = run_probe(FLAT_UNITS.replace("ORIGINAL", str(original)))
+    assert run.result["status"] == "ok", run.cause
+    assert run.result["compiled"] is original
+    assert (run.result["compilation"]["graphs"] > 0) is original
+    assert any("compiled no graph" in note for note in run.result["script"]["notes"]) is not original
