@@ -83,10 +83,14 @@ class Case:
     network: Network = Network.STATED
     ran_out: bool = False
     """The run was out of memory; nothing else was published of it."""
+    chosen: bool = False
+    """A setting that is not published, or published otherwise, is the one with which the run comes out: its
+    error says nothing about runs that are not known."""
     open: bool = False
     """Shape or settings that decide are not published: shown, but no error is counted."""
 
     @property
     def fitted(self) -> bool:
-        """Whether constants of step times were fitted to the run's source (docs/simulator.md)."""
-        return self.source in _FITTED
+        """Whether constants of step times were fitted to the run's source (docs/simulator.md), or a setting
+        was chosen by the run."""
+        return self.chosen or self.source in _FITTED

@@ -40,6 +40,7 @@ def t5_cases() -> list[Case]:
             },
             published={Figure.HARDWARE_TFLOPS: tflops},
             assumed="attention is fused, target as long as source",
+            chosen=True,
         )
         for batch in (8, 16)
         for gpus, tflops in published("7c").along(f"batch {batch}").items()
