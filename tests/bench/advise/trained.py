@@ -137,7 +137,11 @@ model.to_empty(device="cuda")
         "wrap": _FSDP1.replace("use_orig", "backward_prefetch=None, use_orig"),
         "size": "8, 4096, 1024, 2",
     },
-    "tiny_batch": {"size": "8, 2048, 2048, 1"},
+    "tiny_batch": {
+        "size": "8, 2048, 2048, 1",
+        # So little work that resharding costs too; what is free would come first.
+        "wrap": _FSDP2.replace("block, mp", "block, reshard_after_forward=False, mp"),
+    },
     "early_optimizer": {
         "wrap": 'model.to_empty(device="cuda")\n'
         + "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)\n"

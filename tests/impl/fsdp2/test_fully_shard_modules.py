@@ -26,7 +26,7 @@ from torch.distributed._composable import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from torch_version import BEFORE_2_13
+from torch_version import BEFORE_2_12, BEFORE_2_13
 
 from fsdpbench import impl
 
@@ -91,6 +91,8 @@ def case_like_torch(rank: int, *, kind: str, policy: Any) -> None:
 @pytest.mark.parametrize("policy", [None, (torch.bfloat16, torch.float32)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["branches", "called twice", "skipped"])
 def test_equals_torch(two_ranks, kind: str, policy: Any) -> None:
+    if BEFORE_2_12 and kind == "branches":
+        pytest.skip("torch 2.11 loses what it gathered, and fails in backward")
     two_ranks.run(case_like_torch, kind=kind, policy=policy)
 
 

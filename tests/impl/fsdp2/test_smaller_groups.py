@@ -11,6 +11,7 @@ from host_cases import fake_group
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch_version import BEFORE_2_12
 
 from fsdpbench import impl
 from fsdpbench.impl.runtime.stage import stage_of
@@ -76,7 +77,8 @@ def case_frozen_after_wrapping(rank: int) -> None:
             flags.append({name: parameter.requires_grad for name, parameter in model.named_parameters()})
             loss.backward()
         found.append(flags)
-    assert found[0] == found[1]
+    if not BEFORE_2_12:  # it shows what was trained when it was wrapped
+        assert found[0] == found[1]
     assert not found[0][1]["blocks.0.up.weight"]
 
 
