@@ -6,7 +6,8 @@
 A replayed step is still executed: every kernel, copy, collective and wait comes to the device in its order,
 all of them at the moment of the one launch. What the CPU would have decided by waiting (a rate limiter, a
 query) no graph has; such steps are refused. A replay has to do, and to be given, exactly what the captured
-step did and was given: every launch, every address, every buffer of the host that is copied.
+step did and was given: every launch, and every address on the device. That buffers of the host stay where
+they are is not checked.
 
 Estimated: the price of the launch is that of one kernel's, as for compiled graphs; work inside a graph
 follows each other no faster than outside of it; memory is that of the step as it runs by itself.
