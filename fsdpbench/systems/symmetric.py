@@ -1,4 +1,4 @@
-"""The setting `symmetric_memory`: all-gathers by copy engines, where it is asked for and where it cannot be."""
+"""The setting `symmetric_memory`: all-gathers by copy engines, and where there are none."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def refuse_symmetric_memory(config: Config, shard_size: int) -> dict[str, str]:
         why = "nothing is gathered where nothing is sharded"
     elif why is None and shard_size > config.gpus_per_node:
         why = (
-            f"copy engines reach the {config.gpus_per_node} GPUs of a node, and {shard_size} share a copy of the "
-            "model: strategy=HYBRID_SHARD"
+            f"copy engines reach the {config.gpus_per_node} GPUs of a node, and {shard_size} share a copy of "
+            "the model: strategy=HYBRID_SHARD"
         )
     for other in PARALLEL if why is None else ():
         if getattr(config.settings, other) > 1:
@@ -49,7 +49,9 @@ def _of_device(config: Config) -> str | None:
         return "it is NCCL's, on GPUs that really communicate or simulated ones"
     if config.device == "cuda":
         missing = os.environ.get(_POLICY) != "2"
-        return f"NCCL gathers by copy engines with {_POLICY}=2 in the environment: set it" if missing else None
+        return (
+            f"NCCL gathers by copy engines with {_POLICY}=2 in the environment: set it" if missing else None
+        )
     if config.software is not None:
         return f"software {config.software} is older than it: leave --software out"
     assert config.hardware is not None
@@ -57,6 +59,6 @@ def _of_device(config: Config) -> str | None:
     if profile.nvlink.copy_engine_gathers:
         return None
     return (
-        f"no source tells of all-gathers by copy engines on {profile.name} "
+        f"no source has figures of all-gathers by copy engines on {profile.name} "
         "(nvlink.copy_engine_gathers of its profile): --hardware h100-80gb has them"
     )

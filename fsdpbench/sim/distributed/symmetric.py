@@ -1,9 +1,10 @@
 """Symmetric memory (`torch.distributed._symmetric_memory`) on the simulated device, as far as FSDP2 uses it.
 
 Ranks of a group meet for a tensor (`rendezvous`); NCCL then gathers into it by copy engines where it may use
-no multiprocessors (NCCL_CTA_POLICY=2) and all ranks are in one NVLink domain, here a node. Such a gather takes
-as long as the ordinary one, slows no computation and is not slowed by any (`nvlink.copy_engine_gathers` of a
-profile, estimated). NCCL's kernels for symmetric memory, which run otherwise, take what ordinary ones take.
+no multiprocessors (NCCL_CTA_POLICY=2) and all ranks are in one NVLink domain, here a node. Such a gather
+takes as long as the ordinary one, slows no computation and is not slowed by any
+(`nvlink.copy_engine_gathers` of a profile, estimated). NCCL's kernels for symmetric memory, which run
+otherwise, take what ordinary ones take.
 
 The memory is the caching allocator's: a pool of its own and the meeting itself cost nothing here.
 """
@@ -47,8 +48,8 @@ def use_pool(pool: Any) -> AbstractContextManager[None]:
     """`use_mem_pool`: of the pool of symmetric memory. Raises NotImplementedError for another one."""
     if pool is not POOL:
         raise NotImplementedError(
-            "torch.cuda.use_mem_pool is not simulated: the caching allocator is simulated as it is; leave other "
-            "allocators and pools out"
+            "torch.cuda.use_mem_pool is not simulated: the caching allocator is simulated as it is; leave "
+            "other allocators and pools out"
         )
     return nullcontext()
 
@@ -69,7 +70,7 @@ def why_unavailable(network: Network) -> str | None:
         return None
     return (
         f"the hardware profile {network.profile.name} has no all-gathers by copy engines "
-        "(nvlink.copy_engine_gathers): no source tells of them for these GPUs"
+        "(nvlink.copy_engine_gathers): no source has figures for these GPUs"
     )
 
 
