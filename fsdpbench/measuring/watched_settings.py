@@ -43,7 +43,7 @@ def watched(config: Config) -> Config:
 def unread_settings(system: System, config: Config) -> list[str]:
     """Settings of a `watched` configuration that were given, and that nothing in the system read.
 
-    Settings that are at their default or `absent` do not count: nobody expects an effect of them.
+    Settings that are at their default or `absent` do not count: no effect is expected of them.
     """
     settings = config.settings
     assert isinstance(settings, WatchedSettings)
