@@ -45,7 +45,7 @@ class CompileReport:
     plans: list[Planned] = field(default_factory=list)
     calls: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """What could not be compiled here, where the program went on all the same (`suppress_errors`, say)."""
+    """What could not be compiled here, and the program continues all the same (`suppress_errors`, say)."""
 
     past_limit: Counter[str] = field(default_factory=Counter)
     """Calls by their place that ran eager, since Dynamo had compiled the function too often."""
@@ -86,7 +86,7 @@ class CompileReport:
 
 
 def place_of(code: Any) -> str:
-    """`forward (train.py:7)` of a code object, or of what tells of one by the same names."""
+    """`forward (train.py:7)` of a code object, or of what has the same names."""
     return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
