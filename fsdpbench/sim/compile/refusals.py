@@ -61,7 +61,7 @@ def refuse_graph(graph: torch.fx.Graph) -> None:
 
 
 def _place(node: torch.fx.Node) -> str:
-    """Where the program asks for it, as far as torch knows: in torch's own files nobody looks for it."""
+    """Where the program asks for it, as far as torch knows; a line of torch's own if there is no other."""
     frames = [
         line.strip() for line in (node.stack_trace or "").splitlines() if line.lstrip().startswith("File")
     ]
