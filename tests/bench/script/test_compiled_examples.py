@@ -36,7 +36,7 @@ def test_the_gpts_compile_without_a_break(run_script: RunScript) -> None:
     run = run_script(COMPILING, "small_gpt:Block", *programs[1:], to_the_end=True)
     found = ran(run, *OF_GPT)
     assert found["graph_breaks"] == {}
-    assert found["graphs"] >= 2 * len(OF_GPT) - 2  # what FSDP1 and FSDP2 run may be one graph
+    assert found["graphs"] >= 2
 
 
 @pytest.mark.campaign

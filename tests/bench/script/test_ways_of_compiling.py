@@ -35,7 +35,7 @@ def test_as_on_the_cpu(run_script: RunScript) -> None:
     run = run_script(WAYS, "cuda", to_the_end=True)
 
     assert lines(run.output) == lines(on_cpu.stdout)
-    assert len(lines(run.output)) == 26
+    assert len(lines(run.output)) == 25
     notes = "\n".join(run.result["script"]["notes"])
     assert "gave up forward" in notes
     assert "'aot_eager', 'eager'" in notes

@@ -142,7 +142,8 @@ def item() -> None:
             return y * 2
         return y * 3
 
-    program(x()), program(x())
+    given = torch.zeros(8, 8, device=D, requires_grad=True)
+    program(given), program(given)
 
 
 @way
