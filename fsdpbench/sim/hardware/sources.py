@@ -18,7 +18,7 @@ _NOT_FIGURES = frozenset(
 @dataclass(frozen=True)
 class Constant:
     """One figure of a profile's file. ``source``: that of the key or the nearest section above it; of an
-    estimate only what was said of it itself."""
+    estimate only what is stated of it itself."""
 
     key: str
     value: Any
