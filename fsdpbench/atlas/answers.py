@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fsdpbench.atlas.foreseen import fits_safely
+from fsdpbench.atlas.known import fits_safely
 from fsdpbench.atlas.names import SYSTEM
 from fsdpbench.atlas.space import Cell, Results
 from fsdpbench.configuration.config import Config

@@ -1,7 +1,7 @@
 """A cell of the atlas and what is tried in it: each strategy, recomputation and batch that may fit.
 
 arithmetic ──> does not fit: not simulated            (pruning.py)
-what ran   ──> cannot fit or is slower: not simulated (foreseen.py)
+what ran   ──> cannot fit or is slower: not simulated (known.py)
 the rest   ──> simulated, cells with most GPUs first: what runs out of memory there does so on fewer GPUs
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.atlas.foreseen import RECOMPUTED, Known
+from fsdpbench.atlas.known import RECOMPUTED, Known
 from fsdpbench.atlas.names import SYSTEM, Extent
 from fsdpbench.atlas.pruning import least_bytes
 from fsdpbench.configuration.config import Config

@@ -27,11 +27,7 @@ COMMANDS = {
     "sweep": (("sweep", *TINY, "--batch", "2,4", "--system", "impl-fsdp2,torch-fsdp2", "-o", "swept"),),
     "comparison": (("compare", "one", "one"), ("compare", "one", "other")),
     "baseline": (("baseline", "create", "swept", "baseline.json"),),
-    "explain": (
-        ("explain", str(ROOT / "docs" / "examples" / "oom.txt")),
-        ("explain", *TINY, "--batch", "100000"),
-        ("explain", "one"),
-    ),
+    "explain": (("explain", str(ROOT / "docs/examples/oom.txt")), ("explain", *TINY, "--batch", "100000")),
     "plan": (("plan", *TINY, "--batch", "2", "--tokens", "1B", "--price", "2"), ("plan", *TINY)),
     "watch": (("watch", "swept"),),
     "tune": (("tune", *TINY, "--batch", "2,4"),),
