@@ -172,7 +172,7 @@ class SimProcessGroup(CollectiveCalls):
             )
             accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched)
         traffic = accelerator.network.traffic_permille(kind, nbytes, self._ranks, uneven=uneven)
-        by_copy_engines = gathers_by_copy_engines(kind, outputs, self._ranks)
+        by_copy_engines = gathers_by_copy_engines(kind, outputs, self._ranks, accelerator.network)
         work = WorkKind.COPY if by_copy_engines else WorkKind.COLLECTIVE
         timeline.launch(stream, work, duration, payload, traffic)
         self._last = timeline.record(stream)

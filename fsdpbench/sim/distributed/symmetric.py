@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.accelerator import Accelerator
 from fsdpbench.sim.hardware.network import Network
 from fsdpbench.sim.tensors.creation import is_on_device
 from fsdpbench.sim.tensors.storage import record_of
@@ -54,14 +54,15 @@ def use_pool(pool: Any) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def gathers_by_copy_engines(kind: str, outputs: Sequence[torch.Tensor], ranks: Sequence[int]) -> bool:
+def gathers_by_copy_engines(
+    kind: str, outputs: Sequence[torch.Tensor], ranks: Sequence[int], network: Network
+) -> bool:
     """Whether a collective of `ranks` into `outputs` is one that copy engines do."""
     if kind != "all_gather" or os.environ.get(_POLICY) != _ZERO:
         return False
     records = [record_of(tensor.untyped_storage()) for tensor in outputs]
-    return all(record is not None and record.symmetric for record in records) and (
-        ACCELERATOR.network.nodes_of(ranks) == 1
-    )
+    registered = all(record is not None and record.symmetric for record in records)
+    return registered and network.nodes_of(ranks) == 1
 
 
 def why_unavailable(network: Network) -> str | None:
@@ -74,7 +75,7 @@ def why_unavailable(network: Network) -> str | None:
     )
 
 
-def patch_symmetric_memory() -> None:
+def patch_symmetric_memory(accelerator: Accelerator) -> None:
     """Let memory of the simulated device be symmetric; other devices have torch's."""
     backend = expect(symmetric_memory, "set_backend")
     pool = expect(symmetric_memory, "get_mem_pool")
@@ -82,18 +83,18 @@ def patch_symmetric_memory() -> None:
     use = expect(torch.cuda, "use_mem_pool")
 
     def set_backend(name: str) -> None:
-        if not ACCELERATOR.started:
+        if not accelerator.started:
             backend(name)
         elif name != "NCCL":
             raise NotImplementedError(f"symmetric memory of {name} is not simulated: NCCL's is")
 
     def get_mem_pool(device: Any) -> Any:
-        return POOL if ACCELERATOR.started else pool(device)
+        return POOL if accelerator.started else pool(device)
 
     def rendezvous(tensor: torch.Tensor, group: Any) -> Any:
         if not is_on_device(tensor):
             return meet(tensor, group)
-        reason = why_unavailable(ACCELERATOR.network)
+        reason = why_unavailable(accelerator.network)
         if reason is not None:
             raise RuntimeError(f"symmetric memory: {reason}")
         record = record_of(tensor.untyped_storage())

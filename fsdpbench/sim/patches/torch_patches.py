@@ -265,7 +265,7 @@ def _patch_distributed() -> None:
 
     patch("verify_param_shape_across_processes", _with_ranks_that_are_there)
     replace(ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__))
-    patch_symmetric_memory()
+    patch_symmetric_memory(ACCELERATOR)
     _patch_gathers_of_objects()
     _patch_sends_of_objects()
     _patch_checkpoint_plans()

@@ -33,6 +33,7 @@ def beside_a_product(hardware: str, ranks: int, monkeypatch: pytest.MonkeyPatch,
     end.record()
     work.wait()
     torch.sim.synchronize()
+    dist.destroy_process_group()
     return round(begin.elapsed_time(end) * 1e6)
 
 
