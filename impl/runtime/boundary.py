@@ -64,8 +64,13 @@ class TransformedBoundary(torch.autograd.Function):
         ctx.hooks = inputs[0]
         ctx.set_materialize_grads(False)
 
-    jvp = Boundary.jvp
-    backward = Boundary.backward
+    @staticmethod
+    def jvp(ctx: Any, _: object, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tangents
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        return Boundary.backward(ctx, *gradients)
 
 
 class Output(torch.autograd.Function):
