@@ -19,7 +19,16 @@ from fsdpbench.files.reading import UnreadableFileError, read_json_object
 TRACE_FOLDER = "trace"
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
 """What the records of scripts alone hold."""
-OPTIONAL = (*OF_SCRIPTS, "sanitizer", "memory_account", "compilation", "memory_traffic", "soak", "graph")
+OPTIONAL = (
+    *OF_SCRIPTS,
+    "sanitizer",
+    "memory_account",
+    "compilation",
+    "memory_traffic",
+    "soak",
+    "graph",
+    "buffer_rows",
+)
 """What a record holds only where there is something to say."""
 _REAL_TIME = ("loader",)
 """Likewise; it is measured in real time, and is in the result's `bench`."""
@@ -84,6 +93,9 @@ class RankRecord:
     """Of a script with loaders: what a batch takes the host, seconds, and batches a step."""
     soak: dict[str, Any] | None = None
     """Of a soak: memory over its steps (docs/lengths.md)."""
+
+    buffer_rows: dict[str, float] | None = None
+    """Of experts with a capacity, a step: rows `sent` to them, `dropped` of these, and `empty` places."""
 
     graph: dict[str, Any] | None = None
     """Of a step captured as one CUDA graph (simulated, estimated): launches, streams, warm-up, replays."""

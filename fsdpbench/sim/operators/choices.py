@@ -6,8 +6,8 @@
     torch.where(mask), x[mask]             as many rows as that share says; the script's line is told
     mask.sum((1, 2)).nonzero()             every expert, by its number
 
-The rows of one expert are rounded to the nearest number, from 1. A mask that was made in another way (of scores,
-of tokens) has no share, and what depends on its length stays refused.
+The rows of one expert are rounded to the nearest number, from 1. A mask that was made in another way (of
+scores, of tokens) has no share, and what depends on its length stays refused.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def rows_of(mask: torch.Tensor) -> int | None:
 
 
 def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The places of a mask that is true everywhere, or a part of them, on the host; None for other tensors."""
+    """The places of a mask that is true everywhere, or some of them, on the host; None for others."""
     numbered = choice_of(tensor)
     if not isinstance(numbered, Numbered):
         return None

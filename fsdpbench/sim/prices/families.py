@@ -80,8 +80,8 @@ FAMILIES = (
         "_embedding_bag_backward", "_embedding_bag_dense_backward",
     )),
     Family("rows written in place", moves("gather", rows_written), (
-        "index_put_", "_index_put_impl_", "index_add_", "index_copy_", "index_fill_", "scatter_", "scatter_add_",
-        "scatter_add", "scatter",
+        "index_put_", "_index_put_impl_", "index_add_", "index_copy_", "index_fill_", "scatter_",
+        "scatter_add_", "scatter_add", "scatter",
     )),
     Family("rows written into a copy", moves("gather", copied_rows_written), (
         "index_add", "index_copy", "index_put", "index_fill",

@@ -1,4 +1,4 @@
-"""Loops that look for an expert's tokens, as published routers write them: their load is taken to be balanced."""
+"""Loops that look for an expert's tokens, as published routers write them: taken to be balanced."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T, D, N, K = 64, 32, 8, 2
 rows = torch.randn(T, D, device="cuda", requires_grad=True)
 experts = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(N)).cuda()
 weights, chosen = torch.topk(torch.randn(T, N, device="cuda").softmax(-1), K)
-mask = F.one_hot(chosen, num_classes=N).permute(2, 1, 0)           # ONE_HOT
-hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()           # HIT
+mask = F.one_hot(chosen, num_classes=N).permute(2, 1, 0)
+hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
 out = torch.zeros_like(rows)
 for number in hit:
-    slot, token = torch.where(mask[number[0]])                     # WHERE
+    slot, token = torch.where(mask[number[0]])
     assert len(token) == len(slot) == T * K // N
     read = experts[number[0]](rows[None, token].reshape(-1, D)) * weights[token, slot, None]
     out.index_add_(0, token, read)
@@ -25,11 +25,11 @@ out.sum().backward()
 assert all(p.grad is not None for p in experts.parameters()) and hit.flatten().tolist() == list(range(N))
 
 for number in range(N):
-    token, slot = torch.where(chosen == number)                    # EQUAL
+    token, slot = torch.where(chosen == number)
     assert len(token) == T * K // N
     own = (chosen == number).any(dim=-1)
-    if own.any():                                                  # ANY
-        assert rows[own].shape == (T * K // N, D)                  # INDEXED
+    if own.any():
+        assert rows[own].shape == (T * K // N, D)
         assert rows.masked_select(own[:, None]).shape == (T * K // N * D,)
         out = out.detach()
         out[own] += 1.0
@@ -38,25 +38,18 @@ assert len((top == 3).nonzero()) == T // N
 per_expert = chosen.new_zeros((T, N)).scatter_(1, chosen, 1).sum(0)
 assert per_expert.tolist() == [T * K // N] * N
 chosen[0] = 7  # no router's any more
-torch.where(chosen == 3)                                           # WRITTEN
+torch.where(chosen == 3)
 """
 
 
 def test_rows_of_an_expert_are_its_balanced_share(run_probe: RunScript) -> None:
     run = run_probe(LOOPS)
-    lines = LOOPS.splitlines()
-    told = {
-        each["operation"]: each["answer"]
-        for each in run.result["placeholder_decisions"]
-        if each["operation"] in ("torch.nonzero", "one_hot", "bool")
-    }
-    assert told["one_hot"] == "balanced: all of 8 as often; what a capacity drops is not known"
-    answers = {(each["operation"], each["answer"]) for each in run.result["placeholder_decisions"]}
-    assert {("torch.nonzero", "balanced: 16 of 128"), ("torch.nonzero", "balanced: 8 of 8"),
-            ("torch.nonzero", "balanced: 16 of 64"), ("torch.nonzero", "balanced: 8 of 64")} <= answers  # fmt: skip
-    assert ("bool", True) in answers
+    told = {(each["operation"], each["answer"]) for each in run.result["placeholder_decisions"]}
+    assert ("one_hot", "balanced: all of 8 as often; what a capacity drops is not known") in told
+    for rows in ("16 of 128", "8 of 8", "16 of 64", "8 of 64"):
+        assert ("torch.nonzero", f"balanced: {rows}") in told
+    assert ("bool", True) in told
     assert "depends on data" in run.cause
-    assert lines[-1].endswith("# WRITTEN")
 
 
 def test_masks_of_scores_stay_refused(run_probe: RunScript) -> None:
