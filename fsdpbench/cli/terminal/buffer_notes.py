@@ -14,6 +14,6 @@ def buffer_notes(result: Mapping[str, Any]) -> list[str]:
     sent, dropped, empty = rows["sent"], rows["dropped"], rows["empty"]
     return [
         f"note: the experts' capacity drops {dropped / max(sent, 1):.1%} of their rows ({dropped:,.0f} of "
-        f"{sent:,.0f} a step), and {empty / max(sent - dropped + empty, 1):.1%} of what they compute are empty "
-        "places, which MFU does not count"
+        f"{sent:,.0f} a step), and {empty / max(sent - dropped + empty, 1):.1%} of what they compute are "
+        "empty places, which MFU does not count"
     ]
