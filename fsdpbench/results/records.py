@@ -28,6 +28,7 @@ OPTIONAL = (
     "soak",
     "graph",
     "buffer_rows",
+    "unread_settings",
 )
 """What a record holds only where there is something to say."""
 _REAL_TIME = ("loader",)
@@ -99,6 +100,8 @@ class RankRecord:
 
     graph: dict[str, Any] | None = None
     """Of a step captured as one CUDA graph (simulated, estimated): launches, streams, warm-up, replays."""
+    unread_settings: list[str] | None = None
+    """Settings that were given and that the system never read: they had no effect."""
 
     def add_sanitizer(self, found: dict[str, Any] | None) -> None:
         """What the sanitizer found, if it ran; a run that is fine otherwise ends with `race`."""
