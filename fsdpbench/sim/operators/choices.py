@@ -72,7 +72,7 @@ def numbers_in(tensor: torch.Tensor) -> torch.Tensor | None:
     numbered = choice_of(tensor)
     if not isinstance(numbered, Numbered):
         return None
-    every = torch.arange(numbered.count)
+    every = torch.arange(numbered.many)
     return every.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
 

@@ -45,7 +45,7 @@ class Share(NamedTuple):
 class Numbered(NamedTuple):
     """The elements are 0, 1, 2 and so on, so many."""
 
-    count: int
+    many: int
 
 
 Choice = Chosen | Share | Numbered
