@@ -36,6 +36,7 @@ from fsdpbench.systems import BuildContext, get_system, software_of
 from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.workloads import Workload
+from fsdpbench.workloads.decoder.capacity import HasBuffers
 
 _MOST_OF_MEMORY = 0.4
 """Above this share of a GPU's memory the whole model is not built on it, but materialised after sharding."""
@@ -130,6 +131,8 @@ def _soak(
     device.settle()
     soak = Soak(config.soak, shapes)
     record.soak = soak.record
+    if config.soak.lengths is not None:
+        record.buffer_rows = None  # it is another number in each step
     record.step_times_s = soak.run(device, loop, batches)
     record.memory_per_step = soak.memory_per_step()
     record.losses = losses or None
@@ -152,6 +155,12 @@ def _maker_of_batches(
     return make
 
 
+def _buffer_rows(workload: Workload, tokens: int, forwards: int) -> dict[str, float] | None:
+    """Of a rank's step: what a capacity drops and computes for nothing."""
+    rows = workload.buffer_rows(tokens) if isinstance(workload, HasBuffers) else None
+    return None if rows is None else {name: forwards * n for name, n in rows._asdict().items()}
+
+
 def _trace(steps: int, device: Device, loop: TrainingLoop, record: RankRecord, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with device.trace(path) as tracer:
@@ -170,6 +179,7 @@ def _fill_constants(config: Config, workload: Workload, device: Device, record: 
         "model": float(flops.model * settings.grad_accum) / group,
         "hardware": float(flops.hardware * settings.grad_accum) / group,
     }
+    record.buffer_rows = _buffer_rows(workload, settings.batch * (seq or 0) // group, settings.grad_accum)
     record.samples_per_step = _share(settings.batch * settings.grad_accum, group)
     tokens = workload.tokens(settings.batch, seq)
     record.tokens_per_step = None if tokens is None else _share(tokens * settings.grad_accum, group)

@@ -30,7 +30,7 @@ GIVEN: tuple[dict[str, Any], ...] = (
     {"backward_prefetch_depth": 2},
     {"forward_prefetch": 1},
     {"limit_all_gathers": "off"},
-    {"memory_handover": "event"},
+    {"memory_handover": "events"},
     {"layout": "packed"},
     {"param_dtype": "fp32"},
     {"reduce_dtype": "fp32"},
