@@ -102,11 +102,11 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     record.losses = [v for v in values if v is not None] or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
     record.compilation = getattr(device, "compilation", None)
-    _require_compiled(config, record)
+    require_compiled(config, record)
     record.graph = getattr(device, "graph", None)
 
 
-def _require_compiled(config: Config, record: RankRecord) -> None:
+def require_compiled(config: Config, record: RankRecord) -> None:
     """Raises `BenchError` where all was to be compiled and nothing was: the eager program would stand under
     the name of the compiled one."""
     found = record.compilation
