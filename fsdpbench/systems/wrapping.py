@@ -39,7 +39,7 @@ def select_units(model: nn.Module, workload: Workload, wrap: str) -> list[nn.Mod
 
 def compile_units(units: Iterable[nn.Module]) -> None:
     """`torch.compile` each unit in place, other than single layers of torch's own (an embedding, a head):
-    there is nothing to fuse in them, and Dynamo, which skips torch's layers, then skips the blocks too."""
+    there is nothing to fuse in them. Compiled too, they had Dynamo skip the blocks on simulated GPUs."""
     for unit in units:
         is_layer = not any(unit.children()) and type(unit).forward.__module__.startswith("torch.nn.")
         if not is_layer:

@@ -96,7 +96,7 @@ def test_a_run_that_compiled_nothing_is_an_error() -> None:
 
 def test_single_layers_stay_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[nn.Module] = []
-    monkeypatch.setattr(nn.Module, "compile", compiled.append)
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))
     block, group = nn.TransformerEncoderLayer(4, 1, 4), nn.Sequential(nn.Linear(4, 4))
     compile_units([Lookup(8, 4), block, group, Projection(4, 8, bias=False), nn.LayerNorm(4)])
     assert compiled == [block, group]
