@@ -24,7 +24,7 @@ from fsdpbench.systems.base import (
 )
 from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.systems.software import software_of
-from fsdpbench.systems.wrapping import compile_units, select_units
+from fsdpbench.systems.wrapping import select_units
 
 
 class _FlatParameterSystem(System):
@@ -73,7 +73,8 @@ class _FlatParameterSystem(System):
         arguments |= self._extras(config)
         wrapped = fsdp.FullyShardedDataParallel(model, **arguments)
         if settings.compile:
-            compile_units(units)
+            for unit in units:
+                unit.compile()
         return wrapped
 
     def microbatch(self, model: Any, *, sync: bool) -> AbstractContextManager[object]:

@@ -17,7 +17,7 @@ from fsdpbench.systems.base import BuildContext, System, materialise, refuse_com
 from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallelise, refuse_parallel
 from fsdpbench.systems.parallel.experts import placement_of_experts
-from fsdpbench.systems.wrapping import compile_units, select_units
+from fsdpbench.systems.wrapping import select_units
 
 _CONTEXT_MESH = "_fsdpbench_context_mesh"
 
@@ -66,7 +66,8 @@ class _FullyShardSystem(System):
         if context.deferred:
             materialise(model, torch.device("cpu") if settings.cpu_offload else context.device)
         if settings.compile:
-            compile_units(units)
+            for unit in units:
+                unit.compile()
         return model
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:

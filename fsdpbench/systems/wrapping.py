@@ -37,15 +37,6 @@ def select_units(model: nn.Module, workload: Workload, wrap: str) -> list[nn.Mod
     return _of_class_names(model, wrap.split("+"))
 
 
-def compile_units(units: Iterable[nn.Module]) -> None:
-    """`torch.compile` each unit in place, other than single layers of torch's own (an embedding, a head):
-    there is nothing to fuse in them. Compiled too, they had Dynamo skip the blocks on simulated GPUs."""
-    for unit in units:
-        is_layer = not any(unit.children()) and type(unit).forward.__module__.startswith("torch.nn.")
-        if not is_layer:
-            unit.compile()
-
-
 def _of_classes(model: nn.Module, classes: tuple[type[nn.Module], ...]) -> list[nn.Module]:
     return _inner_first(module for module in model.modules() if isinstance(module, classes))
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from torch import nn
 
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
@@ -14,9 +13,7 @@ from fsdpbench.errors import BenchError
 from fsdpbench.results.records import RankRecord
 from fsdpbench.sim.compile.refusals import CompileRefusedError, refuse_mode, refuse_options
 from fsdpbench.systems import get_system
-from fsdpbench.systems.wrapping import compile_units
 from fsdpbench.worker import require_compiled
-from fsdpbench.workloads.layers import Lookup, Projection
 
 
 @pytest.mark.parametrize(
@@ -92,11 +89,3 @@ def test_a_run_that_compiled_nothing_is_an_error() -> None:
     require_compiled(replace(config, settings=Settings.of(compile=False)), record)
     record.compilation["graphs"] = 1
     require_compiled(config, record)
-
-
-def test_single_layers_stay_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[nn.Module] = []
-    monkeypatch.setattr(nn.Module, "compile", lambda self: compiled.append(self))
-    block, group = nn.TransformerEncoderLayer(4, 1, 4), nn.Sequential(nn.Linear(4, 4))
-    compile_units([Lookup(8, 4), block, group, Projection(4, 8, bias=False), nn.LayerNorm(4)])
-    assert compiled == [block, group]
