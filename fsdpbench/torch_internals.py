@@ -135,6 +135,7 @@ INTERNALS = {
         "torch.distributed.fsdp._fully_shard._fsdp_common",
         "expert parallelism beside torch's fully_shard (parameters with a mesh of their own)",
     ),
+    "symmetric_memory": Internal("torch.distributed._symmetric_memory", "gathers by copy engines, simulated"),
     "get_sequence_nr": Internal(
         "torch._C._autograd:_get_sequence_nr", "the forward operator of what backward does"
     ),

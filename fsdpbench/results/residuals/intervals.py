@@ -91,6 +91,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
         or config.settings.optimizer_dtype is not None
         or config.settings.activation_offload
         or config.settings.graph != "none"
+        or config.settings.symmetric_memory
     ):
         found.append(Unknown.MODEL)
     return tuple(found)

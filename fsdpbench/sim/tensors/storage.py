@@ -31,11 +31,12 @@ class Known(NamedTuple):
 class StorageRecord(weakref.ref):
     """Size in bytes and block of one storage (None while it is empty), and what is known of its values."""
 
-    __slots__ = ("allocator", "block", "known", "nbytes")
+    __slots__ = ("allocator", "block", "known", "nbytes", "symmetric")
     nbytes: int
     block: Block | Lent | None
     allocator: CachingAllocator | Lent
     known: Known | None
+    symmetric: bool
 
 
 class Lent:
@@ -81,6 +82,7 @@ def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
     """Give a new storage its size and its memory. Raises torch.OutOfMemoryError."""
     record = StorageRecord(storage, _free)
     record.known = None
+    record.symmetric = False
     record.nbytes = nbytes
     record.allocator = ACCELERATOR.allocator
     record.block = allocate(nbytes) if nbytes else None
@@ -94,6 +96,7 @@ def borrow(storage: torch.UntypedStorage, lender: torch.UntypedStorage, offset: 
     """Give a new storage `nbytes` of the lender's memory, from `offset` on."""
     record = StorageRecord(storage, _free)
     record.known = None
+    record.symmetric = False
     record.nbytes = nbytes
     record.block = record.allocator = Lent(lender, offset)
     storage._sim_record = record  # type: ignore[attr-defined]
