@@ -206,6 +206,10 @@ INTERNALS = {
     "exceeds_recompile_limit": Internal(
         "torch._dynamo.convert_frame:exceeds_recompile_limit", "telling what Dynamo gave up to compile"
     ),
+    "dynamo_function_name": Internal(
+        "torch._dynamo.symbolic_convert:get_funcname",
+        "tracing without reading the sources of all that is traced",
+    ),
     "dynamo_output_codes": Internal("torch._dynamo.convert_frame:output_codes", _COMPILER),
     "dynamo_torch_variables": Internal(
         "torch._dynamo.variables.torch", "compiled scripts, whose functions of torch are wrapped"

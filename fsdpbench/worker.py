@@ -26,6 +26,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import Degrees
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Captures, Device, HasTrainer, Placement, TellsTraffic
+from fsdpbench.errors import BenchError
 from fsdpbench.files.reading import read_json_object
 from fsdpbench.measuring.soak import ShapedBatches, Soak, mean_flops, mean_tokens, shapes_of
 from fsdpbench.measuring.training import Batch, TrainingLoop
@@ -103,8 +104,22 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     record.losses = [v for v in values if v is not None] or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
     record.compilation = getattr(device, "compilation", None)
+    require_compiled(config, record)
     record.unread_settings = unread_settings(loop.system, loop.config) or None
     record.graph = getattr(device, "graph", None)
+
+
+def require_compiled(config: Config, record: RankRecord) -> None:
+    """Raises `BenchError` where all was to be compiled and nothing was: the eager program would stand under
+    the name of the compiled one."""
+    found = record.compilation
+    if not config.settings.compile or found is None or found["graphs"]:
+        return
+    breaks = ", ".join(f"{reason} ({count}x)" for reason, count in found["graph_breaks"].items())
+    raise BenchError(
+        f"compile=true compiled no graph of the units (wrap={config.settings.wrap})"
+        f"{f': {breaks}' if breaks else ''}; take wrap=block, or leave compile out"
+    )
 
 
 def _soak(
