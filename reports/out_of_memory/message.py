@@ -1,6 +1,6 @@
 """The messages of torch's allocators when memory runs out, of torch 1.0 to 2.14.
 
-    until 1.3   as until 2.0, but `C cached)` for what is reserved and not allocated
+    until 1.3   as until 2.0, with `C cached)`, what is reserved and not allocated
     until 2.0   Tried to allocate A (GPU 0; T total capacity; U already allocated; F free; R reserved in
     total by PyTorch)
     since 2.1   Tried to allocate A. GPU 0 has a total capacity of T of which F is free. Including
@@ -13,7 +13,7 @@ Variants: `capacty` (2.1), a limit (`L allowed`), other processes (`Process 7 ha
 private pools of CUDA
 graphs, HIP and XPU instead of CUDA. Other forms tell less: MPS, the CPU's allocator, and the driver's own
 "CUDA error: out of memory", which NCCL and libraries meet too; the kernel's or Slurm's that it ended a
-process for want of host memory; a loader's, of shared memory.
+process since host memory was used up; a loader's, of shared memory.
 Source: c10/cuda/CUDACachingAllocator.cpp, c10/core/impl/alloc_cpu.cpp, aten/src/ATen/mps/MPSAllocator.mm
 of these releases.
 """
