@@ -27,6 +27,10 @@ _ALWAYS = (Kind.WRONG, Kind.FAULT)
 _ORDER = {Kind.WRONG: 0, Kind.FAULT: 1, Kind.MISTAKE: 1, Kind.FREE: 2, Kind.CHOICE: 3, Kind.NO_EFFECT: 4}
 _GROUPS = ("advice", "possible", "no_effect", "nothing")
 _LEFT_OUT = "left out"
+_REORDERING = frozenset({"prefetch", "wrap-pairs"})
+"""What can only take away time in which nothing computes."""
+_LONGEST_FIRST = "compile"
+"""What takes longest to simulate, so that no core waits for it at the end."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,10 @@ def advise_script(
     """Advice on a script that ran as `config` with `result`. Raises `BenchError` where nothing can be
     started."""
     base = trial_of(config, dict(result))
-    found = candidates(result)
-    distinct = list(dict.fromkeys(candidate.variation for candidate in found if candidate.variation))
+    bound = _bound(result)
+    found = [_bounded(candidate, bound) for candidate in candidates(result)]
+    asked_for = [each for each in found if each.variation and each.most is None]
+    distinct = sorted({each.variation: None for each in asked_for}, key=lambda name: name != _LONGEST_FIRST)
     loader = _loader(result, base)
     asked = distinct + list(loader)
 
@@ -84,11 +90,14 @@ def advise_script(
 
 
 def _varied(config: Config, variation: str, *, steady: bool) -> Config:
-    """`steady`: the script's steps are alike, so one of a variant says as much as their median, unless it has
-    retries."""
+    """`steady`: the script's steps are alike from the second on, so that one of a variant says as much as
+    their median, unless it has retries."""
     measurement = replace(config.measurement, traced_steps=0)
     if steady and not variation.startswith("loader-time"):
-        measurement = replace(measurement, timed_steps=1, most_timed_steps=measurement.timed_steps)
+        warmup = measurement.warmup_steps if variation == _LONGEST_FIRST else 1
+        measurement = replace(
+            measurement, warmup_steps=warmup, timed_steps=1, most_timed_steps=measurement.timed_steps
+        )
     script = config.script
     if script is not None:
         script = replace(script, check_ranks=(), to_the_end=False)
@@ -98,12 +107,30 @@ def _varied(config: Config, variation: str, *, steady: bool) -> Config:
 
 
 def _is_steady(result: Mapping[str, Any]) -> bool:
-    times = (result.get("measured") or {}).get("step_times_s") or []
-    return len(times) > 1 and max(times) <= (1 + _SAME) * min(times) and not result["alloc_retries_per_step"]
+    measured = result.get("measured") or {}
+    timed, warmup = measured.get("step_times_s") or [], measured.get("warmup_times_s") or []
+    times = [*warmup, *timed]
+    return len(timed) > 1 and max(times) <= (1 + _SAME) * min(times) and not result["alloc_retries_per_step"]
+
+
+def _bound(result: Mapping[str, Any]) -> float | None:
+    """The most that could be gained if the device always computed; None where no trace says."""
+    parts, step = result.get("time_s"), result.get("traced_step_time_s")
+    if not parts or not step:
+        return None
+    waiting = (parts["exposed_communication"] + parts["idle"]) / step
+    return float(waiting / (1 - waiting)) if waiting < 1 else None
+
+
+def _bounded(candidate: Candidate, bound: float | None) -> Candidate:
+    """With what it can gain at most, where that is known and too little: it need not be simulated."""
+    if bound is None or bound >= candidate.worth or candidate.variation not in _REORDERING:
+        return candidate
+    return replace(candidate, most=bound)
 
 
 def _tried(candidate: Candidate, base: Trial, trial: Trial | None) -> Tried:
-    if trial is None:
+    if trial is None or candidate.most is not None:
         return Tried(candidate, base, None)
     saves = 1 - trial.reserved / base.reserved if trial.reserved and base.reserved else 0.0
     return Tried(candidate, trial, _gain(candidate, base, trial), saves)

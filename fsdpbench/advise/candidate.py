@@ -38,6 +38,8 @@ class Candidate:
     changes_work: bool = False
     worth: float = 0.03
     """The gain from which it is advice, of those that are `free`."""
+    most: float | None = None
+    """What it could gain at most, of one that is not simulated since that is too little."""
 
 
 def place_of(call: Mapping[str, Any]) -> str:

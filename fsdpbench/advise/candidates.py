@@ -11,6 +11,10 @@ from fsdpbench.advise.habits import habits
 
 _NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
 """Calls that a training step does not need."""
+_TRAINS = re.compile(r"\.(?:backward|step|zero_grad|update)\(|clip_grad_(?:norm|value)_\(|\bmodel\(")
+"""What trains: no advice may leave it out of a step."""
+_ASSIGNS = re.compile(r"[\w.\[\]'\", ]+[-+*/|]?=(?!=)")
+_READS = re.compile(r"\.item\(\)|\.cpu\(\)|\.tolist\(\)")
 _PAIR = 2
 _EVERY = 100
 """How often a script should log, in steps."""
@@ -28,6 +32,8 @@ def _waits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
     norms = seen.get("norms") or {}  # another rule tells of these
     of_norms = (norms.get("file"), norms.get("line"))
     waits = [wait for wait in seen["waits"] if (wait["file"], wait["line"]) != of_norms]
+    if seen.get("anomaly"):  # and of these
+        waits = [wait for wait in waits if ".backward(" not in wait["text"]]
     if not waits:
         return
     first = waits[0]
@@ -48,12 +54,15 @@ def _seldom(text: str) -> str:
         return f"without: {text}"
     if found := re.fullmatch(r"(if|elif|while) (.+?):(.*)", text):
         return f"{found[1]} step % {_EVERY} == 0 and ({found[2]}):{found[3]}"
-    if "+=" in text or ".append(" in text:  # what is summed or kept is needed of each step
-        kept = re.sub(r"\.item\(\)|\.cpu\(\)|\.tolist\(\)", ".detach()", text).replace(
-            ".detach().detach()", ".detach()"
-        )
+    if _TRAINS.search(text) and not _ASSIGNS.match(text):
+        return f"without what waits in it: {text}"
+    if _ASSIGNS.match(text) or ".append(" in text:  # what is kept, or done beside it, is needed of each step
+        kept = _READS.sub(".detach()", text)
+        kept = re.sub(r"\bfloat\(([\w.]+)\)", r"\1.detach()", kept).replace(".detach().detach()", ".detach()")
         if kept != text:
             return f"{kept}, and read it every {_EVERY} steps"
+        if _TRAINS.search(text):
+            return f"without what waits in it: {text}"
     if text.startswith(("for ", "with ", "return ", "assert ", "else")) or not text:
         return f"only every {_EVERY} steps: {text}"
     return f"if step % {_EVERY} == 0: {text}"

@@ -29,6 +29,22 @@ def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
             "the types of forward's by themselves",
             f"outside of the `with torch.autocast(...)` block: {found['text']}",
         )
+    if found := seen.get("launch_blocking"):
+        yield Candidate(
+            NOT_SIMULATED,
+            Kind.FAULT,
+            place_of(found),
+            "CUDA_LAUNCH_BLOCKING=1: the CPU waits for every kernel, and nothing is done beside another",
+            "without it; it is for finding errors",
+        )
+    if found := seen.get("anomaly"):
+        yield Candidate(
+            NOT_SIMULATED,
+            Kind.FAULT,
+            place_of(found),
+            "autograd looks for NaN in every gradient, and the CPU waits for each answer",
+            f"without it; it is for finding errors: {found['text']}",
+        )
     if found := seen.get("zeroed"):
         yield Candidate(
             "none-grads",

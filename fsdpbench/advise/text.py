@@ -35,10 +35,16 @@ def _lines(advice: Advice) -> Iterator[str]:
             tight = " (memory is tight)" if each.trial.risky else ""
             yield f"  {gain_words(each)}: {each.candidate.write}{tight}"
     slower = [each for each in advice.nothing if each.gain is not None]
-    unfit = [each for each in advice.nothing if each.gain is None and each.trial.status.value == "oom"]
-    failed = [each for each in advice.nothing if each.gain is None and each.trial.status.value != "oom"]
+    bounded = [each for each in advice.nothing if each.candidate.most is not None]
+    without = [each for each in advice.nothing if each.gain is None and each not in bounded]
+    unfit = [each for each in without if each.trial.status.value == "oom"]
+    failed = [each for each in without if each.trial.status.value != "oom"]
     if slower:
         yield "No gain: " + ", ".join(f"{e.candidate.variation} ({e.gain:+.1%})" for e in slower)
+    if bounded:
+        most = max(each.candidate.most or 0.0 for each in bounded)
+        names = ", ".join(each.candidate.variation for each in bounded)
+        yield f"Not simulated, since so little of a step waits that they gain {most:.1%} at most: {names}"
     if unfit:
         yield "Do not fit: " + ", ".join(each.candidate.variation for each in unfit)
     if failed:
@@ -89,6 +95,7 @@ def _entry(each: Tried) -> dict[str, Any]:
         "what": candidate.what,
         "write": candidate.write,
         "gain": each.gain,
+        "gain_at_most": candidate.most,
         "memory_saved": each.saves,
         "interval": None if each.interval is None else list(each.interval),
         "status": each.trial.status.value,

@@ -203,6 +203,14 @@ _VARIATIONS = {
         "block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)",
         "before each block is wrapped: recomputes it in backward",
     ),
+    "wrap-root": ("fully_shard(model, ...)", "after the blocks are: shards what is in none of them"),
+    "wrap-blocks": (
+        "for block in blocks: fully_shard(block) (FSDP1: auto_wrap_policy)",
+        "smaller units: less is gathered at a time",
+    ),
+    "bf16": ("MixedPrecisionPolicy(param_dtype=torch.bfloat16)", "halves activations; computes in bf16"),
+    "none-grads": ("zero_grad(set_to_none=True)", "frees gradients between steps"),
+    "fused": ("the optimizer's fused=True", "no temporaries in its step"),
     "reshard": ("reshard_after_forward=True (FSDP1: FULL_SHARD)", "frees parameters after forward"),
     "half-batch": (
         "DataLoader(..., batch_size=half of it)",

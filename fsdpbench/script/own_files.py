@@ -40,6 +40,10 @@ class OwnFiles:
             known = self._known[name] = self._is_own(name)
         return known
 
+    def seen(self) -> list[str]:
+        """Files of the script's own that were asked for, by the names that code has them under."""
+        return [self._script, *(name for name, own in self._known.items() if own and name != self._script)]
+
     def line(self) -> str | None:
         """The script's own line that runs, as `train.py:12`."""
         frame = self.innermost()

@@ -88,7 +88,9 @@ def read_log(text: str) -> OomReport | None:
 
 
 def _says(line: str, lines: list[str], index: int) -> bool:
-    return "memory" in line.lower() and bool(find_messages(" ".join(lines[index : index + 2])))
+    low = line.lower()
+    told = any(word in low for word in ("memory", "alloc", "oom", "kill"))
+    return told and bool(find_messages(" ".join(lines[index : index + 2])))
 
 
 def _frames_before(lines: list[str], place: int) -> list[Frame]:

@@ -1,5 +1,6 @@
-"""The messages of torch's allocators when memory runs out, of torch 2.0 to 2.14.
+"""The messages of torch's allocators when memory runs out, of torch 1.0 to 2.14.
 
+    until 1.3   as until 2.0, with `C cached)`, what is reserved and not allocated
     until 2.0   Tried to allocate A (GPU 0; T total capacity; U already allocated; F free; R reserved in
     total by PyTorch)
     since 2.1   Tried to allocate A. GPU 0 has a total capacity of T of which F is free. Including
@@ -11,7 +12,8 @@
 Variants: `capacty` (2.1), a limit (`L allowed`), other processes (`Process 7 has X memory in use`),
 private pools of CUDA
 graphs, HIP and XPU instead of CUDA. Other forms tell less: MPS, the CPU's allocator, and the driver's own
-"CUDA error: out of memory", which NCCL and libraries meet too.
+"CUDA error: out of memory", which NCCL and libraries meet too; the kernel's or Slurm's that it ended a
+process since host memory was used up; a loader's, of shared memory.
 Source: c10/cuda/CUDACachingAllocator.cpp, c10/core/impl/alloc_cpu.cpp, aten/src/ATen/mps/MPSAllocator.mm
 of these releases.
 """
@@ -40,6 +42,7 @@ _START = re.compile(
 )
 _OLD = re.compile(rf"\(GPU (\d+); {_SIZE} total capacity; {_SIZE} already allocated; {_SIZE} free; ")
 _OLD_RESERVED = re.compile(rf"{_SIZE} reserved in total by PyTorch\)")
+_OLD_CACHED = re.compile(rf"{_SIZE} cached\)")
 _CAPACITY = re.compile(rf"GPU (\d+) has a total capac(?:i)?ty of {_SIZE}(?: of which {_SIZE} is free)?")
 _IN_USE = re.compile(rf"this process has {_SIZE} memory in use")
 _OTHERS = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
@@ -55,11 +58,25 @@ _MPS = re.compile(
 _CPU = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate memory: you tried to allocate|not enough memory: you "
     r"tried to allocate)"
-    r" (\d+) bytes"
+    r" (\d+) bytes|unable to mmap (\d+) bytes from file <[^>]*>: Cannot allocate memory"
 )
+_KILLED = re.compile(
+    r"Out of memory: Kill(?:ed)? process \d+|Memory cgroup out of memory: Kill(?:ed)? process \d+"
+    r"|Detected \d+ oom[_-]kill event|have been OOM Killed|worker \(pid[^)]*\) is killed by signal: Killed"
+)
+"""The host had no memory left, and its kernel ended a process."""
+_SHARED = re.compile(
+    r"workers are out of shared memory|insufficient shared memory \(shm\)"
+    r"|creating shared memory segment \S*nccl\S* \(size (\d+)\)"
+)
+"""`/dev/shm` was full: what loaders hand over batches in, and NCCL's ranks of one machine talk through."""
 _DRIVER = re.compile(
-    r"CUDA error: out of memory|Cuda failure (?:2 )?'?out of memory'?|CUDA_ERROR_OUT_OF_MEMORY"
-    r"|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|hipErrorOutOfMemory"
+    r"(?:CUDA|HIP)(?: driver)? error: out of memory"
+    r"|(?:Cuda|CUDA|HIP|Hip) failure:? (?:\d+ )?'?out of memory'?"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory|hipErrorMemoryAllocation"
+    r"|(?:CUBLAS|CUSOLVER|CUSPARSE|CUDNN|HIPBLAS)_STATUS_ALLOC_FAILED|rocblas_status_memory_error"
+    r"|miopenStatusAllocFailed|Triton Error \[(?:CUDA|HIP)\]: out of memory"
+    r"|Failed to (?:CUDA|HIP) (?:calloc|malloc|host alloc)(?: async)? (?P<asked>\d+) bytes"
 )
 _LAUNCHERS_MARK = re.compile(r"^\s*\[(?:rank|default)\d+\]:", re.MULTILINE)
 """What torch and its launcher put before each line, also inside of a message that was folded."""
@@ -70,7 +87,9 @@ _LONGEST = 2000
 class OomMessage:
     """One message. Bytes; None is what it does not tell.
 
-    source: `CUDA`, `HIP`, `XPU`, `MPS`, `CPU`, or `driver` where not torch's allocator ran out. process:
+    source: `CUDA`, `HIP`, `XPU`, `MPS`, `CPU`, `driver` where not torch's allocator ran out, `killed` where
+    the host's
+    kernel ended a process, `shm` where shared memory was full. process:
     what this
     process holds in all, others: what each other process holds (in number of `others_seen`, summed).
     allowed: the
@@ -138,8 +157,10 @@ def find_messages(text: str) -> list[OomMessage]:
         found.append(
             OomMessage("MPS", asked, others=others, allocated=ours, allowed=allowed, position=match.start())
         )
-    found += [OomMessage("CPU", int(m[1]), position=m.start()) for m in _CPU.finditer(joined)]
-    found += [OomMessage("driver", position=m.start()) for m in _DRIVER.finditer(joined)]
+    found += [OomMessage("CPU", int(m[1] or m[2]), position=m.start()) for m in _CPU.finditer(joined)]
+    found += [OomMessage("driver", _whole(m["asked"]), position=m.start()) for m in _DRIVER.finditer(joined)]
+    found += [OomMessage("killed", position=m.start()) for m in _KILLED.finditer(joined)]
+    found += [OomMessage("shm", _whole(m[1]), position=m.start()) for m in _SHARED.finditer(joined)]
     return sorted(found, key=lambda message: message.position)
 
 
@@ -149,6 +170,7 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
     allowed = _one(_ALLOWED, text)
     if old:
         allocated, reserved = _bytes(old[3]), _one(_OLD_RESERVED, text)
+        cached = _one(_OLD_CACHED, text)
         return OomMessage(
             start[1],
             asked,
@@ -157,7 +179,7 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
             free=_bytes(old[4]),
             allowed=allowed,
             allocated=allocated,
-            unallocated=None if reserved is None else max(reserved - allocated, 0),
+            unallocated=cached if reserved is None else max(reserved - allocated, 0),
             position=start.start(),
         )
     capacity = _CAPACITY.search(text)
@@ -195,6 +217,10 @@ def _this_process(others: list[int], total: int, reserved: int) -> int | None:
     ours = min(holders)
     others.remove(ours)
     return ours
+
+
+def _whole(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
 def _one(pattern: re.Pattern[str], text: str) -> int | None:

@@ -10,6 +10,23 @@ _FRAGMENTED = 0.1
 """Above this share of the reserved memory, what is reserved and unallocated is worth a word."""
 _MUCH_OUTSIDE = 0.1
 UNKNOWN = "unknown"
+_OF_OTHERS = {
+    "driver": (
+        "The driver had no memory for something other than torch's allocator (NCCL, cuBLAS, a library)",
+        "torch's allocator holds what it once took: leave it less (a smaller batch), or set "
+        "`torch.cuda.set_per_process_memory_fraction(0.9)`, so that others find memory",
+    ),
+    "killed": (
+        "The host ran out of memory, and its kernel ended a process; the GPU's memory is another question",
+        "fewer or leaner `DataLoader` workers, no whole checkpoint in every rank at the same time, "
+        "less offloaded; or more memory for the job (Slurm's --mem, the container's limit)",
+    ),
+    "shm": (
+        "Shared memory (/dev/shm) was full: `DataLoader` workers and NCCL's ranks of one machine use it",
+        "give the container more (`docker run --shm-size=16g` or `--ipc=host`), or use fewer workers",
+    ),
+}
+"""Headline and finding of what was not the GPU's allocator."""
 
 
 def describe_report(report: OomReport) -> str:
@@ -45,8 +62,8 @@ def describe_report(report: OomReport) -> str:
 
 
 def _headline(message: OomMessage) -> str:
-    if message.source == "driver":
-        return "The driver had no memory for something other than torch's allocator (NCCL, cuBLAS, a library)"
+    if message.source in _OF_OTHERS:
+        return _OF_OTHERS[message.source][0]
     if message.source == "CPU":
         return f"The host ran out of memory: {told(message.asked)} were asked for"
     where = f"GPU {message.gpu}" if message.gpu is not None else "the device"
@@ -56,11 +73,8 @@ def _headline(message: OomMessage) -> str:
 
 def findings(message: OomMessage) -> list[str]:
     """What follows from the figures alone, the most telling first."""
-    if message.source == "driver":
-        return [
-            "torch's allocator holds what it once took: leave it less (a smaller batch), or set "
-            "`torch.cuda.set_per_process_memory_fraction(0.9)`, so that others find memory"
-        ]
+    if message.source in _OF_OTHERS:
+        return [_OF_OTHERS[message.source][1]]
     found = [finding for part in (_others, _limit, _fragments, _outside) if (finding := part(message))]
     return found or ["the message tells too little for more"]
 

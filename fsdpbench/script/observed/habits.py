@@ -1,9 +1,12 @@
 """What a script does that costs little or is wrong at any cost: an optimizer made before the model is
-wrapped, backward inside of autocast, gradients filled with zeros, norms taken one by one."""
+wrapped, backward inside of autocast, gradients filled with zeros, norms taken one by one, autograd's search
+for NaN and CUDA's launches one by one left on."""
 
 from __future__ import annotations
 
 import functools
+import linecache
+import os
 import sys
 import weakref
 from collections import Counter
@@ -18,6 +21,8 @@ from fsdpbench.script.own_files import OwnFiles
 _SEVERAL = 8
 """Norms of one line in a step, from which the line is named."""
 
+_BLOCKING = "CUDA_LAUNCH_BLOCKING"
+
 Place = dict[str, Any]
 
 
@@ -28,6 +33,8 @@ class Habits:
         self.early_optimizer: Place | None = None
         self.backward_in_autocast: Place | None = None
         self.zeroed: Place | None = None
+        self.anomaly: Place | None = None
+        self._asked_for_anomaly: Place | None = None
         self._own_files = own_files
         self._place = place
         self._optimized: dict[int, tuple[weakref.ref[Any], Place]] = {}
@@ -36,6 +43,8 @@ class Habits:
         self._norm_places: dict[tuple[str, int], Place] = {}
         self._around(torch.optim.Optimizer, "add_param_group", self._group)
         self._around(torch.Tensor, "backward", self._backward)
+        for kind in (torch.autograd.detect_anomaly, torch.autograd.set_detect_anomaly):
+            self._around(kind, "__init__", self._asks_for_anomaly)
         self._around(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         self._around(nn.Module, "zero_grad", self._zero_grad)
         for owner, name in ((torch.Tensor, "norm"), (torch, "norm"), (torch.linalg, "vector_norm")):
@@ -63,6 +72,21 @@ class Habits:
     def _backward(self, *args: Any, **kwargs: Any) -> None:
         if self.backward_in_autocast is None and torch.is_autocast_enabled("cuda"):
             self.backward_in_autocast = self._place()
+        if self.anomaly is None and torch.is_anomaly_enabled():
+            self.anomaly = self._asked_for_anomaly or self._place()
+
+    def _asks_for_anomaly(self, *args: Any, **kwargs: Any) -> None:
+        self._asked_for_anomaly = self._place()
+
+    def _one_by_one(self) -> Place | None:
+        """Where the script asks for it; without a line where its environment does."""
+        if os.environ.get(_BLOCKING) != "1":
+            return None
+        for file in self._own_files.seen():
+            for number, text in enumerate(linecache.getlines(file), 1):
+                if _BLOCKING in text:
+                    return {"file": file, "line": number, "text": text.strip()}
+        return {"file": "", "line": 0, "text": f"{_BLOCKING}=1"}
 
     def _zero_grad(self, owner: Any, set_to_none: bool = True, **kwargs: Any) -> None:
         if not set_to_none and self.zeroed is None:
@@ -99,5 +123,7 @@ class Habits:
             "early_optimizer": self.early_optimizer,
             "backward_in_autocast": self.backward_in_autocast,
             "zeroed": self.zeroed,
+            "anomaly": self.anomaly,
+            "launch_blocking": self._one_by_one(),
             "norms": norms,
         }

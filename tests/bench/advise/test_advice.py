@@ -31,9 +31,14 @@ def config(tmp_path: Path) -> Config:
 
 
 def advised(
-    monkeypatch: pytest.MonkeyPatch, config: Config, seen: dict[str, Any], steps: dict[str, Trial | float]
+    monkeypatch: pytest.MonkeyPatch,
+    config: Config,
+    seen: dict[str, Any],
+    steps: dict[str, Trial | float],
+    **more: Any,
 ) -> advisor.Advice:
-    """Advice where a variation's step takes `steps[name]` seconds (others 1 s, as the script's own)."""
+    """Advice where a variation's step takes `steps[name]` seconds (others 1 s, as the script's own); `more`
+    of the result."""
 
     def simulate(configs: Sequence[Config], jobs: int, tell: Any) -> list[Trial]:
         trials = []
@@ -53,6 +58,7 @@ def advised(
         "tflops_per_gpu": 1.0,
         "peak_memory_bytes": {"allocated": 10, "reserved": 10},
         "script": {"observed": SEEN | seen},
+        **more,
     }
     return advise_script(config, result, 1, lambda line: None)
 
@@ -89,6 +95,18 @@ def test_twice_the_batch_has_to_be_twice_the_work(monkeypatch: pytest.MonkeyPatc
     doubled = Trial(config, Status.OK, None, None, 1.5, 10, 10, flops=2e12)
     (best, *_) = advised(monkeypatch, config, seen, {"double-batch": doubled}).advice
     assert best.gain == pytest.approx(2 / 1.5 - 1)
+
+
+def test_what_can_only_hide_waiting_is_not_simulated_where_nothing_waits(
+    monkeypatch: pytest.MonkeyPatch, config: Config
+) -> None:
+    for exposed, simulated in ((0.01, False), (0.2, True)):
+        parts = {"exposed_communication": exposed, "idle": 0.01}
+        more = {"time_s": parts, "traced_step_time_s": 1.0}
+        found = advised(monkeypatch, config, {}, {"prefetch": 0.9, "keep": 0.9}, **more)
+        assert ("prefetch" in names(found.advice)) is simulated
+        assert "keep" in names(found.advice), "it moves fewer bytes, which is no matter of waiting"
+        assert ("they gain 2.0% at most: prefetch" in describe_advice(found)) is not simulated
 
 
 def test_memory_that_may_not_suffice_is_a_price(monkeypatch: pytest.MonkeyPatch, config: Config) -> None:

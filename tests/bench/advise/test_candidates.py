@@ -153,3 +153,19 @@ def test_what_is_written_for_a_line_that_waits_is_python_and_means_the_same() ->
     assert write("if torch.isnan(loss): stop()") == "if step % 100 == 0 and (torch.isnan(loss)): stop()"
     assert write("total += loss.item()") == "total += loss.detach(), and read it every 100 steps"
     assert write("torch.cuda.synchronize()") == "without: torch.cuda.synchronize()"
+    assert write("norm = clip_grad_norm_(p, 1.0).item()") == (
+        "norm = clip_grad_norm_(p, 1.0).detach(), and read it every 100 steps"
+    )
+    assert write("total += float(loss)") == "total += loss.detach(), and read it every 100 steps"
+    assert write("loss.backward()") == "without what waits in it: loss.backward()"
+    assert write("loss = model(x[mask])") == "without what waits in it: loss = model(x[mask])"
+
+
+def test_what_is_for_finding_errors_is_named_and_not_what_waits_because_of_it() -> None:
+    place = {"file": "/a/train.py", "line": 9, "text": "torch.autograd.set_detect_anomaly(True)"}
+    wait = {"file": "/a/train.py", "line": 57, "text": "loss.backward()", "copies": False}
+    every = found({"anomaly": place, "waits": [wait]})
+    assert (every[""].kind, every[""].place, "no-waits" in every) == (Kind.FAULT, "train.py:9", False)
+    assert "no-waits" in found({"waits": [wait]})
+    outside = found({"launch_blocking": {"file": "", "line": 0, "text": ""}})[""]
+    assert (outside.kind, outside.place) == (Kind.FAULT, "")

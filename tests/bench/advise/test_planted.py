@@ -38,6 +38,9 @@ EXPECTED = {
     "no_limit_fsdp1": ("limit", "FullyShardedDataParallel("),
     "halves": ("wrap-blocks", "fully_shard("),
     "needless_reshard": ("keep", "fully_shard(block"),
+    "anomaly": ("", "set_detect_anomaly(True)"),
+    "launch_blocking": ("", "CUDA_LAUNCH_BLOCKING"),
+    "clip_item": ("no-waits", "clip_grad_norm_"),
     "nan_check": ("no-waits", "torch.isnan(loss)"),
 }
 """The variation of the first line, and what stands at the line of the script that it names."""

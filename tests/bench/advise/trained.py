@@ -162,6 +162,9 @@ model.to_empty(device="cuda")
         "size": "8, 4096, 1024, 2",
     },
     "needless_reshard": {"size": "8, 4096, 1024, 2"},
+    "anomaly": {"optimizer": _PARTS["optimizer"] + "\ntorch.autograd.set_detect_anomaly(True)"},
+    "launch_blocking": {"optimizer": 'os.environ["CUDA_LAUNCH_BLOCKING"] = "1"\n' + _PARTS["optimizer"]},
+    "clip_item": {"clip": "norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()"},
     "nan_check": {"after": "if torch.isnan(loss): raise SystemExit(1)"},
 }
 GOOD: dict[str, dict[str, str]] = {

@@ -108,6 +108,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"source": "driver", "asked": None, "reserved": None},
     ),
     "NCCL": ("ncclUnhandledCudaError: Cuda failure 2 'out of memory'", {"source": "driver"}),
+    "1.3": (
+        "RuntimeError: CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 11.17 GiB total capacity; "
+        "10.66 GiB already allocated; 2.31 MiB free; 125.22 MiB cached)",
+        {"gpu": 0, "unallocated": round(125.22 * MIB), "free": round(2.31 * MIB), "short": 0},
+    ),
+    "expandable segments": ("RuntimeError: CUDA driver error: out of memory", {"source": "driver"}),
+    "HIP driver": ("torch.AcceleratorError: HIP error: out of memory", {"source": "driver"}),
+    "RCCL": ("host:1:2 [0] RCCL WARN HIP failure: 'out of memory'", {"source": "driver"}),
+    "NCCL asks": (
+        "misc/alloc.h:37 NCCL WARN Failed to CUDA calloc async 4194304 bytes",
+        {"source": "driver", "asked": 4194304},
+    ),
+    "cuDNN": ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", {"source": "driver"}),
+    "Triton": ("RuntimeError: Triton Error [CUDA]: out of memory", {"source": "driver"}),
+    "mmap": (
+        "RuntimeError: unable to mmap 2048 bytes from file </w/model.bin>: Cannot allocate memory (12)",
+        {"source": "CPU", "asked": 2048},
+    ),
+    "Slurm": (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks were ended",
+        {"source": "killed", "asked": None},
+    ),
+    "kernel": ("[12.3] Out of memory: Killed process 77 (python) anon-rss:64000kB", {"source": "killed"}),
+    "loader": (
+        "RuntimeError: DataLoader worker (pid(s) 77) is killed by signal: Bus error. It is possible that "
+        "dataloader's workers are out of shared memory.",
+        {"source": "shm"},
+    ),
+    "NCCL's shared memory": (
+        "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-Xf3a (size 9637888)",
+        {"source": "shm", "asked": 9637888},
+    ),
     "exabyte": (
         "CUDA out of memory. Tried to allocate more than 1EB memory.",
         {"source": "CUDA", "asked": None},
@@ -203,6 +235,16 @@ def test_the_arithmetic_names_the_cause(text: str, words: str) -> None:
 
 def test_other_texts_hold_none() -> None:
     assert read_log("ran out of patience; memory is fine\nKilled") is None
+    assert read_log("OutOfResources: out of resource: shared memory, Required: 270336") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("Slurm", "--mem"), ("loader", "--shm-size"), ("HIP driver", "NCCL")]
+)
+def test_what_was_not_the_gpus_allocator_gets_other_advice(name: str, word: str) -> None:
+    report = read_log(CASES[name][0])
+    assert report is not None
+    assert word in describe_report(report)
 
 
 def _snapshot() -> dict[str, Any]:
