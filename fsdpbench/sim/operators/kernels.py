@@ -13,7 +13,7 @@ import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.operators.known_values import follow
-from fsdpbench.sim.operators.plans import ARGUMENT, NEW, VIEW, Plan, make_plan
+from fsdpbench.sim.operators.plans import ARGUMENT, NEW, VIEW, Plan, make_plan, sparse_refused
 from fsdpbench.sim.operators.special_operators import SPECIAL_OPERATORS
 from fsdpbench.sim.tensors.creation import new_tensor, new_view, set_geometry
 from fsdpbench.sim.tensors.storage import allocate, attach, record_of, resize
@@ -30,7 +30,7 @@ _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _graph_task = current_graph_task_id
 # torch's own kernels for these are right for any device (`nn.Parameter` needs them as they are).
-_LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift"}
+_LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift", "_pack_padded_sequence"}
 # Composed of other operators for most devices, one kernel on CUDA.
 _ONE_KERNEL = {"_fused_rms_norm", "silu_backward", "mish_backward", "native_channel_shuffle"}
 # Of other devices and storage formats; never called with a dense tensor of this one.
@@ -63,7 +63,12 @@ def register_kernels() -> list[torch.library.Library]:
         )
     others = torch.library.Library("_", "IMPL")
     others.fallback(_run_foreign_operator, "PrivateUse1")
+    others.fallback(_refuse_sparse, "SparsePrivateUse1")
     return [aten, others]
+
+
+def _refuse_sparse(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    raise sparse_refused(operator._schema.name)
 
 
 _FOREIGN_KERNELS: dict[Any, Callable[..., Any]] = {}
