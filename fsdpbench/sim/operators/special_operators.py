@@ -78,7 +78,7 @@ def _equal(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _all_valid(operator: Any, by_shape: Kernel) -> Kernel:
-    """`_is_all_true`, by which `torch.distributions` checks arguments: of a healthy training they are valid."""
+    """`_is_all_true`, by which `torch.distributions` checks arguments: a healthy training has valid ones."""
 
     def kernel(tensor: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = by_shape(tensor)
