@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fsdpbench.atlas.known import fits_safely
 from fsdpbench.atlas.names import SYSTEM
-from fsdpbench.atlas.space import Cell, Results, fits_safely
+from fsdpbench.atlas.space import Cell, Results
 from fsdpbench.configuration.config import Config
 from fsdpbench.results.provenance import versions
 from fsdpbench.results.records import Status
@@ -54,7 +55,7 @@ def _answer(cell: Cell, results: Results) -> dict[str, Any]:
         "alternatives": [],
         "risky": [],
         "simulated": len(found),
-        "pruned": cell.pruned,
+        "pruned": cell.pruned + cell.simulable - len(found),
         "failed": failed,
         "reason": None,
     }
@@ -103,7 +104,9 @@ def _choice(config: Config, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _why(cell: Cell, found: Sequence[tuple[Config, Mapping[str, Any]]]) -> str:
-    if not found:
+    if not cell.simulable:
         return "by arithmetic: training state and activations of one sample are more than the GPU's memory"
+    if not found:
+        return "the same settings run out of memory on more GPUs, where each holds less of the model"
     causes = [str((result.get("cause") or {}).get("message") or "") for _, result in found]
     return f"simulated with batch 1 and recomputation: out of memory ({causes[-1][:160]})"

@@ -1,11 +1,11 @@
-"""Simulates what the atlas needs, wave by wave: each ladder's next batch depends on the one before."""
+"""Simulates what the atlas needs, wave by wave: what is tried next depends on what came before."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fsdpbench.atlas.space import Cell, Results
+from fsdpbench.atlas.space import Cell, Results, next_wave
 from fsdpbench.configuration.config import Config
 from fsdpbench.sweep.runner import Progress
 from fsdpbench.sweep.simulated import simulate
@@ -20,9 +20,7 @@ def build(
     """The results of all that was tried, by content key. Interrupted, call it again to resume."""
     results: Results = {}
     tried: list[Config] = []
-    while wave := [
-        config for cell in cells for ladder in cell.ladders if (config := ladder.next(results)) is not None
-    ]:
+    while wave := next_wave(cells, results):
         tried += wave
         results = simulate(tried, folder, progress(), jobs)
     return results

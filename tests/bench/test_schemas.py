@@ -26,6 +26,8 @@ COMMANDS = {
     ),
     "sweep": (("sweep", *TINY, "--batch", "2,4", "--system", "impl-fsdp2,torch-fsdp2", "-o", "swept"),),
     "comparison": (("compare", "one", "one"), ("compare", "one", "other")),
+    "baseline": (("baseline", "create", "swept", "baseline.json"),),
+    "explain": (("explain", str(ROOT / "docs/examples/oom.txt")), ("explain", *TINY, "--batch", "100000")),
     "plan": (("plan", *TINY, "--batch", "2", "--tokens", "1B", "--price", "2"), ("plan", *TINY)),
     "watch": (("watch", "swept"),),
     "tune": (("tune", *TINY, "--batch", "2,4"),),
@@ -42,6 +44,10 @@ def test_every_schema_is_named_on_the_page_and_the_other_way_round() -> None:
     assert set(COMMANDS) | {"analysis"} == named  # analysis: test_analyze_command.py
 
 
+def test_the_committed_baseline_is_described(matches_schema: Callable[[str, Any], None]) -> None:
+    matches_schema("baseline", json.loads((ROOT / "ci" / "baseline.json").read_text()))
+
+
 @pytest.mark.campaign
 @pytest.mark.timeout(900)
 def test_real_output_is_described(
@@ -55,6 +61,6 @@ def test_real_output_is_described(
         for words in commands:
             done = fsdpbench(*words, "--json")
             content = json.loads(done.stdout)
-            matches_schema(schema, content)
+            matches_schema(schema, content["baseline"] if schema == "baseline" else content)
             for result in content["results"] if schema == "sweep" else ():
                 matches_schema("result", {key: result[key] for key in result.keys() - {"name"}})

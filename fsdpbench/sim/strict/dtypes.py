@@ -15,6 +15,8 @@ from fsdpbench.sim.strict.words import Arguments, cpp_type, legacy_type, name_of
 Rule = Callable[[Arguments], None]
 _HALVES = (torch.float16, torch.bfloat16)
 _INDICES = (torch.int64, torch.int32)
+# What torch raises for booleans in `sub` and `relu`: a subclass of before since 2.14.
+_BOOLEAN_ERROR = NotImplementedError if torch.__version__ >= "2.14" else RuntimeError
 
 
 def refuse_narrower(operator: Any, arguments: Arguments) -> None:
@@ -265,7 +267,7 @@ def _minus(arguments: Arguments) -> None:
     for value in (arguments["self"], arguments["other"]):
         if isinstance(value, torch.Tensor) and value.dtype is torch.bool:
             both = all(getattr(arguments[name], "dtype", None) is torch.bool for name in ("self", "other"))
-            raise RuntimeError(
+            raise _BOOLEAN_ERROR(
                 "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or "
                 "`logical_xor()` operator instead."
                 if both
@@ -280,10 +282,10 @@ def _close(arguments: Arguments) -> None:
         raise RuntimeError(f"{scalar_type(a)} did not match {scalar_type(b)}")
 
 
-def _no_booleans(words: str) -> Rule:
+def _no_booleans(words: str, error: type[RuntimeError] = RuntimeError) -> Rule:
     def check(arguments: Arguments) -> None:
         if arguments["self"].dtype is torch.bool:
-            raise RuntimeError(words)
+            raise error(words)
 
     return check
 
@@ -328,7 +330,7 @@ DTYPE_RULES: dict[str, Rule] = {
     **dict.fromkeys(("index_put", "_index_put_impl", "_unsafe_index_put"), _index_put),
     **dict.fromkeys(("sub", "rsub"), _minus),
     "allclose": _close,
-    "relu": _no_booleans("Boolean inputs not supported for relu"),
+    "relu": _no_booleans("Boolean inputs not supported for relu", _BOOLEAN_ERROR),
     "argmax": _no_booleans("argmax(): does not support bool input"),
     "argmin": _no_booleans("argmin(): does not support bool input"),
     **dict.fromkeys(("var", "std", "var_mean", "std_mean"), _spread),

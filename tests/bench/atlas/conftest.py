@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.atlas.names import Extent
-from fsdpbench.atlas.space import Cell, cells
+from fsdpbench.atlas.space import Cell, cells, next_wave
 from fsdpbench.configuration.config import Config
 from fsdpbench.results.provenance import content_key
 
@@ -57,7 +57,7 @@ def worked_off() -> Callable[[list[Cell], Told], dict[str, dict[str, Any]]]:
 
     def work_off(found: list[Cell], told: Told) -> dict[str, dict[str, Any]]:
         results: dict[str, dict[str, Any]] = {}
-        while wave := [c for cell in found for ladder in cell.ladders if (c := ladder.next(results))]:
+        while wave := next_wave(found, results):
             results |= {content_key(config): told(config) for config in wave}
         return results
 

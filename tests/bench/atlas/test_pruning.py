@@ -73,7 +73,7 @@ def test_the_bound_is_below_what_is_allocated(
 def test_what_is_pruned_runs_out_of_memory(hardware: str, tmp_path: Path) -> None:
     """Every batch that arithmetic takes from a ladder, simulated all the same."""
     (cell,) = cells(Extent(("llama3-8b",), (hardware,), (8,)))
-    kept = {content_key(config) for ladder in cell.ladders for config in ladder.configs}
+    kept = {key for walk in cell.walks for key in walk.configs}
     ways = itertools.product(("FULL_SHARD", "SHARD_GRAD_OP"), ("none", "op", "full"), BATCHES)
     tried = [
         a_config("llama3-8b", hardware, strategy=strategy, activation_checkpointing=how, batch=batch)
