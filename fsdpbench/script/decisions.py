@@ -26,7 +26,13 @@ import torch
 from fsdpbench.script.numbers import Followed, PlaceholderFloat, PlaceholderInt, follow_math, plain
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.sim import Simulation
-from fsdpbench.sim.operators.known_values import forget, holds_placeholders, learn, mark_as_placeholders
+from fsdpbench.sim.operators.known_values import (
+    forget,
+    holds_placeholders,
+    known_of,
+    learn,
+    mark_as_placeholders,
+)
 from fsdpbench.sim.patches.torchscript import stand_in_for_builtin
 from fsdpbench.sim.tensors.creation import is_on_device
 from fsdpbench.sim.tensors.storage import record_of
@@ -69,6 +75,7 @@ class Decisions:
         if operation in ("float", "numpy") and _is_only_shown(frame):
             return
         file = self._own_files.whole_name(frame.f_code.co_filename)
+        answer = plain(answer.item() if hasattr(answer, "item") else answer)  # numpy has its own kinds
         key = (file, frame.f_lineno, operation, answer)
         self._counts[key] = self._counts.get(key, 0) + 1
 
@@ -110,7 +117,10 @@ class Decisions:
 
     def reading(self) -> bool:
         """Whether a file of the script's own calls a method that calls this."""
-        return self._own_files.has(sys._getframe(2).f_code.co_filename)
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and _is_of_the_bench(frame):  # other wrappers of the same method
+            frame = frame.f_back
+        return frame is not None and self._own_files.has(frame.f_code.co_filename)
 
 
 class _Tensors:
@@ -129,7 +139,13 @@ class _Tensors:
         for name in ("cpu", "to"):
             setattr(kind, name, self._copied(getattr(kind, name)))
         kind.numpy = self._as_array(kind.numpy)
+        kind.__array__ = self._as_array(kind.__array__)
+        kind.copy_ = self._written(kind.copy_)
+        kind.__setitem__ = self._assigned(kind.__setitem__)
+        torch.isclose = self._close(torch.isclose)
+        kind.isclose = self._close(kind.isclose)
         torch.tensor = self._made(torch.tensor)
+        torch.as_tensor = self._made(torch.as_tensor)
 
     def _deciding(self, original: Callable[..., Any], operation: str) -> Callable[..., Any]:
         decisions = self._decisions
@@ -183,12 +199,53 @@ class _Tensors:
             found: torch.Tensor = original(tensor, *args, **kwargs)
             if found is tensor or type(found) is not torch.Tensor or found.device.type != "cpu":
                 return found
-            small = not found.requires_grad and found.numel() <= _MOST_FOLLOWED
-            if small and holds_placeholders(found) and decisions.reading():
+            if found.numel() <= _MOST_FOLLOWED and holds_placeholders(found) and decisions.reading():
                 return found.as_subclass(HostPlaceholder)
             return found
 
         return copy
+
+    def _written(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`copy_`: what the script itself copies into a tensor of the host is followed there."""
+        decisions = self._decisions
+
+        @functools.wraps(original)
+        def copy_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            original(tensor, *args, **kwargs)
+            if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
+                small = tensor.numel() <= _MOST_FOLLOWED
+                if small and holds_placeholders(tensor) and decisions.reading():
+                    tensor.__class__ = HostPlaceholder
+            return tensor
+
+        return copy_
+
+    def _assigned(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`losses[i] = loss.item()`: a tensor of the host that was given a placeholder is followed."""
+        decisions = self._decisions
+
+        @functools.wraps(original)
+        def setitem(tensor: torch.Tensor, index: Any, value: Any) -> None:
+            original(tensor, index, plain(value))
+            if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
+                came = isinstance(value, Followed | HostPlaceholder) or holds_placeholders(tensor)
+                if came and tensor.numel() <= _MOST_FOLLOWED and decisions.reading():
+                    mark_as_placeholders(tensor).__class__ = HostPlaceholder
+
+        return setitem
+
+    def _close(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`isclose` (and `torch.testing.assert_close`) answers as `allclose` does."""
+
+        @functools.wraps(original)
+        def isclose(first: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            found: torch.Tensor = original(first, *args, **kwargs)
+            if is_on_device(found) and known_of(found) is None:
+                learn(found, True, assumed=True)
+            return found
+
+        stand_in_for_builtin(original, isclose)
+        return isclose
 
     def _as_array(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """`numpy`: arrays are not followed."""
@@ -198,7 +255,8 @@ class _Tensors:
         def numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if (isinstance(tensor, HostPlaceholder) or _came_from_device(tensor)) and decisions.reading():
                 decisions.record("numpy", 0)
-            return original(tensor, *args, **kwargs)
+            with DisableTorchFunctionSubclass():  # else it is asked twice
+                return original(tensor, *args, **kwargs)
 
         return numpy
 
@@ -212,7 +270,7 @@ class _Tensors:
                 isinstance(data, (list, tuple)) and any(map(_is_followed, data))
             ):
                 if not is_on_device(made):
-                    return mark_as_placeholders(made)
+                    return mark_as_placeholders(made).as_subclass(HostPlaceholder)
                 forget(record_of(made.untyped_storage()))
                 if isinstance(data, Followed):
                     learn(made, plain(data), assumed=True)
@@ -231,11 +289,18 @@ class HostPlaceholder(torch.Tensor):
     ) -> Any:
         with DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
-        is_new = type(found) is torch.Tensor and found.device.type == "cpu"
-        return found.as_subclass(cls) if is_new else found
+        if type(found) in (tuple, list):
+            return type(found)(map(_on_host, found))
+        return _on_host(found)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+
+
+def _on_host(found: Any) -> Any:
+    """A new plain tensor of the host as one that is followed."""
+    is_new = type(found) is torch.Tensor and found.device.type == "cpu"
+    return found.as_subclass(HostPlaceholder) if is_new else found
 
 
 def _came_from_device(tensor: torch.Tensor) -> bool:
@@ -245,9 +310,13 @@ def _came_from_device(tensor: torch.Tensor) -> bool:
 def _is_written_down() -> bool:
     """Whether it is one of Python's writers that asks, not the script."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("fsdpbench."):
+    while frame is not None and _is_of_the_bench(frame):
         frame = frame.f_back
     return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _WRITERS
+
+
+def _is_of_the_bench(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("fsdpbench.")
 
 
 def _is_followed(value: Any) -> bool:

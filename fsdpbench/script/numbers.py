@@ -138,6 +138,14 @@ def _add_operators(kind: Any) -> None:
         setattr(kind, f"__{name}__", _comparison(name, sign))
 
 
+def _leaving(kind: type[float], name: str) -> Callable[[Any], Any]:
+    """A method whose answer cannot be followed (`statistics`, `Fraction` ask it)."""
+    ask = getattr(kind, name)
+    return lambda self: _told(name, ask(self))
+
+
+PlaceholderFloat.is_integer = _leaving(float, "is_integer")  # type: ignore[method-assign]
+PlaceholderFloat.as_integer_ratio = _leaving(float, "as_integer_ratio")  # type: ignore[method-assign]
 for _kind in (PlaceholderFloat, PlaceholderInt):
     _add_operators(_kind)
 

@@ -66,7 +66,7 @@ class Exchange:
 
     def finish(self) -> torch.Tensor:
         """What all ranks' gradients of this rank's part sum up to, 1-D, once the exchange is done."""
-        others = self._received.view(-1, self._numel)
+        others = self._received.view(self._layout.world_size - 1, self._numel)
         result = others[0] if len(others) == 1 else others.sum(0)
         parts = [result[offset : offset + part.numel()].view(part.shape) for offset, part in self._own]
         if parts:  # a rank past the last chunk owns nothing
@@ -91,6 +91,7 @@ class Exchange:
         split = rank * self._numel
         for parts, sent in ((before, self.sent[:split]), (after, self.sent[split:])):
             if sent.numel():
+                parts = [part for part in parts if part.numel()] if self._layout.has_empty else parts
                 chunk_cat(parts, 0, sent.numel() // self._numel, out=sent.view(-1, self._numel))
 
     def _cut_flat(self, gradients: Sequence[torch.Tensor]) -> None:

@@ -214,8 +214,9 @@ class FlatPresentation:
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
         like = gradients[0]
         flat = torch.empty(self._layout.shard_numel, dtype=like.dtype, device=like.device)
-        pieces = fill_missing(self._layout, which, gradients)
-        chunk_cat([p if p.dim() else p.view(1) for p in pieces], 0, 1, out=flat.view(1, -1))
+        pieces = [piece for piece in fill_missing(self._layout, which, gradients) if piece.numel()]
+        if pieces:
+            chunk_cat([p if p.dim() else p.view(1) for p in pieces], 0, 1, out=flat.view(1, -1))
         self.deliver(flat, which, ())
 
     def readopt(self) -> torch.Tensor | None:

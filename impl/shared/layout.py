@@ -115,6 +115,11 @@ class UnitLayout:
         return any(not segment.shape for segment in self.segments)
 
     @cached_property
+    def has_empty(self) -> bool:
+        """Whether some parameter has no elements."""
+        return any(not segment.numel for segment in self.segments)
+
+    @cached_property
     def fused(self) -> int:
         """How many parameters, the first ones, are cut on dim 0: one copy serves all of them."""
         return sum(segment.dim == 0 for segment in self.segments)

@@ -14,7 +14,7 @@ import torch
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.operators.execution import carry_out
 from fsdpbench.sim.operators.known_values import follow
-from fsdpbench.sim.operators.plans import Plan, make_plan
+from fsdpbench.sim.operators.plans import Plan, make_plan, sparse_refused
 from fsdpbench.sim.operators.special_operators import SPECIAL_OPERATORS
 from fsdpbench.torch_internals import (
     dispatch_get_all_op_names,
@@ -24,7 +24,7 @@ from fsdpbench.torch_internals import (
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 # torch's own kernels for these are right for any device (`nn.Parameter` needs them as they are).
-_LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift"}
+_LEFT_TO_TORCH = {"detach", "alias", "lift_fresh", "lift", "_pack_padded_sequence"}
 # Composed of other operators for most devices, one kernel on CUDA.
 _ONE_KERNEL = {"_fused_rms_norm", "silu_backward", "mish_backward", "native_channel_shuffle"}
 # Of other devices and storage formats; never called with a dense tensor of this one.
@@ -57,7 +57,12 @@ def register_kernels() -> list[torch.library.Library]:
         )
     others = torch.library.Library("_", "IMPL")
     others.fallback(_run_foreign_operator, "PrivateUse1")
+    others.fallback(_refuse_sparse, "SparsePrivateUse1")
     return [aten, others]
+
+
+def _refuse_sparse(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    raise sparse_refused(operator._schema.name)
 
 
 _FOREIGN_KERNELS: dict[Any, Callable[..., Any]] = {}

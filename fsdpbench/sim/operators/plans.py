@@ -95,6 +95,8 @@ def _describe(item: Any, arguments: list[torch.Tensor]) -> tuple[Any, ...]:
     for index, argument in enumerate(arguments):
         if item is argument:
             return (ARGUMENT, index)
+    if item.layout is not torch.strided:
+        raise sparse_refused(f"a {item.layout} tensor of {list(item.shape)}")
     storage = item.untyped_storage()
     shape, strides = tuple(item.shape), item.stride()
     for index, argument in enumerate(arguments):
@@ -102,6 +104,13 @@ def _describe(item: Any, arguments: list[torch.Tensor]) -> tuple[Any, ...]:
             return (VIEW, index, shape, strides, item.storage_offset(), item.dtype)
     nbytes = storage.nbytes() if item.device.type == "meta" else item.numel() * item.element_size()
     return (NEW, shape, None if strides == contiguous_strides(shape) else strides, item.dtype, nbytes)
+
+
+def sparse_refused(what: str) -> NotImplementedError:
+    """The error of an operator of sparse tensors, or of one that makes such a tensor."""
+    return NotImplementedError(
+        f"{what}: sparse tensors are not simulated; use dense ones (for embeddings sparse=False)"
+    )
 
 
 def _depends_on_data(func: Any) -> bool:

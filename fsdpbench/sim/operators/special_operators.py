@@ -37,9 +37,11 @@ from fsdpbench.sim.tensors.creation import (
     set_geometry,
 )
 from fsdpbench.sim.tensors.pinned import is_pinned, pin
-from fsdpbench.sim.tensors.storage import attach, record_of, resize, use_on_stream
+from fsdpbench.sim.tensors.storage import Known, attach, record_of, resize, use_on_stream
 
 Kernel = Callable[..., Any]
+_SMALL = 1 << 16
+"""Elements of the host that are written with placeholders; larger tensors are only marked."""
 _LIKE = (
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like",
     "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full",
@@ -73,6 +75,19 @@ def _equal(operator: Any, by_shape: Kernel) -> Kernel:
         if ACCELERATOR.on_value is not None:
             ACCELERATOR.on_value(f"torch.{name}", same, not same)
         return same
+
+    return kernel
+
+
+def _all_valid(operator: Any, by_shape: Kernel) -> Kernel:
+    """`_is_all_true`, by which `torch.distributions` checks arguments: a healthy training has valid ones."""
+
+    def kernel(tensor: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = by_shape(tensor)
+        known = known_of(tensor)
+        is_guess = known is None or known.assumed
+        learn(result, True if known is None or is_guess else known.value, assumed=is_guess)
+        return result
 
     return kernel
 
@@ -131,14 +146,28 @@ def _copy(operator: Any, by_shape: Kernel) -> Kernel:
             ACCELERATOR.copy_over_host_link("HtoD", nbytes, blocking=not beside, device=target, host=host)
             learn_from_host(target, source)
         else:
-            # The host tensor keeps its values: DDP copies its bucket order to the device, broadcasts it and
-            # copies it back, and has to find it again.
+            # The host tensor keeps its values, and is known to hold none: DDP copies its bucket order to the
+            # device, broadcasts it and copies it back, and has to find it again.
             nbytes = source.numel() * source.element_size()
             beside = non_blocking and _is_copied_as_it_is(target, source)
             ACCELERATOR.copy_over_host_link("DtoH", nbytes, blocking=not beside, device=source, host=target)
+            if ACCELERATOR.follows_numbers:
+                _arrived_on_host(target, known_of(source) if ACCELERATOR.known_values else None)
         return target
 
     return kernel
+
+
+def _arrived_on_host(target: torch.Tensor, known: Known | None) -> None:
+    """What a copy from the device wrote over: its value where it is known, else a placeholder."""
+    if known is not None:
+        target.fill_(known.value.item())
+    if known is None or known.assumed:
+        is_float, before = target.is_floating_point(), ACCELERATOR.copied_to_host
+        if known is None and is_float and target.numel() <= _SMALL:
+            target.zero_()
+        mark_as_placeholders(target)
+        ACCELERATOR.copied_to_host = before or is_float  # an order of DDP's buckets is no checkpoint
 
 
 def _foreach_copy(operator: Any, by_shape: Kernel) -> Kernel:
@@ -340,6 +369,7 @@ SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
     "_local_scalar_dense": _item,
     "equal": _equal,
     "allclose": _equal,
+    "_is_all_true": _all_valid,
     "_to_copy": _to_copy,
     "copy_": _copy,
     "_copy_from": _copy,

@@ -50,7 +50,9 @@ class GroupedReduce:
         if packed:
             numel = sum(sizes[position] for position in packed)
             source = torch.empty(layout.world_size, numel, dtype=dtype, device=unit.device)
-            chunk_cat([gradients[position] for position in packed], 0, layout.world_size, out=source)
+            pieces = [gradients[position] for position in packed if gradients[position].numel()]
+            if pieces:  # chunk_cat refuses what is empty
+                chunk_cat(pieces, 0, layout.world_size, out=source)
             self.inputs.append(source.view(-1))
             self.outputs.append(self.output[start - numel :])
 

@@ -30,9 +30,15 @@ PIECE_BYTES = 1 << 30
 
 def pieces_of(layout: UnitLayout, precision: UnitPrecision, which: Sequence[int]) -> Sequence[range]:
     """How the gradients of the parameters ``which`` are divided, in their order; empty where one piece is
-    all, or where nothing is gained (no cast) or a copy of its own is needed (not cut on dim 0).
+    all, or where nothing is gained (no cast) or a copy of its own is needed (not cut on dim 0, or without
+    elements, which ``chunk_cat`` refuses).
     """
-    if not layout.rank_major or layout.interleaved or precision.reduce == precision.compute:
+    if (
+        not layout.rank_major
+        or layout.interleaved
+        or layout.has_empty
+        or precision.reduce == precision.compute
+    ):
         return ()
     pieces, start, nbytes = [], 0, 0
     for position, index in enumerate(which):

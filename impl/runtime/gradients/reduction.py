@@ -196,7 +196,10 @@ class Reducer:
         if plan.used < numel:
             source[plan.used :].zero_()
         rows = layout.world_size if layout.rank_major else 1
-        chunk_cat(gradients, 0, rows, out=source[: plan.used].view(rows, -1))
+        if layout.has_empty:  # chunk_cat refuses them
+            gradients = [gradient for gradient in gradients if gradient.numel()]
+        if gradients:
+            chunk_cat(gradients, 0, rows, out=source[: plan.used].view(rows, -1))
         if average.before != 1:
             source.div_(average.before)
         return _Reduction(unit, which, offsets, source, average)

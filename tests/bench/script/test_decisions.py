@@ -82,6 +82,68 @@ for step in range(6):
     }
 
 
+def test_every_way_to_the_host_is_recorded(run_probe: RunScript) -> None:
+    """Copies into buffers, elements written, numpy's own kinds: none of them hides where a number is from."""
+    run = run_probe(
+        """
+        import statistics, numpy as np
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        buffer, pinned, kept, plain = torch.ones(1), torch.ones(2).pin_memory(), torch.ones(3), torch.zeros(2)
+        plain[0] = 2.0
+        assert type(plain) is torch.Tensor and type(plain[0] + 1) is torch.Tensor
+        for step in range(7):
+            loss = model(torch.randn(4, 8, device="cuda")).square().mean()
+            loss.backward()
+            optimizer.step()
+            if step != 3: continue
+            number = loss.item()
+            if loss.cpu() < 1: pass                             # requires a gradient
+            if any(loss.cpu().flatten() < 1): pass              # iterated
+            buffer.copy_(loss)
+            assert buffer.item() == 0                           # copied
+            pinned.copy_(loss.expand(2), non_blocking=True)
+            if pinned.max() > 0.5: pass                         # copied beside
+            waiting = loss.to("cpu", non_blocking=True)
+            if waiting > 1: pass                                # sent
+            kept[0] = number
+            if kept.sum() > 1: pass                             # written
+            if torch.tensor([number, number]).mean() > 1: pass  # made
+            if torch.as_tensor(number) > 1: pass                # made anew
+            if statistics.mean([number]) > 1: pass              # statistics
+            if np.float32(number) > 1: pass                     # scalar
+            if loss.detach().cpu().numpy() > 1: pass            # array
+            if np.asarray(loss.detach().cpu()) > 1: pass        # as array
+            torch.testing.assert_close(loss, loss.clone())      # close
+        """,
+        to_the_end=True,
+    )
+    assert run.result["status"] == "ok", run.cause
+    source = Path(run.result["config"]["script"]["path"]).read_text().splitlines()
+    commented = {line.rpartition("# ")[2] for line in source if "  # " in line}
+    recorded = {source[each["line"] - 1].rpartition("# ")[2] for each in run.result["placeholder_decisions"]}
+    assert recorded == commented
+
+
+def test_arguments_of_distributions_are_valid(run_probe: RunScript) -> None:
+    """They are what a program computes; whether torch checks them is not the program's decision."""
+    run = run_probe(
+        """
+        from torch.distributions import Categorical, Normal
+        model = torch.nn.Linear(8, 4).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(7):
+            found = model(torch.randn(4, 8, device="cuda"))
+            policy = Categorical(logits=found)
+            value = Normal(found, torch.nn.functional.softplus(found))
+            (policy.entropy().mean() - value.log_prob(value.rsample()).mean()).backward()
+            optimizer.step()
+        """,
+        to_the_end=True,
+    )
+    assert run.result["status"] == "ok", run.cause
+
+
 def test_numbers_of_the_host_come_back_as_they_were(run_probe: RunScript) -> None:
     """Counts and flags that a script sums over its ranks: nothing is guessed but that all hold the same."""
     run = run_probe(

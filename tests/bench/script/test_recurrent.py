@@ -10,6 +10,28 @@ if TYPE_CHECKING:
     from conftest import RunScript
 
 
+def test_packed_sequences(run_probe: RunScript) -> None:
+    """Lengths are on the host, as CUDA wants them."""
+    run = run_probe(
+        """
+        from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+        layer = torch.nn.LSTM(8, 8, batch_first=True).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for _ in range(7):
+            rows = torch.randn(3, 7, 8, device="cuda", requires_grad=True)
+            lengths = torch.tensor([5, 7, 3])
+            packed = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+            assert packed.data.shape == (15, 8) and packed.batch_sizes.tolist() == [3, 3, 3, 2, 2, 1, 1]
+            output, _ = pad_packed_sequence(layer(packed)[0], batch_first=True)
+            assert output.shape == (3, 7, 8) and output.is_cuda
+            output.sum().backward()
+            assert rows.grad.shape == rows.shape
+            optimizer.step()
+        """
+    )
+    assert run.result["status"] == "ok", run.cause
+
+
 @pytest.mark.parametrize(
     "layer", ["GRU(64, 32, 2)", "GRU(64, 32, bias=False)", "LSTM(64, 32)", "RNN(64, 32)"]
 )

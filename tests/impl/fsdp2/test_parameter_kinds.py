@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -120,7 +121,53 @@ def case_gradient_scaler(rank: int) -> None:
     assert found[0]["scale"].item() == 128.0
 
 
+class _Empty(nn.Module):
+    """Parameters without elements beside one that has some, or alone."""
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__()
+        self.none = nn.Parameter(torch.ones(0))
+        if not alone:
+            self.rows = nn.Parameter(torch.ones(0, 4))
+            self.columns = nn.Parameter(torch.ones(3, 0))
+            self.gain = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        names = [name for name in ("none", "rows", "columns", "gain") if hasattr(self, name)]
+        return x * (1 + sum(getattr(self, name).sum() for name in names))
+
+
+def case_parameters_without_elements(rank: int) -> None:
+    """As in the plain model, also where a unit has no others (torch: RuntimeError or AssertionError)."""
+    batches = torch.arange(8.0).view(2, 4)
+    fronts: list[Callable[[nn.Module], Any]] = [
+        impl.fully_shard,
+        lambda module: impl.fully_shard(module, layout="grouped"),
+        lambda module: impl.FullyShardedDataParallel(module, device_id=torch.device("cpu")),
+        lambda module: impl.FullyShardedDataParallel(
+            module, device_id=torch.device("cpu"), sharding_strategy=impl.ShardingStrategy.NO_SHARD
+        ),
+    ]
+    for front in fronts:
+        for alone in (True, False):
+            torch.manual_seed(0)
+            plain = nn.Sequential(nn.Linear(4, 4), _Empty(alone))
+            plain(batches).sum().backward()
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(4, 4), _Empty(alone))
+            model[1] = front(model[1])
+            wrapped = front(model)
+            (wrapped(batches[rank : rank + 1]).sum() * 2).backward()
+            for name, expected in (("weight", plain[0].weight), ("gain", getattr(plain[1], "gain", None))):
+                found = [p for n, p in wrapped.named_parameters() if n.endswith(name)]
+                if found and expected is not None:
+                    torch.testing.assert_close(found[0].grad.full_tensor(), expected.grad)
+            missing = [name for name, p in wrapped.named_parameters() if p.numel() and p.grad is None]
+            assert not missing, (fronts.index(front), alone, missing)
+
+
 CASES = [
+    case_parameters_without_elements,
     case_frozen_after_wrapping,
     case_optimizer_in_backward,
     case_mixed_dtypes_and_tied,
