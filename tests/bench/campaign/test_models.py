@@ -19,7 +19,10 @@ EIGHT = (
     "llama-3-8b", "qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "mistral-7b", "mixtral-8x7b", "gpt-oss-20b",
     "gemma-3-27b-text",
 )  # fmt: skip
-BOTH = ("--system", "torch-fsdp2,impl-fsdp2", "--wrap", "block", "--backward-prefetch", "pre")
+BOTH = (
+    "--system", "torch-fsdp2,impl-fsdp2", "--wrap", "block", "--backward-prefetch", "pre",
+    "--param-dtype", "bf16", "--reduce-dtype", "fp32",
+)  # fmt: skip
 FULL = ("--device", "sim", "--hardware", "h100-80gb", "--activation-checkpointing", "full")
 LENGTHS = "lognormal:900,0.6"
 GPT = ("--model", "gpt-2.8b", "--gpus", "8", "--device", "sim", "--batch", "4", "--seq", "2048")
