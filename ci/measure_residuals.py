@@ -5,7 +5,7 @@
 Each file is one that `fsdpbench validate --runs` takes. Every run is predicted as it was, and then as if its
 chip, its network or its software were not known (fsdpbench/validation/conditions.py). FOLDER keeps the
 simulations: a second start simulates what is missing. About half an hour on two cores; `--every 3` takes a
-third of the runs wherever something is taken as not known. `--source` and `--condition` renew a part of it.
+third of the runs wherever something is taken as not known. `--source`, `--condition`, `--run`: a part of it.
 
     python ci/measure_residuals.py
 
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--source", action="append", help="renew the rows of these sources alone")
     parser.add_argument("--condition", action="append", type=Condition, help="and of these conditions")
+    parser.add_argument("--run", action="append", help="and of runs whose name has this in it")
     options = parser.parse_args()
     if options.runs:
         fork_server.start("sim")
@@ -60,7 +61,7 @@ def measure(options: argparse.Namespace) -> None:
     conditions = options.condition or list(Condition)
     parts = {condition: under(condition, known, open_cases(), profiles) for condition in conditions}
     for condition, part in parts.items():
-        wanted = [case for case in part if options.source is None or case.source in options.source]
+        wanted = [case for case in part if _is_asked_for(case, options)]
         parts[condition] = wanted if condition is Condition.KNOWN else sampled(wanted, options.every)
     cases = [case for part in parts.values() for case in part]
     predictions = iter(predict(cases, None, output, make_progress(), options.jobs))
@@ -69,11 +70,23 @@ def measure(options: argparse.Namespace) -> None:
         for condition, part in parts.items()
         for residual in residuals_of(condition, [next(predictions) for _ in part])
     ]
-    renewed = {(residual.condition, residual.source) for residual in measured}
-    kept = [row for row in read_table() if (row.condition, row.source) not in renewed]
-    everything = options.source is None and options.condition is None
+    by_run = options.run is not None
+    renewed = {_group(residual, by_run) for residual in measured}
+    kept = [row for row in read_table() if _group(row, by_run) not in renewed]
+    everything = options.source is None and options.condition is None and not by_run
     write_table(measured if everything else sorted([*kept, *measured], key=_order))
     read_table.cache_clear()
+
+
+def _is_asked_for(case: Case, options: argparse.Namespace) -> bool:
+    return (options.source is None or case.source in options.source) and (
+        options.run is None or any(text in case.name for text in options.run)
+    )
+
+
+def _group(row: Residual, by_run: bool) -> tuple[str, ...]:
+    """Rows that are renewed together."""
+    return (row.condition, row.source, row.run if by_run else "")
 
 
 def _order(row: Residual) -> tuple[int, str]:

@@ -202,6 +202,10 @@ INTERNALS = {
     "detect_fake_mode": Internal("torch._guards:detect_fake_mode", _COMPILER),
     "device_interface": Internal("torch._dynamo.device_interface", _COMPILER),
     "ShortenTraceback": Internal("torch._dynamo.exc:ShortenTraceback", _COMPILER),
+    "exceeds_recompile_limit": Internal(
+        "torch._dynamo.convert_frame:exceeds_recompile_limit", "telling what Dynamo gave up to compile"
+    ),
+    "dynamo_output_codes": Internal("torch._dynamo.convert_frame:output_codes", _COMPILER),
     "dynamo_torch_variables": Internal(
         "torch._dynamo.variables.torch", "compiled scripts, whose functions of torch are wrapped"
     ),

@@ -30,6 +30,7 @@ from fsdpbench.files.reading import read_json_object
 from fsdpbench.measuring.soak import ShapedBatches, Soak, mean_flops, mean_tokens, shapes_of
 from fsdpbench.measuring.training import Batch, TrainingLoop
 from fsdpbench.measuring.warmup import TimedSteps, time_steps, warm_up
+from fsdpbench.measuring.watched_settings import unread_settings, watched
 from fsdpbench.results.records import RankRecord, Status, trace_path
 from fsdpbench.systems import BuildContext, get_system, software_of
 from fsdpbench.systems.adapted import workload_of
@@ -101,6 +102,7 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     record.losses = [v for v in values if v is not None] or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
     record.compilation = getattr(device, "compilation", None)
+    record.unread_settings = unread_settings(loop.system, loop.config) or None
     record.graph = getattr(device, "graph", None)
 
 
@@ -133,6 +135,7 @@ def _soak(
     record.losses = losses or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
     record.compilation = getattr(device, "compilation", None)
+    record.unread_settings = unread_settings(loop.system, loop.config) or None
 
 
 def _maker_of_batches(
@@ -188,12 +191,13 @@ def _training_loop(
     on_loss: Callable[[torch.Tensor], None],
 ) -> TrainingLoop:
     system, settings = get_system(config.system), config.settings
-    context = BuildContext(config, workload, device.torch_device, _deferred(config, workload, device))
+    asked = watched(config)
+    context = BuildContext(asked, workload, device.torch_device, _deferred(config, workload, device))
     model = system.wrap(context)
     seq = workload.resolve_seq(settings.seq)
     batches = _maker_of_batches(config, placement, device, workload)(settings.batch, seq, settings.seed)
-    optimizer = system.make_optimizer(model, config)
-    loop = TrainingLoop(config, system, model, optimizer, batches, device.torch_device, on_loss)
+    optimizer = system.make_optimizer(model, asked)
+    loop = TrainingLoop(asked, system, model, optimizer, batches, device.torch_device, on_loss)
     if isinstance(device, HasTrainer):
         loop.around_microbatch = device.trainer(model)
     if isinstance(device, Captures):

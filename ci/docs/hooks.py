@@ -9,6 +9,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import repository
+from constants_page import constants_sections
 from mkdocs.structure.files import File, Files
 from settings_page import settings_sections
 
@@ -32,4 +33,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         page.meta["search"] = {"exclude": True}
     if uri == "reference/settings.md":
         markdown += settings_sections()
+    if uri == "reference/constants.md":
+        markdown += constants_sections()
     return repository.rewritten(markdown, _ORIGINS.get(uri, f"docs/{uri}"), uri)

@@ -7,11 +7,12 @@ from fsdpbench.reports.page.display import GIB, percent
 
 
 def settings_words(choice: Choice) -> str:
-    """`FULL_SHARD, no recomputation, batch 8`."""
+    """`FULL_SHARD, no recomputation, batch 8, eager`."""
     recomputed = {"none": "no recomputation", "op": "selective recomputation", "full": "full recomputation"}
     checkpointing = str(choice.settings.get("activation_checkpointing"))
     told = recomputed.get(checkpointing, checkpointing)
-    return f"{choice.settings.get('strategy')}, {told}, batch {choice.settings.get('batch')}"
+    how = "compiled" if choice.settings.get("compile") else "eager"
+    return f"{choice.settings.get('strategy')}, {told}, batch {choice.settings.get('batch')}, {how}"
 
 
 def rate_words(choice: Choice) -> str:

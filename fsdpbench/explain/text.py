@@ -7,6 +7,7 @@ from typing import Any
 
 from fsdpbench.explain.advice import Advice, Proposal
 from fsdpbench.reports.out_of_memory.text import told
+from fsdpbench.sweep.trials import Trial
 
 _CLOSE = 0.03
 """With less than this share of the memory to spare a change is called tight."""
@@ -26,6 +27,7 @@ def describe_advice(advice: Advice) -> str:
         + (f", in {account['module']}" if account["module"] != "outside of modules" else "")
         + (f", at {account['line']}" if account["line"] else ""),
         *_cause(trial.cause),
+        *_how(trial),
         "",
         *_held(account),
         *_holders(account),
@@ -34,6 +36,12 @@ def describe_advice(advice: Advice) -> str:
         *_changes(advice),
     ]
     return "\n".join(lines)
+
+
+def _how(trial: Trial) -> Iterator[str]:
+    """Eager or compiled; a script decides that itself."""
+    if trial.config.script is None:
+        yield f"The {'compiled' if trial.config.settings.compile else 'eager'} program was simulated."
 
 
 def _cause(cause: str | None) -> Iterator[str]:
@@ -55,6 +63,7 @@ def _without_oom(advice: Advice) -> Iterator[str]:
         "the simulation does "
         "not know (libraries, data of other sizes)."
     )
+    yield from _how(trial)
     yield from growth_lines(trial.account or {})
 
 
@@ -152,6 +161,7 @@ def as_dict(advice: Advice) -> dict[str, Any]:
     return {
         "simulated": True,
         "configuration": trial.config.name,
+        "compiled": None if trial.config.script is not None else bool(trial.config.settings.compile),
         "status": trial.status.value,
         "cause": trial.cause,
         "account": trial.account,

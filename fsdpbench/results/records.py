@@ -19,7 +19,16 @@ from fsdpbench.files.reading import UnreadableFileError, read_json_object
 TRACE_FOLDER = "trace"
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
 """What the records of scripts alone hold."""
-OPTIONAL = (*OF_SCRIPTS, "sanitizer", "memory_account", "compilation", "memory_traffic", "soak", "graph")
+OPTIONAL = (
+    *OF_SCRIPTS,
+    "sanitizer",
+    "memory_account",
+    "compilation",
+    "memory_traffic",
+    "soak",
+    "graph",
+    "unread_settings",
+)
 """What a record holds only where there is something to say."""
 _REAL_TIME = ("loader",)
 """Likewise; it is measured in real time, and is in the result's `bench`."""
@@ -87,6 +96,8 @@ class RankRecord:
 
     graph: dict[str, Any] | None = None
     """Of a step captured as one CUDA graph (simulated, estimated): launches, streams, warm-up, replays."""
+    unread_settings: list[str] | None = None
+    """Settings that were given and that the system never read: they had no effect."""
 
     def add_sanitizer(self, found: dict[str, Any] | None) -> None:
         """What the sanitizer found, if it ran; a run that is fine otherwise ends with `race`."""

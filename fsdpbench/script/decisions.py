@@ -30,7 +30,7 @@ from fsdpbench.sim.operators.known_values import forget, holds_placeholders, lea
 from fsdpbench.sim.patches.torchscript import stand_in_for_builtin
 from fsdpbench.sim.tensors.creation import is_on_device
 from fsdpbench.sim.tensors.storage import record_of
-from fsdpbench.torch_internals import DisableTorchFunctionSubclass
+from fsdpbench.torch_internals import DisableTorchFunctionSubclass, find
 
 _TOLD = 3
 _WRITERS = ("json", "csv", "logging", "pprint", "yaml")
@@ -153,9 +153,11 @@ class _Tensors:
             answer, guessed = decisions.ask(tensor, original)
             if not guessed:
                 return answer
-            if not isinstance(answer, float):
+            is_compiled = sys._getframe(1).f_code in find("dynamo_output_codes")
+            if is_compiled or not isinstance(answer, float):
                 decisions.record("item", answer)
-            return _followed(answer)
+            # Dynamo would trace into a number that is followed, and break the graph there.
+            return answer if is_compiled else _followed(answer)
 
         return item
 

@@ -32,6 +32,10 @@ _HINTS: tuple[tuple[type[BaseException], str, str], ...] = (
         "the traceback in stderr.log names it",
     ),
 )
+_WITHOUT_TRITON = (
+    "kernels for the GPU are made only of what torch.compile hands to Inductor; AOTInductor and Inductor's "
+    "own functions are not simulated: use torch.compile, or the eager program"
+)
 _CUDA_PACKAGES = ("flash_attn", "apex", "transformer_engine", "xformers", "bitsandbytes", "cupy")
 
 
@@ -50,7 +54,7 @@ def explained(error: BaseException) -> str:
     """One line: the error, and what to do if its reason is the simulation."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    hint = _hint(error)
+    hint = _WITHOUT_TRITON if "TritonMissing" in told else _hint(error)
     return f"{told} ({hint})" if hint else told
 
 

@@ -227,7 +227,7 @@ def _fill_figures(record: RankRecord, steps: Steps, device: SimDevice) -> None:
     record.script = {
         "steps": steps.count,
         "flops": "matrix products, attention and convolutions, counted as they were launched",
-        "notes": steps.notes + compile_notes(_graphs(record)),
+        "notes": steps.notes + compile_notes(record.compilation or {}),
     }
 
 

@@ -39,8 +39,8 @@ def as_markdown(
         )
     lines += [*_apart(judged), *_held_out(held_out), ""]
     lines += [
-        "| case | figure | published | predicted | error | 90 % interval |",
-        "|---|---|--:|--:|--:|--:|",
+        "| case | | figure | published | predicted | error | 90 % interval |",
+        "|---|---|---|--:|--:|--:|--:|",
     ]
     intervals = {(id(each.prediction), each.figure): each for each in judged}
     for prediction in predictions:
@@ -79,11 +79,11 @@ def _apart(judged: Sequence[Judged]) -> list[str]:
 def _out_of_memory(predictions: Sequence[Prediction]) -> list[str]:
     """Runs of which it was published that memory did not suffice."""
     rows = [
-        f"| {p.case.group} | {p.case.name} | out of memory | {p.result['status']} |"
+        f"| {p.case.group} | {p.case.name} | {p.case.how} | out of memory | {p.result['status']} |"
         for p in predictions
         if p.case.ran_out
     ]
-    return ["", "| of | case | published | predicted |", "|---|---|---|---|", *rows] if rows else []
+    return ["", "| of | case | | published | predicted |", "|---|---|---|---|---|", *rows] if rows else []
 
 
 def _held_out(held_out: Sequence[HeldOut]) -> list[str]:
@@ -117,7 +117,8 @@ def _rows(
         shown = prediction.result["status"] if predicted is None else _number(predicted)
         what = "step time " if figure.is_time else ""
         rows.append(
-            f"| {prediction.case.name} | {figure.words} | {_number(published)} | {shown} "
+            f"| {prediction.case.name} | {prediction.case.how} | {figure.words} "
+            f"| {_number(published)} | {shown} "
             f"| {'' if error is None else f'{what}{error:+.1%}'} "
             f"| {_interval(intervals.get((id(prediction), figure)))} |"
         )
@@ -175,6 +176,7 @@ def _case_dict(p: Prediction, intervals: Mapping[tuple[int, Figure], Judged]) ->
     return {
         "name": p.case.name,
         "system": systems_of([p])[0],
+        "compiled": p.case.compiled,
         "assumed": p.case.assumed or None,
         "group": p.case.group,
         "source": p.case.source,

@@ -219,6 +219,11 @@ class RankAnalysis:
         return fused_groups(self.names)
 
     @property
+    def how(self) -> str:
+        """`compiled` where kernels of Inductor's ran, else `eager`."""
+        return "compiled" if self.fused else "eager"
+
+    @property
     def gathers(self) -> list[GatherTiming]:
         """All timed all-gathers in order of their issue."""
         return sorted((each for unit in self.units for each in unit.gathers), key=lambda each: each.issued)
@@ -256,6 +261,7 @@ class RankAnalysis:
             "units": [unit.to_dict(self.steps[-1]) for unit in self.units],
             "late_all_gathers": late_dict(self.gathers),
             "work": self.work.to_dict(),
+            "compiled": bool(self.fused),
             "fused_kernels": [group.to_dict() for group in self.fused],
             "idle_causes_s": self.idle_causes.to_dict(),
             "memory": self.memory.to_dict(),

@@ -19,6 +19,7 @@ from fsdpbench.reports.ranks import shared_ranks
 NEAR = 0.01
 
 _ORDER = tuple(Status)
+_COMPILE = "compile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,16 @@ def label(row: Configuration, varying: Sequence[str]) -> str:
 
 
 def short_label(row: Configuration, varying: Sequence[str]) -> str:
-    """The varying settings' values alone: `impl-fsdp1 · block · pre`."""
-    return " · ".join(setting(row.settings[name]) for name in varying if name in row.settings) or row.name
+    """The varying settings' values alone: `impl-fsdp1 · block · pre`; `compiled` or `eager` where that
+    varies, and `compiled` where all are."""
+    words = [_short(name, setting(row.settings[name])) for name in varying if name in row.settings]
+    if row.compiled and _COMPILE not in varying:
+        words.append("compiled")
+    return " · ".join(words) or row.name
+
+
+def _short(name: str, value: str) -> str:
+    return {"true": "compiled", "false": "eager"}.get(value, value) if name == _COMPILE else value
 
 
 def _part(name: str, value: str) -> str:

@@ -41,6 +41,8 @@ class Side:
     took_place: tuple[str, str] | None = field(default=None, compare=False)
     absent: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    how: str = ""
+    """`eager`, `compiled` or `eager and compiled`; empty where nothing says it."""
 
 
 def read_side(path: Path) -> Side:
@@ -106,7 +108,13 @@ def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
         surroundings_of(every),
         (began[0], began[-1]) if began else None,
         absent,
+        how=_how(every),
     )
+
+
+def _how(results: Sequence[Result]) -> str:
+    found = {known for result in results if isinstance(known := result.get("compiled"), bool)}
+    return " and ".join(word for word, known in (("eager", False), ("compiled", True)) if known in found)
 
 
 def _refuse_rehearsals(label: str, results: Mapping[str, Sequence[Result]]) -> None:
@@ -140,7 +148,19 @@ def absent_of(before: Side, after: Side) -> dict[str, str]:
 
 
 def notes_on(before: Side, after: Side) -> list[str]:
-    """What the reader of a measured comparison should know of how it was measured."""
+    """What the reader of a comparison should know: how it was measured, and whether eager or compiled."""
+    return _drift(before, after) + _compiled(before, after)
+
+
+def _compiled(before: Side, after: Side) -> list[str]:
+    if before.how == after.how:
+        return [f"both sides: {after.how}"] if after.how else []
+    return [
+        "; ".join(f"{side.label}: {side.how or 'not known whether compiled'}" for side in (before, after))
+    ]
+
+
+def _drift(before: Side, after: Side) -> list[str]:
     if before.surroundings.is_exact or before.took_place is None or after.took_place is None:
         return []
     if before.took_place[1] < after.took_place[0] or after.took_place[1] < before.took_place[0]:

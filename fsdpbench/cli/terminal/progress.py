@@ -55,6 +55,8 @@ def _figures(result: dict[str, Any]) -> str:
     if retries := result.get("alloc_retries_per_step"):
         parts.append(f"{retries:g} allocator {'retry' if retries == 1 else 'retries'} a step")
         parts += _sampled(result)
+    if unread := result.get("unread_settings"):
+        parts.append(f"no effect: the system never read {', '.join(unread)}")
     return ", ".join(parts)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fsdpbench.cli.output import make_console, tell
 from fsdpbench.cli.terminal.progress import describe_result, shortened, told_apart
+from fsdpbench.cli.terminal.units import compiled_words
 from fsdpbench.cli.terminal.units import each as each_device
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def best_words(state: SweepState, width: int | None = None) -> str:
         return ""
     rate, best = max(rates, key=lambda pair: pair[0])
     told = f"best so far: {rate:,.0f} tokens/s/{each_device(str(best.result.get('device')))}, "
+    if best.result.get("compiled") is not None:
+        told += f"{compiled_words([best.result['compiled']])}, "
     return told + (best.name if width is None else shortened(best.name, max(24, width - len(told))))
 
 

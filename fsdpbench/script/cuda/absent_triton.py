@@ -20,8 +20,10 @@ from importlib.abc import Loader, MetaPathFinder
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
 
+import torch
+
 from fsdpbench.script.cuda.refusals import CUDA_CODE, NotSimulatedError
-from fsdpbench.torch_internals import INTERNALS, has_triton_package
+from fsdpbench.torch_internals import INTERNALS, has_triton_package, replace
 
 _NAME = "triton"
 _COMPILER = INTERNALS["inductor_config"].path.rpartition(".")[0]
@@ -33,7 +35,13 @@ def map_triton() -> None:
     # torch looks for Triton once and remembers; it must not take this for the real one.
     if not has_triton_package():
         sys.meta_path.append(_Finder())
+        replace(torch.library, wrap_triton=_as_it_is)  # it looks for Triton's types
         sys.meta_path.insert(0, _CompilersFinder())
+
+
+def _as_it_is(kernel: Any) -> Any:
+    """`torch.library.wrap_triton`: the kernel, which is refused when it is launched."""
+    return kernel
 
 
 @contextmanager
@@ -94,12 +102,18 @@ class _Anything:
         return self
 
 
+_KERNEL_TYPES = ("JITFunction", "Autotuner")
+"""Triton's types of kernels, which libraries look for."""
+
+
 class _Module(ModuleType):
     __version__ = "0.0.0"
 
-    def __getattr__(self, name: str) -> _Anything:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in _KERNEL_TYPES:
+            return _Kernel
         return _Anything(f"{self.__name__}.{name}")
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,6 +25,8 @@ class _Requests:
 
     left_out = 0
     made = 0
+    without_kernels: ClassVar[set[str]] = set()
+    """Backends that were asked for and are not Inductor."""
     leave_alone: Callable[[str], None] | None = None
 
 
@@ -44,17 +46,31 @@ def wants_compiled() -> bool:
     return _Requests.made > 0
 
 
-def compile_notes(graphs: int) -> list[str]:
-    """What a reader should know of `torch.compile` in this run, in which `graphs` were compiled."""
+def compile_notes(compilation: Mapping[str, Any]) -> list[str]:
+    """What a reader should know of `torch.compile` in this run, of which `compilation` tells (it may be
+    empty)."""
+    graphs = compilation.get("graphs", 0)
     notes = []
     if _Requests.left_out:
         notes.append("torch.compile is switched off in this run: the eager program was simulated")
-    if wants_compiled() and not graphs:
+    if _Requests.without_kernels:
+        named = ", ".join(sorted(_Requests.without_kernels))
+        notes.append(
+            f"torch.compile with backend={named}: only Inductor fuses kernels; operators of such graphs ran "
+            "one by one, as eager ones do"
+        )
+    elif wants_compiled() and not graphs:
         notes.append(
             "torch.compile compiled no graph: what it was called for was not run, or Dynamo skips it (units "
             "of FSDP1 without use_orig_params=True, say); the eager program was simulated"
         )
-    return notes
+    notes += [
+        f"torch.compile gave up {place}: it was compiled more often than "
+        "torch._dynamo.config.recompile_limit allows, and runs eager from then on"
+        for place in compilation.get("past_recompile_limit", ())
+    ]
+    refused = compilation.get("refused", ())
+    return notes + [f"{reason}: the eager program was simulated there" for reason in refused]
 
 
 def _is_switched_off() -> bool:
@@ -96,9 +112,16 @@ def _noticing(accelerator: Accelerator, original: Callable[..., Any]) -> Callabl
         if not _Requests.made and _Requests.leave_alone is not None:
             _Requests.leave_alone(find("inductor_cache_dir")())
         _Requests.made += 1
+        backend = options.get("backend", "inductor")
+        if backend != "inductor":
+            _Requests.without_kernels.add(repr(backend) if isinstance(backend, str) else _name_of(backend))
         return original(model, **options)
 
     return compile
+
+
+def _name_of(backend: Any) -> str:
+    return str(getattr(backend, "__name__", type(backend).__name__))
 
 
 def _leaves_out() -> bool:

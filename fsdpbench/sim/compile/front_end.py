@@ -13,10 +13,15 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.compile.plan_cache import check_code_on_disk, choose_folder
-from fsdpbench.sim.compile.refusals import CompileRefusedError, refusal_behind, refuse_options
-from fsdpbench.sim.compile.report import REPORT
+from fsdpbench.sim.compile.refusals import (
+    REFUSED_OPTIONS,
+    CompileRefusedError,
+    refusal_behind,
+    refuse_options,
+)
+from fsdpbench.sim.compile.report import REPORT, place_of
 from fsdpbench.sim.patches.dynamo import use_real_dynamo
-from fsdpbench.sim.tensors.creation import is_on_device
+from fsdpbench.sim.tensors.creation import is_on_device, tensors_in
 from fsdpbench.torch_internals import ShortenTraceback, compiler_config, functorch_config, patch, trace_rules
 
 _LOWERING = "fsdpbench.sim.compile.lowering"
@@ -40,6 +45,7 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         choose_folder()
         use_real_dynamo()
         importlib.import_module(_LOWERING)
+        patch("exceeds_recompile_limit", _noticing_limit)
         patch("compile_fx", functools.partial(_compile_by_device, around))
         importlib.import_module(_RANDOM_NUMBERS).install_random_numbers()
         check_code_on_disk()
@@ -72,6 +78,34 @@ def _hide_the_simulator() -> None:
     trace_rules.add("fsdpbench.torch_internals")
 
 
+def _noticing_limit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo asks it before it compiles a frame; past the limit that runs eager, which it only logs."""
+
+    def exceeds(*args: Any) -> Any:
+        found = original(*args)
+        code = sys._getframe(1).f_locals.get("code")
+        if found[0] and code is not None:
+            REPORT.past_limit[place_of(code)] += 1
+        return found
+
+    return exceeds
+
+
+def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
+    """Whether a graph takes tensors of the device (compiled autograd's has lists of them), or makes some."""
+    nodes = getattr(getattr(model, "graph", None), "nodes", ())
+    return any(map(is_on_device, tensors_in(tuple(inputs), {}))) or any(
+        is_on_device(value)
+        for node in nodes
+        if isinstance(value := node.meta.get("example_value"), torch.Tensor)
+    )
+
+
+def _set_for_all(config: Any) -> dict[str, Any]:
+    """What the program has set for all that Inductor compiles."""
+    return {name: getattr(config, name) for name in REFUSED_OPTIONS if hasattr(config, name)}
+
+
 def _compile_by_device(
     around: Callable[[], AbstractContextManager[object]], original: Callable[..., Any]
 ) -> Callable[..., Any]:
@@ -83,11 +117,9 @@ def _compile_by_device(
             return lowering.lower(gm, example_inputs, captures=captures, **about)
 
     def compile_fx(model: Any, inputs: Sequence[Any], *args: Any, **options: Any) -> Any:
-        simulated = any(isinstance(value, torch.Tensor) and is_on_device(value) for value in inputs)
-        if not simulated or args or "inner_compile" in options:
+        if not _is_simulated(model, inputs) or args or "inner_compile" in options:
             return original(model, inputs, *args, **options)
         patches = dict(options.get("config_patches") or {})
-        refuse_options(patches)
         captures = bool(patches.get(_CUDA_GRAPHS, getattr(lowering.inductor_config, _CUDA_GRAPHS)))
         options["config_patches"] = {**patches, _CUDA_GRAPHS: False}  # torch's own capturing needs a GPU
         settings = lowering.inductor_config.patch(lowering.SETTINGS)  # else it starts processes that compile
@@ -96,11 +128,13 @@ def _compile_by_device(
         random_numbers = functorch_config.patch(graphsafe_rng_functionalization=False)
         with around(), settings, tag, random_numbers:
             try:
+                refuse_options({**_set_for_all(lowering.inductor_config), **patches})
                 return original(model, inputs, inner_compile=functools.partial(lower, captures), **options)
             except Exception as error:
                 refusal = refusal_behind(error)
                 if refusal is None:
                     raise
+                REPORT.refused[str(refusal)] += 1
                 raise _as_it_is(refusal) from None
 
     return compile_fx

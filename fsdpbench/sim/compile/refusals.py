@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,23 @@ def refused(what: str, way_out: str = _EAGER) -> CompileRefusedError:
     return CompileRefusedError(f"torch.compile on simulated GPUs: {what} is not simulated; {way_out}")
 
 
+_NO_COUNTERPART = {
+    **dict.fromkeys(
+        ("flex_attention", "flex_attention_backward"),
+        (
+            "FlexAttention",
+            "use scaled_dot_product_attention (is_causal=True, or a mask), or make your attention an "
+            "operator (torch.library.custom_op, register_fake) with a price "
+            "(fsdpbench.sim.prices.operator_price)",
+        ),
+    ),
+    "invoke_subgraph": (
+        "a region that is compiled once (torch.compiler.nested_compile_region)",
+        "call the function as it is: graphs that are alike are lowered once here",
+    ),
+}
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "switch")
+_TORCH = str(Path(torch.__file__).parent)
 _TRITON = "triton_kernel_wrapper"
 
 
@@ -26,6 +43,9 @@ def refuse_graph(graph: torch.fx.Graph) -> None:
     """Raise `CompileRefusedError` for nodes that have no counterpart, with the line of the program."""
     for node in graph.nodes:
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name in _NO_COUNTERPART:
+            what, way_out = _NO_COUNTERPART[name]
+            raise refused(f"{what}{_place(node)}", way_out)
         if name in _CONTROL_FLOW:
             raise refused(
                 f"control flow in the graph (torch's {name}{_place(node)})",
@@ -41,10 +61,11 @@ def refuse_graph(graph: torch.fx.Graph) -> None:
 
 
 def _place(node: torch.fx.Node) -> str:
-    """Where the program asks for it, as far as torch knows."""
+    """Where the program asks for it, as far as torch knows; a line of torch's own if there is no other."""
     frames = [
         line.strip() for line in (node.stack_trace or "").splitlines() if line.lstrip().startswith("File")
     ]
+    frames = [line for line in frames if _TORCH not in line] or frames
     return f", {frames[-1]}" if frames else ""
 
 
@@ -59,6 +80,10 @@ def refusal_behind(error: BaseException | None) -> CompileRefusedError | None:
     return None
 
 
+REFUSED_OPTIONS = ("max_autotune", "max_autotune_gemm", "cpp_wrapper", "fx_wrapper", "freezing")
+"""Settings of Inductor's, by its names; a program may also set them for all that it compiles."""
+
+
 def refuse_options(options: dict[str, Any]) -> None:
     """Raise `CompileRefusedError` for settings of Inductor's (by its names) that have no counterpart."""
     if options.get("max_autotune") or options.get("max_autotune_gemm"):
@@ -66,7 +91,7 @@ def refuse_options(options: dict[str, Any]) -> None:
             'templates that are timed on the GPU (mode="max-autotune", "max-autotune-no-cudagraphs")',
             'use mode="default" or "reduce-overhead": products then come from the library, as eager ones do',
         )
-    for name in ("cpp_wrapper", "fx_wrapper", "freezing"):
+    for name in REFUSED_OPTIONS[2:]:
         if options.get(name):
             raise refused(f"Inductor's {name}", "leave that option out")
 

@@ -44,6 +44,11 @@ class CompileReport:
 
     plans: list[Planned] = field(default_factory=list)
     calls: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    """What could not be compiled here, and the program continues all the same (`suppress_errors`, say)."""
+
+    past_limit: Counter[str] = field(default_factory=Counter)
+    """Calls by their place that ran eager, since Dynamo had compiled the function too often."""
 
     def add_plan(self, plan: Planned) -> None:
         """A graph was lowered, or found lowered."""
@@ -57,6 +62,8 @@ class CompileReport:
             "kernels": sum(len(plan.launches) for plan in self.plans),
             "kernel_bytes": sum(launch.nbytes for plan in self.plans for launch in plan.launches),
             "fallbacks": dict(sorted(fallbacks.items())),
+            **({"refused": dict(self.refused)} if self.refused else {}),
+            **({"past_recompile_limit": dict(self.past_limit)} if self.past_limit else {}),
             **self._cuda_graphs(),
             **_of_dynamo(),
         }
@@ -78,6 +85,11 @@ class CompileReport:
         }
 
 
+def place_of(code: Any) -> str:
+    """`forward (train.py:7)` of a code object, or of what has the same names."""
+    return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+
+
 def _of_dynamo() -> dict[str, Any]:
     """Graph breaks by their reason, and recompilations by their place and cause, as Dynamo tells them."""
     breaks = {str(reason).splitlines()[0]: n for reason, n in dynamo_utils.counters["graph_break"].items()}
@@ -85,7 +97,7 @@ def _of_dynamo() -> dict[str, Any]:
     for each in dynamo_utils.get_compilation_metrics():
         name = str(getattr(each, "compile_id", "") or "")
         if each.co_name and "/" in name and not name.rpartition("/")[2].startswith("0"):
-            again[f"{each.co_name} ({each.co_filename}:{each.co_firstlineno})"] += 1
+            again[place_of(each)] += 1
     return {"graph_breaks": dict(sorted(breaks.items())), "recompilations": dict(sorted(again.items()))}
 
 

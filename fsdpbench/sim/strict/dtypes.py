@@ -16,7 +16,7 @@ Rule = Callable[[Arguments], None]
 _HALVES = (torch.float16, torch.bfloat16)
 _INDICES = (torch.int64, torch.int32)
 # What torch raises for booleans in `sub` and `relu`: a subclass of before since 2.14.
-_BOOLEAN_ERROR = NotImplementedError if torch.__version__ >= (2, 14) else RuntimeError
+_BOOLEAN_ERROR = NotImplementedError if torch.__version__ >= "2.14" else RuntimeError
 
 
 def refuse_narrower(operator: Any, arguments: Arguments) -> None:

@@ -90,6 +90,16 @@ class Case:
     """Shape or settings that decide are not published: shown, but no error is counted."""
 
     @property
+    def compiled(self) -> bool:
+        """Whether it is compiled, and not eager."""
+        return bool(self.settings.get("compile"))
+
+    @property
+    def how(self) -> str:
+        """`compiled` or `eager`."""
+        return "compiled" if self.compiled else "eager"
+
+    @property
     def fitted(self) -> bool:
         """Whether constants of step times were fitted to the run's source (docs/simulator.md), or a setting
         was chosen by the run."""

@@ -58,7 +58,7 @@ def _rank(rank: RankAnalysis) -> list[str]:
     place = f"{rank.configuration}, " if rank.configuration else ""
     steps = _count(len(rank.steps), "step")
     lines = [
-        f"{place}rank {rank.rank} ({rank.kind} trace{simulated}, {steps}): {rank.path}",
+        f"{place}rank {rank.rank} ({rank.kind} trace{simulated}, {rank.how}, {steps}): {rank.path}",
         f"  {'trusted' if rank.trusted else 'NOT trusted'}",
         *(f"  note: {warning}" for warning in rank.warnings),
     ]

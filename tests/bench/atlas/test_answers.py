@@ -105,7 +105,7 @@ def test_show_runs_nothing_and_needs_no_torch(built: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert "HYBRID_SHARD, selective recomputation, batch 16" in done.stdout
+    assert "HYBRID_SHARD, selective recomputation, batch 16, eager" in done.stdout
 
 
 def test_show_prints_the_answer(fsdpbench: Any, built: Path) -> None:

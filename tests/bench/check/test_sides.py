@@ -94,6 +94,13 @@ def test_sides_one_after_the_other_are_noted(write_sweep: Callable[..., Path]) -
     assert "one after the other" in json.loads(told.output)["notes"][0]
 
 
+def test_a_comparison_says_eager_or_compiled(write_sweep: Callable[..., Path]) -> None:
+    eager, compiled = write_sweep("a", compiled=False), write_sweep("b", compiled=True)
+    told = run(compare_command.command, eager, compiled, "--json")
+    assert json.loads(told.output)["notes"] == [f"{eager}: eager; {compiled}: compiled"]
+    assert "note: both sides: compiled" in run(compare_command.command, compiled, compiled).output
+
+
 def test_github_benchmark_has_the_newer_sides_figures(write_sweep: Callable[..., Path]) -> None:
     told = run(compare_command.command, write_sweep("a"), write_sweep("b"), "--format", "github-benchmark")
     rows = {row["name"]: row for row in json.loads(told.output)}

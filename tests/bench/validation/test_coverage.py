@@ -93,7 +93,7 @@ def test_it_is_told_as_table_page_and_json(tmp_path: Path) -> None:
     assert "| source | someone | 1 | 42.9% | 42.9% | +42.9% | 0 of 1 |" in text
     assert "700.0 | step time +42.9% | 6" in text
     assert ", outside |" in text
-    assert "| someone | three | out of memory | oom |" in text
+    assert "| someone | three | eager | out of memory | oom |" in text
     record = as_dict(predictions, [], judged=judged)
     assert [g["name"] for g in record["groups"] if g["by"] == "source"] == ["someone", "llm-foundry"]
     assert record["cases"][1]["figures"][0]["inside"] is False

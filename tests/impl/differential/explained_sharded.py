@@ -60,6 +60,12 @@ SHARDED: list[Explanation] = [
         and not flat(s),
     ),
     Explanation(
+        "reset_iter_state with torch before 2.13",
+        "it does not have the method",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: refused(s, "has no attribute 'reset_iter_state'"),
+    ),
+    Explanation(
         "reset_iter_state before the first forward",
         "nothing to do for ours; torch's state is not there yet (AttributeError)",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",

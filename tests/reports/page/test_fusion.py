@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.reports.page import findings, load_run
-from fsdpbench.reports.page.ranking import rank, varying_settings
+from fsdpbench.reports.page.ranking import rank, short_label, varying_settings
 from fsdpbench.reports.page.tables.fusion import fusion_table
 
 
@@ -50,6 +50,14 @@ def compile_first(run: Path) -> tuple[Path, Path]:
     names = sorted(path.parent.name for path in run.glob("*/config.json"))
     (run / "sweep.toml").write_text(f'schema = 1\nmodel = "gpt-2.8b"\npoints = {json.dumps(names)}\n')
     return first, twin
+
+
+def test_charts_name_eager_and_compiled(eager: Path) -> None:
+    first, twin = compile_first(eager)
+    rows = {row.folder.name: row for row in load_run(eager).configurations}
+    labels = [short_label(rows[folder.name], ["wrap", "compile"]) for folder in (first, twin)]
+    assert [label.split(" · ")[-1] for label in labels] == ["eager", "compiled"]
+    assert short_label(rows[twin.name], ["wrap"]).endswith(" · compiled")
 
 
 def test_an_eager_sweep_says_that_compiling_was_not_tried(eager: Path) -> None:
