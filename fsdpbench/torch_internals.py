@@ -135,6 +135,7 @@ INTERNALS = {
         "torch.distributed.fsdp._fully_shard._fsdp_common",
         "expert parallelism beside torch's fully_shard (parameters with a mesh of their own)",
     ),
+    "symmetric_memory": Internal("torch.distributed._symmetric_memory", "gathers by copy engines, simulated"),
     "get_sequence_nr": Internal(
         "torch._C._autograd:_get_sequence_nr", "the forward operator of what backward does"
     ),
@@ -204,6 +205,10 @@ INTERNALS = {
     "ShortenTraceback": Internal("torch._dynamo.exc:ShortenTraceback", _COMPILER),
     "exceeds_recompile_limit": Internal(
         "torch._dynamo.convert_frame:exceeds_recompile_limit", "telling what Dynamo gave up to compile"
+    ),
+    "dynamo_function_name": Internal(
+        "torch._dynamo.symbolic_convert:get_funcname",
+        "tracing without reading the sources of all that is traced",
     ),
     "dynamo_output_codes": Internal("torch._dynamo.convert_frame:output_codes", _COMPILER),
     "dynamo_torch_variables": Internal(

@@ -26,6 +26,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import Degrees
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Captures, Device, HasTrainer, Placement, TellsTraffic
+from fsdpbench.errors import BenchError
 from fsdpbench.files.reading import read_json_object
 from fsdpbench.measuring.soak import ShapedBatches, Soak, mean_flops, mean_tokens, shapes_of
 from fsdpbench.measuring.training import Batch, TrainingLoop
@@ -36,6 +37,7 @@ from fsdpbench.systems import BuildContext, get_system, software_of
 from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.workloads import Workload
+from fsdpbench.workloads.decoder.capacity import HasBuffers
 
 _MOST_OF_MEMORY = 0.4
 """Above this share of a GPU's memory the whole model is not built on it, but materialised after sharding."""
@@ -102,8 +104,22 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     record.losses = [v for v in values if v is not None] or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
     record.compilation = getattr(device, "compilation", None)
+    require_compiled(config, record)
     record.unread_settings = unread_settings(loop.system, loop.config) or None
     record.graph = getattr(device, "graph", None)
+
+
+def require_compiled(config: Config, record: RankRecord) -> None:
+    """Raises `BenchError` where all was to be compiled and nothing was: the eager program would stand under
+    the name of the compiled one."""
+    found = record.compilation
+    if not config.settings.compile or found is None or found["graphs"]:
+        return
+    breaks = ", ".join(f"{reason} ({count}x)" for reason, count in found["graph_breaks"].items())
+    raise BenchError(
+        f"compile=true compiled no graph of the units (wrap={config.settings.wrap})"
+        f"{f': {breaks}' if breaks else ''}; take wrap=block, or leave compile out"
+    )
 
 
 def _soak(
@@ -130,6 +146,8 @@ def _soak(
     device.settle()
     soak = Soak(config.soak, shapes)
     record.soak = soak.record
+    if config.soak.lengths is not None:
+        record.buffer_rows = None  # it is another number in each step
     record.step_times_s = soak.run(device, loop, batches)
     record.memory_per_step = soak.memory_per_step()
     record.losses = losses or None
@@ -152,6 +170,12 @@ def _maker_of_batches(
     return make
 
 
+def _buffer_rows(workload: Workload, tokens: int, forwards: int) -> dict[str, float] | None:
+    """Of a rank's step: what a capacity drops and computes for nothing."""
+    rows = workload.buffer_rows(tokens) if isinstance(workload, HasBuffers) else None
+    return None if rows is None else {name: forwards * n for name, n in rows._asdict().items()}
+
+
 def _trace(steps: int, device: Device, loop: TrainingLoop, record: RankRecord, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with device.trace(path) as tracer:
@@ -170,6 +194,7 @@ def _fill_constants(config: Config, workload: Workload, device: Device, record: 
         "model": float(flops.model * settings.grad_accum) / group,
         "hardware": float(flops.hardware * settings.grad_accum) / group,
     }
+    record.buffer_rows = _buffer_rows(workload, settings.batch * (seq or 0) // group, settings.grad_accum)
     record.samples_per_step = _share(settings.batch * settings.grad_accum, group)
     tokens = workload.tokens(settings.batch, seq)
     record.tokens_per_step = None if tokens is None else _share(tokens * settings.grad_accum, group)

@@ -30,13 +30,15 @@ class BlockFlops:
     Fields: `products`: of each product with weights, in the order in which they run; `attention`: products
     of activations with each other; `ends_needed`: backward needs what the last product gave (a norm or
     dropout follows it), so a recomputation has to make it again; `batched`: products with the weights of
-    several experts at the same time, which checkpointing by operator keeps, as it keeps attention's.
+    several experts at the same time, which checkpointing by operator keeps, as it keeps attention's; `empty`:
+    of these, what is computed for places of buffers that hold no row.
     """
 
     products: tuple[int, ...]
     attention: int = 0
     ends_needed: bool = False
     batched: int = 0
+    empty: int = 0
 
     @property
     def total(self) -> int:
@@ -59,23 +61,25 @@ class ForwardFlops:
     """A model's forward pass over one microbatch.
 
     Fields: `stacks`: the blocks, in stacks that checkpointing counts one by one; `rest`: what is outside of
-    them; `first`: of all, products whose input needs no gradient; `frozen`: products whose weight needs none.
+    them; `first`: of all, products whose input needs no gradient; `frozen`: products whose weight needs none;
+    `empty`: forward and backward of places of experts' buffers that hold no row, which no model needs.
     """
 
     stacks: Sequence[Sequence[BlockFlops]]
     rest: int
     first: int = 0
     frozen: int = 0
+    empty: int = 0
 
     def training(self, checkpointing: ActivationCheckpointing, in_full: bool = False) -> Flops:
         """Forward and backward pass. `in_full`: checkpoints recompute also what backward does not need, as
         they did before torch 2.1, and as formulas for HFU have it."""
         forward = sum(block.total for stack in self.stacks for block in stack) + self.rest
-        model = 3 * forward - self.first - self.frozen
+        computed = 3 * forward - self.first - self.frozen
         again = sum(
             block.recomputed(checkpointing, in_full)
             for stack in self.stacks
             for index, block in enumerate(stack)
             if checkpointing.applies_to(index)
         )
-        return Flops(model=model, hardware=model + again)
+        return Flops(model=computed - self.empty, hardware=computed + again)

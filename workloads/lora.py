@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads.base import TRAINING_BYTES, Batch, Workload
+from fsdpbench.workloads.decoder.capacity import BufferRows, HasBuffers
 from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.four_bit import FourBitProjection, block_of, four_bit_linear, reset_packed
@@ -225,14 +226,18 @@ class LoraWorkload(Workload):
         """The plain model's and the adapters', with what needs no gradient distinguished."""
         plain = self._base.forward_flops(batch, seq)
         (blocks,) = plain.stacks
-        adapted, frozen, first = [], plain.rest, 0
+        adapted, frozen, first, empty = [], plain.rest, 0, 0
         parallel = bool(self.shape.get("parallel"))
         learns = False  # whether what flows into the block depends on an adapter
         for layer, block in enumerate(blocks):
             walk = _Walk(self._lora, parallel, learns)
             adapted.append(walk.block(block, self._products.products(layer)))
             learns, frozen, first = walk.learns, frozen + walk.frozen, first + walk.first
-        return ForwardFlops([adapted], rest=plain.rest, first=first, frozen=frozen)
+            empty += block.empty * (2 if learns else 1)  # forward, and the gradient of the input
+        return ForwardFlops([adapted], rest=plain.rest, first=first, frozen=frozen, empty=empty)
+
+    def buffer_rows(self, tokens: int) -> BufferRows | None:
+        return self._base.buffer_rows(tokens) if isinstance(self._base, HasBuffers) else None
 
 
 class _Walk:
@@ -259,7 +264,11 @@ class _Walk:
         self.frozen += others
         self.first += 0 if self.learns else others
         return BlockFlops(
-            (*found, *experts), block.attention, ends_needed=block.ends_needed, batched=block.batched
+            (*found, *experts),
+            block.attention,
+            ends_needed=block.ends_needed,
+            batched=block.batched,
+            empty=block.empty,
         )
 
     def _product(self, product: Product, flops: int, reading: bool) -> list[int]:

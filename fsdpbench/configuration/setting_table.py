@@ -139,6 +139,14 @@ TABLE: tuple[Setting, ...] = (
         words_or({"auto": None, "none": None}, one_of("grouped", "packed")),
     ),
     Setting(
+        "symmetric_memory",
+        False,
+        "true, false",
+        "Gather parameters in symmetric memory, by copy engines (`set_symm_mem_for_comm`; inside a node).",
+        "Not all GPUs and networks have it; what it saves is contention with computation.",
+        flag,
+    ),
+    Setting(
         "param_dtype",
         "bf16",
         "bf16, fp16, fp32",

@@ -29,7 +29,7 @@ _NEWER = frozenset(
         "lora_base",
         "lora_targets",
     }
-    | {"optimizer_dtype", "tp", "cp", "ep"}
+    | {"symmetric_memory", "optimizer_dtype", "tp", "cp", "ep"}
 )
 """Settings that older records lack; what they ran is the default."""
 
@@ -53,6 +53,7 @@ class Settings:
     limit_all_gathers: int | str | None
     memory_handover: str | None
     layout: str | None
+    symmetric_memory: bool
     param_dtype: str
     reduce_dtype: str | None
     buffer_dtype: str | None

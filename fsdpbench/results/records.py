@@ -27,6 +27,7 @@ OPTIONAL = (
     "memory_traffic",
     "soak",
     "graph",
+    "buffer_rows",
     "unread_settings",
 )
 """What a record holds only where there is something to say."""
@@ -93,6 +94,9 @@ class RankRecord:
     """Of a script with loaders: what a batch takes the host, seconds, and batches a step."""
     soak: dict[str, Any] | None = None
     """Of a soak: memory over its steps (docs/lengths.md)."""
+
+    buffer_rows: dict[str, float] | None = None
+    """Of experts with a capacity, a step: rows `sent` to them, `dropped` of these, and `empty` places."""
 
     graph: dict[str, Any] | None = None
     """Of a step captured as one CUDA graph (simulated, estimated): launches, streams, warm-up, replays."""

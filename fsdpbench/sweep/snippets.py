@@ -102,9 +102,20 @@ def _fully_shard(config: Config, source: str, own: list[str], offload: str) -> s
         *_units(config),
         *_shard_units(f"{reshard}", keep_last=settings.keep_last_unsharded),
         "    fully_shard(model, **settings)",
+        *_symmetric(config),
         "    return model",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _symmetric(config: Config) -> list[str]:
+    if not config.settings.symmetric_memory:
+        return []
+    return [
+        "    for module in model.modules():  # with NCCL_CTA_POLICY=2 in the environment",
+        '        if hasattr(module, "set_symm_mem_for_comm"):',
+        "            module.set_symm_mem_for_comm()",
+    ]
 
 
 def _shard_units(reshard: str, *, keep_last: bool) -> list[str]:

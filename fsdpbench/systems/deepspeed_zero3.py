@@ -39,6 +39,7 @@ class DeepSpeedZero3(System):
         "limit_all_gathers": "ZeRO-3 bounds what is gathered by elements (stage3_max_live_parameters)",
         "memory_handover": "ZeRO-3 passes memory in its own way",
         "layout": "ZeRO-3 lays parameters out in its own way",
+        "symmetric_memory": "it belongs to fully_shard (set_symm_mem_for_comm)",
         "keep_last_unsharded": "ZeRO-3 decides by size what stays gathered",
         "activation_offload": "the bench offloads activations of FSDP's units",
         "optimizer_dtype": "the bench gives ZeRO-3 torch's own AdamW",

@@ -32,6 +32,7 @@ class _FlatParameterSystem(System):
 
     _absent_always: ClassVar[dict[str, str]] = {
         "layout": "a flat parameter is gathered in one piece, without copies",
+        "symmetric_memory": "FSDP1 has no set_symm_mem_for_comm: use FSDP2",
         "reshard_after_forward": "FSDP1 says it by its strategy",
     }
 

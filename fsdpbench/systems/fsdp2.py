@@ -17,6 +17,7 @@ from fsdpbench.systems.base import BuildContext, System, materialise, refuse_com
 from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallelise, refuse_parallel
 from fsdpbench.systems.parallel.experts import placement_of_experts
+from fsdpbench.systems.symmetric import refuse_symmetric_memory, use_symmetric_memory
 from fsdpbench.systems.wrapping import select_units
 
 _CONTEXT_MESH = "_fsdpbench_context_mesh"
@@ -59,6 +60,7 @@ class _FullyShardSystem(System):
             self._fully_shard(unit, context, **arguments, **kept)
         # The root keeps its parameters after forward unless told otherwise: backward needs them first.
         self._fully_shard(model, context, **arguments)
+        use_symmetric_memory([*units, model], config)
         if meshes.experts is not None:
             _average_over_all([*units, model], Degrees.of(config), meshes, context.device)
         if meshes.context is not None:
@@ -94,6 +96,7 @@ class _FullyShardSystem(System):
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused = refuse_common(config) | refuse_parallel(config)
+        refused |= refuse_symmetric_memory(config, shard_size_of(config))
         raf, ranks = config.settings.reshard_after_forward, Degrees.of(config).sharding
         if isinstance(raf, int) and not isinstance(raf, bool) and ranks % raf:
             refused["reshard_after_forward"] = f"{ranks} ranks cannot be divided into groups of {raf}"

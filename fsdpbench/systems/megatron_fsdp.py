@@ -39,6 +39,7 @@ class MegatronFsdp(System):
         "limit_all_gathers": _BY_SIZE,
         "memory_handover": "Megatron-FSDP passes memory in its own way",
         "layout": "Megatron-FSDP lays parameters out in its own way",
+        "symmetric_memory": "it belongs to fully_shard (set_symm_mem_for_comm)",
         "keep_last_unsharded": "Megatron-FSDP decides by size what stays gathered",
         "activation_offload": "the bench offloads activations of FSDP's units",
         "optimizer_dtype": "the bench gives Megatron-FSDP torch's own AdamW",

@@ -25,6 +25,7 @@ NO_SHARDING = {
     "limit_all_gathers": _NO_UNITS,
     "memory_handover": _NO_UNITS,
     "layout": _NO_UNITS,
+    "symmetric_memory": _NO_UNITS,
     "activation_offload": _NO_UNITS,
     "keep_last_unsharded": _NO_UNITS,
     "reduce_dtype": "gradients are fp32 under autocast",

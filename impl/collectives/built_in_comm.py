@@ -42,7 +42,7 @@ class _Symmetric:
         dist.barrier(group=group)  # the communicator has to exist before memory is registered with it
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        with torch.cuda.use_mem_pool(self._symmetric.get_mem_pool(device)):
+        with torch.get_device_module(device).use_mem_pool(self._symmetric.get_mem_pool(device)):
             return torch.empty(*size, dtype=dtype, device=device)
 
     def register(self, *tensors: torch.Tensor) -> None:

@@ -218,11 +218,11 @@ class FSDPModule:
 
         Raises:
             AssertionError: the collectives are the user's own, who allocates for them.
-            RuntimeError: the device is not a CUDA device.
+            RuntimeError: the device is the CPU.
         """
         for unit in self._units(recurse):
             _refuse_custom(unit, "set_symm_mem_for_comm")
-            if unit.device.type != "cuda":
+            if unit.device.type == "cpu":
                 raise RuntimeError(
                     f"set_symm_mem_for_comm needs CUDA devices and {backend}, but unit '{unit.name}' is on "
                     f"{unit.device}"

@@ -28,7 +28,30 @@ class BackwardHooks(Protocol):
 
 
 class Boundary(torch.autograd.Function):
-    """The inputs of a stage pass through it unchanged; in backward it tells that all inside is done."""
+    """The inputs of a stage pass through it unchanged; in backward it tells that all inside is done.
+
+    Without ``setup_context``, for which torch inspects the signature of ``forward`` at each call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hooks: BackwardHooks, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.hooks = hooks
+        ctx.set_materialize_grads(False)
+        return tensors
+
+    @staticmethod
+    def jvp(ctx: Any, _: object, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tangents
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        with outside_transforms() if in_transform() else NOTHING:
+            ctx.hooks.post_backward()
+        return (None, *gradients)
+
+
+class TransformedBoundary(torch.autograd.Function):
+    """The same inside of ``torch.func``."""
 
     generate_vmap_rule = True
 
@@ -47,9 +70,7 @@ class Boundary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        with outside_transforms() if in_transform() else NOTHING:
-            ctx.hooks.post_backward()
-        return (None, *gradients)
+        return Boundary.backward(ctx, *gradients)
 
 
 class Output(torch.autograd.Function):

@@ -153,6 +153,8 @@ class Gathering:
                 self._gathered.tensor, source, group, not streams.has_streams, custom
             )
             self._event = streams.all_gather.record()
+        if custom is not None:
+            self._own_part = None  # a part of memory that is dropped after the copy out
         if copy is not None and not in_place and streams.has_streams:
             streams.all_gather.keep(source)
             copy.free()

@@ -52,6 +52,11 @@ class GradientState:
     held_back: bool = False
     """Whether backward passes that are over left gradients here that are not reduced, or not on all ranks."""
 
+    @property
+    def replaced(self) -> bool:
+        """Whether something else than the backend reduces, or has memory of its own for it."""
+        return self.comm_hook is not None or self.reduce_scatter is not None
+
     def drop(self, unsharded: Sequence[nn.Parameter]) -> None:
         """Forget what was not reduced yet, at the unit's ``unsharded`` parameters too."""
         self.accumulated.clear()

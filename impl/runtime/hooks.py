@@ -27,7 +27,7 @@ from torch import nn
 from ..shared.annotations import NOTHING, span
 from ..shared.pytree import caster, collect_grad_tensors, map_tensors, mover
 from ..shared.settings import ScheduleSettings
-from .boundary import Boundary, Output, in_transform, outside_transforms, warn_of_view
+from .boundary import Boundary, Output, TransformedBoundary, in_transform, outside_transforms, warn_of_view
 from .stage import Stage, StageState, stage_of
 from .tree import Runtime, build_runtime, in_backward
 from .unit import Unit
@@ -133,7 +133,8 @@ class HookedStage(Stage):
             collect_grad_tensors(kwargs, inputs)
         if not inputs:
             return args, kwargs
-        passed: Iterator[torch.Tensor] = iter(Boundary.apply(self, *inputs))
+        boundary = TransformedBoundary if in_transform() else Boundary
+        passed: Iterator[torch.Tensor] = iter(boundary.apply(self, *inputs))
 
         def replace(tensor: torch.Tensor) -> torch.Tensor:
             return next(passed) if tensor.requires_grad else tensor

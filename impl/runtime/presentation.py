@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..shared.torch_internals import current_graph_task_id
 from .gradient_state import GradientState
 
 
@@ -137,7 +138,8 @@ class ShownInPlace:
     def show_unsharded(self) -> None:
         for registry, name, parameter in self._show_unsharded:
             registry[name] = parameter
-        if self.follows_freezing:
+        # In backward nothing is frozen or thawed: a recomputation has to see what forward saw.
+        if self.follows_freezing and current_graph_task_id() == -1:
             for sharded, unsharded in zip(self.sharded, self._unsharded, strict=True):
                 if sharded.requires_grad != unsharded.requires_grad:
                     unsharded.requires_grad_(sharded.requires_grad)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,9 +24,26 @@ def capacity_of(shape: DecoderShape, tokens: int) -> int:
     return min(tokens, math.ceil(share))
 
 
-def dropped_rows(loads: list[int], capacity: int) -> int:
-    """How many of the experts' rows are above `capacity`."""
-    return sum(max(0, load - capacity) for load in loads)
+class BufferRows(NamedTuple):
+    """Rows that are sent to experts, those of them that are dropped, and empty places that are computed."""
+
+    sent: int
+    dropped: int
+    empty: int
+
+
+def buffer_rows_of(loads: list[int], capacity: int) -> BufferRows:
+    """What becomes of the rows of one forward of a layer."""
+    sent, dropped = sum(loads), sum(max(0, load - capacity) for load in loads)
+    return BufferRows(sent, dropped, capacity * len(loads) - (sent - dropped))
+
+
+@runtime_checkable
+class HasBuffers(Protocol):
+    """A workload whose experts may have buffers of a capacity."""
+
+    def buffer_rows(self, tokens: int) -> BufferRows | None:
+        """Of one forward over so many tokens, all layers together; None without a capacity."""
 
 
 class Buffers:

@@ -1,8 +1,8 @@
 """A decoder of one shape as a workload: its parameters and FLOPs by formula.
 
 FLOPs as for the other families: 2 a token and weight of each product that it passes through (of the experts,
-those it is sent to; with a capacity, all places of the buffers), and attention in full although it is causal
-or sees a window.
+those it is sent to; with a capacity, all places of the buffers, of which the model needs those with a row),
+and attention in full although it is causal or sees a window.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
-from fsdpbench.workloads.decoder.capacity import capacity_of
+from fsdpbench.workloads.decoder.capacity import BufferRows, buffer_rows_of, capacity_of
 from fsdpbench.workloads.decoder.experts import expert_loads
 from fsdpbench.workloads.decoder.model import Decoder, DecoderBlock
 from fsdpbench.workloads.decoder.norms import norm_parameters
@@ -129,24 +129,34 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         s, seq = self._shape, self.resolve_seq(seq)
         tokens = batch * seq
         blocks = [self._block_flops(layer, tokens, seq) for layer in range(s.layers)]
-        return ForwardFlops([blocks], rest=2 * tokens * s.vocab * s.d_model)
+        empty = 3 * sum(block.empty for block in blocks)
+        return ForwardFlops([blocks], rest=2 * tokens * s.vocab * s.d_model, empty=empty)
+
+    def buffer_rows(self, tokens: int) -> BufferRows | None:
+        s = self._shape
+        if not s.capacity:
+            return None
+        mixtures = [layer for layer in range(s.layers) if s.is_mixture(layer)]
+        each = [buffer_rows_of(expert_loads(s, tokens, layer), capacity_of(s, tokens)) for layer in mixtures]
+        return BufferRows(*map(sum, zip(*each, strict=True))) if each else None
 
     def _block_flops(self, layer: int, tokens: int, seq: int) -> BlockFlops:
         s = self._shape
         products = [2 * tokens * p.inputs * p.outputs for p in self.products(layer)]
-        batched, mixture = 0, s.is_mixture(layer)
+        batched, empty, mixture = 0, 0, s.is_mixture(layer)
         if mixture:
             loads = expert_loads(s, tokens, layer)
-            if s.capacity:
-                loads = [capacity_of(s, tokens)] * s.experts
             a_row = 2 * s.d_model * s.expert_d_ff
+            if s.capacity:
+                rows = buffer_rows_of(loads, capacity_of(s, tokens))
+                loads, empty = [capacity_of(s, tokens)] * s.experts, 3 * a_row * rows.empty
             if len(set(loads)) == 1:
                 batched = 3 * a_row * sum(loads)
             else:
                 products += [part for load in loads if load for part in (2 * a_row * load, a_row * load)]
         needed = mixture or s.post_norms or s.residual_dropout > 0
         attention = 4 * tokens * s.query_width * seq
-        return BlockFlops(tuple(products), attention, ends_needed=needed, batched=batched)
+        return BlockFlops(tuple(products), attention, ends_needed=needed, batched=batched, empty=empty)
 
 
 def _in_mixture(name: str) -> str:

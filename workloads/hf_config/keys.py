@@ -14,24 +14,24 @@ _SHOWN = 60
 # What generation, checkpoints, heads of other tasks and the library itself need: nothing of the model's own.
 # fmt: off
 HARMLESS = frozenset((
-    "_attn_implementation_autoset", "_name_or_path", "add_cross_attention", "architectures",
-    "attn_implementation", "auto_map", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
-    "cache_implementation", "chunk_size_feed_forward", "classifier_dropout",
-    "cross_attention_hidden_size", "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype",
-    "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
-    "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label",
-    "initializer_factor", "initializer_range", "is_decoder", "is_encoder_decoder", "is_llama_config",
-    "label2id", "length_penalty", "max_length", "min_length", "mlp_implementation", "model_type",
-    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions",
-    "output_hidden_states", "output_past", "output_scores", "pad_token_id", "prefix", "pretraining_tp",
-    "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
-    "return_dict_in_generate", "router_aux_loss_coef", "sep_token_id", "suppress_tokens",
-    "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class",
-    "top_k", "top_p", "torch_dtype", "torchscript", "transformers_version", "typical_p", "unsloth_fixed",
-    "unsloth_version", "use_bfloat16", "use_cache", "use_return_dict",
+    "_attn_implementation_autoset", "_name_or_path", "add_cross_attention", "attn_implementation",
+    "auto_map", "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "cache_implementation",
+    "chunk_size_feed_forward", "classifier_dropout", "cross_attention_hidden_size",
+    "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
+    "encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty",
+    "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing",
+    "id2label", "initializer_factor", "initializer_range", "is_decoder", "is_encoder_decoder",
+    "is_llama_config", "label2id", "length_penalty", "max_length", "min_length", "mlp_implementation",
+    "model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+    "output_past", "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
+    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate",
+    "router_aux_loss_coef", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
+    "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "transformers_version",
+    "typical_p", "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache", "use_return_dict",
 ))
 # fmt: on
 _EMPTY_IS_NONE = ("pruned_heads",)
+_WITH_LANGUAGE_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class Keys:
@@ -117,6 +117,7 @@ class Keys:
 
     def finish(self) -> None:
         """Refuse the first key that was not read and that may change the model."""
+        self._check_head()
         for key, value in self._config.items():
             if key in self._read or key in HARMLESS or value is None or value is False:
                 continue
@@ -124,12 +125,30 @@ class Keys:
                 continue
             raise self.refusal(key, value)
 
+    def _check_head(self) -> None:
+        """`architectures` names the class of the checkpoint: one without a language head is another model."""
+        names = self.raw("architectures") or []
+        if not isinstance(names, list):
+            raise self.misfit("architectures", names, "a list of names")
+        for name in names:
+            if not str(name).endswith(_WITH_LANGUAGE_HEAD):
+                raise ShapeError(
+                    f"key architectures is {_shown(names)}: a model without its language head, or with "
+                    "another one, is not built. Remove the key to build the language model of the other keys"
+                )
+
     def misfit(self, key: str, value: Any, wanted: str) -> ShapeError:
         """The error of a value that is of another kind."""
         return ShapeError(f"key {key} is {_shown(value)}: it must be {wanted}")
 
     def refusal(self, key: str, value: Any) -> ShapeError:
         """The error of a part of a model that is not built."""
+        if key == "quantization_config":
+            return ShapeError(
+                f"key {key} is {_shown(value)}: weights in few bits are not trained as the checkpoint has "
+                "them. Remove the key to train the model that it was made of; --lora 16 --lora-base 4bit "
+                "freezes linear layers in 4 bits"
+            )
         return ShapeError(
             f"key {key} is {_shown(value)}: this may change the model, and is not built for model_type "
             f"{self.model_type}. Remove the key if the model is the same without it"

@@ -82,6 +82,7 @@ def _t5(keys: Keys, defaults: Values) -> Values:
     decoder_layers = keys.whole("num_decoder_layers", layers)
     if decoder_layers != layers:
         raise keys.misfit("num_decoder_layers", decoder_layers, f"what num_layers is, {layers}")
+    keys.must_be("is_encoder_decoder", True, None)
     keys.must_be("relative_attention_max_distance", 128)
     keys.must_be("layer_norm_epsilon", 1e-6)
     tied = keys.flag("tie_word_embeddings", defaults["tie_word_embeddings"])

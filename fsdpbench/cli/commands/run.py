@@ -26,6 +26,7 @@ from fsdpbench.cli.requests.options import (
 )
 from fsdpbench.cli.requests.script_request import script_config, script_options
 from fsdpbench.cli.requests.soak_options import soak_notes, soak_options, with_soak
+from fsdpbench.cli.terminal.buffer_notes import buffer_notes
 from fsdpbench.cli.terminal.sanitizer_notes import sanitizer_notes
 from fsdpbench.cli.terminal.script_notes import script_notes
 from fsdpbench.cli.values import PossiblePath
@@ -94,7 +95,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
             advice = _advice(config, result)
     else:
         result = _run_model(assignments, options)
-    for line in soak_notes(result):
+    for line in (*buffer_notes(result), *soak_notes(result)):
         tell(one_line(line))
     for line in sanitizer_notes(result, terminal_width()):
         tell(one_line(line))

@@ -18,7 +18,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.results.residuals.differences import apart
 from fsdpbench.results.residuals.table import Condition, Quantity, read_table
-from fsdpbench.results.residuals.widths import LEVEL, Unknown, width_of
+from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, is_beyond, width_of
 from fsdpbench.sim.hardware.profile import ProfileError, load_profile, profile_layers
 from fsdpbench.sim.software import CURRENT, load_software
 
@@ -49,7 +49,8 @@ def interval_of(config: Config, result: Mapping[str, Any]) -> dict[str, Any] | N
     memory, risky = _memory(config, peaks, unknown)
     retries = bool(result.get("alloc_retries_per_step"))
     full = [Unknown.MEMORY] if retries else [Unknown.NEARLY_FULL] if risky else []
-    time = width_of(Quantity.TIME, [*unknown, *full], bool(config.settings.compile))
+    time = width_of(Quantity.TIME, [*unknown, *full], bool(config.settings.compile)).with_gpus(config.gpus)
+    because = [reason.value for reason in time.because] + [MORE_GPUS] * is_beyond(config.gpus)
     low, high = time.around(step)
     return {
         "level": LEVEL,
@@ -59,7 +60,7 @@ def interval_of(config: Config, result: Mapping[str, Any]) -> dict[str, Any] | N
         },
         "peak_memory_bytes": memory,
         "risky": risky or retries,
-        "because": [reason.value for reason in time.because],
+        "because": because,
         "runs": time.runs,
         "apart": math.expm1(apart()),
     }
@@ -91,6 +92,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
         or config.settings.optimizer_dtype is not None
         or config.settings.activation_offload
         or config.settings.graph != "none"
+        or config.settings.symmetric_memory
     ):
         found.append(Unknown.MODEL)
     return tuple(found)

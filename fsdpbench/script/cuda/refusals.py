@@ -40,7 +40,6 @@ _REFUSED: tuple[tuple[str, str], ...] = (
     ("torch.utils.cpp_extension.load", CUDA_CODE),
     ("torch.utils.cpp_extension.load_inline", CUDA_CODE),
     ("torch.cuda.MemPool", _ALLOCATOR),
-    ("torch.cuda.use_mem_pool", _ALLOCATOR),
     ("torch.cuda.memory.CUDAPluggableAllocator", _ALLOCATOR),
     ("torch.cuda.set_per_process_memory_fraction", "use a hardware profile with less memory (--hardware)"),
     ("torch.cuda.caching_allocator_alloc", _ALLOCATOR),

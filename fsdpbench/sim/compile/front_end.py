@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -46,6 +47,9 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         use_real_dynamo()
         importlib.import_module(_LOWERING)
         patch("exceeds_recompile_limit", _noticing_limit)
+        if "TORCH_LOGS" not in os.environ:
+            # Of lines in logs alone, for which Dynamo takes each file apart: a quarter of a warm trace.
+            patch("dynamo_function_name", lambda original: _no_name)
         patch("compile_fx", functools.partial(_compile_by_device, around))
         importlib.import_module(_RANDOM_NUMBERS).install_random_numbers()
         check_code_on_disk()
@@ -76,6 +80,10 @@ def _hide_the_simulator() -> None:
     where an eager operator calls them. A GPU's are not frames of Python; these are to be none."""
     trace_rules.add("fsdpbench.sim")
     trace_rules.add("fsdpbench.torch_internals")
+
+
+def _no_name(filename: str, lineno: int) -> None:
+    """The function that a line is of: not known."""
 
 
 def _noticing_limit(original: Callable[..., Any]) -> Callable[..., Any]:

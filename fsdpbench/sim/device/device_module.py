@@ -13,6 +13,7 @@ from fsdpbench.sim.device.memory_functions import MemoryFunctions
 from fsdpbench.sim.device.memory_history import MemoryModule
 from fsdpbench.sim.device.random_numbers import RandomNumbers
 from fsdpbench.sim.device.streams import Event, Stream, StreamContext, switch_to
+from fsdpbench.sim.distributed.symmetric import use_pool
 from fsdpbench.sim.timing.timeline import DEFAULT_STREAM
 
 # Compute capability by a word of the profile's title; other titles are taken for an A100.
@@ -57,6 +58,7 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
         self.StreamContext = StreamContext
         self.OutOfMemoryError = torch.OutOfMemoryError
         self.memory = MemoryModule()
+        self.use_mem_pool = use_pool
 
     # ------------------------------------------------------------------------------------- devices
 

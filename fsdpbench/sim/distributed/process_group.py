@@ -30,6 +30,7 @@ from fsdpbench.sim.distributed import grouping
 from fsdpbench.sim.distributed.collective_calls import CollectiveCalls
 from fsdpbench.sim.distributed.collective_work import CollectiveRecord, CollectiveWork
 from fsdpbench.sim.distributed.membership import collective_ranks, total_bytes
+from fsdpbench.sim.distributed.symmetric import gathers_by_copy_engines
 from fsdpbench.sim.operators.known_values import follow_collective
 from fsdpbench.sim.replay.log import RecordedTimeline
 from fsdpbench.sim.tensors.creation import is_on_device, new_tensor
@@ -171,7 +172,9 @@ class SimProcessGroup(CollectiveCalls):
             )
             accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched)
         traffic = accelerator.network.traffic_permille(kind, nbytes, self._ranks, uneven=uneven)
-        timeline.launch(stream, WorkKind.COLLECTIVE, duration, payload, traffic)
+        by_copy_engines = gathers_by_copy_engines(kind, outputs, self._ranks, accelerator.network)
+        work = WorkKind.COPY if by_copy_engines else WorkKind.COLLECTIVE
+        timeline.launch(stream, work, duration, payload, traffic)
         self._last = timeline.record(stream)
 
     def run_list(

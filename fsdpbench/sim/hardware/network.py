@@ -81,6 +81,10 @@ class Network:
         share = self._wire(kind, nbytes, size) / seconds / self._fullest
         return min(1000, round(1000 * share))
 
+    def nodes_of(self, ranks: Sequence[int]) -> int:
+        """How many nodes `ranks` are on."""
+        return self._shape(ranks)[1]
+
     def _shape(self, ranks: Sequence[int]) -> tuple[int, int]:
         """Number of ranks and of nodes they are on; a range is not walked through."""
         size, per_node = len(ranks), self.gpus_per_node

@@ -210,7 +210,8 @@ class NvlinkProfile:
     """Collectives inside a node; the model is described in `fsdpbench.sim.hardware.network`.
 
     Curves hold for ``curve_ranks`` GPUs; n of them reach ``(n / curve_ranks) ** ranks_exponent`` of it.
-    ``peak_gb_s`` bounds what a ring through many nodes carries inside each.
+    ``peak_gb_s`` bounds what a ring through many nodes carries inside each. ``copy_engine_gathers``: whether
+    copy engines can gather in symmetric memory; they take as long, and do not slow computation.
     """
 
     base_us: float
@@ -221,6 +222,7 @@ class NvlinkProfile:
     all_gather: LinkCurve
     reduce_scatter: LinkCurve
     all_reduce: LinkCurve
+    copy_engine_gathers: bool = False
 
     def __post_init__(self) -> None:
         _require_positive(self, "nvlink", "peak_gb_s", "curve_ranks")

@@ -25,10 +25,11 @@ import torch
 import torch.distributed as dist
 
 from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.operators.choices import choice_of, followed_choice, mark
 from fsdpbench.sim.strict.indices import INDEXING, known_bounds, refuse_out_of_range
 from fsdpbench.sim.strict.words import bind, packet_of
 from fsdpbench.sim.tensors.creation import is_on_device
-from fsdpbench.sim.tensors.storage import Known, forget, record_of
+from fsdpbench.sim.tensors.storage import Choice, Known, forget, record_of
 
 Number = float | int | bool | complex
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -62,8 +63,9 @@ def learn(tensor: torch.Tensor, value: Number | torch.Tensor, *, assumed: bool) 
     if tensor.numel() * tensor.element_size() < record.nbytes:
         forget(record)
         return
-    if record.known is None:
+    if record.known is None and record.choice is None:
         ACCELERATOR.known_values += 1
+    record.choice = None
     record.known = Known(torch.as_tensor(value).detach().to(tensor.dtype).reshape(1), assumed)
 
 
@@ -118,6 +120,37 @@ def compare(name: str, first: torch.Tensor, second: Any) -> bool | None:
 def follow(operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
     """What is known of the results of an operator, once something is known of a tensor that it took."""
     taken = [tensor for tensor in _tensors((*args, *kwargs.values())) if is_on_device(tensor)]
+    _follow_known(operator, args, kwargs, result, taken)
+    choices = [choice_of(tensor) for tensor in taken]
+    if any(choice is not None for choice in choices):
+        results = [tensor for tensor in _tensors((result,)) if is_on_device(tensor)]
+        _follow_choices(operator, args, kwargs, taken, choices, results)
+
+
+def _follow_choices(
+    operator: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    taken: list[torch.Tensor],
+    choices: list[Choice | None],
+    results: list[torch.Tensor],
+) -> None:
+    """What is known of the results of an operator that took a router's choice, or a mask made of it."""
+    written = _written(operator, args, kwargs)
+    old = {id(tensor.untyped_storage()) for tensor in taken}
+    if not written and all(id(tensor.untyped_storage()) in old for tensor in results):
+        return  # views
+    found = followed_choice(operator._schema.name.removeprefix("aten::"), args, taken, choices, results)
+    for tensor in written or results[:1]:
+        if found.number is not None:
+            learn(tensor, found.number, assumed=True)
+        if found.choice is not None or written:
+            mark(tensor, found.choice)
+
+
+def _follow_known(
+    operator: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any, taken: list[torch.Tensor]
+) -> None:
     if all(known_of(tensor) is None for tensor in taken):
         return
     if packet_of(operator) in INDEXING:

@@ -119,8 +119,9 @@ def data_dependent(func: Any) -> NotImplementedError:
     """The error of an operator whose result has no shape without data."""
     form = {
         "aten::bincount": "minlength=",
-        "aten::nonzero": "masks, torch.where of three arguments; for a mixture's router: rows sorted by "
-        "expert and counted by torch.bincount(minlength=), docs/parallel.md",
+        "aten::nonzero": "masks, torch.where of three arguments; for a mixture's router: masks of topk's "
+        "indices (== expert, one_hot), or rows sorted by expert and counted by torch.bincount(minlength=), "
+        "docs/parallel.md",
     }.get(func._schema.name, "masks, torch.where")
     return NotImplementedError(
         f"{func._schema.name}: the shape of its result depends on data, which simulated tensors do not have; "

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
+from fsdpbench.sim.operators.choice_operators import CHOICE_OPERATORS, by_places
+from fsdpbench.sim.operators.choices import choice_of, numbers_in
 from fsdpbench.sim.operators.known_values import (
     compare,
     known_of,
@@ -104,6 +106,9 @@ def _to_copy(operator: Any, by_shape: Kernel) -> Kernel:
         known = known_of(tensor) if ACCELERATOR.known_values else None
         if known is not None:
             found.fill_(known.value.item())
+        numbers = numbers_in(tensor) if ACCELERATOR.known_values else None
+        if numbers is not None:
+            return found.copy_(numbers)
         return found if known is not None and not known.assumed else mark_as_placeholders(found)
 
     return kernel
@@ -256,7 +261,8 @@ def _compared(operator: Any, by_shape: Kernel) -> Kernel:
     def kernel(first: torch.Tensor, second: Any, **kwargs: Any) -> torch.Tensor:
         result: torch.Tensor = by_shape(first, second, **kwargs)
         known = known_of(result) if ACCELERATOR.known_values else None
-        answer = compare(name, first, second) if known is None and is_on_device(first) else None
+        unknown = known is None and choice_of(result) is None and is_on_device(first)
+        answer = compare(name, first, second) if unknown else None
         if answer is not None:
             learn(result, answer, assumed=True)
         return result
@@ -281,7 +287,7 @@ def _index(operator: Any, by_shape: Kernel) -> Kernel:
     def kernel(tensor: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
         if any(index is not None and index.is_cpu for index in indices):
             indices = on_host_resolved(tensor, indices)
-        result: torch.Tensor = by_shape(tensor, indices)
+        result: torch.Tensor = by_shape(tensor, by_places(indices))
         return result
 
     return kernel
@@ -348,8 +354,7 @@ SPECIAL_OPERATORS: dict[str, Callable[[Any, Kernel], Kernel]] = {
     **dict.fromkeys(("masked_fill", "masked_fill_"), _masked_fill),
     "bincount": _counted,
     "histc": _counted,
-    "nonzero": _refused,
-    "masked_select": _refused,
+    **CHOICE_OPERATORS,
     "unique_dim": _refused,
     "_unique": _refused,
     "_unique2": _refused,

@@ -48,6 +48,7 @@ import torch.distributed as dist
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE
 from fsdpbench.sim.distributed.collective_calls import CollectiveCalls
 from fsdpbench.sim.distributed.process_group import SimProcessGroup
+from fsdpbench.sim.distributed.symmetric import patch_symmetric_memory
 from fsdpbench.sim.operators.autocast import CAST_CACHE
 from fsdpbench.sim.patches.annotations import FastSpan, make_span_methods
 from fsdpbench.sim.patches.chunks import cut_when_asked
@@ -264,6 +265,7 @@ def _patch_distributed() -> None:
 
     patch("verify_param_shape_across_processes", _with_ranks_that_are_there)
     replace(ddp.DistributedDataParallel, __init__=_refusing(ddp.DistributedDataParallel.__init__))
+    patch_symmetric_memory(ACCELERATOR)
     _patch_gathers_of_objects()
     _patch_sends_of_objects()
     _patch_checkpoint_plans()

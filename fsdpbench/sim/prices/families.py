@@ -17,6 +17,7 @@ from fsdpbench.sim.prices.memory import (
     bags_added,
     bags_read,
     chosen_entries,
+    copied_rows_written,
     moves,
     rows_added,
     rows_read,
@@ -79,8 +80,11 @@ FAMILIES = (
         "_embedding_bag_backward", "_embedding_bag_dense_backward",
     )),
     Family("rows written in place", moves("gather", rows_written), (
-        "index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_",
-        "scatter_add", "scatter",
+        "index_put_", "_index_put_impl_", "index_add_", "index_copy_", "index_fill_", "scatter_",
+        "scatter_add_", "scatter_add", "scatter",
+    )),
+    Family("rows written into a copy", moves("gather", copied_rows_written), (
+        "index_add", "index_copy", "index_put", "index_fill",
     )),
     Family("losses of classification", moves("gather", chosen_entries), (
         "nll_loss_forward", "nll_loss2d_forward",

@@ -125,6 +125,11 @@ def rows_written(call: Call) -> int:
     )
 
 
+def copied_rows_written(call: Call) -> int:
+    """Writing rows into a copy: the tensor is read and written, and then as in place."""
+    return 2 * sum(map(tensor_bytes, call.outs)) + rows_written(call)
+
+
 def chosen_entries(call: Call) -> int:
     """The loss of a classification reads one entry a row."""
     args, outs = call.args, call.outs

@@ -11,6 +11,7 @@ FSDP frees and takes its buffers by `storage.resize_`; `patches.py` routes that 
 from __future__ import annotations
 
 import weakref
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
@@ -28,14 +29,38 @@ class Known(NamedTuple):
     assumed: bool
 
 
+class Chosen(NamedTuple):
+    """Each element is one of so many numbers from 0, as a router chose (`choices.py`)."""
+
+    among: int
+
+
+class Share(NamedTuple):
+    """So many of all elements are not zero; and whether these are ones."""
+
+    of_all: Fraction
+    ones: bool
+
+
+class Numbered(NamedTuple):
+    """The elements are 0, 1, 2 and so on, so many."""
+
+    many: int
+
+
+Choice = Chosen | Share | Numbered
+
+
 class StorageRecord(weakref.ref):
     """Size in bytes and block of one storage (None while it is empty), and what is known of its values."""
 
-    __slots__ = ("allocator", "block", "known", "nbytes")
+    __slots__ = ("allocator", "block", "choice", "known", "nbytes", "symmetric")
     nbytes: int
     block: Block | Lent | None
     allocator: CachingAllocator | Lent
     known: Known | None
+    choice: Choice | None
+    symmetric: bool
 
 
 class Lent:
@@ -72,15 +97,16 @@ def _free(record: StorageRecord) -> None:
 
 def forget(record: StorageRecord | None) -> None:
     """A storage has died, or is written with unknown values."""
-    if record is not None and record.known is not None:
-        record.known = None
+    if record is not None and (record.known is not None or record.choice is not None):
+        record.known = record.choice = None
         ACCELERATOR.known_values -= 1
 
 
 def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
     """Give a new storage its size and its memory. Raises torch.OutOfMemoryError."""
     record = StorageRecord(storage, _free)
-    record.known = None
+    record.known = record.choice = None
+    record.symmetric = False
     record.nbytes = nbytes
     record.allocator = ACCELERATOR.allocator
     record.block = allocate(nbytes) if nbytes else None
@@ -93,7 +119,8 @@ def attach(storage: torch.UntypedStorage, nbytes: int) -> StorageRecord:
 def borrow(storage: torch.UntypedStorage, lender: torch.UntypedStorage, offset: int, nbytes: int) -> None:
     """Give a new storage `nbytes` of the lender's memory, from `offset` on."""
     record = StorageRecord(storage, _free)
-    record.known = None
+    record.known = record.choice = None
+    record.symmetric = False
     record.nbytes = nbytes
     record.block = record.allocator = Lent(lender, offset)
     storage._sim_record = record  # type: ignore[attr-defined]

@@ -61,10 +61,9 @@ class GroupedReduce:
 
 def groups_gradients(unit: Unit, average: comm.Averaging) -> bool:
     """Whether a unit's gradients are reduced this way: nothing else reduces them or works on them before."""
-    state = unit.gradients
-    replaced = state.comm_hook is not None or state.reduce_scatter is not None
     same = unit.precision.reduce == unit.precision.compute
-    return bool(unit.layout.grouped) and same and average.before == 1 and not replaced and unit.gathers
+    own = bool(unit.layout.grouped) and not unit.gradients.replaced and unit.gathers
+    return own and same and average.before == 1
 
 
 def _in_place(unit: Unit, which: Sequence[int], gradients: Sequence[torch.Tensor]) -> list[int]:

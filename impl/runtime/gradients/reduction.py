@@ -36,6 +36,8 @@ from ..unit import Unit
 from .grouped import GroupedReduce, groups_gradients
 from .laying_out import fill_missing, rank_major
 from .lent import LentMemory
+from .pieces import PieceReduce
+from .plans import Plan, plan_of
 from .returns import GradientReturns
 
 _MOST_IN_FLIGHT = 2
@@ -62,7 +64,8 @@ class _Reduction:
         self.output = source
         self.average = average
         self.exchange: Exchange | None = None
-        self.grouped: GroupedReduce | None = None
+        self.grouped: GroupedReduce | PieceReduce | None = None
+        """What has several collectives: of single gradients, or of pieces."""
         self.work: Any = None
 
 
@@ -75,7 +78,7 @@ class Reducer:
         self._returns = GradientReturns(streams, mode)
         self._lent = LentMemory(streams, mode)
         self._last: dict[Stream, Event | None] = {}
-        self._plans: dict[tuple[Unit, tuple[int, ...]], tuple[list[int], int, int]] = {}
+        self._plans: dict[tuple[Unit, tuple[int, ...]], Plan] = {}
 
     # -- entry points ----------------------------------------------------------------------------------------
 
@@ -146,11 +149,11 @@ class Reducer:
 
         ``None`` where the collective's own stream allocates it, or where it reads the gradients themselves.
         """
-        state = unit.gradients
-        custom = state.reduce_scatter is not None or state.comm_hook is not None
-        if custom or not self._lent.lends_inputs or not unit.gathers or groups_gradients(unit, average):
+        if unit.gradients.replaced or not self._lent.lends_inputs or not unit.gathers:
             return None  # without shards it becomes the gradient
-        return torch.empty(self._plan(unit, which)[1], dtype=unit.precision.reduce, device=unit.device)
+        if groups_gradients(unit, average) or self._pieces(unit, which, average):
+            return None
+        return torch.empty(self._plan(unit, which).numel, dtype=unit.precision.reduce, device=unit.device)
 
     def _copy_in(
         self,
@@ -165,8 +168,14 @@ class Reducer:
             reduction = _Reduction(unit, which, grouped.offsets, grouped.output, average)
             reduction.grouped = grouped
             return reduction
-        offsets, numel, used = self._plan(unit, which)
-        layout = unit.layout
+        plan, layout = self._plan(unit, which), unit.layout
+        offsets, numel = plan.offsets, plan.numel
+        pieces = self._pieces(unit, which, average)
+        if pieces:
+            reduction = _Reduction(unit, which, offsets, gradients[0], average)
+            reduction.grouped = PieceReduce(unit, which, gradients, pieces)
+            reduction.source = reduction.output = reduction.grouped.output
+            return reduction
         if layout.whole and len(which) < len(layout.segments):
             gradients = fill_missing(unit.layout, which, gradients)
         if layout.interleaved:
@@ -184,13 +193,18 @@ class Reducer:
         dtype = unit.precision.compute if hook is not None and hook.compresses else unit.precision.reduce
         if source is None:
             source = comm.allocate(numel, dtype, unit.device, unit.gradients.reduce_scatter)
-        if used < numel:
-            source[used:].zero_()
+        if plan.used < numel:
+            source[plan.used :].zero_()
         rows = layout.world_size if layout.rank_major else 1
-        chunk_cat(gradients, 0, rows, out=source[:used].view(rows, -1))
+        chunk_cat(gradients, 0, rows, out=source[: plan.used].view(rows, -1))
         if average.before != 1:
             source.div_(average.before)
         return _Reduction(unit, which, offsets, source, average)
+
+    def _pieces(self, unit: Unit, which: tuple[int, ...], average: comm.Averaging) -> Sequence[range]:
+        """The pieces in which a large unit is reduced; none where it is as a whole."""
+        pieces, replaced = self._plan(unit, which).pieces, unit.gradients.replaced
+        return () if replaced or average.before != 1 or not self._streams.has_streams else pieces
 
     def _averaging(self, unit: Unit) -> comm.Averaging:
         groups, state = unit.groups, unit.gradients
@@ -206,28 +220,15 @@ class Reducer:
 
     def _exchanges(self, unit: Unit) -> bool:
         """Whether the reduce-scatter is better done by an exchange (``exchange.py``)."""
-        group, state = unit.groups.reduce, unit.gradients
+        group = unit.groups.reduce
         if group is None or self._streams.has_streams:
             return False
-        replaced = state.comm_hook is not None or state.reduce_scatter is not None
-        return not replaced and comm.served_by_gloo(group, unit.device)
+        return not unit.gradients.replaced and comm.served_by_gloo(group, unit.device)
 
-    def _plan(self, unit: Unit, which: tuple[int, ...]) -> tuple[list[int], int, int]:
-        """Start of each part in the reduced shard, elements of the input, and how many of those are
-        gradients.
-        """
+    def _plan(self, unit: Unit, which: tuple[int, ...]) -> Plan:
         key = (unit, which)
         if key not in self._plans:
-            layout = unit.layout
-            segments = [layout.segments[i] for i in which]
-            if layout.whole:
-                offsets = [segment.shard_offset for segment in segments]
-                numel, used = layout.gathered_numel, layout.parameter_numel
-            else:
-                sizes = [segment.shard_padded_numel for segment in segments]
-                offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-                numel = used = sum(sizes) * layout.world_size
-            self._plans[key] = (offsets, numel, used)
+            self._plans[key] = plan_of(unit, which)
         return self._plans[key]
 
     def _start(self, reduction: _Reduction) -> None:
@@ -309,10 +310,10 @@ class Reducer:
             return
         unit, layout = reduction.unit, reduction.unit.layout
         both = tuple(sorted({*earlier.which, *reduction.which}))
-        offsets, numel, _ = self._plan(unit, both)
-        places = dict(zip(both, offsets, strict=True))
+        plan = self._plan(unit, both)
+        places = dict(zip(both, plan.offsets, strict=True))
         total = torch.zeros(
-            numel // layout.world_size, dtype=reduction.output.dtype, device=reduction.output.device
+            plan.numel // layout.world_size, dtype=reduction.output.dtype, device=reduction.output.device
         )
         for which, starts, parts in (
             (earlier.which, earlier.offsets, earlier.parts),
@@ -321,7 +322,7 @@ class Reducer:
             for index, start in zip(which, starts, strict=True):
                 size = layout.segments[index].shard_padded_numel
                 total[places[index] : places[index] + size].add_(parts[start : start + size])
-        reduction.which, reduction.offsets, reduction.output = both, offsets, total
+        reduction.which, reduction.offsets, reduction.output = both, plan.offsets, total
 
     def _all_reduce_shard(self, reduction: _Reduction) -> Stream:
         unit, streams = reduction.unit, self._streams

@@ -43,7 +43,7 @@ OTHER = {
     "optimizer": "sgd", "zero_grad": "fill", "compile": True, "seed": 1, "seq": 128,
     "lora": 8, "lora_targets": "attention", "lora_base": "4bit", "implementation": "transformers",
     "keep_last_unsharded": True, "optimizer_dtype": "bf16", "tp": 2, "cp": 2, "ep": 2,
-    "activation_offload": True, "graph": "step",
+    "activation_offload": True, "graph": "step", "symmetric_memory": True,
 }  # fmt: skip
 
 

@@ -96,6 +96,7 @@ def test_records_from_before_a_setting_ran_its_default() -> None:
         "layout",
         "activation_offload",
         "graph",
+        "symmetric_memory",
         "keep_last_unsharded",
         "optimizer_dtype",
     ):

@@ -14,7 +14,7 @@ from fsdpbench.configuration.script_source import ScriptSource
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.results.residuals.intervals import interval_of, unknowns
 from fsdpbench.results.residuals.table import Quantity
-from fsdpbench.results.residuals.widths import LEVEL, Unknown, width_of
+from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, width_of
 from fsdpbench.sweep.planning import make_config, make_target
 from fsdpbench.workloads import get_workload, workload_names
 
@@ -105,6 +105,19 @@ def test_the_interval_is_around_each_figure() -> None:
         assert found["peak_memory_bytes"][kind][0] < value < found["peak_memory_bytes"][kind][1]
     assert (found["risky"], found["because"]) == (False, [])
     assert 0 < found["apart"] < 0.2
+
+
+def test_more_gpus_than_published_runs_had_widen_the_time_alone() -> None:
+    known, more = (
+        interval_of(a_config(hardware="h100-80gb+nic-400", gpus=gpus), RESULT) for gpus in (512, 2048)
+    )
+    assert known is not None
+    assert more is not None
+    assert known["because"] == []
+    assert more["because"] == [MORE_GPUS]
+    # A published run of 2,048 GPUs takes 1.52 times as long as would be predicted.
+    assert more["step_time_s"][1] > 1.5 * 2.0 > known["step_time_s"][1]
+    assert more["peak_memory_bytes"] == known["peak_memory_bytes"]
 
 
 def test_memory_that_fits_only_inside_its_error_is_risky() -> None:

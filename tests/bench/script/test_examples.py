@@ -26,7 +26,7 @@ COLLECTIVES = {
     ("script", "gpus"),
     [
         *((script, 8) for script in COLLECTIVES),
-        ("train_fsdp2.py", 64),
+        pytest.param("train_fsdp2.py", 64, marks=pytest.mark.campaign),
         pytest.param("train_fsdp1.py", 64, marks=pytest.mark.campaign),
         pytest.param("train_ddp_amp.py", 64, marks=pytest.mark.campaign),
     ],

@@ -218,11 +218,12 @@ def test_memory_is_2_bytes_a_frozen_parameter_and_16_a_trained_one(
     script.write_text(_SCRIPT.replace("SYSTEM", system).replace("FOUR_BIT", str(four_bit)))
     done = fsdpbench("run", "--script", str(script), "--gpus", "8", "-o", str(tmp_path / "out"), "--json")
     folder = Path(json.loads(done.stdout)["folder"])
-    held, frozen, trained, packed = json.loads((folder / "stdout.log").read_text().splitlines()[-1])
+    held, exact, frozen, trained, packed = json.loads((folder / "stdout.log").read_text().splitlines()[-1])
     assert packed == (1_157_627_904 if four_bit else 0)
     expected = (2 * (frozen - packed) + (0.5 + 2 / 64) * packed + 16 * trained) / 8
     assert trained > 1e7
-    assert held == pytest.approx(expected, rel=0.02)
+    assert exact == expected  # parameters, gradients and states of a rank, to the byte
+    assert held == pytest.approx(expected, rel=0.02)  # rounded to blocks, and the batch
 
 
 _SCRIPT = """
@@ -255,7 +256,10 @@ for step in range(3):
 model.reshard()
 torch.cuda.synchronize()
 packed = 2 * sum(p.numel() for p in model.parameters() if p.dtype is torch.uint8)
-print(json.dumps([torch.cuda.memory_allocated(), frozen, trained, packed]))
+kept = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
+kept += [each for state in optimizer.state.values() for each in state.values() if each.dim()]
+exact = sum(each.to_local().nbytes for each in kept)
+print(json.dumps([torch.cuda.memory_allocated(), exact, frozen, trained, packed]))
 """
 
 

@@ -45,7 +45,7 @@ def test_losses_on_ranks_stay_bit_by_bit(fsdpbench: Any, tmp_path: Path, system:
     words = ["--model", "gpt-tiny", "--device", "cpu", "--gpus", "2", "--system", system]
     words += ["--set", "param_dtype=fp32", "--set", extra]
     found = [
-        json.loads(next((folder / "trace").glob("rank0*.json")).read_text())["losses"]
+        json.loads(next(folder.rglob("rank0_record.json")).read_text())["losses"]
         for folder, value in ((tmp_path / "kept", "false"), (tmp_path / "moved", "true"))
         if result_of(fsdpbench, folder, *words, "--set", f"activation_offload={value}")
     ]

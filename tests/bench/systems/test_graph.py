@@ -65,8 +65,8 @@ def test_what_the_program_does_is_refused_with_its_place(
 ) -> None:
     result = result_of(fsdpbench, tmp_path / "out", "--gpus", "8", *words, "--set", "graph=step")
     assert result["status"] == "error"
-    assert "graph=step: " in result["cause"]
-    assert told in result["cause"]
+    assert "graph=step: " in result["cause"]["message"]
+    assert told in result["cause"]["message"]
 
 
 @pytest.mark.parametrize(

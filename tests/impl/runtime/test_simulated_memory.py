@@ -173,6 +173,38 @@ def test_fully_shard_takes_no_more_than_torch(lone_process, settings: dict[str, 
     lone_process.run(case_no_more_than_torch, generation="fsdp2", settings=settings, timeout=120)
 
 
+class OwnMemory:
+    """The ordinary all-gather, in memory that it allocates."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+
+
+def case_custom_memory(rank: int) -> None:
+    found = {}
+    for custom in (False, True):
+        with simulated() as device:
+            model: Any = nn.Sequential(*[Layer() for _ in range(4)])
+            policy = impl.MixedPrecisionPolicy(torch.bfloat16)
+            for module in (*model, model):
+                impl.fully_shard(module, mp_policy=policy)
+                if custom:
+                    module.set_custom_all_gather(OwnMemory())
+            for _ in range(2):
+                torch.sim.reset_peak_memory_stats()
+                model(torch.empty(16, WIDTH, device=device)).sum().backward()
+                model.zero_grad()
+            found[custom] = torch.sim.max_memory_allocated()
+    assert found[True] <= 1.05 * found[False], found
+
+
+def test_memory_of_a_custom_gather_is_given_back(lone_process) -> None:
+    lone_process.run(case_custom_memory)
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize(
     "settings", [pytest.param({}, marks=pytest.mark.campaign), {"bf16": True}], ids=["fp32", "bf16"]

@@ -9,8 +9,11 @@ import pytest
 
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
+from fsdpbench.errors import BenchError
+from fsdpbench.results.records import RankRecord
 from fsdpbench.sim.compile.refusals import CompileRefusedError, refuse_mode, refuse_options
 from fsdpbench.systems import get_system
+from fsdpbench.worker import require_compiled
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,19 @@ def test_not_where_the_environment_switches_it_off(name: str, monkeypatch: pytes
     assert system.not_applicable(replace(config, settings=Settings.of(compile=False))) == {}
     monkeypatch.setenv(name, "0")
     assert system.not_applicable(config) == {}
+
+
+def test_a_run_that_compiled_nothing_is_an_error() -> None:
+    """The eager program would stand under the name of the compiled one."""
+    config = Config(
+        model="gpt-tiny", shape={}, system="torch-fsdp2", device="sim", hardware="a100-80gb", gpus=8,
+        gpus_per_node=8, settings=Settings.of(compile=True), measurement=Measurement.default_for("sim"),
+    )  # fmt: skip
+    record = RankRecord(0, 8, "sim")
+    require_compiled(config, record)  # not known, as on real devices
+    record.compilation = {"graphs": 0, "graph_breaks": {"a reason": 2}}
+    with pytest.raises(BenchError, match=r"wrap=block\): a reason \(2x\); take wrap=block, or leave compile"):
+        require_compiled(config, record)
+    require_compiled(replace(config, settings=Settings.of(compile=False)), record)
+    record.compilation["graphs"] = 1
+    require_compiled(config, record)

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fsdpbench.workloads import get_workload
 from fsdpbench.workloads.decoder import DecoderShape
-from fsdpbench.workloads.decoder.capacity import capacity_of, dropped_rows
+from fsdpbench.workloads.decoder.capacity import BufferRows, buffer_rows_of, capacity_of
 from fsdpbench.workloads.decoder.experts import Mixture, expert_loads, given_assignment
 
 
@@ -123,7 +123,8 @@ def test_what_is_above_an_experts_capacity_is_dropped(load, capacity):
             row = free.experts(x.flatten(0, 1)[t : t + 1], alone)
             expected[t] += row[0] * odds[t, e]
     torch.testing.assert_close(mixture(x).flatten(0, 1), expected, rtol=1e-4, atol=1e-5)
-    assert dropped_rows(loads, most) == sum(max(0, count - most) for count in seen)
+    dropped = sum(max(0, count - most) for count in seen)
+    assert buffer_rows_of(loads, most) == BufferRows(30, dropped, 4 * most - 30 + dropped)
     if capacity == 50.0:
         torch.testing.assert_close(mixture(x), free(x), rtol=1e-4, atol=1e-5)
 
@@ -157,4 +158,11 @@ def test_parameters_and_flops_of_capacity_and_shared_experts(load, fused):
         model(tokens, tokens)
     forward = workload.forward_flops(3, 8)
     blocks = (sum(b.products) + b.attention + b.batched for stack in forward.stacks for b in stack)
-    assert counter.get_total_flops() == sum(blocks) + forward.rest
+    computed = sum(blocks) + forward.rest
+    assert counter.get_total_flops() == computed
+    rows = workload.buffer_rows(24)
+    assert rows == buffer_rows_of(expert_loads(workload._shape, 24, 1), 10)
+    assert (rows.sent, rows.dropped > 0, rows.empty > 0) == (48, True, load == "skewed")
+    flops = workload.flops_per_step(3, 8)
+    assert flops.hardware == 3 * computed
+    assert flops.model == 3 * computed - 3 * rows.empty * 3 * 2 * 16 * 24  # gate, up and down of a row

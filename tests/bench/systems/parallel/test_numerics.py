@@ -56,6 +56,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama-cp2": ("llama", {**DECODER, "rotary": "complex"}, {"cp": 2, "activation_checkpointing": "full"}),
     "decoder-cp4": ("decoder", {**DECODER, **QWEN}, {"cp": 4, "grad_accum": 2}),
     "gpt-cp2-replicas": ("gpt", SMALL, {"cp": 2, "strategy": "NO_SHARD"}),
+    "mixture-cp2": ("decoder", {**MIXTURE, **SHARED, "router_load": "skewed"}, {"cp": 2}),
     "mixture-ep2-replicas": ("decoder", MIXTURE, {"ep": 2, "strategy": "HYBRID_SHARD", "shard_size": 2}),
 }
 
@@ -107,12 +108,20 @@ def ordered(model: nn.Module, workload: Workload, tp: int) -> None:
                 _side_by_side(block.get_submodule(name), widths, tp)
 
 
-def by_share(model: nn.Module, tp: int) -> None:
+def by_share(model: nn.Module, tp: int, cp: int) -> None:
     """Which token meets which experts is given by its place among those of a rank: mixtures take the shares
     of the sequence one by one."""
     for mixture in [module for module in model.modules() if isinstance(module, Mixture)]:
         forward = mixture.forward
-        mixture.forward = lambda x, of=forward: torch.cat([of(part) for part in x.chunk(tp, 1)], 1)  # type: ignore[method-assign]
+        mixture.forward = lambda x, of=forward: in_shares(of, x, tp, cp)  # type: ignore[method-assign]
+
+
+def in_shares(forward: Any, x: torch.Tensor, tp: int, cp: int) -> torch.Tensor:
+    if cp == 1:
+        return torch.cat([forward(part) for part in x.chunk(tp, 1)], 1)
+    parts = x.chunk(2 * cp, 1)  # a rank has one of the head and one of the tail
+    pairs = [forward(torch.cat((parts[rank], parts[-1 - rank]), 1)).chunk(2, 1) for rank in range(cp)]
+    return torch.cat([head for head, _ in pairs] + [tail for _, tail in reversed(pairs)], 1)
 
 
 def whole(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
@@ -154,7 +163,7 @@ def train(rank: int, record: dict[str, Any]) -> tuple[float, float]:
         losses = mean_of_group(losses, rank, config.settings.cp)
     reference = context.build_model()
     before = copy.deepcopy(reference)
-    by_share(reference, config.settings.tp)
+    by_share(reference, config.settings.tp, config.settings.cp)
     expected = alone(config, workload, reference)
     for each in (reference, before):
         ordered(each, workload, config.settings.tp)
