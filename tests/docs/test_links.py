@@ -28,6 +28,29 @@ def test_links_of_a_page_exist(page: Path) -> None:
     assert missing == []
 
 
+def test_anchors_of_links_are_headings() -> None:
+    links = [
+        (page, place, anchor)
+        for page in PAGES
+        for place, anchor in re.findall(r"\]\(([^)\s#]*)#([^)\s]+)\)", page.read_text())
+        if place == "" or ("://" not in place and place.endswith(".md"))
+    ]
+    assert len(links) > 10
+    wrong = [
+        f"{page.name}: {place}#{anchor}"
+        for page, place, anchor in links
+        if anchor not in _headings((page.parent / place if place else page).read_text())
+    ]
+    assert wrong == []
+
+
+def _headings(text: str) -> set[str]:
+    """The anchors that the site builder makes of a page's headings."""
+    lines = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    bare = [re.sub(r"[^\w\s-]", "", re.sub(r"\]\([^)]*\)", "", line)).strip().lower() for line in lines]
+    return {re.sub(r"[-\s]+", "-", line) for line in bare}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_a_page_names_exist(page: Path) -> None:
     if "measured" in page.parts or page.name == "CHANGELOG.md":

@@ -37,3 +37,19 @@ def test_the_map_leads_to_files_in_two_steps() -> None:
         named = [name for name in re.findall(r"`([\w/]+\.py)`", row) if not (ROOT / name).exists()]
         folders = [(ROOT / link) if (ROOT / link).is_dir() else (ROOT / link).parent for link in links]
         assert all(any((folder / name).exists() for folder in folders) for name in named), row
+
+
+def test_what_the_map_names_is_in_the_files_that_it_leads_to() -> None:
+    """The second step: `Runtime.post_backward` and the like are found by searching the linked files."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    found = 0
+    table = page[page.index("## Where is what") : page.index("## How to add")]
+    for row in re.findall(r"^\| [WH].*", table, re.MULTILINE):
+        links = [ROOT / link for link in re.findall(r"\]\(([^)#]+)\)", row)]
+        files = [file for link in links for file in ([link] if link.is_file() else link.rglob("*.py"))]
+        answer = re.sub(r"\[[^\]]*\]", "", row.rpartition("? |")[2])
+        named = [name for name in re.findall(r"`([\w.]+)`", answer) if not name.endswith((".py", ".csv"))]
+        text = "".join(file.read_text() for file in files) if named else ""
+        assert [name for name in named if name.rpartition(".")[2] not in text] == [], row
+        found += len(named)
+    assert found >= 8
