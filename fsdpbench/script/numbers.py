@@ -144,8 +144,8 @@ def _leaving(kind: type[float], name: str) -> Callable[[Any], Any]:
     return lambda self: _told(name, ask(self))
 
 
-PlaceholderFloat.is_integer = _leaving(float, "is_integer")  # type: ignore[method-assign]
-PlaceholderFloat.as_integer_ratio = _leaving(float, "as_integer_ratio")  # type: ignore[method-assign]
+PlaceholderFloat.is_integer = _leaving(float, "is_integer")  # type: ignore[method-assign,assignment]
+PlaceholderFloat.as_integer_ratio = _leaving(float, "as_integer_ratio")  # type: ignore[method-assign,assignment]
 for _kind in (PlaceholderFloat, PlaceholderInt):
     _add_operators(_kind)
 
