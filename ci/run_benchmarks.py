@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-SUITES = ("tests/impl/benchmarks", "tests/sim/benchmarks", "tests/reports/analysis/test_decoder_benchmark.py")
+SUITES = ("tests/impl/benchmarks", "tests/sim/benchmarks", "tests/reports/trace/test_decoder_benchmark.py")
 QUICK = "test_read or test_analyse or impl-flat-12-False or (test_simulated_step and impl-fsdp2)"
 _HERE = Path(__file__).resolve().parents[1]
 _TIMEOUT_S = 900

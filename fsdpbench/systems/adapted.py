@@ -7,9 +7,9 @@ from fsdpbench.configuration.settings import Settings
 from fsdpbench.sim.software import load_software
 from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.workloads import Workload, WorkloadError, get_workload
+from fsdpbench.workloads.adapters.lora import Lora, LoraWorkload
 from fsdpbench.workloads.families import llama
 from fsdpbench.workloads.library_model import LIBRARY, LibraryWorkload
-from fsdpbench.workloads.lora import Lora, LoraWorkload
 
 
 def adapted(workload: Workload, settings: Settings) -> Workload:

@@ -24,8 +24,8 @@ from fsdpbench.results.provenance import content_key
 from fsdpbench.results.store import Store
 from fsdpbench.sweep.arithmetic import cannot_fit
 from fsdpbench.sweep.prediction import as_simulated
+from fsdpbench.sweep.recommendation.snippets import snippets
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
-from fsdpbench.sweep.snippets import snippets
 from fsdpbench.tune.front import Candidate, judge, pareto, ranks
 from fsdpbench.tune.measured_search import RealBudget, search_measured
 from fsdpbench.tune.real_runs import RealRuns, rank_agreement

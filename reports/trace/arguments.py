@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Raw, Struct, field
 
-from fsdpbench.reports.trace.raw import ABSENT
+from fsdpbench.reports.trace.text.raw import ABSENT
 
 Number = int | float
 

@@ -33,9 +33,9 @@ from fsdpbench.reports.trace.model import (
     OperatorCall,
     RetryEvents,
 )
-from fsdpbench.reports.trace.raw import ExactEvent, FloatEvent
 from fsdpbench.reports.trace.same_instant import in_order
 from fsdpbench.reports.trace.shaped import SHAPED, call_of
+from fsdpbench.reports.trace.text.raw import ExactEvent, FloatEvent
 from fsdpbench.reports.trace.times import from_digits, from_floats
 
 DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)

@@ -18,16 +18,24 @@ from typing import Any
 
 import msgspec
 
-from fsdpbench.reports.trace.blocks import read_blocks
-from fsdpbench.reports.trace.chunks import UncuttableError, cut
 from fsdpbench.reports.trace.columns import ColumnBuilder
-from fsdpbench.reports.trace.exact_chunks import cut_exactly
 from fsdpbench.reports.trace.identity import identify
 from fsdpbench.reports.trace.limits import TraceLimits
 from fsdpbench.reports.trace.model import Trace, TraceError
-from fsdpbench.reports.trace.raw import ABSENT, EXACT_EVENTS, EXACT_FILE, FILE, FLOAT_EVENTS, File, FloatEvent
-from fsdpbench.reports.trace.repair import UnmendableError, recover_events, recover_value
-from fsdpbench.reports.trace.structure import nesting
+from fsdpbench.reports.trace.text.blocks import read_blocks
+from fsdpbench.reports.trace.text.chunks import UncuttableError, cut
+from fsdpbench.reports.trace.text.exact_chunks import cut_exactly
+from fsdpbench.reports.trace.text.raw import (
+    ABSENT,
+    EXACT_EVENTS,
+    EXACT_FILE,
+    FILE,
+    FLOAT_EVENTS,
+    File,
+    FloatEvent,
+)
+from fsdpbench.reports.trace.text.repair import UnmendableError, recover_events, recover_value
+from fsdpbench.reports.trace.text.structure import nesting
 from fsdpbench.reports.trace.times import needs_digits
 
 

@@ -14,7 +14,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.errors import UsageError
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.reproduce import run_command
-from fsdpbench.sweep.space_file import read_space
+from fsdpbench.sweep.spaces.space_file import read_space
 from fsdpbench.tune.run import one_point_space
 
 SLOW = 'base = "fsdp1-2022"\nname = "slow"\n[attention]\nbackward_rate = 0.5\n'

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reports" / "analysis"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reports"))
 
 from trace_writing import TraceBuilder, build_fsdp_trace
 

@@ -62,7 +62,7 @@ def create(folder: Path, file: Path, leave_out: tuple[str, ...], as_json: bool) 
     from fsdpbench.check.records.baseline import Baseline
     from fsdpbench.check.records.sides import stored_side
     from fsdpbench.results.store import SWEEP_FILE, Store
-    from fsdpbench.sweep.space_file import read_space
+    from fsdpbench.sweep.spaces.space_file import read_space
 
     space: dict[str, Any] = Store.open(folder).read_space()
     read_space(space, str(folder / SWEEP_FILE))  # what could not be swept again is no baseline's space

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fsdpbench.configuration.config import Config
     from fsdpbench.results.store import Store, StoredPoint
     from fsdpbench.sweep.runner import SweepSummary
-    from fsdpbench.sweep.space import Plan
+    from fsdpbench.sweep.spaces.space import Plan
 
 _PATIENCE_S = 300.0
 
@@ -154,7 +154,7 @@ def _write_answers(store: Store, plan: Plan) -> tuple[list[Path], BenchError | N
     """Write the code to paste, and the page with it; what failed is raised once the results are told."""
     from fsdpbench.reports.page import write_report
     from fsdpbench.results.store import REPORT_FILE, disk_errors
-    from fsdpbench.sweep.recommended import write_recommended
+    from fsdpbench.sweep.recommendation.recommended import write_recommended
 
     pasted: list[Path] = []
     try:
@@ -203,7 +203,7 @@ def _tell_end(
 
 def _to_try_compiled(store: Store, points: Sequence[Config], options: dict[str, Any]) -> Config | None:
     """What `--try-compiled` adds to what has run, if anything."""
-    from fsdpbench.sweep.compiled_beside import compiled_beside_best
+    from fsdpbench.sweep.recommendation.compiled_beside import compiled_beside_best
 
     if not options.get("try_compiled"):
         return None

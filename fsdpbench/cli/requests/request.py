@@ -16,11 +16,11 @@ from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
 from fsdpbench.sweep.hf_model import usual_settings, with_hf_model
 from fsdpbench.sweep.planning import DEFAULT_HARDWARE, Target, check_device, check_systems, make_target
-from fsdpbench.sweep.presets import Preset, get_preset, of_what_is_named
-from fsdpbench.sweep.rules import Rule, parse_exclude, parse_when, read_rule
 from fsdpbench.sweep.shape_text import parse_shape
-from fsdpbench.sweep.space import Plan, Space, expand
-from fsdpbench.sweep.space_file import read_space
+from fsdpbench.sweep.spaces.presets import Preset, get_preset, of_what_is_named
+from fsdpbench.sweep.spaces.rules import Rule, parse_exclude, parse_when, read_rule
+from fsdpbench.sweep.spaces.space import Plan, Space, expand
+from fsdpbench.sweep.spaces.space_file import read_space
 from fsdpbench.workloads.library_model import LIBRARY
 
 DEFAULT_GPUS = 8

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fsdpbench.sim.sanitizer.operation import Stack
-from fsdpbench.sim.sanitizer.places import frames
+from fsdpbench.sim.sanitizer.reporting.places import frames
 
 _Call = tuple[str, str, int, int]
 

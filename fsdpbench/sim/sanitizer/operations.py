@@ -9,10 +9,10 @@ import torch
 from fsdpbench.sim.allocator.follower import Region
 from fsdpbench.sim.sanitizer.clocks import HOST, Clocks
 from fsdpbench.sim.sanitizer.device_memory import DeviceMemory, at
-from fsdpbench.sim.sanitizer.findings import Findings
 from fsdpbench.sim.sanitizer.forward_stacks import ForwardStacks
 from fsdpbench.sim.sanitizer.operation import Operation, Stacks
 from fsdpbench.sim.sanitizer.regions import region_of
+from fsdpbench.sim.sanitizer.reporting.findings import Findings
 from fsdpbench.sim.sanitizer.roles import Roles
 from fsdpbench.sim.tensors.creation import is_on_device
 from fsdpbench.sim.tensors.storage import Lent, record_of

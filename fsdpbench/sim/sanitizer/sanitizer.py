@@ -22,12 +22,12 @@ from fsdpbench.sim.allocator.follower import Region, Use
 from fsdpbench.sim.sanitizer.clocks import Clocks
 from fsdpbench.sim.sanitizer.collective_order import CollectiveOrder
 from fsdpbench.sim.sanitizer.device_memory import DeviceMemory
-from fsdpbench.sim.sanitizer.findings import Findings
 from fsdpbench.sim.sanitizer.host_memory import HostMemory
 from fsdpbench.sim.sanitizer.operation import Operation
 from fsdpbench.sim.sanitizer.operations import Operations
-from fsdpbench.sim.sanitizer.stream_names import StreamNames
-from fsdpbench.sim.sanitizer.synchronisations import Synchronisations
+from fsdpbench.sim.sanitizer.reporting.findings import Findings
+from fsdpbench.sim.sanitizer.reporting.stream_names import StreamNames
+from fsdpbench.sim.sanitizer.reporting.synchronisations import Synchronisations
 from fsdpbench.sim.sanitizer.uses import uses_of
 from fsdpbench.sim.tensors.storage import Lent, record_of
 from fsdpbench.sim.timing.timeline import Marker

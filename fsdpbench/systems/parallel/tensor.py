@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from fsdpbench.systems.parallel.styles import AdaptedColumns, AdaptedRows, Replicated, distribute
-from fsdpbench.workloads.lora import AdaptedProjection
+from fsdpbench.workloads.adapters.lora import AdaptedProjection
 from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
 _SEQUENCE, _HEADS = 1, 1

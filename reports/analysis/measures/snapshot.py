@@ -21,9 +21,9 @@ import numpy as np
 
 from fsdpbench.reports.plain_pickle import load_plain
 from fsdpbench.reports.trace import TraceError, TraceLimits
-from fsdpbench.reports.trace.blocks import open_file
 from fsdpbench.reports.trace.limits import told_bytes
 from fsdpbench.reports.trace.model import Int64
+from fsdpbench.reports.trace.text.blocks import open_file
 
 SUFFIXES = (".pickle", ".pkl")
 

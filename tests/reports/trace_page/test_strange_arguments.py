@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from trace_writing import TraceBuilder
 
 from fsdpbench.reports.analysis import analyze_trace
 from fsdpbench.reports.analysis.operators import Chip
@@ -18,10 +18,6 @@ from fsdpbench.reports.analysis.operators.chip import ANY_CHIP
 from fsdpbench.reports.trace import TraceError, read_trace
 from fsdpbench.reports.trace.shaped import SHAPED
 from fsdpbench.reports.trace_page import draw_rank
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "analysis"))
-
-from trace_writing import TraceBuilder
 
 NUMBER = st.integers(-2, 2**50) | st.floats(allow_nan=False) | st.sampled_from([0, 1, 2**63, 10**400])
 PLAIN = st.none() | st.booleans() | NUMBER | st.text(max_size=6)

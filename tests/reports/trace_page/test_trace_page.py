@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_shapes import write_all
+from trace_writing import TraceBuilder, build_fsdp_trace
 
 from fsdpbench.cli import main
 from fsdpbench.reports.page import display
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "analysis"))
-
-from real_shapes import write_all
-from trace_writing import TraceBuilder, build_fsdp_trace
 
 
 def analyze(

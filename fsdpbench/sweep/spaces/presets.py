@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import unknown
-from fsdpbench.sweep.rules import Rule
+from fsdpbench.sweep.spaces.rules import Rule
 
 DEFAULT_SYSTEMS = ("impl-fsdp1", "impl-fsdp2")
 SYSTEM_ALONE = ("impl-fsdp2",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsdpbench.sim.sanitizer.clocks import HOST
 from fsdpbench.sim.sanitizer.operation import Operation, Stack
-from fsdpbench.sim.sanitizer.places import own_line
+from fsdpbench.sim.sanitizer.reporting.places import own_line
 from fsdpbench.sim.trace.records import trace_stream
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fsdpbench.sim.sanitizer.operation import Stack
 
-_PACKAGE_FOLDER = Path(__file__).parent.parent.parent
+_PACKAGE_FOLDER = Path(__file__).parents[3]
 # What stands between a program and the simulated device.
 _OURS = tuple(
     str(_PACKAGE_FOLDER / name) + os.sep for name in ("sim", "script", "devices", "measuring", "launch")

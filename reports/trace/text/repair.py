@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from fsdpbench.reports.trace.raw import ABSENT, FLOAT_EVENT, FLOAT_EVENTS, RAW_EVENTS, FloatEvent
+from fsdpbench.reports.trace.text.raw import ABSENT, FLOAT_EVENT, FLOAT_EVENTS, RAW_EVENTS, FloatEvent
 
 _CONTROL = bytes(0x20 if byte < 0x20 else byte for byte in range(256))
 _ESCAPE = re.compile(rb'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])?')

@@ -10,7 +10,7 @@ from typing import Any
 from fsdpbench.configuration.config import Config
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.records import Status
-from fsdpbench.sweep.snippets import snippets
+from fsdpbench.sweep.recommendation.snippets import snippets
 
 _FAMILIES = ("torch-fsdp", "impl-")
 

@@ -16,7 +16,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings, Value, show_value
 from fsdpbench.errors import UsageError
 from fsdpbench.sweep.planning import Target, make_config, without_absent
-from fsdpbench.sweep.rules import Rule
+from fsdpbench.sweep.spaces.rules import Rule
 from fsdpbench.systems import get_system
 from fsdpbench.workloads import Workload
 

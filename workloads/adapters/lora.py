@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fsdpbench.workloads.adapters.four_bit import FourBitProjection, block_of, four_bit_linear, reset_packed
 from fsdpbench.workloads.base import TRAINING_BYTES, Batch, Workload
 from fsdpbench.workloads.decoder.capacity import BufferRows, HasBuffers
 from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.four_bit import FourBitProjection, block_of, four_bit_linear, reset_packed
 from fsdpbench.workloads.layers import Projection
 from fsdpbench.workloads.parts import held
 from fsdpbench.workloads.products import ATTENTION_LAYERS, HasProducts, Product

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fsdpbench.sim.sanitizer.operation import Stack, Stacks
-from fsdpbench.sim.sanitizer.places import frames
+from fsdpbench.sim.sanitizer.reporting.places import frames
 
 _MOST_HINTS = 20
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from fsdpbench.sim.sanitizer.clocks import HOST
 from fsdpbench.sim.sanitizer.operation import Operation, Stack
-from fsdpbench.sim.sanitizer.places import frames, is_in_module, own_line
-from fsdpbench.sim.sanitizer.stream_names import StreamNames, short_name
+from fsdpbench.sim.sanitizer.reporting.places import frames, is_in_module, own_line
+from fsdpbench.sim.sanitizer.reporting.stream_names import StreamNames, short_name
 
 
 class Kind(StrEnum):

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fsdpbench.reports.trace.blocks import WHITE
 from fsdpbench.reports.trace.limits import TraceLimits, told_bytes
 from fsdpbench.reports.trace.model import TraceError
-from fsdpbench.reports.trace.structure import BracketFinder, Brackets
+from fsdpbench.reports.trace.text.blocks import WHITE
+from fsdpbench.reports.trace.text.structure import BracketFinder, Brackets
 
 TRUNCATED = "is truncated: the JSON ends in the middle; record or copy it again"
 _KEY = re.compile(rb'"traceEvents"\s*:\s*\Z')

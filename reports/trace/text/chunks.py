@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from fsdpbench.reports.trace.blocks import WHITE
 from fsdpbench.reports.trace.limits import TraceLimits
+from fsdpbench.reports.trace.text.blocks import WHITE
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[\s*\{\s*("[^"\\]{1,32}")\s*:')
 _LIST = b'"traceEvents"'

@@ -1,0 +1,1 @@
+"""What the sanitizer reports: findings, places, names of streams, needless synchronisations."""
