@@ -60,10 +60,11 @@ def _turn_complex(x: Tensor, turns: Tensor) -> Tensor:
 
 
 def _matrix_tables(seq: int, width: int, theta: int, like: Tensor) -> Tables:
-    """[seq, width / 2, 2, 2]."""
+    """[batch, 1, seq, width / 2, 2, 2]: one for each token, as looked up by its position."""
     angles = _angles(seq, width, theta, like)
     cosines, sines = angles.cos(), angles.sin()
-    return (torch.stack((cosines, -sines, sines, cosines), -1).unflatten(-1, (2, 2)),)
+    matrices = torch.stack((cosines, -sines, sines, cosines), -1).unflatten(-1, (2, 2))
+    return (matrices.repeat(len(like), 1, 1, 1, 1).unsqueeze(1),)
 
 
 def _turn_by_matrices(x: Tensor, matrices: Tensor) -> Tensor:

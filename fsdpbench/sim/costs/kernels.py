@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fsdpbench.sim.costs.attention import AttentionCost
 from fsdpbench.sim.costs.bandwidth import BandwidthCost
 from fsdpbench.sim.costs.gemm import GemmCost
+from fsdpbench.sim.costs.instructions import InstructionCost
 from fsdpbench.sim.costs.library import LibraryCosts
 from fsdpbench.sim.hardware.profile import DTYPES, HardwareProfile
 
@@ -22,6 +23,7 @@ class KernelCosts:
         self._gemm = GemmCost(profile)
         self._attention = AttentionCost(profile)
         self._bandwidth = BandwidthCost(profile)
+        self._instructions = InstructionCost(profile)
         self._of_runs = LibraryCosts(profile, profile.runs_use)
         self._of_any = LibraryCosts(profile, (*profile.runs_use, *profile.libraries))
         self._cache: dict[tuple[object, ...], int] = {}
@@ -112,6 +114,10 @@ class KernelCosts:
     def memory_bound_ns(self, bytes_moved: int, kind: str = "pointwise") -> int:
         """A kernel limited by ``bytes_moved`` (read plus written); unknown kinds cost as ``pointwise``."""
         return self._bandwidth.nanoseconds(bytes_moved, kind)
+
+    def issued_ns(self, threads: float, instructions: float) -> int:
+        """A kernel limited by what its ``threads`` have to issue, ``instructions`` each."""
+        return self._instructions.nanoseconds(threads, instructions)
 
 
 def _check_dtype(dtype: str, known: Sequence[str]) -> None:

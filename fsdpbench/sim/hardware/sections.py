@@ -74,18 +74,22 @@ class ComputeProfile:
     """Streaming multiprocessors and dense peak rates; ``peak_tflops`` has the keys bf16, fp16, tf32, fp32.
 
     ``clock_spread``: standard deviation of the clocks that GPUs of this kind hold under load, as a share
-    (`fsdpbench.sim.timing.slowest_rank`).
+    (`fsdpbench.sim.timing.slowest_rank`); ``fp32_lanes``: those of a multiprocessor, each two FLOPs a cycle;
+    ``issue_share``: of the instructions that its schedulers could issue, what address arithmetic reaches.
     """
 
     sm_count: int
     peak_tflops: Mapping[str, float]
     clock_spread: float = 0.0
+    fp32_lanes: int = 128
+    issue_share: float = 0.75
 
     def __post_init__(self) -> None:
         _require(
             0 <= self.clock_spread <= 0.1, "compute.clock_spread", self.clock_spread, "is a share up to 0.1"
         )
-        _require_positive(self, "compute", "sm_count")
+        _require_positive(self, "compute", "sm_count", "fp32_lanes")
+        _require_share(self, "compute", "issue_share")
         for dtype in DTYPES:
             _require(
                 dtype in self.peak_tflops, "compute.peak_tflops", dict(self.peak_tflops), f"lacks {dtype}"

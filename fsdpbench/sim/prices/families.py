@@ -25,6 +25,7 @@ from fsdpbench.sim.prices.memory import (
     whole_output,
 )
 from fsdpbench.sim.prices.products import convolution, convolution_backward, grouped, product
+from fsdpbench.sim.prices.strided import elementwise, reduction
 
 
 class Family(NamedTuple):
@@ -101,12 +102,14 @@ FAMILIES = (
         "tril_indices", "triu_indices", "constant_pad_nd_backward", "contiguous", "resize_as",
         "unsafe_split",
     )),
+    Family("reductions to some dimensions", reduction("reduction"), (
+        "sum", "mean", "amax", "amin", "prod", "norm", "linalg_vector_norm", "nansum", "any", "all",
+    )),
     Family("reductions", moves("reduction"), (
-        "topk", "multinomial", "sum", "mean", "amax", "amin", "max", "min", "prod", "norm",
-        "linalg_vector_norm", "var", "var_mean", "std", "std_mean", "argmax", "argmin", "any", "all",
+        "topk", "multinomial", "max", "min", "var", "var_mean", "std", "std_mean", "argmax", "argmin",
         "cumsum", "cumsum_", "cumprod", "logsumexp", "_softmax", "_log_softmax", "_softmax_backward_data",
         "_log_softmax_backward_data", "native_layer_norm", "native_group_norm", "native_batch_norm",
-        "_native_batch_norm_legit", "_fused_rms_norm", "nansum", "count_nonzero",
+        "_native_batch_norm_legit", "_fused_rms_norm", "count_nonzero",
         "native_batch_norm_backward", "_foreach_norm", "_foreach_max", "mse_loss", "aminmax",
         "_foreach_powsum", "bincount", "cudnn_batch_norm", "_batch_norm_with_update", "batch_norm_backward",
         "batch_norm_stats", "batch_norm_gather_stats_with_counts", "batch_norm_backward_reduce",
@@ -153,7 +156,7 @@ PATTERNS = (
         lambda func, name: name.startswith(("_fused_ad", "_fused_sgd")),
     ),
     Pattern("lists of tensors", moves("pointwise"), lambda func, name: name.startswith("_foreach_")),
-    Pattern("told by torch", moves("pointwise"), lambda func, name: torch.Tag.pointwise in func.tags),
+    Pattern("told by torch", elementwise("pointwise"), lambda func, name: torch.Tag.pointwise in func.tags),
     Pattern("gradients of activations", moves("pointwise"), _is_activations_gradient),
 )
 UNKNOWN = moves("pointwise", unknown=True)
