@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -38,6 +39,9 @@ from .gradient_state import GradientState
 from .offload import HostOffload
 from .post_forward import SmallerGroup
 from .presentation import Presentation, UnitParameter
+
+VERSION = attrgetter("_version")
+"""How often a tensor was written to."""
 
 
 class UnitState(Enum):
@@ -84,6 +88,9 @@ class Unit(Gathering):
         """Whether the sharded parameters are shown between forward and backward, though these are kept."""
         self.kept_without_grad = True
         """Whether what forward does not free stays after a forward without gradients too."""
+        self.refuses_writes = False
+        """Whether training refuses a forward that writes to its gathered parameters."""
+        self._versions: list[int] = []
         self._hidden = False
         self.smaller = smaller
         self.gradients = GradientState()
@@ -232,7 +239,27 @@ class Unit(Gathering):
             if parameter.whole is not None:
                 view = parameter.whole.unsharded(view)
             self.unsharded.append(nn.Parameter(view, requires_grad=parameter.requires_grad))
+        self._versions = list(map(VERSION, self.unsharded))
         self.presentation.adopt_unsharded(self.unsharded)
+
+    def check_writes(self) -> None:
+        """Raise RuntimeError if a forward that is trained wrote to parameters, where that would be lost."""
+        versions = list(map(VERSION, self.unsharded))
+        if versions == self._versions:
+            return
+        before, self._versions = self._versions, versions
+        if self.owns_memory and torch.is_grad_enabled():
+            written = [
+                parameter.fqn
+                for parameter, old, new in zip(self.parameters, before, versions, strict=True)
+                if old != new
+            ]
+            raise RuntimeError(
+                f"forward wrote to parameter '{written[0]}' of unit '{self.name}' (an embedding with "
+                "max_norm does that): what is written to gathered parameters is lost when they are sharded "
+                "again. Leave such a module out with ignored_modules, or write after the step, inside of "
+                "summon_full_params()"
+            )
 
     # -- reshard ---------------------------------------------------------------------------------------------
 
