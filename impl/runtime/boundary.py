@@ -31,9 +31,9 @@ class BackwardHooks(Protocol):
 class Boundary(torch.autograd.Function):
     """The inputs of a stage pass through it unchanged; in backward it tells that all inside is done.
 
-    What comes out is no view of the inputs, which could not be changed in place, but their memory and version
-    (``hand_back``). Without ``setup_context``, for which torch inspects the signature of ``forward`` at each
-    call.
+    What comes out is not a view of the inputs, which could not be changed in place, but has their memory and
+    version (``hand_back``). Without ``setup_context``, for which torch inspects the signature of ``forward``
+    at each call.
     """
 
     @staticmethod

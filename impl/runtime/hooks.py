@@ -158,7 +158,7 @@ class HookedStage(Stage):
         return map_tensors(replace, args), map_tensors(replace, kwargs) if kwargs else kwargs
 
     def _hand_back(self, output: Any) -> Any:
-        """Let the caller see what was changed in place of the inputs; returns the output, with these."""
+        """Let the caller see which inputs were changed in place; returns the output, with these."""
         assert self._entered is not None
         inputs, passed, versions = self._entered
         self._entered = None

@@ -155,18 +155,6 @@ class Unit(Gathering):
         if self.state is not UnitState.SHARDED:
             raise RuntimeError(f"unit '{self.name}' is {self.state.name}: reshard it before {before}")
 
-    def _move(self, state: UnitState) -> None:
-        """Change state; identity comparisons, as this runs six times a step and hashing an enum is slow."""
-        if self.state is UnitState.SHARDED:
-            allowed = state is UnitState.GATHERING
-        elif self.state is UnitState.GATHERING:
-            allowed = state is not UnitState.GATHERING
-        else:
-            allowed = state is UnitState.SHARDED
-        if not allowed:
-            raise RuntimeError(f"unit '{self.name}' cannot go from {self.state.name} to {state.name}")
-        self.state = state
-
     # -- unshard ---------------------------------------------------------------------------------------------
 
     def all_gather(self) -> None:
@@ -184,7 +172,7 @@ class Unit(Gathering):
                     self._issue_all_gather()
                 else:
                     self._event = self._copy_shard(in_place=True)
-        self._move(UnitState.GATHERING)
+        self.state = UnitState.GATHERING
 
     def take_up_changes(self) -> None:
         """Take up what the user assigned to or froze of the sharded parameters since the last gather."""
@@ -226,7 +214,7 @@ class Unit(Gathering):
             if not self.unsharded:
                 self._make_parameters()
             self.presentation.show_unsharded()
-        self._move(UnitState.UNSHARDED)
+        self.state = UnitState.UNSHARDED
 
     @torch.inference_mode(False)
     def _make_parameters(self) -> None:
@@ -281,7 +269,7 @@ class Unit(Gathering):
                 self._free_parameters(hold)
                 self.presentation.show_sharded()
                 self._hidden = False
-        self._move(UnitState.SHARDED)
+        self.state = UnitState.SHARDED
 
     def hide(self) -> None:
         """Show the sharded parameters, but keep the others for backward."""
