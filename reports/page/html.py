@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.charts.effects import effects
 from fsdpbench.reports.page.charts.sections import sections
-from fsdpbench.reports.page.details import Detail, Known, build_details
+from fsdpbench.reports.page.details import Detail, Known, Workers, build_details
 from fsdpbench.reports.page.overview import code_to_copy, overview_chart, tiles
 from fsdpbench.reports.page.ranking import (
     Ranked,
