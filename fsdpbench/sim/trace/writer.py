@@ -188,7 +188,7 @@ def _host_events(
         quoted = names.get(name)
         if quoted is None:
             quoted = names[name] = _json(name)
-        begin = f"{start // 1000}.{start % 1000:03d}"
+        begin = _us(start)
         if kind is runtime:
             external = stack[-1][1] if stack else 0
             external_ids[correlation] = external
@@ -211,10 +211,9 @@ def _host_events(
                 args += f',"Input Dims":{text}'
             spans: dict[int, list[int]] | None = {} if kind is is_span else None
             stack.append((end, serial, spans, quoted))
-        took = end - start
         lines.append(
             f'{{"ph":"X","cat":"{_CATEGORIES[kind]}","name":{quoted},"pid":{HOST_PID},"tid":{HOST_PID},'
-            f'"ts":{begin},"dur":{took // 1000}.{took % 1000:03d},"args":{{{args}}}}}'
+            f'"ts":{begin},"dur":{_us(end - start)},"args":{{{args}}}}}'
         )
     while stack:
         _close(stack.pop(), stream_lines)
