@@ -3,6 +3,7 @@ after a build on `meta`, and the loss of token models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,6 +37,12 @@ class Lookup(nn.Embedding):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.std)
+
+
+class ComputesTokenLoss:
+    """A module whose forward ends in `token_loss`, or in what was compiled of it."""
+
+    compiled_loss: Callable[[Tensor, Tensor, bool], Tensor] | None = None
 
 
 def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
