@@ -121,11 +121,13 @@ def require_compiled(config: Config, record: RankRecord) -> None:
     """Raises `BenchError` where all was to be compiled and nothing was: the eager program would stand under
     the name of the compiled one."""
     found = record.compilation
-    if not config.settings.compile or found is None or compiled_graphs(found):
+    asked = 2 if config.settings.compile_loss else 1  # the units' and the loss's
+    if not config.settings.compile or found is None or (compiled_graphs(found) and found["traced"] >= asked):
         return
     breaks = ", ".join(f"{reason} ({count}x)" for reason, count in found["graph_breaks"].items())
     raise BenchError(
-        f"compile=true compiled no graph of the units (wrap={config.settings.wrap})"
+        f"compile=true compiled no graph of the units{' or none of the loss' if asked > 1 else ''} "
+        f"(wrap={config.settings.wrap})"
         f"{f': {breaks}' if breaks else ''}. The hooks of units inside of a unit break its graph: take units "
         "that hold no others (wrap=block, or wrap=block+lm_head with a module's name), or leave compile out"
     )
