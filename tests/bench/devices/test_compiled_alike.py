@@ -78,5 +78,6 @@ def test_graphs_and_breaks(
     told = ("traced", "graph_breaks", "recompilations")
     assert [here["compilation"][key] for key in told] == [real["compilation"][key] for key in told]
     assert (here["status"], here["cause"]) == (real["status"], real["cause"])
+    nothing = wrap in ("root", "size:1000")  # the latter: torch's own layers alone, which Dynamo leaves alone
     breaks = wrap == "GPTBlock+Projection" and how == "full"  # inside of a checkpoint nothing is left then
-    assert (real["status"] == "error") is (wrap == "root" or breaks)
+    assert (real["status"] == "error") is (nothing or breaks)
