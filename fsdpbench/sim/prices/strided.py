@@ -1,7 +1,7 @@
 """Operators whose addresses cost more than their bytes: broadcast operands, and sums over a few elements.
 
-torch walks an operator's tensors in one order of dimensions and joins those that lie behind each other in all
-of them. Along what is left, each dimension costs a division and a product a tensor (OffsetCalculator.cuh): a
+torch walks an operator's tensors in one order of dimensions and joins those that follow each other in all of
+them. Along what is left, each dimension costs a division and a product a tensor (OffsetCalculator.cuh): a
 kernel over five dimensions, as rotary positions by matrices have, issues more than it moves. A reduction
 gives each result at least one thread, as many as it has elements up to a warp (Reduce.cuh, setReduceConfig);
 such a thread issues over a hundred instructions whether it adds two elements or two hundred.
@@ -42,8 +42,8 @@ def elementwise(kind: str) -> Price:
     def price(call: Call, costs: KernelCosts) -> OperatorCost:
         found = by_bytes(call, costs)
         operands = _broadcast(call)
-        dimensions = _joined(*operands) if operands else 0
-        if dimensions < 2:  # one dimension is loaded in vectors
+        dimensions = _joined(*operands) if operands is not None else 0
+        if operands is None or dimensions < 2:  # one dimension is loaded in vectors
             return found
         issued = _AN_ELEMENT + dimensions * (_A_DIMENSION + len(operands[1]))
         return _at_least(found, costs.issued_ns(call.outs[0].numel(), issued))
@@ -83,7 +83,7 @@ def _broadcast(call: Call) -> tuple[Sequence[int], list[Strides]] | None:
 
 
 def _joined(shape: Sequence[int], operands: Sequence[Strides]) -> int:
-    """How many dimensions are left where those that lie behind each other in all operands are one."""
+    """How many dimensions are left where those that follow each other in all operands are one."""
     dims = sorted(
         (tuple(strides[i] for strides in operands), size) for i, size in enumerate(shape) if size > 1
     )

@@ -51,7 +51,7 @@ def test_everything_to_one_element_and_empty_tensors_have_a_price() -> None:
             assert price(SUM, arguments, {}, out, COSTS).duration_ns > 0
 
 
-def test_dimensions_that_lie_behind_each_other_are_one() -> None:
+def test_dimensions_that_follow_each_other_are_one() -> None:
     heads = meta(2, 4096, 32, 128).transpose(1, 2)
     assert _joined(*_found(heads, heads)) == 1
     assert _joined(*_found(heads, meta(4096, 128))) == 4
