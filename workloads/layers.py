@@ -3,6 +3,7 @@ after a build on `meta`, and the loss of token models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,6 +44,12 @@ def _draw(weight: Tensor, std: float) -> None:
     took a twentieth of a simulated run."""
     if not weight.is_meta:
         nn.init.normal_(weight, std=std)
+
+
+class ComputesTokenLoss:
+    """A module whose forward ends in `token_loss`, or in what was compiled of it."""
+
+    compiled_loss: Callable[[Tensor, Tensor, bool], Tensor] | None = None
 
 
 def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:

@@ -21,6 +21,7 @@ SETTINGS: dict[str, Setting] = {setting.name: setting for setting in TABLE}
 _NEWER = frozenset(
     {
         "activation_offload",
+        "compile_loss",
         "graph",
         "implementation",
         "keep_last_unsharded",
@@ -71,6 +72,7 @@ class Settings:
     ep: int
     implementation: str
     compile: bool
+    compile_loss: bool
     graph: str
     seed: int
 

@@ -14,7 +14,7 @@ from fsdpbench.errors import UsageError, unknown
 from fsdpbench.files.reading import is_there
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.adapted import adapted
-from fsdpbench.systems.wrapping import check_classes
+from fsdpbench.systems.wrapping import check_names
 from fsdpbench.workloads import Workload, WorkloadError, get_workload
 
 
@@ -98,7 +98,7 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
         seq = adapted(workload, settings).resolve_seq(settings.seq)
     except WorkloadError as error:
         raise UsageError(str(error)) from None
-    check_classes(workload, settings.wrap)
+    check_names(workload, settings.wrap)
     return Config(
         model=target.model,
         shape=dict(workload.shape),
