@@ -26,7 +26,9 @@ class StreamTime:
     def __gt__(self, now: int, /) -> bool:
         marker = self._marker
         if marker.time == UNSETTLED:
-            return not _has_passed(self._timeline, marker)
+            # Asked of each stream at each allocation: mostly nothing has changed, and needs no call.
+            timeline = self._timeline
+            return timeline._next_change > timeline.cpu or not _has_passed(timeline, marker)
         return marker.time > now
 
     def wait(self) -> None:
