@@ -78,6 +78,11 @@ def test_graphs_and_breaks(
     told = ("traced", "graph_breaks", "recompilations")
     assert [here["compilation"][key] for key in told] == [real["compilation"][key] for key in told]
     assert (here["status"], here["cause"]) == (real["status"], real["cause"])
-    nothing = wrap in ("root", "size:1000")  # the latter: torch's own layers alone, which Dynamo leaves alone
-    breaks = wrap == "GPTBlock+Projection" and how == "full"  # inside of a checkpoint nothing is left then
-    assert (real["status"] == "error") is (nothing or breaks)
+    # Our hooks can be traced, torch's break graphs. Nothing compiles what is no unit, nor torch's own layers
+    # by themselves; and inside of a checkpoint a break leaves nothing.
+    nothing = wrap == "root"
+    if system == "torch-fsdp2":
+        nothing |= wrap == "size:1000" or (wrap == "GPTBlock+Projection" and how == "full")
+    if system.endswith("fsdp2"):
+        assert (real["status"] == "error") is nothing
+    assert (real["compilation"]["traced"] > (how == "full")) is (real["status"] == "ok")
