@@ -23,7 +23,7 @@ class Projection(nn.Linear):
         super().__init__(in_features, out_features, bias)
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.std)
+        _draw(self.weight, self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -36,7 +36,14 @@ class Lookup(nn.Embedding):
         super().__init__(entries, features)
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.std)
+        _draw(self.weight, self.std)
+
+
+def _draw(weight: Tensor, std: float) -> None:
+    """Draw from N(0, std). On `meta` there is nothing to draw, and torch's rules for it, which are in Python,
+    took a twentieth of a simulated run."""
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
 
 
 class ComputesTokenLoss:

@@ -94,7 +94,7 @@ class Settings:
         return cls(**{name: values[name] for name in SETTINGS})
 
     def to_dict(self) -> dict[str, Value]:
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in SETTINGS}  # `asdict` copies what needs no copy
 
     def changed(self, **values: Value) -> Settings:
         return dataclasses.replace(self, **values)  # type: ignore[arg-type]
