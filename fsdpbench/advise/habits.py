@@ -20,6 +20,16 @@ def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
             "parameters that training no longer uses, and trains nothing",
             f"after the model is wrapped: {made['text']}",
         )
+    elif found := seen.get("never_reduced"):
+        yield _never_reduced(found)
+    elif found := seen.get("without_gradients"):
+        yield Candidate(
+            NOT_SIMULATED,
+            Kind.WRONG,
+            place_of(found),
+            "no parameter of the optimizer has a gradient as it steps: it trains nothing",
+            "give it the parameters that forward uses; step() after backward() and before zero_grad()",
+        )
     if found := seen.get("backward_in_autocast"):
         yield Candidate(
             NOT_SIMULATED,
@@ -64,3 +74,19 @@ def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
             + (", and the CPU waits for each" if waiting else ""),
             "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which takes all at the same time",
         )
+
+
+def _never_reduced(found: Mapping[str, Any]) -> Candidate:
+    """Of gradients that stay each rank's own."""
+    if "no_sync" in found["text"]:
+        write = "the last backward before optimizer.step() outside of no_sync()"
+    else:
+        name = found["text"].partition("(")[0].rpartition(".")[2]
+        write = f"model.{name}(True) before the last backward of a step"
+    return Candidate(
+        NOT_SIMULATED,
+        Kind.WRONG,
+        place_of(found),
+        "gradients are reduced over the ranks in no step: this switches it off, and nothing switches it on",
+        write,
+    )
