@@ -11,25 +11,7 @@ from fsdpbench.advise.candidate import NOT_SIMULATED, Candidate, Kind, place_of
 
 def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
     """What is wrong in a script, or costs time for nothing."""
-    if made := seen.get("early_optimizer"):
-        yield Candidate(
-            NOT_SIMULATED,
-            Kind.WRONG,
-            place_of(made),
-            f"the optimizer is made before the model is wrapped (line {made['wrapped_at']}): it holds "
-            "parameters that training no longer uses, and trains nothing",
-            f"after the model is wrapped: {made['text']}",
-        )
-    elif found := seen.get("never_reduced"):
-        yield _never_reduced(found)
-    elif found := seen.get("without_gradients"):
-        yield Candidate(
-            NOT_SIMULATED,
-            Kind.WRONG,
-            place_of(found),
-            "no parameter of the optimizer has a gradient as it steps: it trains nothing",
-            "give it the parameters that forward uses; step() after backward() and before zero_grad()",
-        )
+    yield from _untrained(seen)
     if found := seen.get("backward_in_autocast"):
         yield Candidate(
             NOT_SIMULATED,
@@ -73,6 +55,29 @@ def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
             f"{norms['per_step']:,.0f} norms a step are taken one by one"
             + (", and the CPU waits for each" if waiting else ""),
             "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which takes all at the same time",
+        )
+
+
+def _untrained(seen: Mapping[str, Any]) -> Iterator[Candidate]:
+    """Why nothing is trained, or each rank by itself: one reason."""
+    if made := seen.get("early_optimizer"):
+        yield Candidate(
+            NOT_SIMULATED,
+            Kind.WRONG,
+            place_of(made),
+            f"the optimizer is made before the model is wrapped (line {made['wrapped_at']}): it holds "
+            "parameters that training no longer uses, and trains nothing",
+            f"after the model is wrapped: {made['text']}",
+        )
+    elif found := seen.get("never_reduced"):
+        yield _never_reduced(found)
+    elif found := seen.get("without_gradients"):
+        yield Candidate(
+            NOT_SIMULATED,
+            Kind.WRONG,
+            place_of(found),
+            "no parameter of the optimizer has a gradient as it steps: it trains nothing",
+            "give it the parameters that forward uses; step() after backward() and before zero_grad()",
         )
 
 

@@ -11,7 +11,7 @@ from fsdpbench.script.variations.kinds import Variation
 from fsdpbench.sweep.trials import Trial
 
 _SOON = 100_000
-"""Steps: what lasts longer is no growth that matters."""
+"""Steps: growth that memory stands for longer does not matter."""
 
 
 def steps_until_full(account: Mapping[str, Any]) -> int | None:
