@@ -3,7 +3,7 @@ alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fsdpbench.advise.candidate import NOT_SIMULATED, Candidate, Kind, place_of
@@ -45,17 +45,20 @@ def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
             "gradients are filled with zeros and added to, where dropping them costs nothing",
             "zero_grad(set_to_none=True), the default",
         )
-    norms, waits = seen.get("norms"), seen.get("waits") or ()
-    if norms is not None:
-        waiting = any(wait["file"] == norms["file"] and wait["line"] == norms["line"] for wait in waits)
-        yield Candidate(
-            "no-waits" if waiting else NOT_SIMULATED,
-            Kind.FAULT,
-            place_of(norms),
-            f"{norms['per_step']:,.0f} norms a step are taken one by one"
-            + (", and the CPU waits for each" if waiting else ""),
-            "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which takes all at the same time",
-        )
+    if norms := seen.get("norms"):
+        yield _single_norms(norms, seen.get("waits") or ())
+
+
+def _single_norms(norms: Mapping[str, Any], waits: Sequence[Mapping[str, Any]]) -> Candidate:
+    waiting = any(wait["file"] == norms["file"] and wait["line"] == norms["line"] for wait in waits)
+    return Candidate(
+        "no-waits" if waiting else NOT_SIMULATED,
+        Kind.FAULT,
+        place_of(norms),
+        f"{norms['per_step']:,.0f} norms a step are taken one by one"
+        + (", and the CPU waits for each" if waiting else ""),
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which takes all at the same time",
+    )
 
 
 def _untrained(seen: Mapping[str, Any]) -> Iterator[Candidate]:

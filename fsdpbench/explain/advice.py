@@ -65,21 +65,21 @@ def advise(
     if config.script is not None:  # what grows is seen where memory suffices for some steps
         roomy_config = with_account(roomy_config)
     as_it_is, roomy = simulate([with_account(config), roomy_config], jobs, lambda done: None)
-    growing = next((trial for trial in (as_it_is, roomy) if grows(trial)), None)
-    asked = as_it_is.status is Status.OOM or growing is not None or as_it_is.retries or as_it_is.risky
+    growing = grows(as_it_is) or grows(roomy)
+    asked = as_it_is.status is Status.OOM or growing or as_it_is.retries or as_it_is.risky
     asked = asked or (ran_out and as_it_is.fits)
     if not asked or not search:
         return Advice(as_it_is, roomy, simulated=2)
-    if growing is None:
-        return _searched(config, as_it_is, roomy, jobs, tell)
-    return _without_growth(config, growing, as_it_is, roomy, jobs, tell)
+    if growing:
+        return _without_growth(config, as_it_is, roomy, jobs, tell)
+    return _searched(config, as_it_is, roomy, jobs, tell)
 
 
 def _without_growth(
-    config: Config, growing: Trial, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
+    config: Config, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> Advice:
     """First what stops the growth, then, where that is not enough, what else has to change."""
-    changes = stops(growing)
+    changes = stops()
     tell("memory grows from step to step; trying what may stop it")
     configs = [with_account(change.applied_to(config)) for change in changes]
     trials = simulate([*configs, *map(with_account, map(with_room, configs))], jobs, lambda done: None)

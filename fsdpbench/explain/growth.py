@@ -30,19 +30,16 @@ def grows(trial: Trial) -> bool:
     return steps is not None and steps < _SOON
 
 
-def stops(trial: Trial) -> list[Change]:
-    """What may stop the growth that `trial` of a script shows, the less first."""
-    where = ((trial.account or {}).get("growth") or {}).get("where") or [{}]
-    line = where[0].get("line")
-    of_line = f"what {line} makes" if line else "it"
+def stops() -> list[Change]:
+    """What may stop the growth that a script shows, the less first."""
     return [
         Change(
-            f"keep {of_line} with .detach()",
+            ".detach() what the loop keeps (a list, a sum)",
             "what is kept no longer holds the graph of its step",
             fields=(("what_if", WhatIf(variation=Variation.DETACH_KEPT)),),
         ),
         Change(
-            f"keep {of_line} with .detach().cpu()",
+            ".detach().cpu() what the loop keeps (a list, a sum)",
             "what is kept is on the host; the time of the copy is not simulated",
             fields=(("what_if", WhatIf(variation=Variation.HOST_KEPT)),),
             unpriced=True,

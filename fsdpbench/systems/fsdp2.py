@@ -175,6 +175,11 @@ class TorchFsdp2(_FullyShardSystem):
                 "with gloo beside replicas, and with reduce_dtype=fp16, PyTorch's fully_shard divides "
                 "gradients twice where FSDP has one rank (of experts): use a smaller ep, or impl-fsdp2"
             )
+        if config.settings.ep > 1 and not _has_meshes_of_parameters():
+            refused["ep"] = (
+                f"fully_shard of torch {torch.__version__} has one mesh for all parameters of a unit "
+                "(2.12 is the first with several): install a later one, or use impl-fsdp2"
+            )
         if config.settings.backward_prefetch != "pre":
             refused["backward_prefetch"] = "PyTorch's fully_shard always prefetches before (`pre`)"
         return refused
@@ -206,6 +211,12 @@ def _average_over_all(modules: Sequence[Any], degrees: Degrees, meshes: Meshes, 
         module.set_gradient_divide_factor(float(degrees.sharding))
         if device.type == "cpu" and reduced:  # gloo has no sums of multiples
             module.set_force_sum_reduction_for_comms(True)
+
+
+def _has_meshes_of_parameters() -> bool:
+    from fsdpbench.torch_internals import fsdp_common
+
+    return hasattr(fsdp_common, "ShardPlacementResult")
 
 
 def _divides_twice(config: Config) -> bool:

@@ -11,6 +11,7 @@ The memory is the caching allocator's: a pool of its own and the meeting itself 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -102,6 +103,7 @@ def patch_symmetric_memory(accelerator: Accelerator) -> None:
         record.symmetric = True
         return _Meeting()
 
+    @functools.wraps(use)  # Dynamo looks below the wrapper
     def use_mem_pool(pool: Any, *args: Any, **kwargs: Any) -> Any:
         return use_pool(pool) if pool is POOL else use(pool, *args, **kwargs)
 

@@ -11,6 +11,7 @@ import importlib.machinery
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,6 +79,11 @@ class _StandIn(ModuleType):
     @staticmethod
     def graph_break(msg: str = "") -> None:
         """What the real one does where no graph is traced."""
+
+    @staticmethod
+    def disable_nested_graph_breaks() -> AbstractContextManager[None]:
+        """Of torch 2.14, whose device meshes ask for it."""
+        return nullcontext()
 
     @staticmethod
     def disable(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ...shared.layout import UnitLayout
+from ...shared.torch_internals import chunk_cat
 
 
 def rank_major(
@@ -30,3 +31,11 @@ def fill_missing(
         given[i] if i in given else torch.zeros(segment.shape, dtype=like.dtype, device=like.device)
         for i, segment in enumerate(layout.segments)
     ]
+
+
+def concatenate(layout: UnitLayout, gradients: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Copy them into ``out`` of (ranks, elements of a rank), and cast them to its dtype."""
+    if layout.has_empty:  # chunk_cat refuses them
+        gradients = [gradient for gradient in gradients if gradient.numel()]
+    if gradients:
+        chunk_cat(gradients, 0, out.shape[0], out=out)

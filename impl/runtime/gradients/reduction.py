@@ -29,12 +29,11 @@ from ...collectives.comm_hooks import CommHook
 from ...collectives.exchange import Exchange, plain
 from ...shared.annotations import span
 from ...shared.settings import MemoryHandover
-from ...shared.torch_internals import chunk_cat
 from ..gradient_state import PartialSum
 from ..streams import Event, Stream, Streams
 from ..unit import Unit
 from .grouped import GroupedReduce, groups_gradients
-from .laying_out import fill_missing, rank_major
+from .laying_out import concatenate, fill_missing, rank_major
 from .lent import LentMemory
 from .pieces import PieceReduce
 from .plans import Plan, plan_of
@@ -196,10 +195,7 @@ class Reducer:
         if plan.used < numel:
             source[plan.used :].zero_()
         rows = layout.world_size if layout.rank_major else 1
-        if layout.has_empty:  # chunk_cat refuses them
-            gradients = [gradient for gradient in gradients if gradient.numel()]
-        if gradients:
-            chunk_cat(gradients, 0, rows, out=source[: plan.used].view(rows, -1))
+        concatenate(layout, gradients, source[: plan.used].view(rows, -1))
         if average.before != 1:
             source.div_(average.before)
         return _Reduction(unit, which, offsets, source, average)

@@ -107,8 +107,7 @@ def test_losses_that_are_kept_alive(fsdpbench: CommandLine, tmp_path: Path) -> N
     found = explained(fsdpbench, "--script", str(script), *on)["simulation"]
     assert found["account"]["growth"]["per_step_bytes"] > 1 << 30
     first = found["changes"][0]
-    assert first["write"].endswith(".detach()")
-    assert "train.py:21" in first["write"]
+    assert first["write"].startswith(".detach() what the loop keeps")
     script.write_text(
         KEEPS.replace("SIZE", "65536").replace("WRITTEN", "\n    losses[-1] = losses[-1].detach()")
     )
@@ -159,9 +158,9 @@ def test_a_snapshot_with_the_script_that_made_it(fsdpbench: CommandLine, tmp_pat
     told = ("--from", str(snapshot), "--script", str(script), "--gpus", "8", "--hardware", "a100-40gb")
     found = explained(fsdpbench, *told)
     (device,) = found["snapshot"]
-    assert (device["asked"], device["lines"][0]["line"]) == (2 * gib, "train.py:21")
+    assert (device["asked"], device["lines"][0]["line"]) == (2 * gib, "train.py:21 <module>")
     assert min(device["alive_by_age_bytes"]) > 0
-    assert found["simulation"]["changes"][0]["write"].endswith(".detach()")
+    assert found["simulation"]["changes"][0]["write"].startswith(".detach() what")
 
 
 def test_growth_that_fills_memory_soon_is_no_fit() -> None:

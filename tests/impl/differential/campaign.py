@@ -15,7 +15,7 @@ from typing import Any
 
 import hypothesis
 from differential.driver import run
-from differential.explained import EXPLANATIONS
+from differential.explanations.explained import EXPLANATIONS
 from differential.programs import programs
 from differential.shrinking import shrink, signature, write_script
 from differential.specs import Program

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from differential.explained import TORCH_CRASHES, TORCH_HANGS
-from differential.in_ranks import run_program
-from differential.lockstep import Difference, Result
+from differential.explanations.explained import TORCH_CRASHES, TORCH_HANGS
+from differential.ranks.in_ranks import run_program
+from differential.ranks.lockstep import Difference, Result
+from differential.ranks.trail import last_steps
+from differential.ranks.wrapping import SIDES
 from differential.specs import Program
-from differential.trail import last_steps
-from differential.wrapping import SIDES
 from rank_pool import RankPool
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "20"))

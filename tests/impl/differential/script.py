@@ -9,7 +9,7 @@ import tempfile
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from differential import in_ranks
+from differential.ranks import in_ranks
 from differential.specs import Program
 
 

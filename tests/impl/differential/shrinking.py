@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
-from differential.lockstep import Difference
+from differential.ranks.lockstep import Difference
 from differential.specs import Program
 
 Fails = Callable[[Program], str]

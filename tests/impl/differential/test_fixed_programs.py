@@ -14,12 +14,12 @@ import pytest
 import torch
 from differential import operations, specs
 from differential.driver import run
-from differential.lockstep import Result
-from differential.observing import Tolerance, differences, tolerance_for, value_of
 from differential.operations import Backward, Forward, Step, ZeroGrad
+from differential.ranks.lockstep import Result
+from differential.ranks.observing import Tolerance, differences, tolerance_for, value_of
+from differential.ranks.trail import Trail
 from differential.shrinking import shrink
 from differential.specs import BlockSpec, ModelSpec, Program
-from differential.trail import Trail
 from rank_pool import RankPool
 
 LINES = Path(__file__).with_name("fixed_programs.txt").read_text().splitlines()

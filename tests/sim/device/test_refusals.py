@@ -36,6 +36,9 @@ def test_the_device_refuses_what_the_cpu_refuses() -> None:
     from refusal_cases import cases
 
     start()
+    explained = set(EXPLAINED)
+    if torch.__version__ < "2.12":  # its kernel was chosen before dtypes were compared: another subclass
+        explained.add("mv: bool@0")
     differences, refused, alike = set(), 0, 0
     for case in cases():
         expected, found = case.run("cpu"), case.run("sim")
@@ -44,7 +47,7 @@ def test_the_device_refuses_what_the_cpu_refuses() -> None:
         elif expected is not None:
             refused += 1
             alike += str(expected).splitlines()[0] == str(found).splitlines()[0]
-    assert not differences ^ set(EXPLAINED), differences ^ set(EXPLAINED)
+    assert not differences ^ explained, differences ^ explained
     assert refused > 600
     assert alike > 0.6 * refused  # the words; others name what is CUDA's or Python's
 

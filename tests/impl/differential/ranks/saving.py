@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from differential import operations as ops
-from differential.interpreter import Run, perform
-from differential.observing import Seen, plain, value_of
+from differential.ranks.interpreter import Run, perform
+from differential.ranks.observing import Seen, plain, value_of
 from torch.distributed.checkpoint import state_dict as dcp
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from differential import operations as ops
-from differential.observing import Value
-from differential.situation import (
+from differential.explanations.situation import (
     Explanation,
     attached_unsharded,
     earlier,
@@ -13,6 +12,7 @@ from differential.situation import (
     only_rounded,
     refused,
 )
+from differential.ranks.observing import Value
 
 SHARDED_DOC = "docs/impl-fsdp2.md"
 

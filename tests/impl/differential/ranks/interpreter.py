@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from differential import operations as ops
-from differential.models import Model, batch_of, loss_of, plain_blocks
-from differential.observing import Seen, value_of
+from differential.ranks.models import Model, batch_of, loss_of, plain_blocks
+from differential.ranks.observing import Seen, value_of
+from differential.ranks.trail import Trail
+from differential.ranks.wrapping import api_of, build
 from differential.specs import Flat, Program
-from differential.trail import Trail
-from differential.wrapping import api_of, build
 
 
 class Run:

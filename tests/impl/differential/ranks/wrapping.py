@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from differential.models import Inner, Model
+from differential.ranks.models import Inner, Model
 from differential.specs import Flat, Program, Sharded
 from torch import nn
 from torch.distributed import fsdp as torch_fsdp

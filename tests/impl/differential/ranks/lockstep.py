@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from differential import misuse, saving, training  # noqa: F401 (they register their operations)
 from differential import operations as ops
-from differential.explained import explanation_of
-from differential.interpreter import Run, carry_out, whole_parameters
-from differential.observing import Seen, Tolerance, differences, looked_at, tolerance_for
-from differential.situation import Situation, leaves_unreduced, views_comparable
+from differential.explanations.explained import explanation_of
+from differential.explanations.situation import Situation, leaves_unreduced, views_comparable
+from differential.ranks import misuse, saving, training  # noqa: F401 (they register their operations)
+from differential.ranks.interpreter import Run, carry_out, whole_parameters
+from differential.ranks.observing import Seen, Tolerance, differences, looked_at, tolerance_for
+from differential.ranks.trail import Trail
+from differential.ranks.wrapping import SIDES
 from differential.specs import Flat, Program
-from differential.trail import Trail
-from differential.wrapping import SIDES
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from differential import operations as ops
-from differential.observing import Value
-from differential.situation import (
+from differential.explanations.situation import (
     Explanation,
     between_passes,
     dropped_gradients,
@@ -24,6 +23,7 @@ from differential.situation import (
     views_comparable,
     written_after_evaluation,
 )
+from differential.ranks.observing import Value
 
 FLAT_DOC = "docs/impl-fsdp1.md"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from differential import operations as ops
-from differential.observing import Tolerance, Value
+from differential.ranks.observing import Tolerance, Value
 from differential.specs import Flat, Program
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from differential import operations as ops
-from differential.interpreter import Run, perform
-from differential.models import Block, plain_blocks
-from differential.observing import Seen, looked_at, value_of
+from differential.ranks.interpreter import Run, perform
+from differential.ranks.models import Block, plain_blocks
+from differential.ranks.observing import Seen, looked_at, value_of
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from differential.explained_flat import FLAT
-from differential.explained_sharded import SHARDED
-from differential.situation import Explanation, Situation
+from differential.explanations.explained_flat import FLAT
+from differential.explanations.explained_sharded import SHARDED
+from differential.explanations.situation import Explanation, Situation
 
 FUZZER_DOC = "docs/impl.md#the-differential-fuzzer"
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from differential import operations as ops
-from differential.interpreter import Run, perform
-from differential.observing import Seen
-from differential.wrapping import CPU, MESHES
+from differential.ranks.interpreter import Run, perform
+from differential.ranks.observing import Seen
+from differential.ranks.wrapping import CPU, MESHES
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard

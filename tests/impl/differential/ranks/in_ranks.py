@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from differential.lockstep import Result, compare
+from differential.ranks.lockstep import Result, compare
+from differential.ranks.wrapping import SIDES
 from differential.specs import Program
-from differential.wrapping import SIDES
 
 HANG_SECONDS = 0.75 * float(os.environ.get("FUZZ_SECONDS", "20"))
 
