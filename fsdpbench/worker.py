@@ -32,7 +32,7 @@ from fsdpbench.measuring.soak import ShapedBatches, Soak, mean_flops, mean_token
 from fsdpbench.measuring.training import Batch, TrainingLoop
 from fsdpbench.measuring.warmup import TimedSteps, time_steps, warm_up
 from fsdpbench.measuring.watched_settings import unread_settings, watched
-from fsdpbench.results.records import RankRecord, Status, trace_path
+from fsdpbench.results.records import RankRecord, Status, compiled_graphs, trace_path
 from fsdpbench.systems import BuildContext, get_system, software_of
 from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.dtypes import TORCH_DTYPES
@@ -105,22 +105,33 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     values = [device.loss_value(loss) for loss in losses]
     record.losses = [v for v in values if v is not None] or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
-    record.compilation = getattr(device, "compilation", None)
-    require_compiled(config, record)
+    _note_compilation(config, device, record)
     record.unread_settings = unread_settings(loop.system, loop.config) or None
     record.graph = getattr(device, "graph", None)
+
+
+def _note_compilation(config: Config, device: Device, record: RankRecord) -> None:
+    """What was compiled, of which a simulated device knows more than Dynamo does."""
+    if config.settings.compile:
+        from fsdpbench.sim.compile.report import of_dynamo  # the compiler's import takes seconds
+
+        record.compilation = getattr(device, "compilation", None) or of_dynamo()
+    require_compiled(config, record)
 
 
 def require_compiled(config: Config, record: RankRecord) -> None:
     """Raises `BenchError` where all was to be compiled and nothing was: the eager program would stand under
     the name of the compiled one."""
     found = record.compilation
-    if not config.settings.compile or found is None or found["graphs"]:
+    asked = 2 if config.settings.compile_loss else 1  # the units' and the loss's
+    if not config.settings.compile or found is None or (compiled_graphs(found) and found["traced"] >= asked):
         return
     breaks = ", ".join(f"{reason} ({count}x)" for reason, count in found["graph_breaks"].items())
     raise BenchError(
-        f"compile=true compiled no graph of the units (wrap={config.settings.wrap})"
-        f"{f': {breaks}' if breaks else ''}; take wrap=block, or leave compile out"
+        f"compile=true compiled no graph of the units{' or none of the loss' if asked > 1 else ''} "
+        f"(wrap={config.settings.wrap})"
+        f"{f': {breaks}' if breaks else ''}. The hooks of units inside of a unit break its graph: take units "
+        "that hold no others (wrap=block, or wrap=block+lm_head with a module's name), or leave compile out"
     )
 
 
@@ -154,7 +165,7 @@ def _soak(
     record.memory_per_step = soak.memory_per_step()
     record.losses = losses or None
     record.unknown_operators = dict(getattr(device, "unknown_operators", {}))
-    record.compilation = getattr(device, "compilation", None)
+    _note_compilation(config, device, record)
     record.unread_settings = unread_settings(loop.system, loop.config) or None
 
 

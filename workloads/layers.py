@@ -3,6 +3,7 @@ after a build on `meta`, and the loss of token models."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ class Projection(nn.Linear):
         super().__init__(in_features, out_features, bias)
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.std)
+        _draw(self.weight, self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -35,7 +36,20 @@ class Lookup(nn.Embedding):
         super().__init__(entries, features)
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight, std=self.std)
+        _draw(self.weight, self.std)
+
+
+def _draw(weight: Tensor, std: float) -> None:
+    """Draw from N(0, std). On `meta` there is nothing to draw, and torch's rules for it, which are in Python,
+    took a twentieth of a simulated run."""
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
+
+
+class ComputesTokenLoss:
+    """A module whose forward ends in `token_loss`, or in what was compiled of it."""
+
+    compiled_loss: Callable[[Tensor, Tensor, bool], Tensor] | None = None
 
 
 def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:

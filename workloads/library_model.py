@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fsdpbench.workloads.base import Batch, Workload
 from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import ForwardFlops
-from fsdpbench.workloads.layers import token_loss
+from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
 
 LIBRARY = "transformers"
 CONTENT = "library_config"
@@ -147,7 +147,7 @@ class LibraryWorkload(Workload):
         return self._base.forward_flops(batch, seq)
 
 
-class LibraryModel(nn.Module):
+class LibraryModel(ComputesTokenLoss, nn.Module):
     """A module of the library, called as our models are: `model(tokens, targets) -> loss`."""
 
     def __init__(self, model: Any, fp32_loss: bool) -> None:
@@ -166,4 +166,6 @@ class LibraryModel(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         logits: Tensor = self.model(input_ids=inputs, use_cache=False).logits
-        return logits if targets is None else token_loss(logits, targets, self.fp32_loss)
+        if targets is None:
+            return logits
+        return (self.compiled_loss or token_loss)(logits, targets, self.fp32_loss)

@@ -25,6 +25,7 @@ from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.errors import UsageError
 
 DEVICES = ("cuda", "cpu", "sim")
+DEFAULT_HARDWARE = "a100-80gb"
 ShapeValue = int | float | str | bool
 
 

@@ -69,7 +69,7 @@ TABLE: tuple[Setting, ...] = (
     Setting(
         "wrap",
         "block",
-        "block, every-K, size:N, root, class names joined by +",
+        "block, every-K, size:N, root, or classes and modules by name, joined by + (`block+lm_head`)",
         "Which modules become an FSDP unit.",
         "Most scripts make each block a unit.",
         wrap,
@@ -280,6 +280,14 @@ TABLE: tuple[Setting, ...] = (
         "true, false",
         "Use torch.compile on each block.",
         "Most training runs eager.",
+        flag,
+    ),
+    Setting(
+        "compile_loss",
+        False,
+        "true, false",
+        "With compile, compile the loss of a model of tokens too.",
+        "Scripts that compile blocks leave the loss as it is; TorchTitan compiles both.",
         flag,
     ),
     Setting(

@@ -72,14 +72,21 @@ def checkpointing(text: str) -> Value:
 
 
 def wrap(text: str) -> Value:
-    """What becomes an FSDP unit: a word, `every-K`, `size:N` or names of classes."""
+    """What becomes an FSDP unit: a word, `every-K`, `size:N`, or names of classes and of modules by `+`."""
     if text in ("block", "root"):
         return text
     if text.startswith("every-"):
         return every_k(text)
     if text.startswith("size:"):
         return f"size:{parameters(text[5:])}"
-    return joined_names(text)
+    if not all(_is_path(part) for part in text.split("+")):
+        raise ValueError("")
+    return text
+
+
+def _is_path(text: str) -> bool:
+    """`lm_head`, `model.layers.0`."""
+    return all(part.isidentifier() or part.isdecimal() for part in text.split("."))
 
 
 def joined_names(text: str) -> Value:

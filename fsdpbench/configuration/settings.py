@@ -21,6 +21,7 @@ SETTINGS: dict[str, Setting] = {setting.name: setting for setting in TABLE}
 _NEWER = frozenset(
     {
         "activation_offload",
+        "compile_loss",
         "graph",
         "implementation",
         "keep_last_unsharded",
@@ -71,6 +72,7 @@ class Settings:
     ep: int
     implementation: str
     compile: bool
+    compile_loss: bool
     graph: str
     seed: int
 
@@ -92,7 +94,7 @@ class Settings:
         return cls(**{name: values[name] for name in SETTINGS})
 
     def to_dict(self) -> dict[str, Value]:
-        return dataclasses.asdict(self)
+        return {name: getattr(self, name) for name in SETTINGS}  # `asdict` copies what needs no copy
 
     def changed(self, **values: Value) -> Settings:
         return dataclasses.replace(self, **values)  # type: ignore[arg-type]

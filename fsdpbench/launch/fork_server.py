@@ -13,9 +13,12 @@ import sys
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fsdpbench.lifetime import PARENT
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 _PRELOAD = ["fsdpbench.launch.preload_first", "fsdpbench.launch.preload"]
 _PRELOAD_REAL = [*_PRELOAD, "fsdpbench.launch.preload_real"]
@@ -52,6 +55,19 @@ def ensure() -> int:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return _pid()
+
+
+@contextlib.contextmanager
+def workers(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """So many processes from the server, for work on files; they end with this one."""
+    from concurrent.futures import ProcessPoolExecutor
+
+    from fsdpbench.reports.analysis.parallel import end_with_the_caller
+
+    ensure()
+    with plain_main():
+        with ProcessPoolExecutor(processes, context(), initializer=end_with_the_caller) as pool:
+            yield pool
 
 
 def kill() -> None:

@@ -15,6 +15,8 @@ _NEEDED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch.profiler",
+    "torch.utils._device",
+    "numpy.ma",
     "fsdpbench.devices.sim",
     "fsdpbench.launch.point",
     "fsdpbench.worker",
@@ -27,11 +29,19 @@ def _import_all() -> None:
         importlib.import_module(name)
     import torch
 
+    from fsdpbench.configuration.config import DEFAULT_HARDWARE
+    from fsdpbench.results.provenance import versions
+    from fsdpbench.results.residuals.intervals import read_ahead
     from fsdpbench.sim import preload
+    from fsdpbench.sim.hardware.profile import load_profile
     from fsdpbench.torch_internals import functorch_config  # noqa: F401
 
     torch.set_num_threads(1)
     preload()
+    # Files that every result needs, of which the answers are kept.
+    versions()
+    read_ahead()
+    load_profile(DEFAULT_HARDWARE)
 
 
 # Modules stay, so that looking for garbage among them is in vain, and takes longer than many imports; frozen,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -55,6 +56,12 @@ class Status(StrEnum):
         return self in (Status.OK, Status.OOM, Status.NOT_APPLICABLE)
 
 
+def compiled_graphs(compilation: Mapping[str, Any]) -> int:
+    """Graphs of a run by its `compilation`: compiled ones, or on real devices those that Dynamo traced."""
+    found: int = compilation.get("graphs", compilation.get("traced", 0))
+    return found
+
+
 @dataclass
 class RankRecord:
     """Seconds, bytes and FLOPs of one rank; `None` is what its device cannot know. What is known of a user's
@@ -86,7 +93,8 @@ class RankRecord:
     rank_check: dict[str, Any] | None = None
     memory_account: dict[str, Any] | None = None
     compilation: dict[str, Any] | None = None
-    """Of a compiled run on simulated GPUs: graphs, kernels, breaks, recompilations, fallbacks."""
+    """Of a compiled run: graphs that Dynamo traced, breaks, recompilations; on simulated GPUs the compiled
+    graphs, their kernels and fallbacks too."""
     memory_traffic: dict[str, Any] | None = None
     """Simulated GPUs, a mean traced step: bytes of kernels that memory limits."""
 

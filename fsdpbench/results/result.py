@@ -20,7 +20,7 @@ from fsdpbench.reports.outside_text import one_line
 from fsdpbench.reports.result_figures import result_figures
 from fsdpbench.results.measured import measured
 from fsdpbench.results.provenance import environment
-from fsdpbench.results.records import OPTIONAL, TRACE_FOLDER, Status, read_records
+from fsdpbench.results.records import OPTIONAL, TRACE_FOLDER, Status, compiled_graphs, read_records
 from fsdpbench.results.residuals.intervals import interval_of
 
 SCHEMA = 1
@@ -127,7 +127,7 @@ def _has_compiled(config: Config, record: Mapping[str, Any]) -> bool:
     """What was asked for, unless the compiler is known to have made no graph of what ran."""
     made = record.get("compilation")
     ran = bool(record.get("step_times_s"))
-    return bool(config.settings.compile) and not (ran and made and not made["graphs"])
+    return bool(config.settings.compile) and not (ran and made and not compiled_graphs(made))
 
 
 def _was_measured(config: Config, records: list[dict[str, Any]]) -> bool:

@@ -8,23 +8,25 @@ its line.
         number < best, bool(number), int(number), math.isnan(number) ──> recorded
     if loss < best, int(count), x[:count], torch.equal(a, b)         ──> recorded immediately
     float(loss), loss.cpu().numpy()   leave what can be followed: recorded, unless they are only printed
+    loss.item(), loss.cpu()           noted as read, unless they are only printed: what is decided by a
+                                      file or an array that was made of it goes back to such a line
 """
 
 from __future__ import annotations
 
-import ast
 import functools
-import linecache
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
 
 from fsdpbench.script.numbers import Followed, PlaceholderFloat, PlaceholderInt, follow_math, plain
 from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.script.shown import is_only_printed, is_only_shown
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.operators.known_values import (
     forget,
@@ -42,10 +44,7 @@ _TOLD = 3
 _WRITERS = ("json", "csv", "logging", "pprint", "yaml")
 """Modules that compare numbers to write them."""
 _MOST_FOLLOWED = 1 << 20
-_SHOWN_BY = {
-    "print", "format", "str", "repr", "log", "info", "debug", "warning", "write", "set_postfix",
-    "set_description", "add_scalar",
-}  # fmt: skip
+_INFINITE = (math.inf, -math.inf)
 
 
 class Decisions:
@@ -54,6 +53,7 @@ class Decisions:
     def __init__(self, own_files: OwnFiles) -> None:
         self._own_files = own_files
         self._counts: dict[tuple[str, int, str, Any], int] = {}
+        self._reads: dict[tuple[str, int, str], int] = {}
         self._asked = False
         """Whether a Python method of a tensor is asking now: it says by which name."""
         self._guessed = False
@@ -72,12 +72,29 @@ class Decisions:
         frame = self._own_files.innermost()
         if frame is None or _is_written_down():
             return
-        if operation in ("float", "numpy") and _is_only_shown(frame):
+        if operation in ("float", "numpy") and is_only_shown(frame):
             return
         file = self._own_files.whole_name(frame.f_code.co_filename)
         answer = plain(answer.item() if hasattr(answer, "item") else answer)  # numpy has its own kinds
+        if not isinstance(answer, bool | int | float | str) or answer in _INFINITE:
+            answer = str(answer)
         key = (file, frame.f_lineno, operation, answer)
         self._counts[key] = self._counts.get(key, 0) + 1
+
+    def note_read(self, operation: str) -> None:
+        """The script's innermost line has a placeholder on the host now."""
+        frame = self._own_files.innermost()
+        if frame is None or _is_written_down() or is_only_printed(frame):
+            return
+        key = (self._own_files.whole_name(frame.f_code.co_filename), frame.f_lineno, operation)
+        self._reads[key] = self._reads.get(key, 0) + 1
+
+    def reads(self) -> list[dict[str, Any]]:
+        """Where placeholders were taken to the host, as in `result.json`."""
+        return [
+            {"file": file, "line": line, "operation": operation, "count": count}
+            for (file, line, operation), count in self._reads.items()
+        ]
 
     def to_list(self) -> list[dict[str, Any]]:
         """As in `result.json`, in the order in which they were taken first."""
@@ -169,6 +186,7 @@ class _Tensors:
             answer, guessed = decisions.ask(tensor, original)
             if not guessed:
                 return answer
+            decisions.note_read("item")
             is_compiled = sys._getframe(1).f_code in find("dynamo_output_codes")
             if is_compiled or not isinstance(answer, float):
                 decisions.record("item", answer)
@@ -184,6 +202,8 @@ class _Tensors:
         def tolist(tensor: torch.Tensor) -> Any:
             host = tensor.cpu() if is_on_device(tensor) else tensor
             answer, guessed = decisions.ask(host, original)
+            if guessed:
+                decisions.note_read("tolist")
             if guessed and not tensor.dtype.is_floating_point:
                 decisions.record("tolist", _first(answer))
             return _followed(answer) if guessed else answer
@@ -200,6 +220,7 @@ class _Tensors:
             if found is tensor or type(found) is not torch.Tensor or found.device.type != "cpu":
                 return found
             if found.numel() <= _MOST_FOLLOWED and holds_placeholders(found) and decisions.reading():
+                decisions.note_read(original.__name__)
                 return found.as_subclass(HostPlaceholder)
             return found
 
@@ -215,6 +236,7 @@ class _Tensors:
             if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
                 small = tensor.numel() <= _MOST_FOLLOWED
                 if small and holds_placeholders(tensor) and decisions.reading():
+                    decisions.note_read("copy_")
                     tensor.__class__ = HostPlaceholder
             return tensor
 
@@ -337,36 +359,6 @@ def _followed(answer: Any) -> Any:
     if type(answer) is float:
         return PlaceholderFloat(answer)
     return PlaceholderInt(answer) if type(answer) is int else answer
-
-
-def _is_only_shown(frame: FrameType) -> bool:
-    """Whether the call that runs in a frame is part of what is printed there."""
-    return _shown_at(frame.f_code, frame.f_lasti)
-
-
-@functools.cache
-def _shown_at(code: CodeType, instruction: int) -> bool:
-    place = list(code.co_positions())[instruction // 2]
-    try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
-    except (SyntaxError, ValueError):
-        return False
-    return _shows(tree, place, False)
-
-
-def _shows(node: ast.AST, place: tuple[Any, ...], shown: bool) -> bool:
-    """Whether the expression at `place` (lines and columns, as code objects have them) is printed."""
-    if isinstance(node, ast.Call):
-        found = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        shown = shown or name in _SHOWN_BY
-        if found == place:
-            return shown
-    elif isinstance(node, ast.FormattedValue):
-        shown = True
-    elif isinstance(node, ast.Compare | ast.IfExp | ast.BoolOp | ast.Lambda):
-        shown = False
-    return any(_shows(child, place, shown) for child in ast.iter_child_nodes(node))
 
 
 __all__ = ["Decisions"]

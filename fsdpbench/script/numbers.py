@@ -9,19 +9,21 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fsdpbench.sim.patches.torchscript import stand_in_for_builtin
 
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
 _UNARY = ("neg", "pos", "abs")
 _COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _DECIDING = ("isnan", "isinf", "isfinite", "isclose")
 _COMPUTING = (
     "exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "pow", "fabs", "tanh", "floor", "ceil", "trunc",
-    "copysign", "fmod", "hypot",
+    "copysign", "fmod", "hypot", "sin", "cos", "tan", "atan", "atan2", "sinh", "cosh", "erf", "erfc",
+    "remainder", "modf", "ldexp", "fsum", "prod", "dist", "cbrt", "exp2", "sumprod", "fma",
 )  # fmt: skip
+_OF_SEQUENCES = ("fsum", "prod", "dist", "sumprod")
 
 
 class Followed:
@@ -48,6 +50,18 @@ class Followed:
     def __float__(self) -> float:
         return _told("float", float(plain(self)))
 
+    def __complex__(self) -> complex:
+        return _told("complex", complex(plain(self)))
+
+    def __hash__(self) -> int:
+        return _told("hash", hash(plain(self)))
+
+    def __repr__(self) -> str:
+        return PlaceholderText(repr(plain(self)))
+
+    def __format__(self, spec: str) -> str:
+        return PlaceholderText(format(plain(self), spec))
+
     def __round__(self, digits: int | None = None) -> Any:
         return _followed(round(plain(self), digits))
 
@@ -62,15 +76,29 @@ class Followed:
 class PlaceholderFloat(Followed, float):  # type: ignore[misc]
     """A float of a simulated run."""
 
-    __hash__ = float.__hash__
-    __repr__ = float.__repr__
+    __hash__ = Followed.__hash__
 
 
 class PlaceholderInt(Followed, int):  # type: ignore[misc]
     """An integer of a simulated run."""
 
-    __hash__ = int.__hash__
-    __repr__ = int.__repr__
+    __hash__ = Followed.__hash__
+
+
+class PlaceholderText(str):
+    """Such a number as text: `str(number)`, `f"{number:.2f}"`. What is joined of it is not followed."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __float__(self) -> float:
+        return _told("float", float(str.__str__(self)))
+
+    def __int__(self) -> int:
+        return _told("int", int(str.__str__(self)))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return str, (str.__str__(self),)
 
 
 def plain(value: Any) -> Any:
@@ -83,6 +111,8 @@ def plain(value: Any) -> Any:
 
 
 def _followed(answer: Any) -> Any:
+    if type(answer) is tuple:
+        return tuple(map(_followed, answer))
     if type(answer) is float:
         return PlaceholderFloat(answer)
     return PlaceholderInt(answer) if type(answer) is int else answer
@@ -94,7 +124,7 @@ def _told(operation: str, answer: Any) -> Any:
 
 
 def _arithmetic(name: str, *, reflected: bool) -> Callable[[Any, Any], Any]:
-    compute = getattr(operator, name)
+    compute = divmod if name == "divmod" else getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
@@ -146,25 +176,55 @@ def _leaving(kind: type[float], name: str) -> Callable[[Any], Any]:
 
 PlaceholderFloat.is_integer = _leaving(float, "is_integer")  # type: ignore[method-assign,assignment]
 PlaceholderFloat.as_integer_ratio = _leaving(float, "as_integer_ratio")  # type: ignore[method-assign,assignment]
+PlaceholderFloat.hex = _leaving(float, "hex")  # type: ignore[method-assign,assignment]
 for _kind in (PlaceholderFloat, PlaceholderInt):
     _add_operators(_kind)
+
+
+def _asked_of_text(name: str, sign: str) -> Callable[..., Any]:
+    ask = getattr(str, name)
+    return lambda self, *args: _told(sign, ask(self, *args))
+
+
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"):
+    _sign = _COMPARISONS.get(_name.strip("_"), "in")
+    setattr(PlaceholderText, _name, _asked_of_text(_name, _sign))
+for _name in ("startswith", "endswith", "isdigit", "isnumeric", "find", "count"):
+    setattr(PlaceholderText, _name, _asked_of_text(_name, _name))
 
 
 def follow_math() -> None:
     """Let `math`'s functions follow these numbers, and report `isnan` and similar functions."""
     for name in (*_DECIDING, *_COMPUTING):
-        original = getattr(math, name)
+        original = getattr(math, name, None)
+        if original is None:  # of a later Python
+            continue
         following = _following(original, f"math.{name}" if name in _DECIDING else None)
         setattr(math, name, following)
         stand_in_for_builtin(original, following)
 
 
 def _following(function: Callable[..., Any], decision: str | None) -> Callable[..., Any]:
+    whole = function.__name__ in _OF_SEQUENCES
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(value, Followed) for value in args):
-            return function(*args, **kwargs)
-        answer = function(*map(plain, args), **kwargs)
+        values = [_listed(value) for value in args] if whole else args
+        if not any(map(_holds, values)):
+            return function(*values, **kwargs)
+        answer = function(*map(_plain, values), **kwargs)
         return _followed(answer) if decision is None else _told(decision, answer)
 
     return call
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, Iterable) else value
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, Followed) or (isinstance(value, list) and any(map(_holds, value)))
+
+
+def _plain(value: Any) -> Any:
+    return list(map(plain, value)) if isinstance(value, list) else plain(value)

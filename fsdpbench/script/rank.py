@@ -39,6 +39,7 @@ from fsdpbench.script.rank_check.start import start_recording
 from fsdpbench.script.steps import MeasuredAllError, Steps
 from fsdpbench.script.variations import NoEffectError, Varied
 from fsdpbench.sim.costs.flops import FlopCount
+from fsdpbench.sim.patches.packed_sequences import patch_packed_sequences
 
 # The real one: scripts may need it, and where cuda is mapped it cannot be imported.
 from fsdpbench.torch_internals import dynamo  # noqa: F401
@@ -77,6 +78,7 @@ class _Run:
         self.decisions = Decisions(self.own_files)
         self.decisions.follow(self.simulation)
         skip_large_fills()
+        patch_packed_sequences()
         self.recorder: Recorder | None = None
         if self.source.check_ranks:
             self.recorder = start_recording(self.simulation, folder, rank_0, self.own_files)
@@ -138,7 +140,7 @@ class _Run:
             record.loader = self.observed.loaders.to_dict(steps.count)
             kind = steps.flops[-1].main_type if steps.flops else None
             observed = {**self.observed.to_dict(steps.count), "computes_in": kind}
-            record.script |= {"observed": observed}
+            record.script |= {"observed": observed, "numbers_read": self.decisions.reads()}
             _export(self.requests, steps, record)
         elif record.status is Status.OK:
             too_few = _too_few(steps, self.source, self.optimizers, self.decisions)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsdpbench.configuration.config import Config, Measurement, ShapeValue, check_world
+from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement, ShapeValue, check_world
 from fsdpbench.configuration.settings import SETTINGS, Settings, Value
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.errors import UsageError, unknown
 from fsdpbench.files.reading import is_there
 from fsdpbench.systems import chosen_software, get_system
 from fsdpbench.systems.adapted import adapted
-from fsdpbench.systems.wrapping import check_classes
+from fsdpbench.systems.wrapping import check_names
 from fsdpbench.workloads import Workload, WorkloadError, get_workload
-
-DEFAULT_HARDWARE = "a100-80gb"
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
         seq = adapted(workload, settings).resolve_seq(settings.seq)
     except WorkloadError as error:
         raise UsageError(str(error)) from None
-    check_classes(workload, settings.wrap)
+    check_names(workload, settings.wrap)
     return Config(
         model=target.model,
         shape=dict(workload.shape),
@@ -132,7 +131,7 @@ def without_absent(config: Config) -> Config:
     absent = get_system(config.system).absent_settings(config)
     nulls: dict[str, Value] = {name: None for name in absent if name in SETTINGS}
     keep = {name: SETTINGS[name].default for name in nulls if name in _NEVER_NULL}
-    return Config.from_dict({**config.to_dict(), "settings": {**config.settings.to_dict(), **nulls, **keep}})
+    return dataclasses.replace(config, settings=config.settings.changed(**{**nulls, **keep}))
 
 
 _NEVER_NULL = {"strategy", "wrap", "cpu_offload", "lora", "lora_targets", "lora_base", "tp", "cp", "ep"}

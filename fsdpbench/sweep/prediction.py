@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench import interruption
-from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
 from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.ranks import shared_ranks
 from fsdpbench.results.records import Status
 from fsdpbench.sweep.arithmetic import cannot_fit
-from fsdpbench.sweep.planning import DEFAULT_HARDWARE
 from fsdpbench.systems import get_system
 
 PROBE = Measurement(2, 1, 0, timeout_s=120.0, most_warmup_steps=12, most_timed_steps=8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,8 +19,8 @@ from torch import nn
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL, Degrees
-from fsdpbench.configuration.settings import SETTINGS
-from fsdpbench.errors import UsageError
+from fsdpbench.configuration.settings import SETTINGS, Settings
+from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.sim.software import CURRENT
 from fsdpbench.systems.activations import refuse_offload
 from fsdpbench.systems.adapted import workload_of
@@ -28,6 +28,8 @@ from fsdpbench.systems.graphs import refuse_graph
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.systems.software import refused_by_software
 from fsdpbench.workloads import Workload
+from fsdpbench.workloads.base import TokenWorkload
+from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
 
 SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 """Set to 1 in the environment, they have `torch.compile` compile nothing, and torch does not say so."""
@@ -101,6 +103,8 @@ class System(ABC):
         if config.settings.compile and config.sanitize:
             # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
             refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"
+        if config.settings.compile_loss:
+            refused |= _refuse_compiled_loss(config)
         by = next((name for name in SWITCHES_OFF if os.environ.get(name) == "1"), None)
         if config.settings.compile and by is not None:
             refused["compile"] = f"{by}=1 in the environment has torch compile nothing: unset it"
@@ -187,6 +191,14 @@ def refuse_common(config: Config) -> dict[str, str]:
     return refused | _refuse_keeping_last(config) | refuse_lora(config) | refuse_optimizer(config)
 
 
+def _refuse_compiled_loss(config: Config) -> dict[str, str]:
+    if not config.settings.compile:
+        return {"compile_loss": "it belongs to compile, which is off"}
+    if not isinstance(workload_of(config), TokenWorkload):
+        return {"compile_loss": f"{config.model} has no loss of tokens to compile"}
+    return {}
+
+
 def _refuse_keeping_last(config: Config) -> dict[str, str]:
     """`keep_last_unsharded` where it would change nothing."""
     settings = config.settings
@@ -224,6 +236,21 @@ def refuse_lora_in_flat_parameters(config: Config) -> dict[str, str]:
             "a flat parameter has one dtype: use FSDP2, or param_dtype=fp32"
         }
     return {}
+
+
+def compile_as_asked(model: nn.Module, units: Iterable[nn.Module], settings: Settings) -> None:
+    """Compile units, and the loss by itself, each where the settings say so; nothing compiles before its
+    first call. Raises `BenchError`: the model's loss is not its own to compile."""
+    if not settings.compile:
+        return
+    for unit in units:
+        unit.compile()
+    if not settings.compile_loss:
+        return
+    inner = next((module for module in model.modules() if isinstance(module, ComputesTokenLoss)), None)
+    if inner is None:
+        raise BenchError("compile_loss=true: this model's loss is not `token_loss`; leave compile_loss out")
+    inner.compiled_loss = torch.compile(token_loss)
 
 
 def materialise(model: nn.Module, device: torch.device) -> None:

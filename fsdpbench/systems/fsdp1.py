@@ -18,6 +18,7 @@ from fsdpbench.systems.activations import offload_if_asked
 from fsdpbench.systems.base import (
     BuildContext,
     System,
+    compile_as_asked,
     init_module,
     refuse_common,
     refuse_lora_in_flat_parameters,
@@ -73,9 +74,7 @@ class _FlatParameterSystem(System):
             arguments["param_init_fn"] = _materialiser(context.device)
         arguments |= self._extras(config)
         wrapped = fsdp.FullyShardedDataParallel(model, **arguments)
-        if settings.compile:
-            for unit in units:
-                unit.compile()
+        compile_as_asked(wrapped, units, settings)
         return wrapped
 
     def microbatch(self, model: Any, *, sync: bool) -> AbstractContextManager[object]:

@@ -13,7 +13,14 @@ from torch import nn
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL, Degrees
 from fsdpbench.systems.activations import offload_if_asked
-from fsdpbench.systems.base import BuildContext, System, materialise, refuse_common, shard_size_of
+from fsdpbench.systems.base import (
+    BuildContext,
+    System,
+    compile_as_asked,
+    materialise,
+    refuse_common,
+    shard_size_of,
+)
 from fsdpbench.systems.dtypes import TORCH_DTYPES
 from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallelise, refuse_parallel
 from fsdpbench.systems.parallel.experts import placement_of_experts
@@ -67,9 +74,7 @@ class _FullyShardSystem(System):
             setattr(model, _CONTEXT_MESH, meshes.context)
         if context.deferred:
             materialise(model, torch.device("cpu") if settings.cpu_offload else context.device)
-        if settings.compile:
-            for unit in units:
-                unit.compile()
+        compile_as_asked(model, units, settings)
         return model
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:

@@ -31,6 +31,7 @@ NO_SHARDING = {
     "reduce_dtype": "gradients are fp32 under autocast",
     "buffer_dtype": "buffers are left alone",
     "cpu_offload": "there are no shards to offload",
+    "compile_loss": "compile=true compiles the whole model, its loss included",
 }
 """Settings that a system without sharding does not have, with the reason of each."""
 

@@ -2,7 +2,7 @@
 
 block      each block                          every-K    each K consecutive blocks, as one module
 size:N     bottom-up, at least N parameters    root       the whole model only
-A+B        modules of the classes named A, B
+A+B        modules of the classes named A, B, modules of these names (`lm_head`), `block` for the blocks
 """
 
 from __future__ import annotations
@@ -34,42 +34,60 @@ def select_units(model: nn.Module, workload: Workload, wrap: str) -> list[nn.Mod
         return _of_classes(model, (BlockGroup,))
     if wrap.startswith("size:"):
         return _by_size(model, int(wrap.removeprefix("size:")))
-    return _of_class_names(model, wrap.split("+"))
+    return _of_names(model, workload, wrap.split("+"))
 
 
 def _of_classes(model: nn.Module, classes: tuple[type[nn.Module], ...]) -> list[nn.Module]:
     return _inner_first(module for module in model.modules() if isinstance(module, classes))
 
 
-def check_classes(workload: Workload, wrap: str) -> None:
-    """Refuse a `wrap` of classes that the model does not have, before anything runs. Raises `UsageError`."""
+def check_names(workload: Workload, wrap: str) -> None:
+    """Refuse a `wrap` of classes or modules that the model does not have, before anything runs. Raises
+    `UsageError`."""
     if wrap in ("root", "block") or wrap.startswith(("every-", "size:")):
         return
-    _require(wrap.split("+"), _classes_of(workload))
+    _require(wrap.split("+"), *_names_in(workload))
 
 
 @functools.lru_cache(maxsize=8)
-def _classes_of(workload: Workload) -> frozenset[str]:
+def _names_in(workload: Workload) -> tuple[frozenset[str], frozenset[str]]:
     with torch.device("meta"):
-        return _inner_classes(workload.build())
+        return _inner_names(workload.build())
 
 
-def _inner_classes(model: nn.Module) -> frozenset[str]:
-    return frozenset(type(module).__name__ for module in model.modules() if module is not model)
+def _inner_names(model: nn.Module) -> tuple[frozenset[str], frozenset[str]]:
+    """Classes of the modules that can be units, and their names."""
+    inner = dict(_inner(model))
+    return frozenset(type(module).__name__ for module in inner.values()), frozenset(inner)
 
 
-def _require(names: Iterable[str], present: frozenset[str]) -> None:
+def _inner(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules below the model that are called."""
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if module is not model and not isinstance(module, _CONTAINERS)
+    ]
+
+
+def _require(names: Iterable[str], classes: frozenset[str], modules: frozenset[str]) -> None:
     for name in names:
-        if name not in present:
+        if name != "block" and name not in classes | modules:
+            own = sorted(each for each in modules if "." not in each)
             raise UsageError(
-                f"wrap: the model has no module of class {name!r}. It has {', '.join(sorted(present))}; "
-                "`block` stands for its blocks."
+                f"wrap: the model has no module of class {name!r}, nor one of that name. It has "
+                f"{', '.join(sorted(classes))}; {', '.join(own)}; `block` stands for its blocks."
             )
 
 
-def _of_class_names(model: nn.Module, names: list[str]) -> list[nn.Module]:
-    _require(names, _inner_classes(model))
-    return _inner_first(m for m in model.modules() if m is not model and type(m).__name__ in names)
+def _of_names(model: nn.Module, workload: Workload, names: list[str]) -> list[nn.Module]:
+    _require(names, *_inner_names(model))
+    blocks = workload.block_classes if "block" in names else ()
+    return _inner_first(
+        module
+        for name, module in _inner(model)
+        if name in names or type(module).__name__ in names or isinstance(module, blocks)
+    )
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:

@@ -20,6 +20,7 @@ from ..runtime.offload import HostOffload, new_shard
 from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
 from ..shared.layout import UnitLayout
 from ..shared.torch_internals import chunk_cat
+from .registration import Registration
 
 
 class FlatParameter(nn.Parameter):
@@ -71,17 +72,23 @@ def flat_parameter(
 
 
 class FlatPresentation:
-    """Shows one ``FlatParameter``; the modules' parameters become plain attributes of theirs."""
+    """Shows one ``FlatParameter``; the modules' parameters become plain attributes of theirs.
+
+    Args:
+        order: in which whole parameters are registered, when these are shown.
+    """
 
     def __init__(
         self,
         layout: UnitLayout,
         parameters: Sequence[UnitParameter],
         originals: Sequence[nn.Parameter],
-        offload: HostOffload | None = None,
+        offload: HostOffload | None,
+        order: Registration,
     ) -> None:
         self._layout = layout
         self._parameters = parameters
+        self._order = order
         self.shows_full = False
         """Whether whole parameters are shown, outside of forward and backward."""
         self._unsharded: list[nn.Parameter] = []
@@ -192,9 +199,9 @@ class FlatPresentation:
             if gradients is not None:
                 parameter.grad = gradients[index]
             shown.append(parameter)
-            for place in described.places:
-                del place.module.__dict__[place.name]
-                place.module._parameters[place.name] = parameter
+        for index, place in self._order:
+            del place.module.__dict__[place.name]
+            place.module._parameters[place.name] = shown[index]
         return shown
 
     def hide_full(self) -> None:

@@ -32,6 +32,7 @@ from .flat_checks import check_first_calls
 from .flat_extension import pre_flatten_transform
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
+from .registration import register_in_order, registration_order
 
 RESHARDS_AFTER_FORWARD = {
     ShardingStrategy.FULL_SHARD: None,  # yes, but for the root
@@ -181,13 +182,13 @@ def shard_module(
         check_broadcast(how.groups, how.device)
         owned.broadcast(how.groups)
     buffer_dtypes = owned.cast_buffers(how.precision.buffer_dtype)
-    units = _make_units(owned, how)
+    units = _make_units(module, owned, how)
     for unit in units:
         materialised.settle(owned.places, unit)
     return units, buffer_dtypes
 
 
-def _make_units(owned: Owned, how: FlatSharding) -> Sequence[Unit]:
+def _make_units(module: nn.Module, owned: Owned, how: FlatSharding) -> Sequence[Unit]:
     """The unit of the parameters that a wrapper owns; none if it owns none."""
     originals, use_orig_params = list(owned.places), how.use_orig_params
     if not originals:
@@ -200,9 +201,14 @@ def _make_units(owned: Owned, how: FlatSharding) -> Sequence[Unit]:
         tensor, one.whole = pre_flatten_transform(original)
         flattened.append(tensor)
     layout = flat_layout([p.shape for p in flattened], groups.shard_size, groups.shard_rank)
+    order = registration_order(module, described)
     owned.take()
-    kind: Any = OriginalPresentation if use_orig_params else FlatPresentation
-    presentation = kind(layout, described, flattened, how.offload)
+    presentation: FlatPresentation | OriginalPresentation
+    if use_orig_params:
+        presentation = OriginalPresentation(layout, described, flattened, how.offload)
+        register_in_order(order)
+    else:
+        presentation = FlatPresentation(layout, described, flattened, how.offload, order)
     unit = Unit(
         name=owned.title,
         parameters=described,
@@ -217,6 +223,7 @@ def _make_units(owned: Owned, how: FlatSharding) -> Sequence[Unit]:
     )
     unit.hides = use_orig_params
     unit.kept_without_grad = False
+    unit.refuses_writes = True
     kept = set(flattened) if use_orig_params else set()
     mark_replaced((p for p in originals if p not in kept), owned.title)
     check_first_calls(unit)

@@ -18,7 +18,7 @@ there: what frees them again is the post-backward of the same backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,10 +27,18 @@ from torch import nn
 from ..shared.annotations import NOTHING, span
 from ..shared.pytree import caster, collect_grad_tensors, map_tensors, mover
 from ..shared.settings import ScheduleSettings
-from .boundary import Boundary, Output, TransformedBoundary, in_transform, outside_transforms, warn_of_view
+from .boundary import (
+    Boundary,
+    Output,
+    TransformedBoundary,
+    hand_back,
+    in_transform,
+    outside_transforms,
+    warn_of_view,
+)
 from .stage import Stage, StageState, stage_of
 from .tree import Runtime, build_runtime, in_backward
-from .unit import Unit
+from .unit import VERSION, Unit
 
 
 class HookedStage(Stage):
@@ -133,18 +141,40 @@ class HookedStage(Stage):
             collect_grad_tensors(kwargs, inputs)
         if not inputs:
             return args, kwargs
-        boundary = TransformedBoundary if in_transform() else Boundary
-        passed: Iterator[torch.Tensor] = iter(boundary.apply(self, *inputs))
+        if len(inputs) > 1:
+            inputs = list({id(tensor): tensor for tensor in inputs}.values())
+        if in_transform():
+            passed = TransformedBoundary.apply(self, *inputs)
+        else:
+            passed = Boundary.apply(self, *inputs)
+            self._entered = (inputs, passed, list(map(VERSION, passed)))
+        if len(args) == 1 and args[0] is inputs[0] and not kwargs:
+            return passed, kwargs
+        through = dict(zip(map(id, inputs), passed, strict=True))
 
         def replace(tensor: torch.Tensor) -> torch.Tensor:
-            return next(passed) if tensor.requires_grad else tensor
+            return through.get(id(tensor), tensor)
 
         return map_tensors(replace, args), map_tensors(replace, kwargs) if kwargs else kwargs
+
+    def _hand_back(self, output: Any) -> Any:
+        """Let the caller see which inputs were changed in place; returns the output, with these."""
+        assert self._entered is not None
+        inputs, passed, versions = self._entered
+        self._entered = None
+        if list(map(VERSION, passed)) == versions:
+            return output
+        return hand_back(self, inputs, passed, output)
 
     def post_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Hook after a module's forward; returns the output to hand on."""
         if self.state is StageState.BACKWARD:
+            for unit in self.units:
+                if unit.refuses_writes:
+                    unit.check_writes()
             return self._finish_output(output)
+        if self._entered is not None:
+            output = self._hand_back(output)
         if self.to_run:
             self.to_run.discard(module)
             if self.to_run:
@@ -160,6 +190,8 @@ class HookedStage(Stage):
                     with outside_transforms() if in_transform() else NOTHING:
                         hold = runtime.schedule.forward_hold(self)
                         for unit in self.units:
+                            if unit.refuses_writes:
+                                unit.check_writes()
                             unit.reshard_in_forward(hold)
                     runtime.schedule.leave_forward(self)
                 if torch.is_grad_enabled():

@@ -69,6 +69,8 @@ class Stage:
         """What is raised where this stage ran as a root before it became part of a larger tree."""
         self.to_run: set[nn.Module] = set()
         """Modules wrapped as one that forward did not come to yet."""
+        self._entered: tuple[list[torch.Tensor], tuple[torch.Tensor, ...], list[int]] | None = None
+        """In forward: inputs, what passed the boundary for them, and its versions then."""
         self._decided: list[Unit] = []
         """Units whose ``reshard_after_forward`` followed from this stage being the root or not."""
         for module in modules:
@@ -151,12 +153,14 @@ class Stage:
         self.forward_positions.clear()
         self.backward_position = -1
         self.to_run.clear()
+        self._entered = None  # of a forward that an exception ended, or checkpointing
         self.state = StageState.IDLE
 
     def end_backward(self) -> None:
         """The whole backward is over."""
         self.backward_position = -1
         self.to_run.clear()
+        self._entered = None  # of a forward that an exception ended, or checkpointing
         self.state = StageState.IDLE
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -38,6 +39,9 @@ from .gradient_state import GradientState
 from .offload import HostOffload
 from .post_forward import SmallerGroup
 from .presentation import Presentation, UnitParameter
+
+VERSION = attrgetter("_version")
+"""How often a tensor was written to."""
 
 
 class UnitState(Enum):
@@ -84,6 +88,9 @@ class Unit(Gathering):
         """Whether the sharded parameters are shown between forward and backward, though these are kept."""
         self.kept_without_grad = True
         """Whether what forward does not free stays after a forward without gradients too."""
+        self.refuses_writes = False
+        """Whether training refuses a forward that writes to its gathered parameters."""
+        self._versions: list[int] = []
         self._hidden = False
         self.smaller = smaller
         self.gradients = GradientState()
@@ -148,18 +155,6 @@ class Unit(Gathering):
         if self.state is not UnitState.SHARDED:
             raise RuntimeError(f"unit '{self.name}' is {self.state.name}: reshard it before {before}")
 
-    def _move(self, state: UnitState) -> None:
-        """Change state; identity comparisons, as this runs six times a step and hashing an enum is slow."""
-        if self.state is UnitState.SHARDED:
-            allowed = state is UnitState.GATHERING
-        elif self.state is UnitState.GATHERING:
-            allowed = state is not UnitState.GATHERING
-        else:
-            allowed = state is UnitState.SHARDED
-        if not allowed:
-            raise RuntimeError(f"unit '{self.name}' cannot go from {self.state.name} to {state.name}")
-        self.state = state
-
     # -- unshard ---------------------------------------------------------------------------------------------
 
     def all_gather(self) -> None:
@@ -177,7 +172,7 @@ class Unit(Gathering):
                     self._issue_all_gather()
                 else:
                     self._event = self._copy_shard(in_place=True)
-        self._move(UnitState.GATHERING)
+        self.state = UnitState.GATHERING
 
     def take_up_changes(self) -> None:
         """Take up what the user assigned to or froze of the sharded parameters since the last gather."""
@@ -219,7 +214,7 @@ class Unit(Gathering):
             if not self.unsharded:
                 self._make_parameters()
             self.presentation.show_unsharded()
-        self._move(UnitState.UNSHARDED)
+        self.state = UnitState.UNSHARDED
 
     @torch.inference_mode(False)
     def _make_parameters(self) -> None:
@@ -232,7 +227,27 @@ class Unit(Gathering):
             if parameter.whole is not None:
                 view = parameter.whole.unsharded(view)
             self.unsharded.append(nn.Parameter(view, requires_grad=parameter.requires_grad))
+        self._versions = list(map(VERSION, self.unsharded))
         self.presentation.adopt_unsharded(self.unsharded)
+
+    def check_writes(self) -> None:
+        """Raise RuntimeError if a forward that is trained wrote to parameters, where that would be lost."""
+        versions = list(map(VERSION, self.unsharded))
+        if versions == self._versions:
+            return
+        before, self._versions = self._versions, versions
+        if self.owns_memory and torch.is_grad_enabled():
+            written = [
+                parameter.fqn
+                for parameter, old, new in zip(self.parameters, before, versions, strict=True)
+                if old != new
+            ]
+            raise RuntimeError(
+                f"forward wrote to parameter '{written[0]}' of unit '{self.name}' (an embedding with "
+                "max_norm does that): what is written to gathered parameters is lost when they are sharded "
+                "again. Leave such a module out with ignored_modules, or write after the step, inside of "
+                "summon_full_params()"
+            )
 
     # -- reshard ---------------------------------------------------------------------------------------------
 
@@ -254,7 +269,7 @@ class Unit(Gathering):
                 self._free_parameters(hold)
                 self.presentation.show_sharded()
                 self._hidden = False
-        self._move(UnitState.SHARDED)
+        self.state = UnitState.SHARDED
 
     def hide(self) -> None:
         """Show the sharded parameters, but keep the others for backward."""

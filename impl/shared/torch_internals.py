@@ -125,6 +125,9 @@ INTERNALS = {
     "muon_orthogonalise": Internal(
         "torch.optim._muon:_zeropower_via_newtonschulz", _MUON, "torch.optim.Muon on sharded matrices"
     ),
+    "preserve_versions": Internal(
+        "torch.autograd:_unsafe_preserve_version_counter", "units that change their inputs in place"
+    ),
     "queue_callback": Internal(
         "torch.autograd:Variable._execution_engine.queue_callback",
         "what is to be done at the end of backward",

@@ -7,11 +7,16 @@ message in the place of the charts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
 from fsdpbench.reports.analysis.measures.findings import Verdict
+from fsdpbench.reports.analysis.parallel import interruptions_held, suitable_processes
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.charts.soak_chart import SOAK_WORDS, soak_chart
 from fsdpbench.reports.page.ranking import Ranked, short_label
@@ -30,6 +35,9 @@ Drawn = tuple[Verdict | None, Mapping[str, int], dict[str, Any]]
 
 Known = dict[tuple[str, int, int, int], Drawn]
 """What was drawn of traces already, by path, time of change, number of traces and events allowed."""
+
+Workers = Callable[[int], AbstractContextManager[Executor]]
+"""So many processes that draw beside this one."""
 
 # What all timelines together may take of the page, in events of about 25 bytes, and the most for one of them.
 _EVENTS_IN_ALL = 180_000
@@ -50,12 +58,19 @@ class Detail:
 
 
 def build_details(
-    ranked: Sequence[Ranked], varying: Sequence[str], links: Links, known: Known | None = None
+    ranked: Sequence[Ranked],
+    varying: Sequence[str],
+    links: Links,
+    known: Known | None = None,
+    workers: Workers | None = None,
 ) -> list[Detail]:
-    """A detail for every configuration, in the order of the ranking; `known`: of an earlier page."""
-    traced = sum(bool(entry.row.traces) for entry in ranked)
-    most = min(_MOST_EVENTS, _EVENTS_IN_ALL // max(1, traced))
+    """A detail for every configuration, in the order of the ranking; `known`: of an earlier page; `workers`
+    draw many of them."""
+    traced = [entry.row for entry in ranked if entry.row.traces]
+    most = min(_MOST_EVENTS, _EVENTS_IN_ALL // max(1, len(traced)))
     drawn = {} if known is None else known
+    if workers is not None:
+        _draw_beside(workers, traced, most, drawn)
     return [_detail(entry, varying, links, most, drawn) for entry in ranked]
 
 
@@ -99,17 +114,43 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int, know
 
 def _drawn(row: Configuration, most: int, known: Known) -> Drawn:
     """What the trace says, and the parts that need it. Raises `TraceError`."""
-    path = row.traces[0]
-    try:
-        key = (str(path), path.stat().st_mtime_ns, len(row.traces), most)
-    except OSError as error:
-        raise TraceError(path, f"cannot be read ({error.strerror})") from None
+    key = _key(row, most)
     if key not in known:
-        trace = read_trace(path)
+        trace = read_trace(row.traces[0])
         analysis = analyze_trace(trace)
         content = _from_trace(row, trace, analysis, most)
         known[key] = analysis.verdict, held_by_phase(analysis.memory), content
     return known[key]
+
+
+def _key(row: Configuration, most: int) -> tuple[str, int, int, int]:
+    path = row.traces[0]
+    try:
+        return str(path), path.stat().st_mtime_ns, len(row.traces), most
+    except OSError as error:
+        raise TraceError(path, f"cannot be read ({error.strerror})") from None
+
+
+def _draw_beside(workers: Workers, rows: Sequence[Configuration], most: int, known: Known) -> None:
+    """Add to `known` what other processes draw. What they cannot is left to this one, which says why."""
+    processes = suitable_processes([row.traces[0] for row in rows])
+    if processes == 1:
+        return
+    try:
+        with workers(processes) as pool:
+            with interruptions_held():
+                found = pool.map(partial(_drawn_there, most=most), rows)
+            for drawn in found:
+                known.update(drawn)
+    except BrokenProcessPool:
+        return
+
+
+def _drawn_there(row: Configuration, most: int) -> Known:
+    drawn: Known = {}
+    with suppress(TraceError, MemoryError):
+        _drawn(row, most, drawn)
+    return drawn
 
 
 def _soak(row: Configuration) -> dict[str, Any]:

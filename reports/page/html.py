@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.charts.effects import effects
 from fsdpbench.reports.page.charts.sections import sections
-from fsdpbench.reports.page.details import Detail, Known, build_details
+from fsdpbench.reports.page.details import Detail, Known, Workers, build_details
 from fsdpbench.reports.page.overview import code_to_copy, overview_chart, tiles
 from fsdpbench.reports.page.ranking import (
     Ranked,
@@ -89,6 +89,7 @@ def write_report(
     title: str | None = None,
     reload_s: int | None = None,
     known: Known | None = None,
+    workers: Workers | None = None,
 ) -> Path:
     """Write the page of a run folder and return where it is (`run_dir/report.html` unless `out` says
     otherwise).
@@ -98,6 +99,7 @@ def write_report(
     Args:
         reload_s: of a sweep that continues: the page says so, and loads itself again after so many seconds.
         known: what was drawn of traces for an earlier page of the same run; added to.
+        workers: processes for the drawing of many traces; without them this one draws.
 
     Raises:
         RunFolderError: `run_dir` is not a run folder.
@@ -106,7 +108,9 @@ def write_report(
     run_dir = Path(run_dir)
     view = load_run(run_dir)
     target = Path(out) if out is not None else run_dir / "report.html"
-    return write_page(target, render(view, target, title=title, reload_s=reload_s, known=known))
+    return write_page(
+        target, render(view, target, title=title, reload_s=reload_s, known=known, workers=workers)
+    )
 
 
 def render(
@@ -116,12 +120,13 @@ def render(
     title: str | None = None,
     reload_s: int | None = None,
     known: Known | None = None,
+    workers: Workers | None = None,
 ) -> str:
     """The page as text; `target` is where it will be, for its links. The rest as of `write_report`."""
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
-    details = build_details(ranked, varying, lambda row: _links(row, target), known)
+    details = build_details(ranked, varying, lambda row: _links(row, target), known, workers)
     return render_page(
         "page/assets/report.html.jinja",
         _SCRIPTS,

@@ -5,6 +5,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from fsdpbench.workloads import get_workload
+from fsdpbench.workloads.base import TokenWorkload
+from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
 
 
 @pytest.fixture(autouse=True)
@@ -22,6 +24,8 @@ def loss_and_gradients(workload, batch, activation_checkpointing, compiled):
         if compiled and isinstance(module, workload.block_classes):
             # Dynamo's and autograd's part of compiling; no C++ compiler is needed.
             module.compile(backend="aot_eager")
+        if compiled and isinstance(module, ComputesTokenLoss):
+            module.compiled_loss = torch.compile(token_loss, backend="aot_eager")
     loss = model(*batch)
     loss.backward()
     return loss, [parameter.grad for parameter in model.parameters()]
@@ -36,8 +40,9 @@ def one_block(workload):
 def check(workload, batch, value):
     loss, gradients = loss_and_gradients(workload, batch, value, compiled=False)
     compiled_loss, compiled_gradients = loss_and_gradients(workload, batch, value, compiled=True)
-    # Each block became one graph: nothing was left to run uncompiled.
-    assert counters["stats"]["unique_graphs"] == len(workload.block_classes)
+    # Each block became one graph, and the loss: nothing was left to run uncompiled.
+    loss_graphs = isinstance(workload, TokenWorkload)
+    assert counters["stats"]["unique_graphs"] == len(workload.block_classes) + loss_graphs
     assert not counters["graph_break"]
     torch.testing.assert_close(compiled_loss, loss)
     torch.testing.assert_close(compiled_gradients, gradients, rtol=1e-4, atol=1e-5)
@@ -48,7 +53,7 @@ def test_checkpointed_blocks_compile_to_the_same(tiny, one_batch):
     check(one_block(tiny), one_batch(tiny), "full")
 
 
-@pytest.mark.plain_cases("op")
+@pytest.mark.campaign
 @pytest.mark.parametrize("value", ["none", "op"])
 def test_so_do_other_ways_of_checkpointing(value, one_batch):
     workload = one_block(get_workload("llama-tiny"))

@@ -14,7 +14,7 @@ from fsdpbench.workloads.decoder.feed_forward import DecoderFeedForward
 from fsdpbench.workloads.decoder.norms import make_norm
 from fsdpbench.workloads.decoder.rotary import Rope, rotary_tables
 from fsdpbench.workloads.decoder.shape import DecoderShape
-from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
+from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection, token_loss
 
 
 class DecoderBlock(CheckpointedBlock):
@@ -63,7 +63,7 @@ class DecoderBlock(CheckpointedBlock):
         return x + fed
 
 
-class Decoder(nn.Module):
+class Decoder(ComputesTokenLoss, nn.Module):
     """The model: `decoder(inputs)` gives logits, `decoder(inputs, targets)` the mean cross entropy.
 
     Inputs and targets are int64 of shape [batch, seq], logits [batch, seq, vocab] in the parameters' dtype.
@@ -93,7 +93,9 @@ class Decoder(nn.Module):
         logits: Tensor = self.lm_head(self.final_norm(x))
         if shape.logit_cap:
             logits = (logits / shape.logit_cap).tanh() * shape.logit_cap
-        return logits if targets is None else token_loss(logits, targets, shape.fp32_loss)
+        if targets is None:
+            return logits
+        return (self.compiled_loss or token_loss)(logits, targets, shape.fp32_loss)
 
     def _context(self, seq: int, x: Tensor) -> tuple[Tensor | None, ...]:
         """Tables of rotary positions and masks, of full and of sliding layers; what is the same is shared."""

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from fsdpbench.workloads.errors import ShapeError, WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
+from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection, token_loss
 from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.positions import positions
 from fsdpbench.workloads.products import Product
@@ -180,7 +180,7 @@ class GPTBlock(CheckpointedBlock):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-class GPT(nn.Module):
+class GPT(ComputesTokenLoss, nn.Module):
     """The model: `gpt(inputs)` gives logits, `gpt(inputs, targets)` the mean cross entropy.
 
     Inputs and targets are int64 of shape [batch, seq], logits [batch, seq, vocab] in the parameters' dtype.
@@ -214,7 +214,7 @@ class GPT(nn.Module):
         logits: Tensor = self.lm_head(self.final_norm(x))
         if targets is None:
             return logits
-        return token_loss(logits, targets, self.fp32_loss)
+        return (self.compiled_loss or token_loss)(logits, targets, self.fp32_loss)
 
 
 class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):

@@ -27,7 +27,7 @@ from fsdpbench.workloads.checkpointing import ActivationCheckpointing, Checkpoin
 from fsdpbench.workloads.decoder.norms import DecoderNorm
 from fsdpbench.workloads.errors import ShapeError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.layers import WEIGHT_STD, Lookup, Projection, token_loss
+from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection, token_loss
 from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.products import Product
 from fsdpbench.workloads.shape import check_divides, check_positive
@@ -177,7 +177,7 @@ class LlamaBlock(CheckpointedBlock):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-class Llama(nn.Module):
+class Llama(ComputesTokenLoss, nn.Module):
     """The model: `llama(inputs)` gives logits, `llama(inputs, targets)` the mean cross entropy.
 
     Inputs and targets are int64 of shape [batch, seq], logits [batch, seq, vocab] in the parameters' dtype.
@@ -202,7 +202,9 @@ class Llama(nn.Module):
         for block in self.blocks:
             x = block(x, *tables)
         logits: Tensor = self.lm_head(self.final_norm(x))
-        return logits if targets is None else token_loss(logits, targets, self.fp32_loss)
+        if targets is None:
+            return logits
+        return (self.compiled_loss or token_loss)(logits, targets, self.fp32_loss)
 
 
 class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):

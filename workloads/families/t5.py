@@ -30,7 +30,7 @@ from fsdpbench.workloads.checkpointing import ActivationCheckpointing, Checkpoin
 from fsdpbench.workloads.errors import ShapeError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.inputs.data import token_rows
-from fsdpbench.workloads.layers import Lookup, Projection, token_loss
+from fsdpbench.workloads.layers import ComputesTokenLoss, Lookup, Projection, token_loss
 from fsdpbench.workloads.shape import check_positive, check_share
 from fsdpbench.workloads.shaped import Shaped
 
@@ -277,7 +277,7 @@ class T5Stack(nn.Module):
         return F.dropout(self.final_norm(x), self.dropout, self.training)
 
 
-class T5(nn.Module):
+class T5(ComputesTokenLoss, nn.Module):
     """The model: `t5(source, target_inputs)` gives logits, with `targets` the mean cross entropy.
 
     All are int64: source of shape [batch, source], target inputs (the targets one token earlier, after a
@@ -302,7 +302,9 @@ class T5(nn.Module):
         encoded = self.encoder(self.token_embedding(source))
         decoded = self.decoder(self.token_embedding(target_inputs), encoded)
         logits: Tensor = self.lm_head(decoded if self.logit_scale == 1.0 else decoded * self.logit_scale)
-        return logits if targets is None else token_loss(logits, targets, self.fp32_loss)
+        if targets is None:
+            return logits
+        return (self.compiled_loss or token_loss)(logits, targets, self.fp32_loss)
 
 
 class T5Workload(Shaped[T5Shape], TokenWorkload):

@@ -152,6 +152,7 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
 
 def _write_answers(store: Store, plan: Plan) -> tuple[list[Path], BenchError | None]:
     """Write the code to paste, and the page with it; what failed is raised once the results are told."""
+    from fsdpbench.launch import fork_server
     from fsdpbench.reports.page import write_report
     from fsdpbench.results.store import REPORT_FILE, disk_errors
     from fsdpbench.sweep.recommendation.recommended import write_recommended
@@ -160,7 +161,7 @@ def _write_answers(store: Store, plan: Plan) -> tuple[list[Path], BenchError | N
     try:
         with disk_errors(store.folder):
             pasted = write_recommended(store.folder, [point.result for point in _stored(store, plan)])
-            write_report(store.folder, store.folder / REPORT_FILE)
+            write_report(store.folder, store.folder / REPORT_FILE, workers=fork_server.workers)
     except BenchError as error:
         return pasted, error
     return pasted, None

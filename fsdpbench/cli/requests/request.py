@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fsdpbench.configuration.config import Measurement
+from fsdpbench.configuration.config import DEFAULT_HARDWARE, Measurement
 from fsdpbench.configuration.numbers import whole_number
 from fsdpbench.configuration.settings import Value, show_value
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
 from fsdpbench.sweep.hf_model import usual_settings, with_hf_model
-from fsdpbench.sweep.planning import DEFAULT_HARDWARE, Target, check_device, check_systems, make_target
+from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target
 from fsdpbench.sweep.shape_text import parse_shape
 from fsdpbench.sweep.spaces.presets import Preset, get_preset, of_what_is_named
 from fsdpbench.sweep.spaces.rules import Rule, parse_exclude, parse_when, read_rule

@@ -94,9 +94,8 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> C
 
 
 def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
-    from fsdpbench.configuration.config import Config, Measurement
+    from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
     from fsdpbench.sim.hardware.profile import ProfileError, load_profile
-    from fsdpbench.sweep.planning import DEFAULT_HARDWARE
 
     gpus = _world(options)
     from fsdpbench.cli.requests.request import hardware_of  # needs the models: only when a script runs

@@ -66,6 +66,14 @@ def interval_of(config: Config, result: Mapping[str, Any]) -> dict[str, Any] | N
     }
 
 
+def read_ahead() -> None:
+    """Read what the interval of any result needs, in a process that forks those that make results."""
+    _known()
+    apart()
+    for quantity in (Quantity.TIME, *_PEAKS):
+        width_of(quantity, ()).with_gpus(1)
+
+
 def unknowns(config: Config) -> tuple[Unknown, ...]:
     """What no published run says about a configuration."""
     found = []

@@ -130,13 +130,15 @@ class AllocatorStats:
 
     def inactive_split(self, is_small: bool, count: int, nbytes: int) -> None:
         """So many free blocks and bytes more that are only a part of their segment, or fewer if negative."""
-        all_counts, counts, all_bytes, sizes = self._splits[is_small]
-        if count:
-            all_counts.increase(count)
-            counts.increase(count)
-        if nbytes:
-            all_bytes.increase(nbytes)
-            sizes.increase(nbytes)
+        for stat, amount in zip(self._splits[is_small], (count, count, nbytes, nbytes), strict=True):
+            # As `Stat.increase`, which is not called here: this runs with nearly every allocation.
+            current = stat.current = stat.current + amount
+            if amount < 0:
+                stat.freed -= amount
+            elif amount:
+                stat.allocated += amount
+                if current > stat.peak:
+                    stat.peak = current
 
     def note_peaks(self) -> None:
         """Look at the block counters; to be called before any of them falls."""

@@ -22,7 +22,8 @@ def install_random_numbers() -> None:
     """Let both wrappers take tensors of the device, whose operators draw nothing."""
     select: Any = DispatchKey.BackendSelect
     for wrapper, make in ((run_and_save_rng_state, _saving), (run_with_rng_state, _restoring)):
-        wrapper.py_kernels[select] = make(wrapper.py_kernels[select])
+        # `py_impl` forgets what calls before, on the CPU, have found.
+        wrapper.py_impl(select)(make(wrapper.py_kernels.pop(select)))
 
 
 def _saving(original: Callable[..., Any]) -> Callable[..., Any]:

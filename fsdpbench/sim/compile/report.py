@@ -65,7 +65,7 @@ class CompileReport:
             **({"refused": dict(self.refused)} if self.refused else {}),
             **({"past_recompile_limit": dict(self.past_limit)} if self.past_limit else {}),
             **self._cuda_graphs(),
-            **_of_dynamo(),
+            **of_dynamo(),
         }
 
     def _cuda_graphs(self) -> dict[str, Any]:
@@ -90,15 +90,20 @@ def place_of(code: Any) -> str:
     return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
-def _of_dynamo() -> dict[str, Any]:
-    """Graph breaks by their reason, and recompilations by their place and cause, as Dynamo tells them."""
+def of_dynamo() -> dict[str, Any]:
+    """As Dynamo tells them, on any device: graphs that it traced, breaks by their reason, recompilations by
+    their place."""
     breaks = {str(reason).splitlines()[0]: n for reason, n in dynamo_utils.counters["graph_break"].items()}
     again: Counter[str] = Counter()
     for each in dynamo_utils.get_compilation_metrics():
         name = str(getattr(each, "compile_id", "") or "")
         if each.co_name and "/" in name and not name.rpartition("/")[2].startswith("0"):
             again[place_of(each)] += 1
-    return {"graph_breaks": dict(sorted(breaks.items())), "recompilations": dict(sorted(again.items()))}
+    return {
+        "traced": int(dynamo_utils.counters["stats"]["unique_graphs"]),
+        "graph_breaks": dict(sorted(breaks.items())),
+        "recompilations": dict(sorted(again.items())),
+    }
 
 
 REPORT = CompileReport()

@@ -6,6 +6,8 @@ Hardware profiles and software profiles are read alike; errors begin with the ki
 from __future__ import annotations
 
 import difflib
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -38,7 +40,7 @@ class ProfileFolder(Generic[P]):
         text = str(name_or_path)
         known = self.names()
         if text.lower() in known:
-            return self.parse((self.folder / f"{text.lower()}.toml").read_bytes(), text)
+            return self._packaged(text.lower())
         path = Path(name_or_path)
         if path.suffix == ".toml" or is_there(path):
             try:
@@ -54,18 +56,29 @@ class ProfileFolder(Generic[P]):
         gives itself. A file that cannot be read has no layers."""
         text, known = str(name_or_path), self.names()
         packaged = text.lower() in known
-        path = self.folder / f"{text.lower()}.toml" if packaged else Path(name_or_path)
         layers: list[tuple[str, frozenset[str]]] = []
-        while True:
-            try:
-                table = read_toml(path)
-            except UnreadableFileError:
-                return layers
-            layers.append((path.stem if path.parent == self.folder else text, frozenset(table)))
-            base = table.get("base")
-            if base not in known:
-                return layers
-            path = self.folder / f"{base}.toml"
+        name = text.lower() if packaged else text
+        try:
+            table = self._table(name) if packaged else read_toml(Path(name_or_path))
+        except (ProfileError, UnreadableFileError):
+            return layers
+        layers.append((name, frozenset(table)))
+        while (base := table.get("base")) in known:
+            table = self._table(str(base))
+            layers.append((str(base), frozenset(table)))
+        return layers
+
+    # Packaged files are read once: a process that forks reads them for those after it.
+    @functools.cache  # noqa: B019 - a folder lives as long as the process
+    def _table(self, name: str) -> Mapping[str, Any]:
+        try:
+            return read_toml(self.folder / f"{name}.toml")
+        except UnreadableFileError as error:
+            raise ProfileError(f"{self.kind} profile {error}") from None
+
+    @functools.cache  # noqa: B019
+    def _packaged(self, name: str) -> P:
+        return self._make(dict(self._table(name)), name)
 
     def parse(self, content: str | bytes, origin: str) -> P:
         """Make a profile from TOML text; ``origin`` (a file name) begins every error message."""
@@ -92,7 +105,7 @@ class ProfileFolder(Generic[P]):
         known = self.names()
         if base not in known:
             raise ProfileError(f"base = {base!r} is not a packaged profile; known are {', '.join(known)}")
-        below = self._on_its_base(read_toml(self.folder / f"{base}.toml"))
+        below = self._on_its_base(dict(self._table(base)))
         return _merged(below, table)
 
 

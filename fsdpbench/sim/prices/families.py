@@ -17,9 +17,12 @@ from fsdpbench.sim.prices.memory import (
     bags_added,
     bags_read,
     chosen_entries,
+    copied_rows_filled,
     copied_rows_written,
+    each_dimension,
     moves,
     rows_added,
+    rows_filled,
     rows_read,
     rows_written,
     whole_output,
@@ -48,7 +51,8 @@ FAMILIES = (
     Family("only geometry", lambda call, costs: FREE, (
         "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift",
         "lift_fresh", "set_", "resize_", "resize_as_", "_reshape_alias", "record_stream", "_unsafe_view",
-        "empty_permuted", "_efficientzerotensor", "is_pinned",
+        "empty_permuted", "_efficientzerotensor", "is_pinned", "squeeze_", "unsqueeze_", "t_", "transpose_",
+        "as_strided_", "swapaxes_", "swapdims_",
     )),
     Family("matrix products", product(0), ("mm", "bmm", "_scaled_mm")),
     Family("products of groups", grouped, ("_grouped_mm",)),
@@ -80,12 +84,14 @@ FAMILIES = (
         "_embedding_bag_backward", "_embedding_bag_dense_backward",
     )),
     Family("rows written in place", moves("gather", rows_written), (
-        "index_put_", "_index_put_impl_", "index_add_", "index_copy_", "index_fill_", "scatter_",
-        "scatter_add_", "scatter_add", "scatter",
+        "index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_", "put_",
+        "scatter_reduce_",
     )),
+    Family("rows filled with a number", moves("gather", rows_filled), ("index_fill_",)),
     Family("rows written into a copy", moves("gather", copied_rows_written), (
-        "index_add", "index_copy", "index_put", "index_fill",
+        "index_add", "index_copy", "index_put", "scatter", "scatter_add", "scatter_reduce", "put",
     )),
+    Family("rows filled in a copy", moves("gather", copied_rows_filled), ("index_fill",)),
     Family("losses of classification", moves("gather", chosen_entries), (
         "nll_loss_forward", "nll_loss2d_forward",
     )),
@@ -99,7 +105,12 @@ FAMILIES = (
         "as_strided_copy", "permute_copy", "t_copy", "transpose_copy", "split_copy", "masked_fill",
         "masked_fill_", "scalar_tensor", "diagonal_backward", "unfold_backward", "repeat_interleave",
         "tril_indices", "triu_indices", "constant_pad_nd_backward", "contiguous", "resize_as",
-        "unsafe_split",
+        "unsafe_split", "diag_embed", "diagonal_copy", "unfold_copy", "alias_copy", "detach_copy",
+        "select_copy", "slice_copy", "squeeze_copy", "unsqueeze_copy", "unbind_copy", "block_diag", "rot90",
+        "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "reflection_pad1d", "reflection_pad2d",
+        "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
+        "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
+        "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward",
     )),
     Family("reductions", moves("reduction"), (
         "topk", "multinomial", "sum", "mean", "amax", "amin", "max", "min", "prod", "norm",
@@ -114,10 +125,16 @@ FAMILIES = (
         "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "max_pool2d_with_indices_backward",
         "avg_pool2d_backward", "dist", "trace", "dot", "mv", "addmv", "histc", "_weight_norm_interface",
         "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "logcumsumexp", "glu",
-        "glu_backward",
+        "glu_backward", "cummax", "cummin", "avg_pool3d", "avg_pool3d_backward", "max_pool3d_with_indices",
+        "max_pool3d_with_indices_backward", "adaptive_max_pool2d", "adaptive_max_pool2d_backward",
+        "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward", "multi_margin_loss",
+        "multilabel_margin_loss_forward", "soft_margin_loss", "_linalg_check_errors",
     )),
-    Family("sorting", moves("reduction", passes=4), ("sort", "argsort", "msort")),
-    Family("gradients of norms", moves("reduction", passes=2), (
+    Family("sorting, and what selects by digits", moves("reduction", passes=4), (
+        "sort", "argsort", "msort", "kthvalue", "median", "nanmedian", "mode",
+    )),
+    Family("Fourier transforms", moves("reduction", each_dimension), ("_fft_r2c", "_fft_c2r", "_fft_c2c")),
+    Family("gradients of norms", moves("reduction", reread=True), (
         "native_layer_norm_backward", "_fused_rms_norm_backward", "native_group_norm_backward",
     )),
     Family("an element at a time", moves("pointwise"), (
@@ -132,7 +149,12 @@ FAMILIES = (
         "huber_loss", "huber_loss_backward", "linalg_cross", "_euclidean_dist",
         "binary_cross_entropy_with_logits", "cross", "log_sigmoid_forward", "log_sigmoid_backward",
         "batch_norm_elemt", "batch_norm_backward_elemt", "floor_divide", "_thnn_fused_gru_cell",
-        "_thnn_fused_gru_cell_backward", "dequantise_4bit",
+        "_thnn_fused_gru_cell_backward", "dequantise_4bit", "addr", "_prelu_kernel", "_prelu_kernel_backward",
+        "rrelu_with_noise", "rrelu_with_noise_backward", "poisson", "soft_margin_loss_backward",
+        "upsample_nearest1d", "upsample_nearest3d", "upsample_linear1d", "upsample_bicubic2d",
+        "upsample_trilinear3d", "upsample_nearest1d_backward", "upsample_nearest3d_backward",
+        "upsample_linear1d_backward", "upsample_bicubic2d_backward", "upsample_trilinear3d_backward",
+        "grid_sampler_2d", "grid_sampler_2d_backward", "grid_sampler_3d", "grid_sampler_3d_backward",
     )),
 )
 _ACTIVATIONS = {

@@ -8,26 +8,32 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.prices.call import Call, OperatorCost, Price, operator_name, tensor_bytes
+from fsdpbench.sim.prices.call import Call, OperatorCost, Price, argument, operator_name, tensor_bytes
 from fsdpbench.sim.tensors.creation import tensors_in
 
 
 def moves(
-    kind: str, size: Callable[[Call], int] | None = None, *, passes: int = 1, unknown: bool = False
+    kind: str,
+    size: Callable[[Call], int] | None = None,
+    *,
+    passes: int = 1,
+    reread: bool = False,
+    unknown: bool = False,
 ) -> Price:
     """A kernel that moves `size` bytes, by default all inputs and outputs.
 
     Args:
         kind: `pointwise`, `reduction`, `copy`, `gather` or `optimizer`: which bandwidth of the profile.
-        passes: 2 where the first two inputs are read twice: they do not fit the caches between two passes.
+        passes: how often all of it is read and written.
+        reread: the first two inputs are read twice: they do not fit the caches between two passes.
         unknown: the price is a guess.
     """
     count = bytes_moved if size is None else size
 
     def price(call: Call, costs: KernelCosts) -> OperatorCost:
         name = operator_name(call.func)
-        nbytes = count(call)
-        if passes == 2:
+        nbytes = count(call) * passes
+        if reread:
             nbytes += sum(map(tensor_bytes, tensors_in(call.args[:2], {})))
         found = "memcpy" if _is_plain_copy(name, call.args, call.outs) else kind
         return OperatorCost(
@@ -57,13 +63,13 @@ def bytes_moved(call: Call) -> int:
     known = {id(tensor) for tensor in inputs}
     total = sum(map(tensor_bytes, inputs)) + sum(tensor_bytes(out) for out in outs if id(out) not in known)
     arguments = func._schema.arguments
-    for index, argument in enumerate(arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
+    for index, each in enumerate(arguments):
+        if each.alias_info is None or not each.alias_info.is_write:
             continue
-        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        value = args[index] if index < len(args) else kwargs.get(each.name)
         written = tensors_in((value,), {})
         size = sum(map(tensor_bytes, written))
-        total += size if not _only_written(func, argument.name) else 0
+        total += size if not _only_written(func, each.name) else 0
     return total
 
 
@@ -123,6 +129,23 @@ def rows_written(call: Call) -> int:
     return 3 * max((tensor_bytes(t) for t in tensors if t.is_floating_point()), default=0) + sum(
         tensor_bytes(t) for t in tensors if not t.is_floating_point()
     )
+
+
+def rows_filled(call: Call) -> int:
+    """A number is written to rows of a dimension: those rows alone, and the indices are read."""
+    target, dim, index = call.args[0], argument(call, 1, "dim", 0), argument(call, 2, "index", None)
+    rows = tensor_bytes(target) // max(1, target.shape[dim] if target.dim() else 1)
+    return rows * int(index.numel()) + tensor_bytes(index)
+
+
+def copied_rows_filled(call: Call) -> int:
+    """The same in a copy."""
+    return 2 * sum(map(tensor_bytes, call.outs)) + rows_filled(call)
+
+
+def each_dimension(call: Call) -> int:
+    """A Fourier transform reads and writes everything once for each dimension that it transforms."""
+    return bytes_moved(call) * max(1, len(argument(call, 1, "dim", ())))
 
 
 def copied_rows_written(call: Call) -> int:

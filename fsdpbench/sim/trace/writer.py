@@ -180,6 +180,7 @@ def _host_events(
     # Open spans: (end, external id, spans by stream or None, quoted name).
     stack: list[tuple[int, int, dict[int, list[int]] | None, str]] = []
     serial = 0
+    runtime, is_span = HostKind.RUNTIME, HostKind.ANNOTATION  # members are slow to look up
     for start, negative_end, _, kind, name, correlation, input_shapes in sorted(host, key=_nesting_order):
         end = -negative_end
         while stack and stack[-1][0] <= start:
@@ -188,7 +189,7 @@ def _host_events(
         if quoted is None:
             quoted = names[name] = _json(name)
         begin = _us(start)
-        if kind is HostKind.RUNTIME:
+        if kind is runtime:
             external = stack[-1][1] if stack else 0
             external_ids[correlation] = external
             args = f'"External id":{external},"cbid":{_CALLBACK_IDS.get(name, 0)},"correlation":{correlation}'
@@ -208,7 +209,7 @@ def _host_events(
                 if text is None:
                     text = shapes[key] = _json(key)
                 args += f',"Input Dims":{text}'
-            spans: dict[int, list[int]] | None = {} if kind is HostKind.ANNOTATION else None
+            spans: dict[int, list[int]] | None = {} if kind is is_span else None
             stack.append((end, serial, spans, quoted))
         lines.append(
             f'{{"ph":"X","cat":"{_CATEGORIES[kind]}","name":{quoted},"pid":{HOST_PID},"tid":{HOST_PID},'

@@ -87,10 +87,11 @@ for step in range(6):
 
 
 def test_every_way_to_the_host_is_recorded(run_probe: RunScript) -> None:
-    """Copies into buffers, elements written, numpy's own kinds: none of them hides where a number is from."""
+    """Copies, elements, numpy's own kinds, text: followed, or (`= `) noted where it was read."""
     run = run_probe(
         """
-        import statistics, numpy as np
+        import array, decimal, io, json, math, pickle, statistics, struct, numpy as np
+        file, numpy_rows = io.BytesIO(), np.zeros(2)
         model = torch.nn.Linear(8, 8).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         buffer, pinned, kept, plain = torch.ones(1), torch.ones(2).pin_memory(), torch.ones(3), torch.zeros(2)
@@ -119,14 +120,38 @@ def test_every_way_to_the_host_is_recorded(run_probe: RunScript) -> None:
             if loss.detach().cpu().numpy() > 1: pass            # array
             if np.asarray(loss.detach().cpu()) > 1: pass        # as array
             torch.testing.assert_close(loss, loss.clone())      # close
+            text = f"{loss.item():.2f}"                         # = text
+            if text == "0.00": pass                             # text compared
+            if str(loss.item()) < "1": pass                     # str compared
+            if float(repr(loss.item())) > 1: pass               # out of text
+            if math.fsum([loss.item(), 1.0]) > 3: pass          # fsum
+            if divmod(loss.item(), 2.0)[1] > 1: pass            # divmod
+            if math.atan2(loss.item(), 1.0) > 1: pass           # atan2
+            if loss.item() in {0.0: 1}: pass                    # hashed
+            if complex(loss.item()).real > 1: pass              # complex
+            if json.loads(json.dumps(loss.item())) > 1: pass    # = json
+            if pickle.loads(pickle.dumps(loss.item())) > 1: pass # = pickle
+            if struct.pack("d", loss.item()) > b"1": pass       # = struct
+            if array.array("d", [loss.item()])[0] > 1: pass     # = array
+            if decimal.Decimal(loss.item()) > 1: pass           # = Decimal
+            if torch.FloatTensor([loss.item()]).max() > 1: pass # = FloatTensor
+            if "%.2f" % loss.item() > "1": pass                 # = percent
+            written = numpy_rows; written[0] = loss.item()      # element
+            torch.save(loss.cpu(), file)                        # = saved
+            print(loss.item(), f"{loss.item():.3f}", str(loss.item()))
         """,
         to_the_end=True,
     )
     assert run.result["status"] == "ok", run.cause
     source = Path(run.result["config"]["script"]["path"]).read_text().splitlines()
-    commented = {line.rpartition("# ")[2] for line in source if "  # " in line}
-    recorded = {source[each["line"] - 1].rpartition("# ")[2] for each in run.result["placeholder_decisions"]}
-    assert recorded == commented
+    commented = {line.rpartition("# ")[2] for line in source if "  # " in line or "pass # " in line}
+    recorded, read = (
+        {source[each["line"] - 1].rpartition("# ")[2] for each in found}
+        for found in (run.result["placeholder_decisions"], run.result["script"]["numbers_read"])
+    )
+    assert recorded == {word for word in commented if not word.startswith("= ")}
+    assert {word for word in commented if word.startswith("= ")} <= read
+    assert not any("print" in word for word in read), "what is only printed"
 
 
 def test_arguments_of_distributions_are_valid(run_probe: RunScript) -> None:

@@ -22,14 +22,15 @@ def test_packed_sequences(run_probe: RunScript) -> None:
             lengths = torch.tensor([5, 7, 3])
             packed = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
             assert packed.data.shape == (15, 8) and packed.batch_sizes.tolist() == [3, 3, 3, 2, 2, 1, 1]
-            output, _ = pad_packed_sequence(layer(packed)[0], batch_first=True)
-            assert output.shape == (3, 7, 8) and output.is_cuda
+            output, found = pad_packed_sequence(layer(packed)[0], batch_first=True)
+            assert output.shape == (3, 7, 8) and output.is_cuda and found.tolist() == [5, 7, 3]
             output.sum().backward()
             assert rows.grad.shape == rows.shape
             optimizer.step()
         """
     )
     assert run.result["status"] == "ok", run.cause
+    assert run.decisions == []
 
 
 @pytest.mark.parametrize(

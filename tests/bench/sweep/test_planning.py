@@ -140,10 +140,12 @@ def test_what_is_offloaded_from_simulated_gpus_must_fit_this_machine() -> None:
     assert any("56 GiB" in note for note in too_much.notes)
 
 
-def test_a_wrap_of_classes_that_the_model_lacks_is_refused_before_anything_runs() -> None:
-    assert request(wrap=["GPTAttention+GPTFeedForward"]).plan().points
-    with pytest.raises(UsageError, match=r"no module of class 'T5Block'\. It has GPTAttention, GPTBlock,"):
-        request(wrap=["block", "T5Block"]).plan()
+@pytest.mark.parametrize("wrap", ["T5Block", "block+head", "block+blocks", "blocks.12"])
+def test_a_wrap_of_what_the_model_lacks_is_refused_before_anything_runs(wrap: str) -> None:
+    known = ["GPTAttention+GPTFeedForward", "block+lm_head", "blocks.0", "block+blocks.0.attention"]
+    assert len(request(wrap=known).plan().points) > len(known)
+    with pytest.raises(UsageError, match=r"no module of class '.*', nor .* has GPTAttention, GPTBlock,"):
+        request(wrap=["block", wrap]).plan()
 
 
 @pytest.mark.parametrize(

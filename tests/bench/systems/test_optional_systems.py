@@ -95,7 +95,7 @@ def test_every_setting_is_mapped_refused_or_absent(name: str) -> None:
     mapped = {"param_dtype", "reduce_dtype", "strategy", "shard_size", "compile"}
     mapped |= {"cpu_offload"} if name == "deepspeed-zero3" else {"wrap", "zero_grad"}
     absent = set(system.absent_settings(config(name)))
-    others = {**dict.fromkeys(PARALLEL, 2), "graph": "step"}
+    others = {**dict.fromkeys(PARALLEL, 2), "graph": "step", "compile_loss": True}
     refused = {
         each for each, value in others.items() if each in system.not_applicable(config(name, **{each: value}))
     }

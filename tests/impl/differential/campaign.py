@@ -28,8 +28,8 @@ ATTEMPTS = int(os.environ.get("FUZZ_SHRINK", "60"))
 
 
 def ranks_of(number: int) -> int:
-    """Every fifth seed is of four ranks."""
-    return 4 if number % 5 == 4 else 2
+    """Every fifth seed is of four ranks, every tenth of three, where no size divides evenly."""
+    return 4 if number % 5 == 4 else 3 if number % 10 in (2, 7) and number % 20 < 10 else 2
 
 
 def programs_of(number: int) -> list[Program]:

@@ -61,6 +61,8 @@ def models(draw: Draw, flat: bool) -> ModelSpec:
 
 
 def meshes(ranks: int) -> list[tuple[int, ...]]:
+    if ranks == 3:
+        return [(), (3,), (3,), (1, 3), (3, 1)]
     return [(), (2,), (2,), (1, 2), (1, 2), (2, 1)] if ranks == 2 else [(), (4,), (2, 2)]
 
 
@@ -69,7 +71,7 @@ LOW = ["bfloat16", "float16"]
 
 @st.composite
 def flats(draw: Draw, model: ModelSpec, ranks: int) -> Flat:
-    mesh: tuple[int, ...] = draw(one_of(meshes(ranks), 5 if ranks == 2 else 2))
+    mesh: tuple[int, ...] = draw(one_of(meshes(ranks), 2 if ranks == 4 else 5))
     originals = draw(st.booleans())
     strategies = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
     if len(mesh) == 2:
@@ -102,10 +104,10 @@ def shardeds(draw: Draw, model: ModelSpec, ranks: int) -> Sharded:
     )
     number = st.integers(0, len(model.blocks) - 1)
     return Sharded(
-        reshard=draw(st.sampled_from([None, True, False] if ranks == 2 else [None, True, False, 2])),
+        reshard=draw(st.sampled_from([None, True, False, 2] if ranks == 4 else [None, True, False])),
         precision=draw(rarely(dtypes, (), 5)),
         offload=draw(flag(10)),
-        mesh=draw(one_of(meshes(ranks), 5 if ranks == 2 else 2)),
+        mesh=draw(one_of(meshes(ranks), 2 if ranks == 4 else 5)),
         columns=model.width % 2 == 0 and draw(flag(8)),
         root=not draw(flag(12)),
         grouped=draw(

@@ -5,6 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +161,23 @@ def test_idle_causes_and_retries_are_told(details: list[Detail]) -> None:
         rows = [row for row in table["rows"] if row[0].startswith("retry")]
         assert rows
         assert all("backward" in row[3] for row in rows)
+
+
+def test_other_workers_draw_the_same(
+    sweep: Path, details: list[Detail], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one breaks before the end."""
+    drew: list[int] = []
+
+    @contextmanager
+    def workers(processes: int) -> Iterator[ThreadPoolExecutor]:
+        drew.append(processes)
+        with ThreadPoolExecutor(processes) as pool:
+            yield pool
+        raise BrokenProcessPool
+
+    monkeypatch.setattr("fsdpbench.reports.page.details.suitable_processes", lambda files: 2)
+    ranked = rank(load_run(sweep))
+    varying = varying_settings([entry.row for entry in ranked])
+    assert build_details(ranked, varying, lambda row: [], workers=workers) == details
+    assert drew == [2]

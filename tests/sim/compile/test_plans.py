@@ -70,9 +70,12 @@ class Mlp(nn.Module):
 def test_a_small_block_runs_the_kernels_that_inductor_made(tmp_path: Path) -> None:
     """Torch's own count of this very lowering; a trace with its kernels; no buffer stays behind."""
     from torch._inductor import metrics
+    from torch._prims.rng_prims import run_and_save_rng_state
 
     from fsdpbench.sim.compile.report import REPORT
 
+    relu = torch.ops.aten.relu.default
+    run_and_save_rng_state(relu, torch.ones(1))  # what it found for the CPU does not stay found
     simulation = start()
     with torch.device("sim"):
         block, x = Mlp(), torch.randn(8, 64, 64, requires_grad=True)
@@ -96,6 +99,7 @@ def test_a_small_block_runs_the_kernels_that_inductor_made(tmp_path: Path) -> No
     assert sum("gemm" in name for name in kernels) == 6
     assert simulation.operators_launched - launched == len(kernels)
     assert REPORT.to_dict()["graphs"] == 2
+    assert run_and_save_rng_state(relu, x)[1].device.type == "sim"
     _breaks_and_recompilations_are_counted(x.detach())
 
 

@@ -82,10 +82,14 @@ def test_a_run_that_compiled_nothing_is_an_error() -> None:
         gpus_per_node=8, settings=Settings.of(compile=True), measurement=Measurement.default_for("sim"),
     )  # fmt: skip
     record = RankRecord(0, 8, "sim")
-    require_compiled(config, record)  # not known, as on real devices
-    record.compilation = {"graphs": 0, "graph_breaks": {"a reason": 2}}
-    with pytest.raises(BenchError, match=r"wrap=block\): a reason \(2x\); take wrap=block, or leave compile"):
+    require_compiled(config, record)  # not known: nothing was run
+    nothing = {"traced": 0, "graph_breaks": {"a reason": 2}}
+    for record.compilation in (nothing, {**nothing, "traced": 1, "graphs": 0}):
+        with pytest.raises(BenchError, match=r"wrap=block\): a reason \(2x\)\. .* take units that hold no"):
+            require_compiled(config, record)
+        require_compiled(replace(config, settings=Settings.of(compile=False)), record)
+    for record.compilation in ({**nothing, "traced": 1}, {**nothing, "traced": 1, "graphs": 1}):
         require_compiled(config, record)
-    require_compiled(replace(config, settings=Settings.of(compile=False)), record)
-    record.compilation["graphs"] = 1
-    require_compiled(config, record)
+    with_loss = replace(config, settings=Settings.of(compile=True, compile_loss=True))
+    with pytest.raises(BenchError, match="no graph of the units or none of the loss"):
+        require_compiled(with_loss, record)

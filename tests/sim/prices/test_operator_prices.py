@@ -88,3 +88,34 @@ def test_convolutions_in_float32_are_rounded_to_tf32_by_default(
     rounded = duration()
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert duration() > 4 * rounded
+
+
+@pytest.mark.parametrize(
+    ("func", "arguments", "passes"),
+    [
+        (ATEN.sort.default, (), 4),
+        (ATEN._fft_c2c.default, ([1], 0, True), 1),
+        (ATEN._fft_c2c.default, ([0, 1], 0, True), 2),
+        (ATEN.squeeze_.dim, (0,), 0),
+        (ATEN.transpose_.default, (0, 1), 0),
+        (ATEN.diagonal_copy.default, (), 1),
+        (ATEN.cummax.default, (0,), 1),
+    ],
+)
+def test_each_pass_reads_and_writes_everything(func: Any, arguments: Any, passes: int) -> None:
+    x, y = meta(4096, 4096, dtype=torch.complex64), meta(4096, 4096, dtype=torch.complex64)
+    cost = price(func, (x, *arguments), {}, y, KernelCosts(PROFILE))
+    assert (cost.nbytes, cost.unknown) == (passes * 2 * x.nbytes, False)
+
+
+def test_rows_are_written_and_what_is_not_in_place_is_copied_first() -> None:
+    x, index = meta(1024, 256), meta(8, dtype=torch.int64)
+    costs = KernelCosts(PROFILE)
+    rows = 8 * 256 * 2 + 8 * 8
+    filled = price(ATEN.index_fill_.int_Scalar, (x, 0, index, 1.0), {}, x, costs)
+    copied = price(ATEN.index_fill.int_Scalar, (x, 0, index, 1.0), {}, meta(1024, 256), costs)
+    assert (filled.nbytes, copied.nbytes) == (rows, rows + 2 * x.nbytes)
+    places, values = meta(8, 256, dtype=torch.int64), meta(8, 256)
+    within = price(ATEN.scatter_add_.default, (x, 0, places, values), {}, x, costs)
+    copy = price(ATEN.scatter_add.default, (x, 0, places, values), {}, meta(1024, 256), costs)
+    assert copy.nbytes - within.nbytes == 2 * x.nbytes

@@ -201,7 +201,7 @@ def runs() -> Iterator[Any]:
     "phi-tp4-lora-torch",
     "decoder-cp4-impl",
 )
-@pytest.mark.parametrize(("system", "case"), runs())
+@pytest.mark.parametrize(("system", "case"), list(runs()))
 def test_training_is_that_of_the_unsharded_model(four_ranks: Any, system: str, case: str) -> None:
     record = configured(system, *CASES[case]).to_dict()
     for change, loss in four_ranks.run_everywhere(train, timeout=180, record=record):

@@ -1,0 +1,83 @@
+"""What Dynamo makes of wrapped units is the same on simulated GPUs as on real ranks: graphs, breaks, causes.
+
+On the CPU its kernels are not compiled, which would take C++ a minute a case and changes none of this.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fsdpbench.configuration.config import Config
+from fsdpbench.devices.base import Placement
+from fsdpbench.launch.elastic import run_elastic
+from fsdpbench.results.records import Status, read_records
+from fsdpbench.worker import run_rank
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+WRAPS = (
+    "block",
+    "every-2",
+    "size:10000",
+    "block+token_embedding",
+    "block+token_embedding+lm_head",
+    "GPTFeedForward+GPTAttention",
+    "GPTBlock+Projection",  # each product of a block is a unit inside of a unit
+    "size:1000",
+    "root",
+)
+SYSTEMS = ("torch-fsdp2", "impl-fsdp2", "torch-fsdp1", "impl-fsdp1")
+HOW: dict[str, dict[str, Any]] = {
+    "full": {"activation_checkpointing": "full", "compile_loss": True},
+    "none": {},
+}
+
+
+def on_cpu(config: Config, placement: Placement, folder: Path) -> Status:
+    """A rank that traces graphs, and runs them eager."""
+    torch._TorchCompileInductorWrapper.__call__ = lambda self, model, inputs: model.forward
+    return run_rank(config, placement, folder)
+
+
+def _run_simulated(config: Config, placement: Placement, folder: Path) -> None:
+    from fsdpbench.sim import preload
+
+    preload()  # names the device, for good
+    run_rank(config, placement, folder)
+
+
+def simulated(config: Config, folder: Path) -> dict[str, Any]:
+    """The record of rank 0 on simulated GPUs."""
+    settings = {"device": "sim", "hardware": "h100-80gb"}
+    arguments = (replace(config, **settings), Placement(0, config.gpus, 0), folder)
+    process = multiprocessing.get_context("fork").Process(target=_run_simulated, args=arguments)
+    process.start()
+    process.join()
+    return read_records(folder)[0]
+
+
+@pytest.mark.plain_cases("torch-fsdp2-block+token_embedding+lm_head-full")
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_graphs_and_breaks(
+    system: str, wrap: str, how: str, cpu_config: Callable[..., Config], tmp_path: Path
+) -> None:
+    config = cpu_config(system, steps=(1, 1, 0), wrap=wrap, compile=True, **HOW[how])
+    for folder in ("cpu", "sim"):
+        (tmp_path / folder).mkdir()
+    run_elastic(config, tmp_path / "cpu", on_cpu)
+    real, here = read_records(tmp_path / "cpu")[0], simulated(config, tmp_path / "sim")
+
+    told = ("traced", "graph_breaks", "recompilations")
+    assert [here["compilation"][key] for key in told] == [real["compilation"][key] for key in told]
+    assert (here["status"], here["cause"]) == (real["status"], real["cause"])
+    nothing = wrap in ("root", "size:1000")  # the latter: torch's own layers alone, which Dynamo leaves alone
+    breaks = wrap == "GPTBlock+Projection" and how == "full"  # inside of a checkpoint nothing is left then
+    assert (real["status"] == "error") is (nothing or breaks)
