@@ -43,8 +43,10 @@ def _waits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
         what = f"every step copies from memory that is not pinned, and the CPU waits for it{useless}"
         write = "pin_memory=True in the DataLoader, and .to(device, non_blocking=True)"
     else:
-        what = f"the CPU waits for the GPU in every step{others}"
-        write = _seldom(first["text"])
+        called = first.get("called")
+        by = f", called by {place_of(called)}" if called else ""
+        what = f"the CPU waits for the GPU in every step{by}{others}"
+        write = _seldom((called or first)["text"])
     yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write)
 
 
@@ -76,7 +78,7 @@ def _root(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candid
     write = "model = FullyShardedDataParallel(model, ...)" if is_fsdp1 else "fully_shard(model, ...)"
     yield Candidate(
         NOT_SIMULATED if is_fsdp1 else "wrap-root",
-        Kind.FAULT,
+        Kind.WRONG if count else Kind.FAULT,
         place_of(calls[-1]),
         f"the model around the units is not wrapped: {count:,} parameters are neither sharded nor "
         "reduced over the ranks, and each unit gathers by itself",

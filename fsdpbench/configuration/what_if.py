@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fsdpbench.errors import UsageError
 
@@ -14,7 +14,7 @@ class WhatIf:
     settings as
     `PYTORCH_CUDA_ALLOC_CONF` writes them, instead of what the environment says.
 
-    variation: what is done to a script's own calls (`script/variations.py`).
+    variation: what is done to a script's own calls (`script/variations`); several between `+`.
     """
 
     account: bool = False
@@ -25,3 +25,12 @@ class WhatIf:
     def __post_init__(self) -> None:
         if not 0 < self.room < math.inf:
             raise UsageError(f"room must be a finite number above 0, not {self.room}")
+
+    def after(self, earlier: WhatIf) -> WhatIf:
+        """This one where `earlier` was asked for already."""
+        names = [each for each in (self.variation, earlier.variation) if each]
+        return replace(
+            earlier,
+            allocator=self.allocator or earlier.allocator,
+            variation="+".join(names) or None,
+        )

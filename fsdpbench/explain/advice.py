@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.explain.changes import Change, changes_for, is_possible
+from fsdpbench.explain.growth import grows, stops
 from fsdpbench.results.records import Status
 from fsdpbench.sweep.trials import Trial, expected, simulate, with_account, with_room
 
@@ -24,6 +25,8 @@ _ENOUGH = 3
 _DEAR = 0.3
 """Above this price of every single change, combinations are looked at too."""
 _SAME_PRICE = 0.005
+_LESS = 0.99
+"""Of the memory that a run reserves which fits just so: what another one may reserve that fits better."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,57 @@ class Advice:
     fits: tuple[Proposal, ...] = ()
     misses: tuple[Change, ...] = ()
     simulated: int = field(default=0)
+    unstopped: bool = False
+    """Whether memory grows, and nothing that was tried stops it."""
 
 
-def advise(config: Config, jobs: int, tell: Callable[[str], None], *, search: bool = True) -> Advice:
-    """Explain `config`, which runs on simulated GPUs. `tell` hears how far it is. Raises `BenchError`."""
+def advise(
+    config: Config, jobs: int, tell: Callable[[str], None], *, search: bool = True, ran_out: bool = False
+) -> Advice:
+    """Explain `config`, which runs on simulated GPUs. `tell` hears how far it is. `ran_out`: on real GPUs it
+    did, whatever its simulation does. Raises `BenchError`."""
     tell(f"simulating {config.name}, as it is and with more room")
-    as_it_is, roomy = simulate([with_account(config), with_room(config)], jobs, lambda done: None)
-    if as_it_is.status is not Status.OOM or not search:
+    roomy_config = with_room(config)
+    if config.script is not None:  # what grows is seen where memory suffices for some steps
+        roomy_config = with_account(roomy_config)
+    as_it_is, roomy = simulate([with_account(config), roomy_config], jobs, lambda done: None)
+    growing = grows(as_it_is) or grows(roomy)
+    asked = as_it_is.status is Status.OOM or growing or as_it_is.retries or as_it_is.risky
+    asked = asked or (ran_out and as_it_is.fits)
+    if not asked or not search:
         return Advice(as_it_is, roomy, simulated=2)
+    if growing:
+        return _without_growth(config, as_it_is, roomy, jobs, tell)
+    return _searched(config, as_it_is, roomy, jobs, tell)
+
+
+def _without_growth(
+    config: Config, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
+) -> Advice:
+    """First what stops the growth, then, where that is not enough, what else has to change."""
+    changes = stops()
+    tell("memory grows from step to step; trying what may stop it")
+    configs = [with_account(change.applied_to(config)) for change in changes]
+    trials = simulate([*configs, *map(with_account, map(with_room, configs))], jobs, lambda done: None)
+    ended = [not grows(trial) and trial.fits for trial in trials[len(changes) :]]
+    proposals = [
+        Proposal(change, trial, None if change.unpriced else _price(change, trial, roomy))
+        for change, trial in zip(changes, trials, strict=False)
+        if trial.fits and not grows(trial)
+    ]
+    simulated = 2 + len(trials)
+    if proposals or not any(ended):
+        return Advice(as_it_is, roomy, tuple(proposals[:1]), simulated=simulated, unstopped=not proposals)
+    stop = changes[ended.index(True)]
+    base = trials[ended.index(True)]
+    found = _searched(stop.applied_to(config), base, roomy, jobs, tell)
+    fits = tuple(replace(each, change=stop.with_(each.change)) for each in found.fits)
+    return replace(found, as_it_is=as_it_is, fits=fits, simulated=simulated + found.simulated)
+
+
+def _searched(
+    config: Config, as_it_is: Trial, roomy: Trial, jobs: int, tell: Callable[[str], None]
+) -> Advice:
     changes = changes_for(config)
     tell(f"trying {len(changes)} changes{expected(roomy, len(changes), jobs)}")
     trials = _tried(config, changes, jobs, tell)
@@ -67,15 +113,23 @@ def advise(config: Config, jobs: int, tell: Callable[[str], None], *, search: bo
         found = _until_some_fit(config, more, jobs, tell)
         simulated += len(singles) + len(found)
         changes, trials = [*changes, *more[: len(found)]], [*trials, *found]
+    pairs = list(zip(changes, trials, strict=True))
     proposals = [
         Proposal(change, trial, _price(change, trial, roomy))
-        for change, trial in zip(changes, trials, strict=True)
-        if trial.fits
+        for change, trial in pairs
+        if trial.fits and _has_more_room(trial, as_it_is)
     ]
     misses = tuple(
-        change for change, trial in zip(changes, trials, strict=True) if trial.status is Status.OOM
+        change for change, trial in pairs if trial.status is Status.OOM or not _has_more_room(trial, as_it_is)
     )
     return Advice(as_it_is, roomy, tuple(sorted(_without_needless(proposals), key=_order)), misses, simulated)
+
+
+def _has_more_room(trial: Trial, as_it_is: Trial) -> bool:
+    """Whether it leaves memory free that a configuration which nearly fits, or just so, does not."""
+    if not as_it_is.fits or not trial.fits:
+        return True
+    return not trial.retries and not trial.risky and (trial.reserved or 0) < _LESS * (as_it_is.reserved or 0)
 
 
 def _until_some_fit(

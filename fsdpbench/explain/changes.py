@@ -33,11 +33,15 @@ class Change:
     fields: tuple[tuple[str, Any], ...] = ()
     last_resort: bool = False
     work: float = 1.0
+    unpriced: bool = False
+    """Whether its time is not simulated."""
 
     def applied_to(self, config: Config) -> Config:
         """Raises `UsageError` where the changed configuration cannot be."""
         changed = config.settings.changed(**dict(self.settings)) if self.settings else config.settings
         made = replace(config, settings=changed, **dict(self.fields))
+        if made.what_if is not None and config.what_if is not None and made.what_if != config.what_if:
+            made = replace(made, what_if=made.what_if.after(config.what_if))
         return made if made.script is not None or made.system == config.system else without_absent(made)
 
     def with_(self, other: Change) -> Change:
@@ -49,6 +53,7 @@ class Change:
             tuple({**dict(self.fields), **dict(other.fields)}.items()),
             self.last_resort or other.last_resort,
             self.work * other.work,
+            self.unpriced or other.unpriced,
         )
 
     def holds(self, other: Change) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsdpbench.explain.advice import Advice, Proposal
+from fsdpbench.explain.growth import grows, steps_until_full
 from fsdpbench.reports.out_of_memory.text import told
 from fsdpbench.sweep.trials import Trial
 
@@ -54,17 +55,25 @@ def _without_oom(advice: Advice) -> Iterator[str]:
     if not trial.fits:
         yield f"Its simulation ends otherwise ({trial.status.value}): {trial.cause}"
         return
-    yield (
-        f"Simulated, it does not run out of memory: it reserves {told(trial.reserved)} at most "
-        f"({trial.retries:g} allocator retries a step)."
-    )
-    yield (
-        "If it did on GPUs: compare the settings, look for other processes on the GPU, or for what "
-        "the simulation does "
-        "not know (libraries, data of other sizes)."
-    )
+    steps = steps_until_full(trial.account or {}) if grows(trial) else None
+    if steps is not None:
+        yield f"Memory grows from step to step, and runs out after about {steps:,} steps."
+    peak = f"it reserves {told(trial.reserved)} at most ({trial.retries:g} allocator retries a step)"
+    if trial.retries or trial.risky:
+        yield f"Simulated, it hardly fits: {peak}. On GPUs it may run out of memory."
+    elif steps is not None:
+        yield f"Its first steps, simulated, fit: {peak}."
+    else:
+        yield f"Simulated, it does not run out of memory: {peak}."
+        yield (
+            "If it did on GPUs: compare the settings, look for other processes on the GPU, or for what the "
+            "simulation does not know (libraries, data of other sizes)."
+        )
     yield from _how(trial)
     yield from growth_lines(trial.account or {})
+    if advice.fits or advice.misses or advice.unstopped:
+        yield ""
+        yield from _changes(advice)
 
 
 def held_rows(account: dict[str, Any]) -> list[tuple[str, int]]:
@@ -111,19 +120,28 @@ def growth_lines(account: dict[str, Any]) -> Iterator[str]:
     )
     for each in growth["where"]:
         yield f"  {told(each['bytes']):>12}  {each['module']}" + (f", {each['line']}" if each["line"] else "")
-    left = account["free_bytes"] + account["unused_bytes"]
-    if left > 0:
-        steps = len(ends) + left // growth["per_step_bytes"]
-        yield f"At this rate memory runs out after about {steps:,} steps."
+    yield f"At this rate memory runs out after about {steps_until_full(account):,} steps."
 
 
 def _changes(advice: Advice) -> Iterator[str]:
-    if advice.roomy.allocated is not None:
+    growing = grows(advice.as_it_is) or grows(advice.roomy)
+    if advice.unstopped:
+        yield (
+            "Neither .detach() nor .cpu() of what is kept stops the growth (simulated): find what keeps what "
+            "these lines make. A smaller batch would only delay it."
+        )
+        return
+    if advice.roomy.allocated is not None and not growing:
         yield f"It needs {told(advice.roomy.allocated)} of tensors at its peak (simulated with more room)."
     if not advice.fits:
         yield f"None of {len(advice.misses)} changes and combinations that were simulated fits."
         return
-    yield "Changes that fit, each simulated, the cheapest first:"
+    if growing:
+        yield "What stops the growth, simulated:"
+    elif advice.as_it_is.fits:
+        yield "Changes that leave room, each simulated, the cheapest first:"
+    else:
+        yield "Changes that fit, each simulated, the cheapest first:"
     for proposal in advice.fits[:_MOST_FITS]:
         yield f"  {proposal_line(proposal, advice)}"
     if advice.misses:

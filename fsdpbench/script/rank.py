@@ -111,6 +111,8 @@ class _Run:
     def execute(self) -> tuple[Status, str | None]:
         """Run the script; how it ended."""
         status, cause = _execute(self.source, self.own_files, self.decisions, self.recorder)
+        if self.record.status is Status.OOM and (cause or "").startswith(SystemError.__name__):
+            status, cause = Status.OOM, self.record.cause  # a hook of backward raised it, and C++ lost it
         if self.varied is not None and status is Status.OK and not self.varied.count:
             status, cause = Status.ERROR, str(NoEffectError(self.varied.variation))
         if self.recorder is not None:

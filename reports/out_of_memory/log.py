@@ -16,7 +16,10 @@ _NEW_TRACEBACK = "Traceback (most recent call last)"
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
 _PHASES = (
     ("optimizer", re.compile(r"/torch/optim/|in step\b")),
-    ("backward", re.compile(r"/torch/autograd/__init__\.py|/torch/_tensor\.py|in backward\b|post_backward")),
+    (
+        "backward",
+        re.compile(r"/torch/autograd/(?:__init__|graph)\.py|/torch/_tensor\.py|in backward\b|post_backward"),
+    ),
     ("checkpoint loading", re.compile(r"in (load_state_dict|_load_state_dict|load)\b")),
     ("moving the model to the GPU", re.compile(r"in (to|cuda|_apply|convert)\b")),
     ("forward", re.compile(r"in (forward|_call_impl)\b")),

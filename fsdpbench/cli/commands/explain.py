@@ -59,7 +59,7 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
     advice = None
     if config is not None:
         fork_server.start("sim")
-        advice = _advice(config, options)
+        advice = _advice(config, options, ran_out="message" in content or "snapshot" in content)
         _add(advice, content, texts)
     if not texts:
         raise UsageError(
@@ -221,7 +221,7 @@ def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config 
     return without_absent(config)
 
 
-def _advice(config: Config, options: dict[str, Any]) -> Advice:
+def _advice(config: Config, options: dict[str, Any], *, ran_out: bool) -> Advice:
     from dataclasses import replace
 
     from fsdpbench.explain import advise
@@ -239,7 +239,7 @@ def _advice(config: Config, options: dict[str, Any]) -> Advice:
         config = replace(config, measurement=replace(config.measurement, traced_steps=0))
     config = replace(config, sanitize=False, jitter=None)
     jobs = options.get("jobs") or jobs_for("sim")
-    return advise(config, jobs, tell, search=not options["no_changes"])
+    return advise(config, jobs, tell, search=not options["no_changes"], ran_out=ran_out)
 
 
 def _add(advice: Advice, content: dict[str, Any], texts: list[str]) -> None:

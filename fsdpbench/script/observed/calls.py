@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import linecache
 from collections.abc import Callable
 from typing import Any
@@ -70,13 +71,15 @@ class Calls:
     def _around_fsdp1(self) -> None:
         kind: Any = fsdp.FullyShardedDataParallel
         original = kind.__init__
+        names = list(inspect.signature(original).parameters)[2:]
         inside = False
 
         @functools.wraps(original)
         def init(made: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             nonlocal inside
             if not inside:
-                self._note_sharding("FullyShardedDataParallel", module, kwargs)
+                named = kwargs | dict(zip(names, args, strict=False))
+                self._note_sharding("FullyShardedDataParallel", module, named)
                 self.roots[-1] = made
             before, inside = inside, True
             try:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fsdpbench.script.interposing.blocks import (
     Blocks,
@@ -22,6 +23,7 @@ from fsdpbench.script.interposing.calls import around_init
 from fsdpbench.script.observed.calls import Calls
 from fsdpbench.script.observed.habits import Habits
 from fsdpbench.script.observed.loaders import Loaders
+from fsdpbench.script.observed.syncs import Syncs
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.sim import Simulation
@@ -35,9 +37,12 @@ class Observed:
         self.calls = Calls(own_files)
         self.habits = Habits(own_files, self.calls.place)
         self.calls.on_wrapping = self.habits.wrapping
+        self.syncs = Syncs(self.calls.place)
         self.loaders = Loaders(folder, simulation)
         self.waits = waits
+        self._own_files = own_files
         self._model: dict[str, Any] | None = None
+        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._look_at_loop())
         around_init(torch.optim.Optimizer, lambda parameters, kwargs: self._look_at_model())
 
     def _look_at_model(self) -> None:
@@ -45,6 +50,12 @@ class Observed:
         if self._model is None:
             with contextlib.suppress(Exception):  # a model may be anything
                 self._model = self._described()
+
+    def _look_at_loop(self) -> None:
+        """An optimizer of the script's own has stepped."""
+        frame = self._own_files.innermost() if self.waits.loop is None else None
+        if frame is not None and self._own_files.has(frame.f_code.co_filename):
+            self.waits.loop = frame.f_code
 
     def _described(self) -> dict[str, Any]:
         bare = unwrapped_root()
@@ -78,6 +89,7 @@ class Observed:
             "batch": calls.batch,
             "waits": self.waits.to_list(steps),
             **self.habits.to_dict(steps),
+            **self.syncs.to_dict(steps),
         }
 
 

@@ -13,7 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -33,6 +33,9 @@ _TORCHS_OWN = tuple(
     )
 )
 _LONGEST = 120
+_MOST_CALLERS = 8
+FrameLine = tuple[CodeType, str, int]
+"""What ran, in which file and line."""
 
 
 @dataclass
@@ -42,6 +45,8 @@ class _Place:
     counts: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     waited: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     copies_in: int = 0
+    callers: tuple[FrameLine, ...] = ()
+    """Lines of the script's own that led there, the nearest first."""
 
 
 class Waits:
@@ -53,6 +58,8 @@ class Waits:
     def __init__(self, own_files: OwnFiles, simulation: Simulation) -> None:
         self._simulation = simulation
         self.step: Callable[[], int] = lambda: 0
+        self.loop: CodeType | None = None
+        """The script's code that calls the optimizer's step."""
         self.skipped = False
         self.count = 0
         self._inside = False
@@ -80,23 +87,25 @@ class Waits:
                 return original(*args, **kwargs)
             finally:
                 self._inside = False
-                line, copies_in = found
+                line, copies_in, callers = found
                 place, step = self._places[line], self.step()
                 place.counts[step] += 1
                 place.waited[step] += self._simulation.cpu_ns() - before
                 place.copies_in += copies_in
+                place.callers = place.callers or callers
 
         return wait
 
-    def _line(self) -> tuple[tuple[str, int], bool] | None:
-        """The script's line that waits, and whether it copies to the device; None where FSDP waits, or a
-        library."""
+    def _line(self) -> tuple[tuple[str, int], bool, tuple[FrameLine, ...]] | None:
+        """The script's line that waits, whether it copies to the device, and who called it; None where FSDP
+        waits, or a library."""
         frame: FrameType | None = sys._getframe(2)
         copies_in = False
         while frame is not None:
             name = frame.f_code.co_filename
             if self._own_files.has(name):
-                return (self._own_files.whole_name(name), frame.f_lineno), copies_in
+                line = self._own_files.whole_name(name), frame.f_lineno
+                return line, copies_in, self._callers(frame.f_back)
             if name.startswith(_TORCHS_OWN):
                 return None
             copies_in |= (
@@ -105,10 +114,27 @@ class Waits:
             frame = frame.f_back
         return None
 
+    def _callers(self, frame: FrameType | None) -> tuple[FrameLine, ...]:
+        found: list[FrameLine] = []
+        while frame is not None and len(found) < _MOST_CALLERS:
+            name = frame.f_code.co_filename
+            if self._own_files.has(name):
+                found.append((frame.f_code, self._own_files.whole_name(name), frame.f_lineno))
+            frame = frame.f_back
+        return tuple(found)
+
+    def _called(self, place: _Place) -> dict[str, Any] | None:
+        """The line of the training loop, where what waits is in a function that it calls."""
+        for code, file, line in place.callers:
+            if code is self.loop:
+                return {"file": file, "line": line, "text": linecache.getline(file, line).strip()[:_LONGEST]}
+        return None
+
     def to_list(self, steps: int) -> list[dict[str, Any]]:
         """Lines that wait in every step but the first of the `steps` that ended, the longest waits first.
 
-        `file`, `line`, its `text`, `per_step`, `waited_s_per_step`, and whether it `copies` to the device.
+        `file`, `line`, its `text`, `per_step`, `waited_s_per_step`, whether it `copies` to the device, and
+        from which line of the loop it is `called`, where it is in another function.
         """
         wanted = range(1, steps)
         found = []
@@ -124,6 +150,7 @@ class Waits:
                     "per_step": count / len(wanted),
                     "waited_s_per_step": sum(place.waited[step] for step in wanted) / len(wanted) / 1e9,
                     "copies": place.copies_in > 0,
+                    "called": self._called(place),
                 }
             )
         return sorted(found, key=lambda each: -each["waited_s_per_step"])

@@ -48,6 +48,10 @@ class Variation(StrEnum):
     """Every wrapped unit is compiled."""
     NO_WAITS = "no-waits"
     """The CPU does not wait where the script's own lines make it wait."""
+    DETACH_KEPT = "detach-kept"
+    """What is kept from step to step is detached from its graph."""
+    HOST_KEPT = "host-kept"
+    """It is moved to the host too."""
     LOADER_TIME = "loader-time"
     """A batch takes the host so many seconds: `loader-time=SECONDS/WORKERS`."""
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.variations.batches import Batches
 from fsdpbench.script.variations.host import LoaderTime, NoWaits
+from fsdpbench.script.variations.keeping import NotKept
 from fsdpbench.script.variations.kinds import Variation, parse_variation
 from fsdpbench.script.variations.programs import (
     Compiled,
@@ -39,34 +40,38 @@ _SIMPLE: Mapping[Variation, Callable[[], _Part]] = {
     Variation.FUSED: Fused,
     Variation.NONE_GRADS: NoneGrads,
     Variation.COMPILE: Compiled,
+    Variation.DETACH_KEPT: lambda: NotKept(host=False),
+    Variation.HOST_KEPT: lambda: NotKept(host=True),
 }
 
 
 class Varied:
-    """`text`: a variation, as a configuration writes it. Made before the script starts.
+    """`text`: a variation, or several between `+`, as a configuration writes it. Made before the script
+    starts.
 
     ``count``: how often it changed something.
     """
 
     def __init__(self, text: str, waits: Waits, simulation: Simulation) -> None:
-        self.variation, value = parse_variation(text)
-        self._parts = self._made(value, waits, simulation)
-
-    def _made(self, value: str, waits: Waits, simulation: Simulation) -> list[_Part]:
-        variation = self.variation
-        if variation in _SIMPLE:
-            return [_SIMPLE[variation]()]
-        if variation is Variation.NO_WAITS:
-            return [NoWaits(waits)]
-        if variation is Variation.LOADER_TIME:
-            return [LoaderTime(value, simulation)]
-        parts: list[_Part] = [Argument(variation)]
-        if variation is Variation.PREFETCH:
-            parts.append(ForwardPrefetch())
-        elif variation is Variation.NO_FORWARD_PREFETCH:
-            parts.append(NoForwardPrefetch())
-        return parts
+        first, *_ = parsed = [parse_variation(each) for each in text.split("+")]
+        self.variation = first[0]
+        self._parts = [part for each in parsed for part in _made(*each, waits, simulation)]
 
     @property
     def count(self) -> int:
         return sum(part.count for part in self._parts)
+
+
+def _made(variation: Variation, value: str, waits: Waits, simulation: Simulation) -> list[_Part]:
+    if variation in _SIMPLE:
+        return [_SIMPLE[variation]()]
+    if variation is Variation.NO_WAITS:
+        return [NoWaits(waits)]
+    if variation is Variation.LOADER_TIME:
+        return [LoaderTime(value, simulation)]
+    parts: list[_Part] = [Argument(variation)]
+    if variation is Variation.PREFETCH:
+        parts.append(ForwardPrefetch())
+    elif variation is Variation.NO_FORWARD_PREFETCH:
+        parts.append(NoForwardPrefetch())
+    return parts

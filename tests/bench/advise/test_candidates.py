@@ -65,7 +65,7 @@ def test_units_other_than_the_blocks_are_told() -> None:
 
 def test_a_model_around_its_units_is_a_fault() -> None:
     root = found({"model": MODEL | {"unwrapped_root": True, "unsharded_parameters": 1_000}})["wrap-root"]
-    assert root.kind is Kind.FAULT
+    assert root.kind is Kind.WRONG, "ranks train apart"
     assert "1,000 parameters" in root.what
 
 
@@ -169,3 +169,26 @@ def test_what_is_for_finding_errors_is_named_and_not_what_waits_because_of_it() 
     assert "no-waits" in found({"waits": [wait]})
     outside = found({"launch_blocking": {"file": "", "line": 0, "text": ""}})[""]
     assert (outside.kind, outside.place) == (Kind.FAULT, "")
+
+
+def test_what_trains_nothing_is_wrong_and_is_told_once() -> None:
+    def told(**seen: Any) -> list[Any]:
+        return [each for each in found(seen).values() if each.kind is Kind.WRONG]
+
+    off = {"file": "/a/train.py", "line": 9, "text": "model.set_requires_gradient_sync(False)"}
+    step = {"file": "/a/train.py", "line": 12, "text": "optimizer.step()"}
+    (wrong,) = told(never_reduced=off, without_gradients=step)
+    assert (wrong.place, "set_requires_gradient_sync(True)" in wrong.write) == ("train.py:9", True)
+    (wrong,) = told(never_reduced=off | {"text": "with model.no_sync():"})
+    assert "outside of no_sync()" in wrong.write
+    (wrong,) = told(without_gradients=step)
+    assert wrong.place == "train.py:12"
+    assert not told()
+
+
+def test_a_wait_in_a_helper_is_mended_where_the_loop_calls_it() -> None:
+    wait = {"file": "/a/train.py", "line": 3, "text": "return value.item()", "copies": False, "per_step": 1.0}
+    called = {"file": "/a/train.py", "line": 40, "text": "log(step, loss)"}
+    first = found({"waits": [wait | {"called": called}]})["no-waits"]
+    assert (first.place, first.write) == ("train.py:3", "if step % 100 == 0: log(step, loss)")
+    assert "train.py:40" in first.what
