@@ -1,7 +1,8 @@
 """What the gate allows: `thresholds.toml`.
 
     [relative_change]          exact figures: relative change that is not a regression (0.01: one per cent)
-    peak_reserved_bytes = 0.01                 bytes not listed: a change below 0.01 MiB and a thousandth
+    peak_reserved_bytes = 0.01                 bytes not listed: a change below 0.01 MiB and a thousandth,
+                                               times not listed: below 10 ns and a hundred-millionth
 
     [measured]                 figures with a distribution over runs
     level = 0.01               chance of a false alarm in a whole comparison
@@ -30,14 +31,15 @@ USUAL_MINIMUM_EFFECT = 0.03
 MOST_ALLOWED = 1.0
 """Of a relative change. More is a percentage taken for a share, and a gate that lets everything pass."""
 
-_BYTES = 0.01 * 2**20
-_BYTES_SHARE = 0.001
+_UNLISTED = {"B": (0.01 * 2**20, 1e-3), "s": (1e-8, 1e-8)}
+"""By unit, the change and the share below which a metric that is not listed has not changed. Times are sums of
+rounded nanoseconds, so the order in which work is queued moves their last digits."""
 _LEAST_LEVEL = 1e-9
 
 _HEAD = """\
 # What the performance gate allows (docs/gate.md).
 # relative_change: of exact figures, such as simulated ones; where a metric is not listed none, but of
-# bytes less than 0.01 MiB and a thousandth.
+# bytes less than 0.01 MiB and a thousandth, of times less than 10 ns and 1e-8 of them.
 # measured: level is the chance of a false alarm, minimum_effect the relative change below which none is
 # raised.
 """
@@ -58,7 +60,8 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         change, share = abs(after - before), self.relative_change.get(metric)
         if share is not None:
             return change <= share * before
-        return METRICS[metric].unit == "B" and change < min(_BYTES, _BYTES_SHARE * before)
+        least, least_share = _UNLISTED.get(METRICS[metric].unit, (0.0, 0.0))
+        return change < min(least, least_share * before)
 
     def least_effect(self, metric: str) -> float:
         """Of a figure with a distribution."""

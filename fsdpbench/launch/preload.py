@@ -15,7 +15,6 @@ _NEEDED = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch.profiler",
-    "torch.utils._device",
     "numpy.ma",
     "fsdpbench.devices.sim",
     "fsdpbench.launch.point",
@@ -37,6 +36,8 @@ def _import_all() -> None:
     from fsdpbench.torch_internals import functorch_config  # noqa: F401
 
     torch.set_num_threads(1)
+    with torch.device("cpu"):  # torch imports what this needs at its first use
+        pass
     preload()
     # Files that every result needs, of which the answers are kept.
     versions()

@@ -51,6 +51,8 @@ def test_equal_figures_pass() -> None:
     ("metric", "value", "verdict"),
     [
         ("step_time_s", 0.5000001, Verdict.WORSE),
+        ("step_time_s", 0.500000001, Verdict.ALLOWED),
+        ("step_time_s", 0.500000006, Verdict.WORSE),
         ("step_time_s", 0.4, Verdict.BETTER),
         ("overlap_fraction", 0.7, Verdict.WORSE),
         ("overlap_fraction", 0.8, Verdict.BETTER),
