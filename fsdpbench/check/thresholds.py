@@ -32,8 +32,8 @@ MOST_ALLOWED = 1.0
 """Of a relative change. More is a percentage taken for a share, and a gate that lets everything pass."""
 
 _UNLISTED = {"B": (0.01 * 2**20, 1e-3), "s": (1e-8, 1e-8)}
-"""By unit, the change and the share below which a metric that is not listed has not changed. Times are sums of
-rounded nanoseconds, so the order in which work is queued moves their last digits."""
+"""By unit, the change and the share below which a metric that is not listed has not changed. Times are sums
+of rounded nanoseconds, so the order in which work is queued moves their last digits."""
 _LEAST_LEVEL = 1e-9
 
 _HEAD = """\
