@@ -146,6 +146,9 @@ INTERNALS = {
         "torch._C:_is_autocast_available", _CUDA, "torch.amp.is_autocast_available, which calls it"
     ),
     "op_dispatcher": Internal("torch.distributed.tensor:DTensor._op_dispatcher", _OPTIMIZERS),
+    "OffsetBasedRNGTracker": Internal(
+        "torch.distributed.tensor._random:OffsetBasedRNGTracker", "random numbers of DTensors, simulated"
+    ),
     "parse_to": Internal("torch._C._nn:_parse_to", _CUDA),
     "profiler_enabled": Internal("torch.autograd:_profiler_enabled", _SPANS),
     "queue_callback": Internal(

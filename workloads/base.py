@@ -39,6 +39,11 @@ class Workload(ABC):
     """Its products are convolutions, which torch rounds to TF32 by other rules than matrix products."""
 
     @property
+    def is_causal(self) -> bool:
+        """Whether each token attends to those before it and to no other."""
+        return False
+
+    @property
     @abstractmethod
     def shape(self) -> dict[str, Any]:
         """All fields of the shape as plain values, defaults included."""

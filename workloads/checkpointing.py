@@ -115,7 +115,7 @@ class CheckpointedBlock(nn.Module):
         self.checkpointing = checkpointing
         self.random = False
 
-    def forward(self, x: Tensor, *context: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
         if self.checkpointed and torch.is_grad_enabled():
             return run_checkpointed(
                 self.transform, x, *context, checkpointing=self.checkpointing, random=self.random
@@ -129,7 +129,7 @@ class CheckpointedBlock(nn.Module):
 
 def run_checkpointed(
     function: Callable[..., Tensor],
-    *args: Tensor | None,
+    *args: Any,
     checkpointing: ActivationCheckpointing,
     random: bool = False,
 ) -> Tensor:

@@ -15,6 +15,10 @@ class NextTokenWorkload(TokenWorkload):
     """A model of tokens whose targets are its inputs one step on; the shape names `vocab` and `max_seq`."""
 
     @property
+    def is_causal(self) -> bool:
+        return True
+
+    @property
     def default_seq(self) -> int:
         seq: int = self.shape["max_seq"]
         return seq

@@ -23,7 +23,7 @@ from fsdpbench.workloads.errors import WorkloadError
 class BlockPlan:
     """The layers of one block by their names in it.
 
-    Fields: `readers`: modules that read the whole sequence in their first argument; `columns`: linear layers
+    Fields: `readers`: modules that read the whole sequence in their first argument; `columns`: layers
     cut by outputs, with the widths of what they compute side by side (a rank gets its share of each); `rows`:
     linear layers cut by inputs; `norms`: on the shares of the sequence; `head_norms`: on a rank's heads;
     `by_head`: parameters with an element a head; `by_token`: linear layers on [tokens, features] of a rank's
@@ -42,19 +42,22 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A decoder's: its `blocks` (the first block has the first plan, and so on, round and round), embeddings
-    with the dimension of their output that is the sequence, the last norm and the lm head, and whether head
-    and first embedding are one parameter.
+    """A transformer's: its `blocks` (the first block has the first plan, and so on, round and round),
+    embeddings with the dimension of their output that is the sequence, the norms after the last blocks and
+    the lm head, and whether head and first embedding are one parameter.
 
-    `divides`: numbers of the shape that the ranks must divide.
+    `divides`: numbers of the shape that the ranks must divide; `columns`: lookups outside the blocks that are
+    cut by features; `gathered`: modules whose result, a share of the sequence, later ones read as a whole.
     """
 
     blocks: tuple[BlockPlan, ...]
     embeddings: Mapping[str, int]
-    final_norm: str
+    final_norms: tuple[str, ...]
     head: str
     tied: bool
     divides: Mapping[str, int] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
+    gathered: tuple[str, ...] = ()
 
     def of(self, index: int) -> BlockPlan:
         """That of block number `index`."""

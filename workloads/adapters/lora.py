@@ -185,9 +185,13 @@ class LoraWorkload(Workload):
         found = [product for layer in layers for product in self._products.products(layer)]
         return [product for product in found if product.name not in _NEVER]
 
+    @property
+    def is_causal(self) -> bool:
+        return self._base.is_causal
+
     def tensor_plan(self) -> TensorPlan:
         if not isinstance(self._base, HasTensorPlan):
-            raise WorkloadError(f"the family {self.family} has no plan; decoder, gpt and llama have one")
+            raise WorkloadError(f"the family {self.family} has no plan; decoder, gpt, llama and t5 have one")
         return self._base.tensor_plan()
 
     @property

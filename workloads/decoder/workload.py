@@ -88,7 +88,7 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         divides |= {"d_ff": s.d_ff} if "D" in s.moe_pattern else {}
         period = min(s.layers, len(s.moe_pattern)) if mixtures else 1
         blocks = tuple(self._block_plan(layer) for layer in range(period))
-        return TensorPlan(blocks, {"token_embedding": 1}, "final_norm", "lm_head", s.tied, divides)
+        return TensorPlan(blocks, {"token_embedding": 1}, ("final_norm",), "lm_head", s.tied, divides)
 
     def _block_plan(self, layer: int) -> BlockPlan:
         s, mixture = self._shape, self._shape.is_mixture(layer)

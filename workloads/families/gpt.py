@@ -262,7 +262,7 @@ class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
         )
         embeddings = {"token_embedding": 1, **({"position_embedding": 0} if s.positions == "learned" else {})}
         return TensorPlan(
-            (block,), embeddings, "final_norm", "lm_head", s.tied, {"heads": s.heads, "vocab": s.vocab}
+            (block,), embeddings, ("final_norm",), "lm_head", s.tied, {"heads": s.heads, "vocab": s.vocab}
         )
 
     @property

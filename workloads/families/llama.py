@@ -249,7 +249,7 @@ class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
             norms=("attention_norm", "feed_forward_norm"),
         )
         divides = {"heads": s.heads, "kv_heads": s.kv_heads, "d_ff": s.d_ff, "vocab": s.vocab}
-        return TensorPlan((block,), {"token_embedding": 1}, "final_norm", "lm_head", s.tied, divides)
+        return TensorPlan((block,), {"token_embedding": 1}, ("final_norm",), "lm_head", s.tied, divides)
 
     @property
     def block_classes(self) -> tuple[type[nn.Module], ...]:

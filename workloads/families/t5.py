@@ -33,6 +33,7 @@ from fsdpbench.workloads.inputs.data import token_rows
 from fsdpbench.workloads.layers import ComputesTokenLoss, Lookup, Projection, token_loss
 from fsdpbench.workloads.shape import check_positive, check_share
 from fsdpbench.workloads.shaped import Shaped
+from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
 FAMILY = "t5"
 ATTENTIONS = ("fused", "explicit")
@@ -162,7 +163,7 @@ class T5Attention(nn.Module):
 
     def __init__(self, shape: T5Shape) -> None:
         super().__init__()
-        self.heads = shape.heads
+        self.head_width = shape.d_kv
         self.fused = shape.attention == "fused"
         self.dropout = shape.dropout
         # Queries take the scale of the scores, which are not divided by sqrt(d_kv).
@@ -171,9 +172,11 @@ class T5Attention(nn.Module):
         self.value = Projection(shape.d_model, shape.inner, False, shape.d_model**-0.5)
         self.output = Projection(shape.inner, shape.d_model, False, shape.inner**-0.5)
 
-    def forward(self, x: Tensor, memory: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        memory = x if memory is None else memory
+        # As many heads as this rank has: all of them, or its share under tensor parallelism.
         query, key, value = (
-            projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            projected.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
             for projected in (self.query(x), self.key(memory), self.value(memory))
         )
         if self.fused:
@@ -220,12 +223,12 @@ class T5EncoderBlock(CheckpointedBlock):
         self.feed_forward = T5FeedForward(shape)
         self.position_bias = PositionBias(shape, causal=False) if shape.bias_each_layer else None
 
-    def transform(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """[batch, source, d_model] to the same; `bias`: of the stack, None where the block has one."""
+    def transform(self, x: Tensor, length: int, bias: Tensor | None) -> Tensor:
+        """[batch, source, d_model] to the same; `length` of the whole source; `bias`: of the stack, None
+        where the block has one."""
         if self.position_bias is not None:
-            bias = self.position_bias(x.shape[1], x.device)
-        normed = self.attention_norm(x)
-        x = x + self.attention(normed, normed, bias)
+            bias = self.position_bias(length, x.device)
+        x = x + self.attention(self.attention_norm(x), bias)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -243,13 +246,13 @@ class T5DecoderBlock(CheckpointedBlock):
         self.feed_forward = T5FeedForward(shape)
         self.position_bias = PositionBias(shape, causal=True) if shape.bias_each_layer else None
 
-    def transform(self, x: Tensor, bias: Tensor | None, encoded: Tensor) -> Tensor:
-        """[batch, target, d_model] to the same; `encoded` is [batch, source, d_model]."""
+    def transform(self, x: Tensor, length: int, bias: Tensor | None, encoded: Tensor) -> Tensor:
+        """[batch, target, d_model] to the same; `length` of the whole target; `encoded` is
+        [batch, source, d_model]."""
         if self.position_bias is not None:
-            bias = self.position_bias(x.shape[1], x.device)
-        normed = self.attention_norm(x)
-        x = x + self.attention(normed, normed, bias)
-        x = x + self.cross_attention(self.cross_attention_norm(x), encoded, None)
+            bias = self.position_bias(length, x.device)
+        x = x + self.attention(self.attention_norm(x), bias)
+        x = x + self.cross_attention(self.cross_attention_norm(x), memory=encoded)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
@@ -269,11 +272,12 @@ class T5Stack(nn.Module):
         self.blocks = nn.ModuleList(block(shape, checkpointing, index) for index in range(shape.layers))
         self.final_norm = nn.RMSNorm(shape.d_model, eps=_NORM_EPS)
 
-    def forward(self, x: Tensor, *context: Tensor) -> Tensor:
-        bias = None if self.position_bias is None else self.position_bias(x.shape[1], x.device)
+    def forward(self, x: Tensor, length: int, *context: Tensor) -> Tensor:
+        """`length`: tokens of the whole sequence, of which a rank has a share under tensor parallelism."""
+        bias = None if self.position_bias is None else self.position_bias(length, x.device)
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
-            x = block(x, bias, *context)
+            x = block(x, length, bias, *context)
         return F.dropout(self.final_norm(x), self.dropout, self.training)
 
 
@@ -299,8 +303,8 @@ class T5(ComputesTokenLoss, nn.Module):
             self.lm_head.weight = self.token_embedding.weight
 
     def forward(self, source: Tensor, target_inputs: Tensor, targets: Tensor | None = None) -> Tensor:
-        encoded = self.encoder(self.token_embedding(source))
-        decoded = self.decoder(self.token_embedding(target_inputs), encoded)
+        encoded = self.encoder(self.token_embedding(source), source.shape[1])
+        decoded = self.decoder(self.token_embedding(target_inputs), target_inputs.shape[1], encoded)
         logits: Tensor = self.lm_head(decoded if self.logit_scale == 1.0 else decoded * self.logit_scale)
         if targets is None:
             return logits
@@ -327,6 +331,38 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
     @property
     def default_seq(self) -> int:
         return self._shape.max_seq
+
+    def tensor_plan(self) -> TensorPlan:
+        s = self._shape
+        stacks = [self._block_plan(T5EncoderBlock)] * s.layers + [self._block_plan(T5DecoderBlock)] * s.layers
+        biases = (
+            ()
+            if s.bias_each_layer
+            else ("encoder.position_bias.by_bucket", "decoder.position_bias.by_bucket")
+        )
+        return TensorPlan(
+            tuple(stacks),
+            {"token_embedding": 1},
+            ("encoder.final_norm", "decoder.final_norm"),
+            "lm_head",
+            s.tied,
+            {"heads": s.heads, "d_ff": s.d_ff, "vocab": s.vocab},
+            columns=biases,
+            gathered=("encoder",),
+        )
+
+    def _block_plan(self, block: type[nn.Module]) -> BlockPlan:
+        s = self._shape
+        attentions = ("attention", "cross_attention") if block is T5DecoderBlock else ("attention",)
+        inner = {f"{name}.{part}": (s.inner,) for name in attentions for part in ("query", "key", "value")}
+        hidden = {f"feed_forward.{part}": (s.d_ff,) for part in (("gate", "up") if s.gated else ("up",))}
+        bias = {"position_bias.by_bucket": (s.heads,)} if s.bias_each_layer else {}
+        return BlockPlan(
+            readers=(*attentions, "feed_forward"),
+            columns=inner | hidden | bias,
+            rows=(*(f"{name}.output" for name in attentions), "feed_forward.down"),
+            norms=(*(f"{name}_norm" for name in attentions), "feed_forward_norm"),
+        )
 
     @property
     def block_classes(self) -> tuple[type[nn.Module], ...]:

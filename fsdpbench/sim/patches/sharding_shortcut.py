@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.distributed.tensor import Partial
 
-from fsdpbench.torch_internals import DTensorSpec, OutputSharding, expect, op_dispatcher, replace
+from fsdpbench.torch_internals import DTensorSpec, OutputSharding, expect, op_dispatcher, patch, replace
 
 _ELEMENTWISE = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad", "aten::_foreach_")
 
@@ -25,6 +25,7 @@ def install_sharding_shortcut() -> None:
     propagator = expect(op_dispatcher, "sharding_propagator")
     for name in ("propagate_op_sharding", "propagate_op_sharding_non_cached"):
         replace(propagator, **{name: _with_shortcut(expect(propagator, name))})
+    patch("propagate_use_strided_shard_flag", _on_more_dimensions)
 
 
 def _with_shortcut(original: Any) -> Callable[[Any], Any]:
@@ -36,6 +37,16 @@ def _with_shortcut(original: Any) -> Callable[[Any], Any]:
     for name in ("cache_info", "cache_clear"):
         if hasattr(original, name):
             setattr(propagate, name, getattr(original, name))
+    return propagate
+
+
+def _on_more_dimensions(original: Callable[..., None]) -> Callable[..., None]:
+    """DTensor's propagation of a flag that meshes of one dimension never have."""
+
+    def propagate(op_strategy: Any, op_schema: Any) -> None:
+        if op_strategy.mesh.ndim > 1:
+            original(op_strategy, op_schema)
+
     return propagate
 
 

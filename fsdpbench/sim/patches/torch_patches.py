@@ -26,7 +26,7 @@ DDP's `_verify_param_shape_across_processes`    compares shapes with ranks that 
 DDP's constructor                               refuses by name what its C++ cannot do here; notes the stream
 DTensor's `_propagate_use_strided_shard_flag`   quadratic in the number of parameters; without effect on
                                                 one-dimensional meshes, where it is skipped
-DTensor's `propagate_op_sharding`               see `sharding_shortcut.py`
+DTensor's `propagate_op_sharding`, random state see `sharding_shortcut.py`, `random_state.py`
 FSDP2's `_chunk_with_empty`                     cuts a shard for every rank; see `chunks.py`
 `all_gather_object`, `broadcast_object_list`,   pickled objects would travel as data; every rank is taken
 `gather_object`, `scatter_object_list`          to hold what this one holds
@@ -55,6 +55,7 @@ from fsdpbench.sim.patches.chunks import cut_when_asked
 from fsdpbench.sim.patches.dynamo import stand_in_for_dynamo
 from fsdpbench.sim.patches.host_access import install_host_access
 from fsdpbench.sim.patches.module_calls import install_module_calls
+from fsdpbench.sim.patches.random_state import install_random_state
 from fsdpbench.sim.patches.sharding_shortcut import install_sharding_shortcut
 from fsdpbench.sim.patches.two_sided import install_two_sided_parameters
 from fsdpbench.sim.tensors.creation import is_on_device, is_simulated, new_tensor
@@ -270,8 +271,8 @@ def _patch_distributed() -> None:
     _patch_sends_of_objects()
     _patch_checkpoint_plans()
     patch("chunk_with_empty", cut_when_asked)
-    patch("propagate_use_strided_shard_flag", _on_more_dimensions)
     install_sharding_shortcut()
+    install_random_state()
 
 
 def _with_ranks_that_are_there(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -387,13 +388,3 @@ def _valid_as_it_is(original: Any) -> Callable[..., Any]:
         return fine if _others_are_simulated() else original(global_plan, metadata)
 
     return validate
-
-
-def _on_more_dimensions(original: Callable[..., None]) -> Callable[..., None]:
-    """DTensor's propagation of a flag that meshes of one dimension never have."""
-
-    def propagate(op_strategy: Any, op_schema: Any) -> None:
-        if op_strategy.mesh.ndim > 1:
-            original(op_strategy, op_schema)
-
-    return propagate

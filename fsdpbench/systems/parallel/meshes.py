@@ -3,7 +3,7 @@
     tp        (replicate, shard, tp)          FSDP over the first, tensor parallelism over the last
     tp, ep    also (replicate, expert_shard, ep), of all ranks, those of one tp group among them
     cp        (replicate, shard)              FSDP over all ranks, those that share a sequence among them
-              (groups, cp)                    attention
+              (groups, cp, tp)                attention: over cp, of the heads of a rank of tp
     ep        (replicate, shard)              all but experts
               (replicate, expert_shard, ep)   experts: FSDP over expert_shard x replicate
 
@@ -38,16 +38,17 @@ def make_meshes(degrees: Degrees, shard: int, device_type: str) -> Meshes:
     whole = _mesh(device_type, data | ({"tp": degrees.tp} if degrees.tp > 1 else {}))
     names = tuple(data)
     first = whole if degrees.tp == 1 else whole[names]
+    tensor = whole["tp"] if degrees.tp > 1 else None
+    context = None
     if degrees.cp > 1:
-        sharing = _mesh(device_type, {"groups": degrees.data, "cp": degrees.cp})
-        return Meshes(first, context=sharing["cp"])
+        sharing = {"groups": degrees.data, "cp": degrees.cp}
+        context = _mesh(device_type, sharing | ({"tp": degrees.tp} if degrees.tp > 1 else {}))["cp"]
     if degrees.ep == 1:
-        return Meshes(first, whole["tp"] if degrees.tp > 1 else None)
+        return Meshes(first, tensor, context)
     sizes = data | {"shard": shard * degrees.tp // degrees.ep, "ep": degrees.ep}
     own = _mesh(device_type, {"expert_shard" if name == "shard" else name: n for name, n in sizes.items()})
     inner = tuple("expert_shard" if name == "shard" else name for name in names)
-    tensor = whole["tp"] if degrees.tp > 1 else None
-    return Meshes(first, tensor, experts=own["ep"], expert_data=own[inner])
+    return Meshes(first, tensor, context, own["ep"], own[inner])
 
 
 def _mesh(device_type: str, sizes: dict[str, int]) -> DeviceMesh:

@@ -7,7 +7,6 @@ from fsdpbench.configuration.degrees import PARALLEL, Degrees
 from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.base import shard_size_of
 from fsdpbench.workloads import WorkloadError
-from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.tensor_plan import HasTensorPlan
 
 
@@ -30,8 +29,10 @@ def refuse_parallel(config: Config) -> dict[str, str]:
             return {
                 name: "lengths of every step need to be shared evenly: leave --seq-lengths out (cp: --soak)"
             }
-        if config.settings.lora and (name != "tp" or config.settings.lora_base == "4bit"):
-            return {name: "adapters are beside tp alone, with lora_base=param: leave lora or the other out"}
+        if config.settings.lora and name == "ep":
+            return {"ep": "adapters are beside tp and cp alone: leave lora or ep out"}
+        if config.settings.lora and name == "tp" and config.settings.lora_base == "4bit":
+            return {"tp": "layers packed into 4 bits cannot be cut: set lora_base=param, or leave tp out"}
         if config.settings.implementation != "own":
             return {name: "the library's modules have no plan here: leave implementation out"}
     refused = _refuse_tensor(config, degrees) | _refuse_experts(config, degrees)
@@ -43,12 +44,11 @@ def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
         return {}
     if config.device == "cuda":
         return {"cp": "ring attention was never run on a GPU: simulate it, or take CPU ranks (--device cpu)"}
-    if degrees.tp > 1:
-        return {"cp": "it is not built beside tp: use one of them"}
-    if config.gpus % degrees.cp:
-        return {"cp": f"{config.gpus} ranks cannot be divided into groups of {degrees.cp}"}
+    if config.gpus % degrees.group:
+        beside = f" of {degrees.cp} x {degrees.tp} (cp x tp)" if degrees.tp > 1 else f" of {degrees.cp}"
+        return {"cp": f"{config.gpus} ranks cannot be divided into groups{beside}"}
     workload = workload_of(config)
-    if not isinstance(workload, NextTokenWorkload):
+    if not workload.is_causal:
         return {"cp": f"the family {workload.family} is not causal throughout: decoder, gpt and llama are"}
     shape = workload.shape
     if shape.get("attention") == "explicit" or (
@@ -70,8 +70,6 @@ def _refuse_context(config: Config, degrees: Degrees) -> dict[str, str]:
 def _refuse_experts(config: Config, degrees: Degrees) -> dict[str, str]:
     if degrees.ep == 1:
         return {}
-    if degrees.cp > 1:
-        return {"ep": "it is not built beside cp: use ep alone or with tp"}
     workload = workload_of(config)
     experts = workload.shape.get("experts", 0)
     if not experts or "M" not in workload.shape.get("moe_pattern", ""):
@@ -96,12 +94,12 @@ def _refuse_tensor(config: Config, degrees: Degrees) -> dict[str, str]:
         return {"tp": f"{config.gpus} ranks cannot be divided into groups of {degrees.tp}"}
     workload = workload_of(config)
     if not isinstance(workload, HasTensorPlan):
-        return {"tp": f"the family {workload.family} has no plan; decoder, gpt and llama have one"}
+        return {"tp": f"the family {workload.family} has no plan; decoder, gpt, llama and t5 have one"}
     try:
         workload.tensor_plan().check(degrees.tp, workload.name)
     except WorkloadError as error:
         return {"tp": str(error)}
     seq = workload.resolve_seq(config.settings.seq) or 0
-    if seq % degrees.tp:
-        return {"tp": f"a sequence of {seq} tokens cannot be shared by {degrees.tp} ranks: change seq"}
+    if seq % degrees.group:
+        return {"tp": f"a sequence of {seq} tokens cannot be shared by {degrees.group} ranks: change seq"}
     return {}

@@ -36,7 +36,9 @@ def cut(
         name: RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(sequence))
         for name, sequence in plan.embeddings.items()
     }
-    outside[plan.final_norm] = SequenceParallel(use_local_output=True)
+    outside |= {name: SequenceParallel(use_local_output=True) for name in plan.final_norms}
+    outside |= {name: ColwiseParallel() for name in plan.columns}
+    outside |= {name: _WholeResult() for name in plan.gathered}
     outside[plan.head] = ColwiseParallel(
         input_layouts=Shard(_SEQUENCE), output_layouts=Shard(-1), use_local_output=False
     )
@@ -66,6 +68,18 @@ class _WholeSequence(ParallelStyle):
             return (share.redistribute(placements=(Replicate(),)), *inputs[1:])
 
         module.register_forward_pre_hook(gather)
+        return module
+
+
+class _WholeResult(ParallelStyle):
+    """A module whose result is gathered once for all that read it; their gradients are summed once too."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def gather(_: nn.Module, inputs: tuple[Any, ...], result: torch.Tensor) -> DTensor:
+            share = DTensor.from_local(result, device_mesh, (Shard(_SEQUENCE),), run_check=False)
+            return share.redistribute(placements=(Replicate(),))
+
+        module.register_forward_hook(gather)
         return module
 
 

@@ -49,6 +49,25 @@ for _ in range(7):
     assert {("bool", True), ("bool", False), ("math.isfinite", True)} == {each[:2] for each in run.decisions}
 
 
+def test_random_numbers_of_dtensors_decide_nothing(run_probe: RunScript) -> None:
+    """torch sends their state to all ranks and compares it, which is no decision of the script's."""
+    run = run_probe(
+        FSDP2
+        + """
+torch.cuda.manual_seed(5)
+with torch.no_grad():
+    for parameter in model.parameters():
+        parameter.normal_(0, 0.02)
+assert torch.cuda.initial_seed() == 5
+for _ in range(7):
+    backward()
+    optimizer.step()
+"""
+    )
+    assert run.result["status"] == "ok", run.cause
+    assert run.decisions == []
+
+
 def test_each_decision_is_recorded_by_line(run_probe: RunScript) -> None:
     run = run_probe(
         FSDP2

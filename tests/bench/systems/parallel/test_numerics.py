@@ -34,6 +34,11 @@ QWEN = {"qk_norm": True, "rope": "yarn:factor=4;original=8", "head_width": 8, "t
 SHARED = {"shared_d_ff": 12, "shared_gate": True, "renormalised": False}
 OSS = {"sinks": True, "attention": "explicit", "window": 6, "layer_pattern": "SF", "qkv_bias": True}
 OSS |= {"expert_bias": True, "router_bias": True, "router_load": "skewed", "head_bias": True}
+T5 = {
+    **{name: SMALL[name] for name in ("layers", "d_model", "heads", "vocab", "max_seq")},
+    "d_kv": 8,
+    "d_ff": 24,
+}
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt-tied-tp2": ("gpt", {**SMALL, "tied": True}, {"tp": 2}),
@@ -57,6 +62,22 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "decoder-cp4": ("decoder", {**DECODER, **QWEN}, {"cp": 4, "grad_accum": 2}),
     "gpt-cp2-replicas": ("gpt", SMALL, {"cp": 2, "strategy": "NO_SHARD"}),
     "mixture-cp2": ("decoder", {**MIXTURE, **SHARED, "router_load": "skewed"}, {"cp": 2}),
+    "llama-tp2-cp2": ("llama", {**DECODER, "rotary": "complex"}, {"tp": 2, "cp": 2, "grad_accum": 2}),
+    "gpt-tied-tp2-cp2": (
+        "gpt",
+        {**SMALL, "tied": True},
+        {"tp": 2, "cp": 2, "activation_checkpointing": "full"},
+    ),
+    "mixture-cp2-ep2": ("decoder", {**MIXTURE, **SHARED, "router_load": "skewed"}, {"cp": 2, "ep": 2}),
+    "mixture-cp4-ep4": ("decoder", {**MIXTURE, "capacity": 1.5}, {"cp": 4, "ep": 4}),
+    "mixture-tp2-cp2-ep2": ("decoder", {**MIXTURE, **QWEN}, {"tp": 2, "cp": 2, "ep": 2}),
+    "some-dense-tp2-cp2-ep4": ("decoder", {**MIXTURE, "moe_pattern": "DM"}, {"tp": 2, "cp": 2, "ep": 4}),
+    "llama-cp4-lora": ("llama", DECODER, {"cp": 4, "lora": 4, "activation_checkpointing": "full"}),
+    "llama-tp2-cp2-lora": ("llama", DECODER, {"tp": 2, "cp": 2, "lora": 4}),
+    "t5-tp2": ("t5", T5, {"tp": 2, "activation_checkpointing": "full"}),
+    "t5-v1.1-tp4": ("t5", {**T5, "gated": True, "tied": False}, {"tp": 4, "grad_accum": 2}),
+    "umt5-tp2-replicas": ("t5", {**T5, "bias_each_layer": True}, {"tp": 2, "strategy": "NO_SHARD"}),
+    "t5-explicit-tp2": ("t5", {**T5, "attention": "explicit"}, {"tp": 2, "wrap": "every-2"}),
     "mixture-ep2-replicas": ("decoder", MIXTURE, {"ep": 2, "strategy": "HYBRID_SHARD", "shard_size": 2}),
 }
 
@@ -110,17 +131,20 @@ def ordered(model: nn.Module, workload: Workload, tp: int) -> None:
 
 def by_share(model: nn.Module, tp: int, cp: int) -> None:
     """Which token meets which experts is given by its place among those of a rank: mixtures take the shares
-    of the sequence one by one."""
+    of the sequence one by one, those of tp within those of cp."""
     for mixture in [module for module in model.modules() if isinstance(module, Mixture)]:
         forward = mixture.forward
         mixture.forward = lambda x, of=forward: in_shares(of, x, tp, cp)  # type: ignore[method-assign]
 
 
 def in_shares(forward: Any, x: torch.Tensor, tp: int, cp: int) -> torch.Tensor:
+    def of_tp(share: torch.Tensor) -> torch.Tensor:
+        return torch.cat([forward(part) for part in share.chunk(tp, 1)], 1)
+
     if cp == 1:
-        return torch.cat([forward(part) for part in x.chunk(tp, 1)], 1)
+        return of_tp(x)
     parts = x.chunk(2 * cp, 1)  # a rank has one of the head and one of the tail
-    pairs = [forward(torch.cat((parts[rank], parts[-1 - rank]), 1)).chunk(2, 1) for rank in range(cp)]
+    pairs = [of_tp(torch.cat((parts[rank], parts[-1 - rank]), 1)).chunk(2, 1) for rank in range(cp)]
     return torch.cat([head for head, _ in pairs] + [tail for _, tail in reversed(pairs)], 1)
 
 
@@ -160,7 +184,7 @@ def train(rank: int, record: dict[str, Any]) -> tuple[float, float]:
     for _ in range(STEPS):
         loop.step()
     if config.settings.cp > 1:  # each of a group has the loss of its own tokens
-        losses = mean_of_group(losses, rank, config.settings.cp)
+        losses = mean_of_group(losses, rank, Degrees.of(config).group)
     reference = context.build_model()
     before = copy.deepcopy(reference)
     by_share(reference, config.settings.tp, config.settings.cp)
@@ -200,6 +224,8 @@ def runs() -> Iterator[Any]:
     "oss-tp2-ep2-impl",
     "phi-tp4-lora-torch",
     "decoder-cp4-impl",
+    "t5-tp2-torch",
+    "some-dense-tp2-cp2-ep4-impl",
 )
 @pytest.mark.parametrize(("system", "case"), list(runs()))
 def test_training_is_that_of_the_unsharded_model(four_ranks: Any, system: str, case: str) -> None:
