@@ -144,7 +144,10 @@ def _memory(
     config: Config, peaks: Mapping[str, float], unknown: Sequence[Unknown]
 ) -> tuple[dict[str, list[int]], bool]:
     """Intervals of the peaks in bytes; whether the upper end of what is reserved exceeds what there is."""
-    of_memory = [reason for reason in unknown if reason not in _MEMORY_KNOWS]
+    # Published runs of other kinds left the model itself open, which a user states: the error that is left is
+    # that of software without runs.
+    stated = [Unknown.SOFTWARE if reason is Unknown.MODEL else reason for reason in unknown]
+    of_memory = [reason for reason in stated if reason not in _MEMORY_KNOWS]
     _, usable = _machine(config.hardware or "", _stamp(config.hardware))
     found: dict[str, list[int]] = {}
     risky = False

@@ -61,6 +61,18 @@ def test_rounds_that_do_not_pair_are_compared_by_their_medians() -> None:
     assert (mine.ratio, mine.rounds) == (2.0, 1)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"tp": 2}, {"cp": 2}, {"lora": 16}, {"optimizer_dtype": "bf16"}, {"implementation": "transformers"}],
+)
+def test_less_work_a_step_is_not_a_faster_system(settings: dict[str, Any]) -> None:
+    """Those rows have shorter steps; what is compared is the work of the fastest row a sample."""
+    usual = (row("torch-fsdp2", 1.0, [5.0]), row("mine", 0.9, [5.0]))
+    lighter = (row("torch-fsdp2", 1.2, [4.0], **settings), row("mine", 1.1, [4.0], **settings))
+    assert [each.ratio for each in ratios(view(*usual, *lighter))] == [1.0, pytest.approx(1 / 0.9)]
+    assert differences(view(*usual, *lighter)) == []
+
+
 def test_other_work_is_not_compared() -> None:
     assert ratios(view(row("a", 1.0, batch=4), row("b", 1.0, batch=8))) == []
     assert ratios(view(row("a", 1.0), row("a", 2.0, wrap="root"))) == []
