@@ -35,8 +35,8 @@ COMPUTED = (
     "implementation",
     "seed",
 )
-"""What decides the result of training, or how many samples a step has (with `tp` and `cp` a batch is of a group
-of ranks); all other settings decide how it is reached."""
+"""What decides the result of training, or how many samples a step has (with `tp` and `cp` a batch is of a
+group of ranks); all other settings decide how it is reached."""
 _REFERENCES = ("torch-fsdp2", "torch-fsdp1", "torch-ddp", "single")
 _NEAR = {"fp32": 1e-4}
 _NEAR_LOW_PRECISION = 0.01
