@@ -32,8 +32,7 @@ _LESS = 0.99
 @dataclass(frozen=True)
 class Proposal:
     """A change that was simulated. price: share of the speed that it costs (below 0: it is faster); None
-    where the
-    speed without it is not known."""
+    where the speed without it is not known."""
 
     change: Change
     trial: Trial
@@ -43,8 +42,8 @@ class Proposal:
 @dataclass(frozen=True)
 class Advice:
     """as_it_is: with the account. roomy: on GPUs of more memory. fits: proposals that fit, the cheapest
-    first,
-    last resorts after the others. misses: those that do not."""
+    first, those with retries after those without, last resorts after the others. misses: those that do
+    not."""
 
     as_it_is: Trial
     roomy: Trial
@@ -145,9 +144,8 @@ def _until_some_fit(
 def combinations(
     config: Config, singles: Sequence[Change], roomy: Trial, jobs: int, tell: Callable[[str], None]
 ) -> list[Change]:
-    """Pairs of the changes that take most memory, those that take most first, and all of them at the same
-    time; what they
-    take is seen on GPUs with more room."""
+    """Pairs of the changes that take most memory, those that take most first, each of these with less
+    fragmentation, and all of them at the same time; what they take is seen on GPUs with more room."""
     needs = _tried(config, singles, jobs, tell, room=True)
     base = roomy.allocated or 0
     taken = {
@@ -166,6 +164,11 @@ def combinations(
         if not first.clashes_with(second)
     ]
     pairs = [pair for pair in pairs if is_possible(pair, config)][:_MOST_PAIRS]
+    allocator = [change for change in singles if change.is_of_allocator]
+    whole = [
+        change.with_(each) for each in allocator for change in distinct[:2] if not change.clashes_with(each)
+    ]
+    pairs += [pair for pair in whole if is_possible(pair, config)]
     for count in range(3, min(len(distinct), _STRONGEST) + 1):
         joined = distinct[0]
         for change in distinct[1:count]:
@@ -208,7 +211,8 @@ def _price(change: Change, trial: Trial, roomy: Trial) -> float | None:
     return 1.0 - change.work * trial.speed / roomy.speed
 
 
-def _order(proposal: Proposal) -> tuple[bool, bool, float, int]:
+def _order(proposal: Proposal) -> tuple[bool, bool, bool, float, int]:
     price = proposal.price
     words = len(proposal.change.settings) + len(proposal.change.fields)
-    return proposal.change.last_resort, price is None, price or 0.0, words
+    retries = bool(proposal.trial.retries)
+    return proposal.change.last_resort, retries, price is None, price or 0.0, words

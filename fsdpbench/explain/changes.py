@@ -23,8 +23,7 @@ class Change:
     """`settings` and `fields` of the configuration that differ.
 
     write: what to type. last_resort: other machines. work: samples a step, of those without the change
-    (scripts; the
-    bench counts its own).
+    (scripts; the bench counts its own).
     """
 
     write: str
@@ -55,6 +54,11 @@ class Change:
             self.work * other.work,
             self.unpriced or other.unpriced,
         )
+
+    @property
+    def is_of_allocator(self) -> bool:
+        """Whether it changes what the allocator reserves, and nothing of what is allocated."""
+        return self.write == f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}"
 
     def holds(self, other: Change) -> bool:
         """Whether it does all that the other one does, and more."""
@@ -100,7 +104,7 @@ def _of_system(config: Config) -> Iterator[Change]:
 
 
 def _of_settings(settings: Settings) -> Iterator[Change]:
-    """One setting each, that changes no result of the training, or only the dtype of the reduction."""
+    """One setting each, that changes no result of the training, or only how numbers are rounded."""
     yield Change(
         f"PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE}",
         "less fragmentation",
@@ -117,6 +121,10 @@ def _of_settings(settings: Settings) -> Iterator[Change]:
         () if settings.activation_checkpointing == "full" else ("full",),
     ):
         yield _setting("activation_checkpointing", value, _CHECKPOINTING[value])
+    if settings.optimizer == "adamw" and settings.optimizer_dtype is None:
+        yield _setting("optimizer_dtype", "bf16", "halves AdamW's moments; they are rounded stochastically")
+    if not settings.activation_offload:
+        yield _setting("activation_offload", True, "what units save for backward waits on the host")
     if not settings.cpu_offload:
         yield _setting("cpu_offload", True, "shards, gradients and optimizer live on the host")
 
