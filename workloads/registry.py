@@ -14,7 +14,7 @@ from fsdpbench.plugins import FAMILIES, OWN_FAMILIES, family_of, offered_by, plu
 from fsdpbench.workloads import decoder
 from fsdpbench.workloads.base import Workload
 from fsdpbench.workloads.errors import PluginError, ShapeError, UnknownModelError
-from fsdpbench.workloads.families import deepvit, dhen, gpt, llama, regnet, t5
+from fsdpbench.workloads.families import deepvit, dhen, gpt, llama, regnet, t5, t5_shape
 from fsdpbench.workloads.library_model import CONTENT, unpacked
 
 
@@ -37,7 +37,7 @@ class Family:
 
 _FAMILIES: dict[str, Family] = {
     gpt.FAMILY: Family.of(gpt.GPTWorkload.from_values, gpt.SIZES),
-    t5.FAMILY: Family.of(t5.T5Workload.from_values, t5.SIZES),
+    t5.FAMILY: Family.of(t5.T5Workload.from_values, t5_shape.SIZES),
     llama.FAMILY: Family.of(llama.LlamaWorkload.from_values, llama.SIZES),
     decoder.FAMILY: Family.of(decoder.DecoderWorkload.from_values, decoder.SIZES),
     regnet.FAMILY: Family.of(regnet.RegNetWorkload.from_values, regnet.SIZES),

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,7 @@ _TEMPLATE = re.compile(
 _INSTALLED = re.compile(r"^python3 -m venv .*&& \.venv/bin/(?=fsdpbench )")
 _TO_TYPE = "docs/how-to/index.md"
 """The page whose tables hold commands to type."""
-_COMPLETE = re.compile(
-    r" (?:--model|--hf-config|--script) |^fsdpbench (?:explain|completion|doctor)\b(?! *$)"
-)
+_COMPLETE = re.compile(r" (?:--model|--hf-config|--script) |^fsdpbench (?:explain (?!-)|completion |doctor )")
 """Elsewhere, commands between words are to be typed if they say what to run; others only name a command."""
 
 
@@ -84,6 +83,14 @@ def make_files(folder: Path, traced: Path, made_by_the_page: set[str]) -> None:
     _write_dumps(folder / "dumps")
     (folder / "runs" / "atlas").mkdir(parents=True)
     (folder / "runs" / "atlas" / "atlas.json").write_text(json.dumps(_ATLAS))
+    _commit_baseline(folder)
+
+
+def _commit_baseline(folder: Path) -> None:
+    """Makes `folder` a git repository of one commit: the committed baseline, whose history a page reads."""
+    author = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    for words in (("init", "-q"), ("add", "ci/baseline.json"), (*author, "commit", "-q", "-m", "Baseline")):
+        subprocess.run(["git", *words], cwd=folder, check=True)
 
 
 def _write_dumps(folder: Path) -> None:
