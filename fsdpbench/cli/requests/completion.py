@@ -50,6 +50,17 @@ def proposals(names: Callable[[], Iterable[str]]) -> Proposals:
     return propose
 
 
+def assignments(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For `--set KEY=VALUE`: names of settings, and after `=` their values, of which there may be several."""
+    setting, equals, value = incomplete.partition("=")
+    if not equals:
+        return [CompletionItem(f"{name}=") for name in SETTINGS if name.startswith(setting)]
+    if setting not in SETTINGS:
+        return []
+    proposed = proposals(values_of(setting))(context, parameter, value)
+    return [CompletionItem(f"{setting}={item.value}") for item in proposed]
+
+
 def model_names() -> list[str]:
     """Models by name, those of other packages too."""
     from fsdpbench.workloads import workload_names

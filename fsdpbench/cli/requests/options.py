@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from fsdpbench.cli.requests.completion import (
+    assignments,
     hardware_names,
     model_names,
     proposals,
@@ -154,7 +155,12 @@ def setting_options(many: bool) -> Callable[[F], F]:
                 f"Default {show_value(setting.read(setting.default))}.",
             )(function)
         return click.option(
-            "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Set any setting by name."
+            "--set",
+            "assignments",
+            multiple=True,
+            metavar="KEY=VALUE",
+            shell_complete=assignments,
+            help="Set any setting by name.",
         )(function)
 
     return decorate

@@ -29,6 +29,11 @@ def test_commands_models_hardware_and_settings_are_completed(completed: Any) -> 
     assert completed("plan", "--hardware", "h100-8") == ["h100-80gb"]
     assert {"torch-fsdp1", "torch-fsdp2"} <= set(completed("run", "--system", "torch-fsdp"))
     assert completed("sweep", "--activation-checkpointing", "none,f") == ["none,full"]
+    assert completed("run", "--set", "activation_ch") == ["activation_checkpointing="]
+    assert completed("sweep", "--set", "tp=1", "--set", "strategy=FULL_SHARD,NO") == [
+        "strategy=FULL_SHARD,NO_SHARD"
+    ]
+    assert not any(completed("run", "--set", "unknown=t"))
 
 
 def test_every_word_that_is_proposed_is_taken() -> None:
