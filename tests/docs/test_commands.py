@@ -67,7 +67,7 @@ def test_every_command_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong == []
 
 
-LISTS = sorted({command.words for command in ALL if command.words[1:2] == ("list",)})
+LISTS = sorted({command.words for command in ALL if command.words[1:2] == ("list",) and command.words[2:]})
 
 
 @pytest.mark.plain_cases("settings")
