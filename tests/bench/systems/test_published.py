@@ -68,7 +68,7 @@ def test_other_models_are_refused(fsdpbench: Any) -> None:
     done = fsdpbench(
         "run", "--model", "llama2-7b", "--device", "sim", "--gpus", "8", "--system", "llm-foundry-0.1"
     )
-    assert "not_applicable: llm-foundry-0.1 does not have it: model: " in done.stdout
+    assert "not_applicable: llm-foundry-0.1 cannot run this: model: " in done.stdout
     assert "trainer.metrics) is of GPTs, not of llama2-7b" in done.stdout
 
 
@@ -78,5 +78,5 @@ def test_checkpointing_by_operator_is_refused(system: str, fsdpbench: Any) -> No
         "run", "--model", "gpt-tiny", "--device", "sim", "--system", system,
         "--activation-checkpointing", "op",
     )  # fmt: skip
-    assert f"{system} does not have it: activation_checkpointing: " in done.stdout
+    assert f"{system} cannot run this: activation_checkpointing: " in done.stdout
     assert "checkpointing by operator came with torch 2.4" in done.stdout
