@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -78,6 +78,13 @@ def check_share(shape: Any, *names: str) -> None:
     for name in names:
         if not 0 <= getattr(shape, name) < 1:
             raise ShapeError(f"shape field {name} is {getattr(shape, name)}: it must be from 0 to below 1")
+
+
+def check_word(shape: Any, name: str, words: Iterable[str]) -> None:
+    """Raises: ShapeError, the field `name` is none of `words`."""
+    word = getattr(shape, name)
+    if word not in (known := list(words)):
+        raise ShapeError(f"shape field {name} is '{word}': it must be one of {', '.join(known)}")
 
 
 def check_positive(shape: Any, *names: str) -> None:

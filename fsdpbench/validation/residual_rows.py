@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from fsdpbench.results.residuals.table import Condition, Quantity, Residual
 from fsdpbench.sim.hardware.profile import load_profile
@@ -42,7 +43,7 @@ def _residual(
         model=" ".join([case.model, *(f"{name}={value}" for name, value in case.shape.items())]),
         family=get_workload(case.model, shape=dict(case.shape) or None).family,
         system=config["system"],
-        software=config.get("software") or CURRENT,
+        software=Path(config.get("software") or CURRENT).name.removesuffix(".toml"),
         fitted=case.fitted,
         compiled=bool(config["settings"].get("compile")),
         gpus=config["gpus"],

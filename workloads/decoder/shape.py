@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fsdpbench.workloads.decoder.rotary import Rope
 from fsdpbench.workloads.errors import ShapeError
-from fsdpbench.workloads.shape import check_divides, check_layers, check_positive, check_share
+from fsdpbench.workloads.shape import check_divides, check_layers, check_positive, check_share, check_word
 
 FAMILY = "decoder"
 _LARGEST_PATTERN = 10_000
@@ -122,10 +122,7 @@ class DecoderShape:
             if getattr(self, name) < 0:
                 raise ShapeError(f"shape field {name} is {getattr(self, name)}: it must be at least 0")
         for name, words in _WORDS.items():
-            if getattr(self, name) not in words:
-                raise ShapeError(
-                    f"shape field {name} is '{getattr(self, name)}': it must be one of {', '.join(words)}"
-                )
+            check_word(self, name, words)
         self._check_attention()
         self._check_experts()
 

@@ -33,7 +33,7 @@ from fsdpbench.workloads.families.sparse import STATE_BYTES, SparseTables
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.inputs.clicks import click_batches
 from fsdpbench.workloads.layers import Projection
-from fsdpbench.workloads.shape import check_divides, check_positive
+from fsdpbench.workloads.shape import check_divides, check_positive, check_word
 from fsdpbench.workloads.shaped import Shaped
 
 FAMILY = "dhen"
@@ -67,11 +67,7 @@ class DHENShape:
         check_divides(self, "heads", "width")
         if self.tokens < 2:
             raise ShapeError("shape field tokens is 1: one is of the numbers, at least one of the features")
-        if self.table_dtype not in TABLE_DTYPES:
-            raise ShapeError(
-                f"shape field table_dtype is '{self.table_dtype}': it must be one of "
-                f"{', '.join(TABLE_DTYPES)}"
-            )
+        check_word(self, "table_dtype", TABLE_DTYPES)
 
     @property
     def flat(self) -> int:

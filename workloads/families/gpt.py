@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.errors import ShapeError, WorkloadError
+from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection, token_loss
 from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.positions import positions
 from fsdpbench.workloads.products import Product
-from fsdpbench.workloads.shape import check_divides, check_positive, check_share
+from fsdpbench.workloads.shape import check_divides, check_positive, check_share, check_word
 from fsdpbench.workloads.shaped import Shaped
 from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
@@ -66,16 +66,10 @@ class GPTShape:
 
     def __post_init__(self) -> None:
         check_share(self, "dropout")
-        if self.attention not in ATTENTIONS:
-            raise ShapeError(
-                f"shape field attention is '{self.attention}': it must be one of {', '.join(ATTENTIONS)}"
-            )
+        check_word(self, "attention", ATTENTIONS)
         check_positive(self, "layers", "d_model", "heads", "vocab", "expansion", "max_seq")
         check_divides(self, "heads", "d_model")
-        if self.positions not in POSITIONS:
-            raise ShapeError(
-                f"shape field positions is '{self.positions}': it must be one of {', '.join(POSITIONS)}"
-            )
+        check_word(self, "positions", POSITIONS)
 
     @property
     def block_weights(self) -> int:

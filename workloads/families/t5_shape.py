@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fsdpbench.workloads.errors import ShapeError
-from fsdpbench.workloads.shape import check_positive, check_share
+from fsdpbench.workloads.shape import check_positive, check_share, check_word
 
 ATTENTIONS = ("fused", "explicit")
 
@@ -51,10 +51,7 @@ class T5Shape:
                 f"shape field buckets is {self.buckets}: it must be a multiple of 4 "
                 "(two directions, near and far)"
             )
-        if self.attention not in ATTENTIONS:
-            raise ShapeError(
-                f"shape field attention is '{self.attention}': it must be one of {', '.join(ATTENTIONS)}"
-            )
+        check_word(self, "attention", ATTENTIONS)
 
     @property
     def inner(self) -> int:

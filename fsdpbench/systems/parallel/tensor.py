@@ -59,13 +59,18 @@ def cut(
         model.get_parameter(name).requires_grad_(False)
 
 
+def _whole(share: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    """The sequence of which each rank has a share: an all-gather, whose gradient is a reduce-scatter."""
+    shared = DTensor.from_local(share, mesh, (Shard(_SEQUENCE),), run_check=False)
+    return shared.redistribute(placements=(Replicate(),))
+
+
 class _WholeSequence(ParallelStyle):
     """A module whose first argument is gathered: `PrepareModuleInput` for any number of others."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def gather(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            share = DTensor.from_local(inputs[0], device_mesh, (Shard(_SEQUENCE),), run_check=False)
-            return (share.redistribute(placements=(Replicate(),)), *inputs[1:])
+            return (_whole(inputs[0], device_mesh), *inputs[1:])
 
         module.register_forward_pre_hook(gather)
         return module
@@ -76,8 +81,7 @@ class _WholeResult(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def gather(_: nn.Module, inputs: tuple[Any, ...], result: torch.Tensor) -> DTensor:
-            share = DTensor.from_local(result, device_mesh, (Shard(_SEQUENCE),), run_check=False)
-            return share.redistribute(placements=(Replicate(),))
+            return _whole(result, device_mesh)
 
         module.register_forward_hook(gather)
         return module

@@ -132,6 +132,12 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert list(read_table(tmp_path / "t.csv")) == rows
 
 
+def test_the_table_names_software_not_files_of_the_machine_that_made_it() -> None:
+    assert [
+        row.software for row in read_table() if "/" in row.software or row.software.endswith(".toml")
+    ] == []
+
+
 def test_residuals_are_the_logarithms_of_their_figures() -> None:
     for row in read_table():
         inverse = row.unit.startswith(("tokens", "TFLOPS", "samples"))
