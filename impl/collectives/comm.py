@@ -27,6 +27,8 @@ _reduce_scatter_single: Callable[..., Any] = getattr(
     dist, "reduce_scatter_single", dist.reduce_scatter_tensor
 )
 
+_CALLS_GROUPS = hasattr(ProcessGroup, "all_gather_single")
+"""Whether a group's own methods are public (torch 2.13); what ``dist`` has around them is host time."""
 
 _WIDE = (torch.float32, torch.float64, torch.bfloat16)
 """Dtypes whose range holds any sum of gradients."""
@@ -108,6 +110,7 @@ def may_overflow(dtype: torch.dtype) -> bool:
     return dtype not in _WIDE
 
 
+@lru_cache(maxsize=256)
 def averaging(
     ranks: int,
     dtype: torch.dtype,
@@ -178,6 +181,8 @@ def all_gather(
         if own.data_ptr() != shard.data_ptr():
             own.copy_(shard)
         return works
+    if _CALLS_GROUPS and not output.is_complex():
+        return _finished(group.all_gather_single(output, shard, _GATHER[async_op]), async_op)
     return _all_gather_single(output, shard, group=group, async_op=async_op)
 
 
@@ -192,7 +197,7 @@ def gathers_by_copying(group: ProcessGroup, device: torch.device) -> bool:
 
     Among many ranks its ring is worth that copy: a broadcast is a tree, which sends each part several times.
     """
-    return group.size() <= _FEW_RANKS and served_by_gloo(group, device)
+    return served_by_gloo(group, device) and group.size() <= _FEW_RANKS
 
 
 def gather_by_broadcasts(parts: Sequence[torch.Tensor], group: ProcessGroup) -> Works:
@@ -213,6 +218,9 @@ def reduce_scatter(
     """Sum or average ``source`` (ranks x shard, 1-D) and leave this rank's shard in ``output``."""
     if custom is not None:
         return custom(output_tensor=output, input_tensor=source, group=group, op=operation)
+    if _CALLS_GROUPS and not output.is_complex():
+        options = _reduce_scatter_options(operation, async_op)
+        return _finished(group.reduce_scatter_single(output, source, options), async_op)
     return _reduce_scatter_single(output, source, op=operation, group=group, async_op=async_op)
 
 
@@ -220,9 +228,7 @@ def all_gather_grouped(
     outputs: list[torch.Tensor], inputs: list[torch.Tensor], group: ProcessGroup, async_op: bool
 ) -> dist.Work | None:
     """Gather each input into its output, ordered by rank, as one group of collectives."""
-    options = AllgatherOptions()
-    options.asyncOp = async_op
-    return _finished(group.allgather_into_tensor_coalesced(outputs, inputs, options), async_op)
+    return _finished(group.allgather_into_tensor_coalesced(outputs, inputs, _GATHER[async_op]), async_op)
 
 
 def reduce_scatter_grouped(
@@ -233,14 +239,30 @@ def reduce_scatter_grouped(
     async_op: bool,
 ) -> dist.Work | None:
     """Sum or average each input and leave this rank's part in its output, as one group of collectives."""
-    options = ReduceScatterOptions()
-    options.reduceOp = operation
-    options.asyncOp = async_op
+    options = _reduce_scatter_options(operation, async_op)
     return _finished(group.reduce_scatter_tensor_coalesced(outputs, inputs, options), async_op)
 
 
-def _finished(work: dist.Work, async_op: bool) -> dist.Work | None:
-    if async_op:
+def _gather_options(async_op: bool) -> AllgatherOptions:
+    options = AllgatherOptions()
+    options.asyncOp = async_op
+    return options
+
+
+_GATHER = {async_op: _gather_options(async_op) for async_op in (False, True)}
+"""Options of all-gathers: they are read only."""
+
+
+@lru_cache(maxsize=16)
+def _reduce_scatter_options(operation: Any, async_op: bool) -> ReduceScatterOptions:
+    options = ReduceScatterOptions()
+    options.reduceOp = operation
+    options.asyncOp = async_op
+    return options
+
+
+def _finished(work: dist.Work | None, async_op: bool) -> dist.Work | None:
+    if async_op or work is None:
         return work
     work.wait()  # of streams: makes the current one wait, if the work is on another
     return None

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from ..shared.copy_in import copy_in
 from ..shared.layout import UnitLayout
-from ..shared.torch_internals import chunk_cat, foreach_add_
+from ..shared.torch_internals import foreach_add_
 from . import comm
 
 
@@ -92,7 +93,7 @@ class Exchange:
         for parts, sent in ((before, self.sent[:split]), (after, self.sent[split:])):
             if sent.numel():
                 parts = [part for part in parts if part.numel()] if self._layout.has_empty else parts
-                chunk_cat(parts, 0, sent.numel() // self._numel, out=sent.view(-1, self._numel))
+                copy_in(parts, sent.view(-1, self._numel))
 
     def _cut_flat(self, gradients: Sequence[torch.Tensor]) -> None:
         before: list[torch.Tensor] = []

@@ -8,7 +8,7 @@ which ``parameters()`` does not see. The other mode, which shows the original pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -18,8 +18,9 @@ from ..runtime.gradients.laying_out import fill_missing
 from ..runtime.gradients.unreduced import UnreducedFlat
 from ..runtime.offload import HostOffload, new_shard
 from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
+from ..shared.copy_in import copy_in
 from ..shared.layout import UnitLayout
-from ..shared.torch_internals import chunk_cat
+from ..shared.shown import Assignments, assignments, is_shown, show
 from .registration import Registration
 
 
@@ -99,7 +100,7 @@ class FlatPresentation:
         self.unreduced: Unreduced = UnreducedFlat(layout, self.flat_param)
         self._version = self.flat_param._version
         self._trains = self.flat_param.requires_grad
-        self._shown: list[tuple[dict[str, Any], str, torch.Tensor, UnitParameter]] = []
+        self._shown: Assignments = []
         self._show_attributes()
 
     def show_sharded(self) -> None:
@@ -112,12 +113,11 @@ class FlatPresentation:
         return [self.flat_param]
 
     def _show_attributes(self) -> None:
-        self._shown = []
-        for described, value in zip(self._parameters, self._attributes, strict=True):
+        for described in self._parameters:
             for place in described.places:
                 place.module._parameters.pop(place.name, None)
-                place.module.__dict__[place.name] = value
-                self._shown.append((place.module.__dict__, place.name, value, described))
+        self._shown = assignments(self._parameters, self._attributes, lambda module: module.__dict__)
+        show(self._shown)
 
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         self._unsharded = list(parameters)
@@ -126,18 +126,12 @@ class FlatPresentation:
 
     # -- what the user changes -------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         if self.shows_full:
             refuse_shown_full()
         flat = self.flat_param
-        for attributes, name, value, described in self._shown:
-            if attributes.get(name) is not value:
-                raise ValueError(
-                    f"parameter '{described.fqn}' was replaced or removed after wrapping, where it is a part "
-                    f"of a flat parameter and '{name}' only shows it: change it inside of "
-                    "summon_full_params(), or wrap with use_orig_params=True"
-                )
+        if not is_shown(self._shown):
+            self._refuse_replaced()
         if flat.requires_grad is not self._trains:
             self._trains = flat.requires_grad
             follow_requires_grad(
@@ -152,10 +146,24 @@ class FlatPresentation:
         if wrote:
             self._check_elements()
             before_write()
-            self.shard.copy_(flat.view(-1))
+            with torch.no_grad():
+                self.shard.copy_(flat.view(-1))
             flat.data = self.shard.data
         self._version = flat._version
         return wrote
+
+    def _refuse_replaced(self) -> NoReturn:
+        described, place = next(
+            (described, place)
+            for described, value in zip(self._parameters, self._attributes, strict=True)
+            for place in described.places
+            if place.module.__dict__.get(place.name) is not value
+        )
+        raise ValueError(
+            f"parameter '{described.fqn}' was replaced or removed after wrapping, where it is a part "
+            f"of a flat parameter and '{place.name}' only shows it: change it inside of "
+            "summon_full_params(), or wrap with use_orig_params=True"
+        )
 
     def _check_elements(self) -> None:
         given, expected = self.flat_param.numel(), self._layout.shard_numel
@@ -223,7 +231,7 @@ class FlatPresentation:
         flat = torch.empty(self._layout.shard_numel, dtype=like.dtype, device=like.device)
         pieces = [piece for piece in fill_missing(self._layout, which, gradients) if piece.numel()]
         if pieces:
-            chunk_cat([p if p.dim() else p.view(1) for p in pieces], 0, 1, out=flat.view(1, -1))
+            copy_in([p if p.dim() else p.view(1) for p in pieces], flat.view(1, -1))
         self.deliver(flat, which, ())
 
     def readopt(self) -> torch.Tensor | None:

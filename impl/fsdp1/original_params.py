@@ -8,6 +8,7 @@ and new objects (``module.weight = nn.Parameter(...)``) act on them; each gather
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -15,8 +16,10 @@ from torch import nn
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.gradients.unreduced import UnreducedOriginals, assign_gradient
 from ..runtime.offload import HostOffload
-from ..runtime.presentation import ShownInPlace, UnitParameter, Unreduced
+from ..runtime.presentation import TRAINS, ShownInPlace, UnitParameter, Unreduced
+from ..shared.cuts import Cuts
 from ..shared.layout import UnitLayout
+from ..shared.shown import is_shown
 from ..shared.torch_internals import foreach_add_
 from .flat_param import (
     FlatParameter,
@@ -28,6 +31,7 @@ from .flat_param import (
 )
 
 _ADDRESS = torch.Tensor.data_ptr
+_VERSION = attrgetter("_version")
 
 
 class OriginalPresentation(ShownInPlace):
@@ -53,6 +57,7 @@ class OriginalPresentation(ShownInPlace):
         self._kept_gradients: list[torch.Tensor | None] = []
         self._trains = [parameter.requires_grad for parameter in originals]
         self._versions: list[int] = []
+        self._cuts: dict[tuple[int, ...], Cuts] = {}
         self._addresses: list[int] = []
         self._point_at_shard()
         self._sharded_changed()
@@ -71,27 +76,25 @@ class OriginalPresentation(ShownInPlace):
 
     # -- what the user changes -------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         if self.shows_full:
             refuse_shown_full()
-        for registry, name, parameter in self._show_sharded:
-            if registry.get(name) is not parameter:
-                self._take_up_replaced()
-                break
+        if not is_shown(self._show_sharded):
+            self._take_up_replaced()
         wrote = list(map(_ADDRESS, self.sharded)) != self._addresses
         if wrote:
             self._write_back(before_write)
-        trains = [parameter.requires_grad for parameter in self.sharded]
+        trains = list(map(TRAINS, self.sharded))
         if trains != self._trains:
             self._trains = trains
             follow_requires_grad(self._parameters, self._unsharded, trains)
-        self._versions = [parameter._version for parameter in self.sharded]
+        self._versions = list(map(_VERSION, self.sharded))
         return wrote
 
     def changed(self) -> bool:
-        return self._versions != [parameter._version for parameter in self.sharded]
+        return self._versions != list(map(_VERSION, self.sharded))
 
+    @torch.no_grad()
     def _take_up_replaced(self) -> None:
         """Take the parameters that the modules hold now, instead of those that they held before."""
         for index, described in enumerate(self._parameters):
@@ -123,6 +126,7 @@ class OriginalPresentation(ShownInPlace):
                 "elements, or change it inside of summon_full_params()"
             )
 
+    @torch.no_grad()
     def _write_back(self, before_write: Callable[[], None]) -> None:
         """Copy data that was assigned to parameters into the shard, and let them be parts of it again."""
         for index, parameter in enumerate(self.sharded):
@@ -191,32 +195,37 @@ class OriginalPresentation(ShownInPlace):
         self._kept_gradients = []
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
-        parts: list[torch.Tensor] = []
-        for index, offset in zip(which, offsets, strict=True):
-            parts.append(gradient[offset : offset + self._layout.segments[index].shard_numel])
-        self._add(parts, which)
+        key = (gradient.numel(), *which, *offsets)
+        cuts = self._cuts.get(key)
+        if cuts is None:
+            shapes = [(self._layout.segments[index].shard_numel,) for index in which]
+            cuts = self._cuts[key] = Cuts(gradient.numel(), offsets, shapes)
+        self._add(cuts(gradient), which)
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
         self._add(list(gradients), which)
 
     def _add(self, parts: list[torch.Tensor], which: Sequence[int]) -> None:
+        whole = self._layout.world_size == 1
         old: list[torch.Tensor] = []
         new: list[torch.Tensor] = []
         for index, part in zip(which, parts, strict=True):
             sharded = self.sharded[index]
-            if part.numel() == 0 or not sharded.requires_grad:
-                continue  # nothing of it on this rank: as torch, no gradient rather than an empty one
-            if sharded.grad is None:
-                sharded.grad = part.view(sharded.shape)
-            else:
-                old.append(sharded.grad)
-                new.append(part.view(sharded.shape))
-        if old:
-            foreach_add_(old, new)
-        for index in which:
-            sharded = self.sharded[index]
             if not sharded.requires_grad:
                 sharded.grad = None  # frozen since its forward
+                continue
+            if part.numel() == 0:
+                continue  # nothing of it on this rank: as torch, no gradient rather than an empty one
+            if whole:
+                part = part.view(sharded.shape)
+            gradient = sharded.grad
+            if gradient is None:
+                sharded.grad = part
+            else:
+                old.append(gradient)
+                new.append(part)
+        if old:
+            foreach_add_(old, new)
         gradients_arrived(self.sharded, which)
 
     def readopt(self) -> torch.Tensor | None:

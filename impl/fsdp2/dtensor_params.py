@@ -17,9 +17,10 @@ from torch.distributed.tensor import DTensor
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.offload import HOST, HostOffload, new_shard
 from ..runtime.presentation import ShownInPlace, UnitParameter, Unreduced
+from ..shared.cuts import Cuts
 from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
-from ..shared.torch_internals import foreach_add_
+from ..shared.torch_internals import DisableTorchFunction, foreach_add_
 from .extensions import is_extended
 
 
@@ -42,6 +43,7 @@ class DTensorPresentation(ShownInPlace):
         super().__init__(parameters)
         self._offload = offload
         self._layout = layout
+        self._cuts: dict[tuple[int, ...], Cuts] = {}
         self.shard = self._cut(originals)
         self.sharded = [
             self._make_sharded(plan, segment, original)
@@ -91,36 +93,29 @@ class DTensorPresentation(ShownInPlace):
         return False
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
-        segments, sharded = self._layout.segments, self.sharded
-        old: list[torch.Tensor] = []
-        new: list[torch.Tensor] = []
-        for index, offset in zip(which, offsets, strict=True):
-            segment, parameter = segments[index], sharded[index]
-            part = gradient[offset : offset + segment.shard_numel].view(segment.shard_shape)
-            grad: Any = parameter.grad
-            if grad is None:
-                parameter.grad = new_dtensor(part, self._specs[index], requires_grad=False)
-            else:
-                old.append(grad._local_tensor)
-                new.append(part)
-        if old:
-            foreach_add_(old, new)
-        gradients_arrived(self.sharded, which)
+        key = (gradient.numel(), *which, *offsets)
+        cuts = self._cuts.get(key)
+        if cuts is None:
+            shapes = [self._layout.segments[index].shard_shape for index in which]
+            cuts = self._cuts[key] = Cuts(gradient.numel(), offsets, shapes)
+        self.deliver_local(cuts(gradient), which)
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
+        sharded, specs = self.sharded, self._specs
         old: list[torch.Tensor] = []
         new: list[torch.Tensor] = []
-        for index, gradient in zip(which, gradients, strict=True):
-            parameter = self.sharded[index]
-            grad: Any = parameter.grad
-            if grad is None:
-                parameter.grad = new_dtensor(gradient, self._specs[index], requires_grad=False)
-            else:
-                old.append(grad._local_tensor)
-                new.append(gradient)
+        with DisableTorchFunction():  # attributes of parameters, which are no plain tensors
+            for index, gradient in zip(which, gradients, strict=True):
+                parameter = sharded[index]
+                grad: Any = parameter.grad
+                if grad is None:
+                    parameter.grad = new_dtensor(gradient, specs[index], requires_grad=False)
+                else:
+                    old.append(grad._local_tensor)
+                    new.append(gradient)
         if old:
             foreach_add_(old, new)
-        gradients_arrived(self.sharded, which)
+        gradients_arrived(sharded, which)
 
     # -- changes from outside --------------------------------------------------------------------------------
 

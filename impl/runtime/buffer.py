@@ -111,10 +111,15 @@ def make_buffer(
 
 
 class Handover:
-    """Gives buffers back that ``reader`` streams used, in one of the two ways above."""
+    """Gives buffers back that ``reader`` streams used, in one of the two ways above.
 
-    def __init__(self, mode: MemoryHandover) -> None:
+    Args:
+        has_streams: whether readers may still be at work; else memory is given back immediately.
+    """
+
+    def __init__(self, mode: MemoryHandover, has_streams: bool = True) -> None:
         self.mode = mode
+        self._immediate = not has_streams
         self._held: deque[tuple[FlatBuffer, Stream, object]] = deque()
 
     def release(self, buffer: FlatBuffer, reader: Stream, hold: int = 0) -> None:
@@ -124,6 +129,9 @@ class Handover:
             hold: with ``EVENTS``, how many released buffers may stay allocated so that their owner need not
                 wait yet.
         """
+        if self._immediate:
+            buffer.free()
+            return
         if self.mode is MemoryHandover.RECORD_STREAM:
             reader.keep(buffer.tensor)
             buffer.free()
@@ -140,5 +148,5 @@ class Handover:
 
     def reclaim(self, buffer: FlatBuffer) -> None:
         """Before ``buffer`` is taken again: finish its own release if it is still held."""
-        if any(held is buffer for held, _, _ in self._held):
+        if self._held and any(held is buffer for held, _, _ in self._held):
             self.trim(0)

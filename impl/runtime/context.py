@@ -19,7 +19,7 @@ class Context:
     def __init__(self, streams: Streams, settings: ScheduleSettings) -> None:
         self.settings = settings
         self.streams = streams
-        self.handover = Handover(settings.memory_handover)
+        self.handover = Handover(settings.memory_handover, streams.has_streams)
         self.limiter = RateLimiter(
             settings.limit_all_gathers, streams.count_retries if settings.adapt_limit else None
         )

@@ -129,14 +129,15 @@ class Gathering:
         if self._grouped is not None:
             self._issue_grouped(self._grouped)
             return
-        streams, group = self.context.streams, self.groups.shard
+        context, group = self.context, self.groups.shard
+        streams = context.streams
         assert group is not None
         # With events this rank's part is written to where the all-gather wants it, and needs no memory of its
         # own: the copy-in stream owns the gather buffer then. With record_stream a buffer that two streams
         # use comes back later than one that only computation uses: there the part has a small buffer instead.
         copy = self._shard_copy
         custom = self.custom_gather
-        events = self.context.handover.mode is MemoryHandover.EVENTS
+        events = context.handover.mode is MemoryHandover.EVENTS
         in_place = copy is not None and (events or custom is not None) and self._by_peers is None
         if copy is not None:
             streams.all_gather.wait(self._copy_shard(in_place))
@@ -226,7 +227,9 @@ class Gathering:
             context.handover.trim()
         full = self._take_full()
         if self._copy_out is None:
-            self._copy_out = CopyOut(self.layout, full.tensor)
+            keeps = self.custom_gather is None and self.device.type == "cpu"
+            source = gathered.tensor if keeps else None
+            self._copy_out = CopyOut(self.layout, full.tensor, source=source)
         self._copy_out(gathered.tensor)
         context.handover.release(gathered, context.streams.compute, hold)
 

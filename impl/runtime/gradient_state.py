@@ -10,7 +10,11 @@ from torch import nn
 
 from ..collectives.comm_hooks import CommHook
 from ..collectives.custom_comm import ReduceScatter
+from ..shared.torch_internals import DisableTorchFunction
 from .streams import Stream
+
+_OPTIMIZERS = "_in_backward_optimizers"
+"""Where ``_apply_optimizer_in_backward`` keeps a parameter's optimizers."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,18 @@ def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> 
 
     Optimizers of ``_apply_optimizer_in_backward`` step with the reduced gradient, and drop it.
     """
-    for index in which:
-        parameter = sharded[index]
+    with DisableTorchFunction():
+        arrived = [
+            sharded[index]
+            for index in which
+            if sharded[index]._post_accumulate_grad_hooks or _OPTIMIZERS in sharded[index].__dict__
+        ]
+    for parameter in arrived:
         hooks = parameter._post_accumulate_grad_hooks
         if hooks:
             for hook in list(hooks.values()):
                 hook(parameter)
-        if "_in_backward_optimizers" in parameter.__dict__ and parameter.grad is not None:
-            for optimizer in parameter.__dict__["_in_backward_optimizers"]:
+        if _OPTIMIZERS in parameter.__dict__ and parameter.grad is not None:
+            for optimizer in parameter.__dict__[_OPTIMIZERS]:
                 optimizer.step()
             parameter.grad = None

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from ..shared.torch_internals import current_graph_task_id
+from ..shared.shown import Assignments, ModulePlace, assignments, show
+from ..shared.torch_internals import DisableTorchFunction, current_graph_task_id
 from .gradient_state import GradientState
 
-
-@dataclass(frozen=True)
-class ModulePlace:
-    """Where a parameter is registered; a parameter tied inside its unit has several places."""
-
-    module: nn.Module
-    name: str
+TRAINS = attrgetter("requires_grad")
 
 
 class WholeForm(Protocol):
@@ -111,10 +107,6 @@ class Presentation(Protocol):
         """World size 1: the unsharded gradients of parameters ``which`` are the result."""
 
 
-Assignments = list[tuple[dict[str, Any], str, nn.Parameter]]
-"""Where each parameter is shown, and what to show there: a registry, its name in it, and the value."""
-
-
 class ShownInPlace:
     """Shows parameters where they are registered: the sharded ones, or the unsharded ones in their stead.
 
@@ -132,17 +124,17 @@ class ShownInPlace:
         self._show_unsharded: Assignments = []
 
     def show_sharded(self) -> None:
-        for registry, name, parameter in self._show_sharded:
-            registry[name] = parameter
+        show(self._show_sharded)
 
     def show_unsharded(self) -> None:
-        for registry, name, parameter in self._show_unsharded:
-            registry[name] = parameter
+        show(self._show_unsharded)
         # In backward nothing is frozen or thawed: a recomputation has to see what forward saw.
         if self.follows_freezing and current_graph_task_id() == -1:
-            for sharded, unsharded in zip(self.sharded, self._unsharded, strict=True):
-                if sharded.requires_grad != unsharded.requires_grad:
-                    unsharded.requires_grad_(sharded.requires_grad)
+            with DisableTorchFunction():
+                trains = list(map(TRAINS, self.sharded))
+                if trains != list(map(TRAINS, self._unsharded)):
+                    for trained, unsharded in zip(trains, self._unsharded, strict=True):
+                        unsharded.requires_grad_(trained)
 
     def trained(self) -> Sequence[nn.Parameter]:
         return self.sharded
@@ -156,8 +148,4 @@ class ShownInPlace:
         self._show_sharded = self._places_of(self.sharded)
 
     def _places_of(self, values: Sequence[nn.Parameter]) -> Assignments:
-        return [
-            (place.module._parameters, place.name, value)
-            for parameter, value in zip(self._parameters, values, strict=True)
-            for place in parameter.places
-        ]
+        return assignments(self._parameters, values, lambda module: module._parameters)

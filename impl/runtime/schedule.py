@@ -43,7 +43,7 @@ class Schedule:
         self._post_forward_order: list[Stage] = []
         self._order_before = 0
         implicit = settings.memory_handover is MemoryHandover.EVENTS and not settings.forward_prefetch_depth
-        self._holds = implicit
+        self._holds = implicit and has_streams
 
     def forward_hold(self, stage: Stage) -> int:
         """Freed buffers that stay for one more turn in forward, those of all units of ``stage``: without

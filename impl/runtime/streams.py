@@ -47,13 +47,19 @@ class Stream:
 
     def follow(self, other: Stream) -> None:
         """Let later work of this stream start only after all that ``other`` has been given so far."""
-        self.wait(other.record())
 
     def keep(self, tensor: torch.Tensor) -> None:
         """Tell the allocator that this stream uses ``tensor`` (``Tensor.record_stream``)."""
 
 
-class _DeviceStream(Stream):
+class _Queue(Stream):
+    """A stream of a device."""
+
+    def follow(self, other: Stream) -> None:
+        self.wait(other.record())
+
+
+class _DeviceStream(_Queue):
     """A stream of our own."""
 
     def __init__(self, module: Any, priority: int = 0, stream: Any = None) -> None:
@@ -82,7 +88,7 @@ class _DeviceStream(Stream):
         tensor.record_stream(self._stream)
 
 
-class _CurrentStream(Stream):
+class _CurrentStream(_Queue):
     """Whatever stream is current: where the model computes."""
 
     def __init__(self, module: Any) -> None:

@@ -7,6 +7,8 @@ module is the root and which stages it holds.
 from __future__ import annotations
 
 import logging
+from itertools import repeat
+from operator import attrgetter, is_
 
 import torch
 
@@ -24,6 +26,7 @@ from .stage import Stage, StageState, stage_of
 from .streams import Event, Streams
 from .unit import Unit, UnitState
 
+_GRAD = attrgetter("grad")
 _log = logging.getLogger(__name__)
 
 
@@ -109,12 +112,18 @@ class Runtime(Context):
             if self.gathers_wait:
                 self.let_gathers_wait()
 
-    @torch.no_grad()
     def post_backward(self, stage: Stage) -> None:
         """All gradients of ``stage`` are there: free the parameters and reduce."""
         stage.state = StageState.REDUCED
         if not stage.units:
             return
+        if torch.is_grad_enabled():  # with create_graph
+            with torch.no_grad():
+                self._reduce_stage(stage)
+        else:
+            self._reduce_stage(stage)
+
+    def _reduce_stage(self, stage: Stage) -> None:
         with span(stage.units[0].labels.post_backward):
             ready: list[tuple[Unit, tuple[int, ...], list[torch.Tensor]]] = []
             partial: list[Unit] = []
@@ -297,10 +306,8 @@ def in_backward() -> bool:
 def _has_late_gradients(stage: Stage) -> bool:
     """Gradients that came after the post-backward, as those of a parameter used outside of its module."""
     for unit in stage.units:
-        if unit.gradients.synchronize:
-            for parameter in unit.unsharded:
-                if parameter.grad is not None:
-                    return True
+        if unit.gradients.synchronize and not all(map(is_, map(_GRAD, unit.unsharded), repeat(None))):
+            return True
     return False
 
 

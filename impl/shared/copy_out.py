@@ -37,10 +37,22 @@ class CopyOut:
         layout: of the gather; rank-major.
         full: 1-D, the parameters; its memory may come and go.
         starts: where each parameter starts in ``full``, if not where ``layout`` says.
+        source: what every call copies, where that is one tensor of the CPU: there one copy after the other
+            costs less than to split again.
     """
 
-    def __init__(self, layout: UnitLayout, full: torch.Tensor, starts: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        layout: UnitLayout,
+        full: torch.Tensor,
+        starts: Sequence[int] | None = None,
+        source: torch.Tensor | None = None,
+    ) -> None:
         self._layout = layout
+        self._parts: list[torch.Tensor] = []
+        if source is not None and not layout.interleaved:
+            rows = source.view(layout.world_size, -1)
+            self._parts = list(rows.split_with_sizes(layout.split_sizes, 1))
         self._fused = places(layout, full, starts)
         self._interleaved = [
             full[s.full_offset : s.full_offset + s.numel].view(s.blocks[0], layout.world_size, s.blocks[1])
@@ -50,6 +62,9 @@ class CopyOut:
 
     def __call__(self, gathered: torch.Tensor) -> None:
         """Copy ``gathered`` (1-D: ranks x shard, of the full buffer's dtype) out, on the current stream."""
+        if self._parts:
+            foreach_copy_(self._fused, self._parts)
+            return
         layout = self._layout
         rows = gathered.view(layout.world_size, -1)
         if self._interleaved:

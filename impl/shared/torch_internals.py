@@ -67,6 +67,10 @@ INTERNALS = {
         "torch.distributed.tensor._dtensor_spec:DTensorSpec", "sharded parameters", _DTENSOR
     ),
     "DisableFuncTorch": Internal("torch._C:_DisableFuncTorch", "units under torch.func's transforms"),
+    "DisableTorchFunction": Internal(
+        "torch._C:DisableTorchFunctionSubclass",
+        "attributes of DTensor parameters at the cost of plain tensors'",
+    ),
     "RegistryItem": Internal(
         "torch.distributed._composable.contract:RegistryItem", "fully_shard beside torch's replicate"
     ),

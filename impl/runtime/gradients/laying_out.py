@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ...shared.copy_in import copy_in
 from ...shared.layout import UnitLayout
-from ...shared.torch_internals import chunk_cat
 
 
 def rank_major(
@@ -33,9 +33,26 @@ def fill_missing(
     ]
 
 
+def prepares(layout: UnitLayout, which: Sequence[int]) -> bool:
+    """Whether gradients of the parameters ``which`` have to be prepared."""
+    missing = layout.whole and len(which) < len(layout.segments)
+    return missing or layout.interleaved or layout.has_scalars
+
+
+def prepare(layout: UnitLayout, which: Sequence[int], gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same gradients, with zeros for those that are missing, rank-major, and none without dimensions."""
+    if layout.whole and len(which) < len(layout.segments):
+        gradients = fill_missing(layout, which, gradients)
+    if layout.interleaved:
+        gradients = rank_major(layout, which, gradients)
+    if layout.has_scalars:
+        gradients = [gradient.view(-1) for gradient in gradients]
+    return gradients
+
+
 def concatenate(layout: UnitLayout, gradients: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     """Copy them into ``out`` of (ranks, elements of a rank), and cast them to its dtype."""
-    if layout.has_empty:  # chunk_cat refuses them
+    if layout.has_empty:  # copy_in refuses them
         gradients = [gradient for gradient in gradients if gradient.numel()]
     if gradients:
-        chunk_cat(gradients, 0, out.shape[0], out=out)
+        copy_in(gradients, out)

@@ -31,15 +31,12 @@ class LentMemory:
     def __init__(self, streams: Streams, mode: MemoryHandover) -> None:
         self._streams = streams
         self._records = mode is MemoryHandover.RECORD_STREAM
+        self.lends_inputs = streams.has_streams and not self._records
+        """Whether inputs are memory of computation: with ``record_stream`` that would come back too late."""
         self._stage = 0
         self._gradients: deque[tuple[int, list[torch.Tensor], Event | None]] = deque()
         self._inputs: deque[tuple[torch.Tensor, Event | None]] = deque()
         self._outputs: deque[tuple[torch.Tensor, Stream, Event | None]] = deque()
-
-    @property
-    def lends_inputs(self) -> bool:
-        """Whether inputs are memory of computation: with ``record_stream`` that would come back too late."""
-        return self._streams.has_streams and not self._records
 
     def lend_gradients(self, gradients: list[torch.Tensor], stream: Stream) -> None:
         """``stream`` reads the gradients up to here; the caller's list is emptied."""

@@ -19,21 +19,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...collectives import comm
 from ...collectives.comm_hooks import CommHook
-from ...collectives.exchange import Exchange, plain
+from ...collectives.exchange import Exchange
 from ...shared.annotations import span
 from ...shared.settings import MemoryHandover
 from ..gradient_state import PartialSum
 from ..streams import Event, Stream, Streams
 from ..unit import Unit
+from .delivery import deliver_local, drops_output
 from .grouped import GroupedReduce, groups_gradients
-from .laying_out import concatenate, fill_missing, rank_major
+from .laying_out import concatenate, prepare
 from .lent import LentMemory
 from .pieces import PieceReduce
 from .plans import Plan, plan_of
@@ -46,7 +46,18 @@ _MOST_IN_FLIGHT = 2
 class _Reduction:
     """One unit's reduction: what is in flight and what is left to do."""
 
-    __slots__ = ("average", "exchange", "grouped", "offsets", "output", "source", "unit", "which", "work")
+    __slots__ = (
+        "average",
+        "divisor",
+        "exchange",
+        "grouped",
+        "offsets",
+        "output",
+        "source",
+        "unit",
+        "which",
+        "work",
+    )
 
     def __init__(
         self,
@@ -62,6 +73,8 @@ class _Reduction:
         self.source = source
         self.output = source
         self.average = average
+        self.divisor = average.after
+        """What is left to divide by."""
         self.exchange: Exchange | None = None
         self.grouped: GroupedReduce | PieceReduce | None = None
         """What has several collectives: of single gradients, or of pieces."""
@@ -83,7 +96,8 @@ class Reducer:
 
     def begin_stage(self, units: Sequence[Unit]) -> None:
         """``units`` of one stage will be reduced: what earlier ones lent is taken back."""
-        self._lent.take_back(max(unit.gradients.held for unit in units) - 1)
+        if self._streams.has_streams:
+            self._lent.take_back(max(unit.gradients.held for unit in units) - 1)
 
     def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
         """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
@@ -93,7 +107,7 @@ class Reducer:
         state = unit.gradients
         local = unit.groups.ranks == 1 and unit.offload is None
         if local and state.comm_hook is None and state.all_reduce_hook is None:
-            _deliver_local(unit, which, gradients)
+            deliver_local(unit, which, gradients)
             return
         stream = self._streams.reduce_scatter if unit.gathers else self._streams.all_reduce
         with span(unit.labels.reduce_scatter if unit.gathers else unit.labels.all_reduce):
@@ -148,7 +162,7 @@ class Reducer:
 
         ``None`` where the collective's own stream allocates it, or where it reads the gradients themselves.
         """
-        if unit.gradients.replaced or not self._lent.lends_inputs or not unit.gathers:
+        if not self._lent.lends_inputs or not unit.gathers or unit.gradients.replaced:
             return None  # without shards it becomes the gradient
         if groups_gradients(unit, average) or self._pieces(unit, which, average):
             return None
@@ -175,12 +189,8 @@ class Reducer:
             reduction.grouped = PieceReduce(unit, which, gradients, pieces)
             reduction.source = reduction.output = reduction.grouped.output
             return reduction
-        if layout.whole and len(which) < len(layout.segments):
-            gradients = fill_missing(unit.layout, which, gradients)
-        if layout.interleaved:
-            gradients = rank_major(unit.layout, which, gradients)
-        if layout.has_scalars:
-            gradients = [gradient.view(-1) for gradient in gradients]
+        if plan.prepares:
+            gradients = prepare(layout, which, gradients)
         if self._exchanges(unit):
             shard_numel = numel // layout.world_size
             dtype = unit.precision.reduce
@@ -202,8 +212,9 @@ class Reducer:
 
     def _pieces(self, unit: Unit, which: tuple[int, ...], average: comm.Averaging) -> Sequence[range]:
         """The pieces in which a large unit is reduced; none where it is as a whole."""
-        pieces, replaced = self._plan(unit, which).pieces, unit.gradients.replaced
-        return () if replaced or average.before != 1 or not self._streams.has_streams else pieces
+        if not self._streams.has_streams or average.before != 1 or unit.gradients.replaced:
+            return ()
+        return self._plan(unit, which).pieces
 
     def _averaging(self, unit: Unit) -> comm.Averaging:
         groups, state = unit.groups, unit.gradients
@@ -226,9 +237,10 @@ class Reducer:
 
     def _plan(self, unit: Unit, which: tuple[int, ...]) -> Plan:
         key = (unit, which)
-        if key not in self._plans:
-            self._plans[key] = plan_of(unit, which)
-        return self._plans[key]
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = plan_of(unit, which)
+        return plan
 
     def _start(self, reduction: _Reduction) -> None:
         unit, streams = reduction.unit, self._streams
@@ -258,10 +270,8 @@ class Reducer:
         custom = unit.gradients.reduce_scatter
         operation = reduction.average.operation
         reduction.output = comm.allocate(numel, source.dtype, source.device, custom)
-        if self._streams.has_streams or custom is not None:
-            reduction.work = comm.reduce_scatter(reduction.output, source, group, operation, False, custom)
-        else:
-            reduction.work = comm.reduce_scatter(reduction.output, source, group, operation, async_op=True)
+        async_op = not self._streams.has_streams and custom is None
+        reduction.work = comm.reduce_scatter(reduction.output, source, group, operation, async_op, custom)
 
     def _complete(self, reduction: _Reduction) -> None:
         unit, streams = reduction.unit, self._streams
@@ -282,7 +292,7 @@ class Reducer:
             stream = self._all_reduce_shard(reduction)
         if unit.gradients.all_reduce_hook is not None:
             stream = self._call_all_reduce_hook(reduction, stream)
-        drops = stream is not owner and _drops_output(unit)
+        drops = stream is not owner and drops_output(unit)
         with stream:
             self._deliver(reduction, stream)
             event = self._last[stream] = stream.record()
@@ -347,25 +357,12 @@ class Reducer:
     def _deliver(self, reduction: _Reduction, stream: Stream) -> None:
         unit, output = reduction.unit, reduction.output
         _divide(reduction)
-        gradient = output.to(unit.precision.delivered)
+        delivered = unit.precision.delivered
+        gradient = output if output.dtype == delivered else output.to(delivered)
         if unit.offload is None:
             unit.presentation.deliver(gradient, reduction.which, reduction.offsets)
         else:
             self._returns.start(unit, gradient, reduction.which, reduction.offsets, stream)
-
-
-def _drops_output(unit: Unit) -> bool:
-    """Whether the reduced gradient's memory is given up at delivery, where usually it becomes ``grad``: it is
-    cast, added to an earlier gradient, or used up by a hook.
-    """
-    if unit.precision.delivered != unit.precision.reduce:
-        return True
-    for parameter in unit.presentation.trained():
-        if parameter.grad is not None or parameter._post_accumulate_grad_hooks:
-            return True
-        if "_in_backward_optimizers" in parameter.__dict__:
-            return True
-    return False
 
 
 def _run_hook(reduction: _Reduction, hook: CommHook) -> None:
@@ -380,19 +377,6 @@ def _run_hook(reduction: _Reduction, hook: CommHook) -> None:
 
 def _divide(reduction: _Reduction) -> None:
     """What is left of the division, once."""
-    if reduction.average.after != 1:
-        reduction.output.div_(reduction.average.after)
-        reduction.average = replace(reduction.average, after=1.0)
-
-
-def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
-    """World size 1: the gradients themselves, cast and scaled only if that was asked for."""
-    precision, factor = unit.precision, unit.gradients.divide_factor
-    gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
-    if precision.reduce != precision.compute:
-        gradients = [g.to(precision.reduce) for g in gradients]
-    if factor is not None and factor != 1:
-        gradients = [g / factor for g in gradients]
-    if precision.delivered != precision.reduce:
-        gradients = [g.to(precision.delivered) for g in gradients]
-    unit.presentation.deliver_local(gradients, which)
+    if reduction.divisor != 1:
+        reduction.output.div_(reduction.divisor)
+        reduction.divisor = 1.0

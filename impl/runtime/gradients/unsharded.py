@@ -11,21 +11,25 @@ def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
     """Take the unsharded gradients out of a unit: indices of the parameters that have one, and the
     gradients.
     """
+    keeps, unused_as_zero = unit.gradients.accumulated, unit.gradients.unused_as_zero
+    accumulating = bool(keeps)
     which: list[int] = []
     gradients: list[torch.Tensor] = []
-    keeps = unit.gradients.accumulated
-    accumulating = bool(keeps)
     for index, parameter in enumerate(unit.unsharded):
         gradient = parameter.grad
         if gradient is not None:
             parameter.grad = None
+            if not accumulating:
+                which.append(index)
+                gradients.append(gradient)
+                continue
         if accumulating:
             kept = keeps.pop(index, None)
             if kept is not None:
                 gradient = kept if gradient is None else kept.add_(gradient)
             elif gradient is not None:
                 gradient = gradient.to(unit.precision.reduce)
-        if gradient is None and unit.gradients.unused_as_zero and parameter.requires_grad:
+        if gradient is None and unused_as_zero and parameter.requires_grad:
             dtype = unit.precision.reduce if accumulating else unit.precision.compute
             gradient = torch.zeros_like(parameter, dtype=dtype)
         if gradient is not None:
