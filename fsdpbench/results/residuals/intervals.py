@@ -20,7 +20,7 @@ from fsdpbench.results.residuals.differences import apart
 from fsdpbench.results.residuals.table import Condition, Quantity, read_table
 from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, is_beyond, width_of
 from fsdpbench.sim.hardware.profile import ProfileError, load_profile, profile_layers
-from fsdpbench.sim.software import CURRENT, load_software
+from fsdpbench.sim.software import CURRENT, load_software, software_names
 
 _SPEEDS = (
     "samples_per_s_per_gpu",
@@ -85,8 +85,10 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
         found.append(Unknown.CHIP)
     if config.gpus > config.gpus_per_node and not any("nic" in keys for _, keys in variants):
         found.append(Unknown.NETWORK)
-    own = config.software or CURRENT
-    if config.script is not None or own not in {name for _, name in software}:
+    own, named = config.software or CURRENT, {name for _, name in software}
+    if own not in named and own in software_names() and _is_todays(own):
+        own = CURRENT
+    if config.script is not None or own not in named:
         found.append(Unknown.SOFTWARE)
     elif (config.system, own) not in software:
         found.append(Unknown.SYSTEM if own == CURRENT else Unknown.SOFTWARE)

@@ -62,7 +62,7 @@ class CheckpointingSoftware:
 
 @dataclass(frozen=True)
 class OperatorsSoftware:
-    """``composed_rms_norm``: RMSNorm is composed of operators, as before torch 2.4 had one. ``fused_rotary``:
+    """``composed_rms_norm``: RMSNorm is composed of operators, as before torch 2.9. ``fused_rotary``:
     Llamas turn queries and keys in one pass each, by a kernel of their own."""
 
     composed_rms_norm: bool = False
@@ -184,10 +184,7 @@ class SoftwareProfile:
     @property
     def differs_in_models_alone(self) -> bool:
         """Whether all that it changes is how models are written and on which stream collectives run."""
-        return all(
-            key in ("collectives.own_streams", "operators.fused_rotary") or key.startswith("llama.")
-            for key in self.changes
-        )
+        return all(key in _OF_MODELS or key.startswith("llama.") for key in self.changes)
 
     @property
     def compiles_as_installed(self) -> bool:
@@ -219,6 +216,12 @@ class SoftwareProfile:
 _SECTIONS = ("collectives", "attention", "checkpointing", "operators", "fsdp1", "trainer", "llama")
 _OF_GPTS = ("attention.unpads", "trainer.fused_loss", "trainer.keeps_outputs", "trainer.metrics")
 _OF_THE_BENCH = (*_OF_GPTS, "trainer.host_us", "operators.fused_rotary")
-# Collectives and library kernels, which a compiled graph calls as eager code does.
-_OUTSIDE_OF_GRAPHS = ("collectives.own_streams", "attention.forward_rate", "attention.backward_rate")
+# Collectives and library kernels, which a compiled graph calls as eager code does, and what a graph fuses.
+_OUTSIDE_OF_GRAPHS = (
+    "operators.composed_rms_norm",
+    "collectives.own_streams",
+    "attention.forward_rate",
+    "attention.backward_rate",
+)
+_OF_MODELS = ("collectives.own_streams", "operators.composed_rms_norm", "operators.fused_rotary")
 _CALLS = ("checkpointing.reentrant", "checkpointing.by_operator", "fsdp1.use_orig_params")

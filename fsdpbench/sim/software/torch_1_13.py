@@ -16,7 +16,7 @@
   prefetched gathers.
 * Activation checkpointing was reentrant by default (`utils/checkpoint.py`; `CheckpointImpl.REENTRANT` in
   `distributed/algorithms/_checkpoint/checkpoint_wrapper.py`), and recomputed a block to its end.
-* There was no RMSNorm in torch: models composed it (here as Hugging Face's `T5LayerNorm`, `modeling_t5.py`).
+* There was no RMSNorm in torch: models composed it (`workloads/composed_norms.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fsdpbench.sim.accelerator import ACCELERATOR
@@ -69,8 +68,10 @@ def reentrant_checkpoints() -> AbstractContextManager[None]:
 
 
 def composed_rms_norm() -> AbstractContextManager[None]:
-    """`nn.RMSNorm` runs operators."""
-    return replaced(nn.RMSNorm, forward=composed_norm)
+    """`F.rms_norm`, and with it `nn.RMSNorm`, runs operators."""
+    from fsdpbench.workloads import composed_norms
+
+    return replaced(torch.nn.functional, rms_norm=composed_norms.rms_norm)
 
 
 def padded_copy(state: object, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,10 +98,3 @@ def reentrant(function: Any, *args: Any, **options: Any) -> Any:
     return checkpoint(
         function, *args, use_reentrant=True, preserve_rng_state=options.get("preserve_rng_state", True)
     )
-
-
-def composed_norm(norm: nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
-    """RMSNorm in operators: the mean square in fp32, the rest as type promotion has it."""
-    mean_square = x.float().pow(2).mean(-1, keepdim=True)
-    normed = (x * torch.rsqrt(mean_square + (norm.eps or torch.finfo(x.dtype).eps))).to(norm.weight.dtype)
-    return norm.weight * normed

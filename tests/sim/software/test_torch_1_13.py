@@ -58,10 +58,3 @@ def test_checkpointing_is_reentrant() -> None:
     x = torch.ones(2, requires_grad=True)
     y = torch_1_13.reentrant(torch.exp, x, use_reentrant=False, preserve_rng_state=False, early_stop=False)
     assert type(y.grad_fn).__name__ == "CheckpointFunctionBackward"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rms_norm_is_composed_to_the_same(dtype: torch.dtype) -> None:
-    norm = torch.nn.RMSNorm(16, eps=1e-6).to(dtype)
-    x = torch.randn(4, 16, dtype=dtype)
-    torch.testing.assert_close(torch_1_13.composed_norm(norm, x), norm(x))

@@ -30,7 +30,7 @@ def test_the_next_system_in_this_process_runs_as_in_a_fresh_one(before: str) -> 
 
 def places() -> dict[str, Any]:
     """What mechanisms replace."""
-    from torch import nn
+    from torch.nn import functional
 
     from fsdpbench.torch_internals import find
     from fsdpbench.workloads import checkpointing, rotations
@@ -40,7 +40,7 @@ def places() -> dict[str, Any]:
         "checkpoint": checkpointing.checkpoint,
         "token_loss": gpt.token_loss,
         "attend": gpt.GPTAttention.attend,
-        "norm": nn.RMSNorm.forward,
+        "norm": functional.rms_norm,
         "rotations": rotations.ROTATIONS,
         "reduce_scatter": find("reduce_scatter_tensors"),
         "prefetch": find("prefetch_handle"),
