@@ -12,6 +12,10 @@ reverse of the order in which stages finished forward, recorded in every iterati
     pre        AG3 [AG2] B3 RS3 [AG1] B2 RS2 B1 RS1         gather i-1 before computing i
     post       AG3 B3 [AG2] RS3 B2 [AG1] RS2 B1 RS1         gather i-1 after computing i, before reducing it
     none       AG3 B3 RS3 AG2 B2 RS2 AG1 B1 RS1
+
+While gradients of the stage before are kept until they are copied, ``pre`` waits for the first gradient of
+the stage (``first_gradient.py``): they are copied by then, and the gather takes their place in memory. On a
+device this is no later, as long as the CPU runs ahead.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from __future__ import annotations
 import torch
 
 from ..shared.settings import MemoryHandover, ScheduleSettings
+from .first_gradient import FirstGradient
+from .gradients.reduction import Reducer
 from .rate_limiter import RateLimiter
 from .stage import Stage
 from .unit import UnitState
@@ -30,9 +36,12 @@ _LONGEST_ORDER = 10_000
 class Schedule:
     """Issues and awaits the gathers of a tree of stages, in the order of its modules' calls."""
 
-    def __init__(self, settings: ScheduleSettings, limiter: RateLimiter, has_streams: bool) -> None:
+    def __init__(
+        self, settings: ScheduleSettings, limiter: RateLimiter, reducer: Reducer, has_streams: bool
+    ) -> None:
         self.settings = settings
         self._limiter = limiter
+        self._reducer = reducer
         # With streams, waiting queues a wait on the device: do it first, as the next gather's memory may
         # depend on it. Without them waiting blocks the program: issue the next gathers first.
         self._prefetch_before_wait = not has_streams
@@ -42,6 +51,10 @@ class Schedule:
         self._forward_so_far: list[Stage] = []
         self._post_forward_order: list[Stage] = []
         self._order_before = 0
+        self._late: Stage | None = None
+        """The stage that prefetches at its first gradient, until it does."""
+        self._first_gradients: dict[Stage, FirstGradient] = {}
+        self._never_late: set[Stage] = set()
         implicit = settings.memory_handover is MemoryHandover.EVENTS and not settings.forward_prefetch_depth
         self._holds = implicit
 
@@ -129,11 +142,43 @@ class Schedule:
         position = stage.forward_positions.pop() if stage.forward_positions else -1
         stage.backward_position = position
         early = stage.backward_targets or self.settings.backward_prefetch == "pre"
+        if self._late is not None and position < self._late.backward_position:
+            # This stage comes before that one's first gradient: it is inside, and there may be more.
+            self._never_late.add(self._late)
+            self._prefetch_without_gradient(self._late)
+        if early and self._may_be_late(stage):
+            self.await_stage(stage)
+            self._await_first_gradient(stage)
+            return
         if early and self._prefetch_before_wait:
             self._prefetch_backward(stage)
         self.await_stage(stage)
         if early and not self._prefetch_before_wait:
             self._prefetch_backward(stage)
+
+    def _may_be_late(self, stage: Stage) -> bool:
+        # Where another stage is awaited, this one is around it and gathers nothing new.
+        if self._late is not None or stage in self._never_late:
+            return False
+        return self._reducer.is_copying(stage.units)
+
+    def _await_first_gradient(self, stage: Stage) -> None:
+        self._late = stage
+        first = self._first_gradients.get(stage)
+        if first is None:
+            first = self._first_gradients[stage] = FirstGradient(self._prefetch_late)
+        first.expect(parameter for unit in stage.units for parameter in unit.unsharded)
+
+    def _prefetch_late(self) -> None:
+        stage, self._late = self._late, None
+        assert stage is not None
+        self._reducer.take_back_copied(stage.units)
+        self._prefetch_backward(stage)
+
+    def _prefetch_without_gradient(self, stage: Stage) -> None:
+        self._first_gradients[stage].miss()
+        self._late = None
+        self._prefetch_backward(stage)
 
     def gather_for_backward(self, stage: Stage) -> None:
         """Issue a stage's gathers unless it was told that backward does not need its parameters."""
@@ -145,6 +190,8 @@ class Schedule:
 
     def after_gradients(self, stage: Stage) -> None:
         """A stage's gradients were computed and are about to be reduced."""
+        if self._late is stage:
+            self._prefetch_without_gradient(stage)
         if self.settings.backward_prefetch == "post" and not stage.backward_targets:
             self._prefetch_backward(stage)
 
@@ -168,5 +215,8 @@ class Schedule:
 
     def reset(self) -> None:
         """Forget everything about an iteration that failed."""
+        if self._late is not None:
+            self._first_gradients[self._late].miss()
+            self._late = None
         self._forward_so_far.clear()
         self._post_forward_order.clear()

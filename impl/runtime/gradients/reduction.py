@@ -85,6 +85,14 @@ class Reducer:
         """``units`` of one stage will be reduced: what earlier ones lent is taken back."""
         self._lent.take_back(max(unit.gradients.held for unit in units) - 1)
 
+    def is_copying(self, units: Sequence[Unit]) -> bool:
+        """Whether gradients are kept until they are copied, while ``units`` of one stage are in backward."""
+        return self._lent.is_copying(max(unit.gradients.held for unit in units) - 1)
+
+    def take_back_copied(self, units: Sequence[Unit]) -> None:
+        """Take back those: computation waits for the copy."""
+        self._lent.take_back_copied(max(unit.gradients.held for unit in units) - 1)
+
     def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
         """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
 
@@ -103,7 +111,7 @@ class Reducer:
             with stream:
                 reduction = self._copy_in(unit, which, gradients, average, source)
                 if reduction.grouped is None:
-                    self._lent.lend_gradients(gradients, stream)
+                    self._lent.lend_gradients(gradients, stream, copied=True)
                 self._start(reduction)
                 self._lent.lend_gradients(gradients, stream)  # whatever the collectives themselves read
                 self._lent.lend_input(source, stream)
