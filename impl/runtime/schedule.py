@@ -12,6 +12,9 @@ reverse of the order in which stages finished forward, recorded in every iterati
     pre        AG3 [AG2] B3 RS3 [AG1] B2 RS2 B1 RS1         gather i-1 before computing i
     post       AG3 B3 [AG2] RS3 B2 [AG1] RS2 B1 RS1         gather i-1 after computing i, before reducing it
     none       AG3 B3 RS3 AG2 B2 RS2 AG1 B1 RS1
+
+While gradients of the stage before are kept until they are copied, ``pre`` waits for the first gradient of
+the stage (``late_prefetch.py``).
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from __future__ import annotations
 import torch
 
 from ..shared.settings import MemoryHandover, ScheduleSettings
+from .gradients.lent import LentMemory
+from .late_prefetch import LatePrefetch
 from .rate_limiter import RateLimiter
 from .stage import Stage
 from .unit import UnitState
@@ -30,7 +35,9 @@ _LONGEST_ORDER = 10_000
 class Schedule:
     """Issues and awaits the gathers of a tree of stages, in the order of its modules' calls."""
 
-    def __init__(self, settings: ScheduleSettings, limiter: RateLimiter, has_streams: bool) -> None:
+    def __init__(
+        self, settings: ScheduleSettings, limiter: RateLimiter, lent: LentMemory, has_streams: bool
+    ) -> None:
         self.settings = settings
         self._limiter = limiter
         # With streams, waiting queues a wait on the device: do it first, as the next gather's memory may
@@ -42,6 +49,7 @@ class Schedule:
         self._forward_so_far: list[Stage] = []
         self._post_forward_order: list[Stage] = []
         self._order_before = 0
+        self._late = LatePrefetch(lent, self._prefetch_backward)
         implicit = settings.memory_handover is MemoryHandover.EVENTS and not settings.forward_prefetch_depth
         self._holds = implicit and has_streams
 
@@ -129,6 +137,12 @@ class Schedule:
         position = stage.forward_positions.pop() if stage.forward_positions else -1
         stage.backward_position = position
         early = stage.backward_targets or self.settings.backward_prefetch == "pre"
+        self._late.enter_backward(stage)
+        # Without streams a copy is done when it is made.
+        if early and not self._prefetch_before_wait and self._late.puts_off(stage):
+            self.await_stage(stage)
+            self._late.put_off(stage)
+            return
         if early and self._prefetch_before_wait:
             self._prefetch_backward(stage)
         self.await_stage(stage)
@@ -145,6 +159,7 @@ class Schedule:
 
     def after_gradients(self, stage: Stage) -> None:
         """A stage's gradients were computed and are about to be reduced."""
+        self._late.after_gradients(stage)
         if self.settings.backward_prefetch == "post" and not stage.backward_targets:
             self._prefetch_backward(stage)
 
@@ -168,5 +183,6 @@ class Schedule:
 
     def reset(self) -> None:
         """Forget everything about an iteration that failed."""
+        self._late.reset()
         self._forward_so_far.clear()
         self._post_forward_order.clear()

@@ -37,8 +37,8 @@ class Runtime(Context):
         self.root = root
         self.stages = stages
         super().__init__(root.streams if root.streams is not None else Streams(root.device), settings)
-        self.schedule = Schedule(settings, self.limiter, self.streams.has_streams)
         self.reducer = Reducer(self.streams, settings.memory_handover)
+        self.schedule = Schedule(settings, self.limiter, self.reducer.lent, self.streams.has_streams)
         self.order_check = order_check(stages)
         self.forward_root: Stage | None = None
         """The stage whose forward is the outermost one running now; not the root where a part runs alone."""

@@ -3,7 +3,8 @@
 ===================  ==============  ====================================  ==================================
 memory               belongs to      read by                               given back
 ===================  ==============  ====================================  ==================================
-gradients            computation     the copy in, or the collectives       before a later stage is reduced
+gradients            computation     the copy in, or the collectives       before a later stage is reduced;
+                                                                           copied: at its first gradient
 input                computation     the reduce-scatter                    before the next stage is reduced
 output               reduce stream   the cast or sum that delivers it      two units later, at the end
 ===================  ==============  ====================================  ==================================
@@ -18,11 +19,27 @@ first one's memory given back before the second is reduced, computation would wa
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 import torch
 
 from ...shared.settings import MemoryHandover
 from ..streams import Event, Stream, Streams
+
+_HUGE_INPUT = 4 << 30
+"""Bytes of an input beside which gradients are small: it decides what is reserved, by where it finds room.
+What gradients given back early leave between others spoils that: a tied embedding of 5 GiB took 5 GiB more.
+"""
+
+
+class _Gradients(NamedTuple):
+    """Gradients of one unit of stage number ``stage``, read up to ``event``."""
+
+    stage: int
+    tensors: list[torch.Tensor]
+    event: Event | None
+    copied: bool
+    """Whether they are only copied, not read by the collectives themselves."""
 
 
 class LentMemory:
@@ -34,23 +51,25 @@ class LentMemory:
         self.lends_inputs = streams.has_streams and not self._records
         """Whether inputs are memory of computation: with ``record_stream`` that would come back too late."""
         self._stage = 0
-        self._gradients: deque[tuple[int, list[torch.Tensor], Event | None]] = deque()
+        self._largest_input = 0
+        self._gradients: deque[_Gradients] = deque()
         self._inputs: deque[tuple[torch.Tensor, Event | None]] = deque()
         self._outputs: deque[tuple[torch.Tensor, Stream, Event | None]] = deque()
 
-    def lend_gradients(self, gradients: list[torch.Tensor], stream: Stream) -> None:
+    def lend_gradients(self, gradients: list[torch.Tensor], stream: Stream, *, copied: bool = False) -> None:
         """``stream`` reads the gradients up to here; the caller's list is emptied."""
         if self._streams.has_streams and gradients:
             if self._records:
                 for gradient in gradients:
                     stream.keep(gradient)
             else:
-                self._gradients.append((self._stage, list(gradients), stream.record()))
+                self._gradients.append(_Gradients(self._stage, list(gradients), stream.record(), copied))
         gradients.clear()
 
     def lend_input(self, source: torch.Tensor | None, stream: Stream) -> None:
         """``stream`` reads ``source``, memory of computation, up to here."""
         if source is not None:
+            self._largest_input = max(self._largest_input, source.nbytes)
             self._inputs.append((source, stream.record()))
 
     def lend_output(self, output: torch.Tensor, owner: Stream, stream: Stream, event: Event | None) -> None:
@@ -66,13 +85,24 @@ class LentMemory:
     def take_back(self, stages_held: int) -> None:
         """Before a stage is reduced: inputs, and gradients except those of the last so many stages."""
         compute = self._streams.compute
-        while self._gradients and self._gradients[0][0] <= self._stage - stages_held:
-            _, _, event = self._gradients.popleft()
-            compute.wait(event)
+        while self._gradients and self._gradients[0].stage <= self._stage - stages_held:
+            compute.wait(self._gradients.popleft().event)
         while self._inputs:
             _, event = self._inputs.popleft()
             compute.wait(event)
         self._stage += 1
+
+    def is_copying(self, stages_held: int) -> bool:
+        """Whether gradients can be given back once copied, those of the last so many stages aside."""
+        if not self._gradients or self._largest_input > _HUGE_INPUT:
+            return False
+        first = self._gradients[0]
+        return first.copied and first.stage <= self._stage - stages_held
+
+    def take_back_copied(self, stages_held: int) -> None:
+        """In the middle of a stage's backward: gradients that are copied by now, nothing else."""
+        while self.is_copying(stages_held):
+            self._streams.compute.wait(self._gradients.popleft().event)
 
     def finish(self) -> None:
         """Everything: the end of backward, where computation has waited for all streams."""

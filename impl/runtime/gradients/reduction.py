@@ -88,7 +88,7 @@ class Reducer:
         self._streams = streams
         self._in_flight: deque[_Reduction] = deque()
         self._returns = GradientReturns(streams, mode)
-        self._lent = LentMemory(streams, mode)
+        self.lent = LentMemory(streams, mode)
         self._last: dict[Stream, Event | None] = {}
         self._plans: dict[tuple[Unit, tuple[int, ...]], Plan] = {}
 
@@ -97,7 +97,7 @@ class Reducer:
     def begin_stage(self, units: Sequence[Unit]) -> None:
         """``units`` of one stage will be reduced: what earlier ones lent is taken back."""
         if self._streams.has_streams:
-            self._lent.take_back(max(unit.gradients.held for unit in units) - 1)
+            self.lent.take_back(max(unit.gradients.held for unit in units) - 1)
 
     def reduce(self, unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
         """Reduce ``gradients`` of the parameters ``which`` and deliver the result to the unit's presentation.
@@ -117,10 +117,10 @@ class Reducer:
             with stream:
                 reduction = self._copy_in(unit, which, gradients, average, source)
                 if reduction.grouped is None:
-                    self._lent.lend_gradients(gradients, stream)
+                    self.lent.lend_gradients(gradients, stream, copied=True)
                 self._start(reduction)
-                self._lent.lend_gradients(gradients, stream)  # whatever the collectives themselves read
-                self._lent.lend_input(source, stream)
+                self.lent.lend_gradients(gradients, stream)  # whatever the collectives themselves read
+                self.lent.lend_input(source, stream)
         if self._streams.has_streams or (unit.gathers and unit.groups.replicate is not None):
             # With replicas a second collective follows: all ranks must issue the two in one order.
             self._complete(reduction)
@@ -144,7 +144,7 @@ class Reducer:
             self._streams.compute.wait(event)
         self._last.clear()
         self._returns.finish()
-        self._lent.finish()
+        self.lent.finish()
 
     def discard(self) -> None:
         """Wait for what is in flight and deliver nothing: the iteration failed."""
@@ -162,7 +162,7 @@ class Reducer:
 
         ``None`` where the collective's own stream allocates it, or where it reads the gradients themselves.
         """
-        if not self._lent.lends_inputs or not unit.gathers or unit.gradients.replaced:
+        if not self.lent.lends_inputs or not unit.gathers or unit.gradients.replaced:
             return None  # without shards it becomes the gradient
         if groups_gradients(unit, average) or self._pieces(unit, which, average):
             return None
@@ -297,7 +297,7 @@ class Reducer:
             self._deliver(reduction, stream)
             event = self._last[stream] = stream.record()
         if drops:
-            self._lent.lend_output(reduction.output, owner, stream, event)
+            self.lent.lend_output(reduction.output, owner, stream, event)
 
     def _add_partial(self, reduction: _Reduction) -> bool:
         """Hybrid sharding: add what earlier passes left; false if this pass is kept for a later one as
