@@ -21,6 +21,13 @@ def two_ranks() -> Iterator[RankPool]:
 
 
 @pytest.fixture(scope="session")
+def three_ranks() -> Iterator[RankPool]:
+    pool = RankPool(3)
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="session")
 def four_ranks() -> Iterator[RankPool]:
     pool = RankPool(4)
     yield pool

@@ -15,11 +15,11 @@ from differential.campaign import ranks_of, report, run_seed
 
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
-def test_no_unexplained_difference(two_ranks, four_ranks, tmp_path: Path) -> None:
+def test_no_unexplained_difference(two_ranks, three_ranks, four_ranks, tmp_path: Path) -> None:
     first, last = map(int, os.environ.get("FUZZ_SEEDS", "0:80").split(":"))
     directory = Path(os.environ.get("FUZZ_DIR", tmp_path))
     directory.mkdir(parents=True, exist_ok=True)
-    pools = {2: two_ranks, 4: four_ranks}
+    pools = {2: two_ranks, 3: three_ranks, 4: four_ranks}
     counts = [run_seed(number, pools[ranks_of(number)], directory) for number in range(first, last)]
     text = report(counts)
     print(text)
