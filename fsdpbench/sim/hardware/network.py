@@ -12,9 +12,10 @@ Between nodes NCCL sends around a ring through all nodes:
 
 A step of the ring costs a hop's latency, so the latency grows with the ranks; the bytes flow through the
 NICs, one rail for each GPU of a node that takes part. NCCL chooses among three protocols, of which the
-faster to start carry less (LL: half of each word is a flag; LL128: an eighth of each line), and, for
-all-reduce, a tree of nodes whose latency grows with their logarithm. The fastest is taken, as NCCL's own
-tuner does.
+faster to start carry less (LL: half of each word is a flag, and no more than 20 GB/s; LL128: an eighth of
+each line), and, for all-reduce, a tree of nodes whose latency grows with their logarithm. The fastest is
+taken, as NCCL's own tuner does, but all-gathers and reduce-scatters between nodes do without LL128: a
+published loss from 128 to 2,048 GPUs is that of a ring with Simple's latency.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from fsdpbench.sim.hardware.profile import HardwareProfile, LinkCurve, NicProtoc
 from fsdpbench.sim.hardware.rank_curves import curve_seconds
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "barrier")
+_GATHERS = ("all_gather", "reduce_scatter")
 # Inputs of unequal sizes go as one broadcast a rank: 20.05 against 17.92 ms in Fig 2a of arXiv 2304.11277.
 _UNEVEN = 1.12
 # Between two nodes a buffer leaves each once and not twice, but for what is under way before the first of it
@@ -139,8 +141,9 @@ class Network:
             wire = max(wire * (size - size / nodes) / (size - 1), wire / 8)
         return nic.base_us * 1e-6 + min(
             (steps_inside * protocol.nvlink_hop_us + steps_between * protocol.nic_hop_us) * 1e-6
-            + wire / (bandwidth * protocol.bandwidth_share)
+            + wire / protocol.carries(bandwidth)
             for protocol in nic.protocols
+            if protocol.gathers or kind not in _GATHERS
         )
 
     def _tree(self, nbytes: int, size: int, nodes: int) -> float:
@@ -182,7 +185,7 @@ def _passes(kind: str) -> int:
 def _tree_time(protocol: NicProtocol, depth: int, inside: int, carried: float, bandwidth: float) -> float:
     """``carried``: bytes that leave a node."""
     latency = 2 * (depth * protocol.nic_hop_us + inside * protocol.nvlink_hop_us) * 1e-6
-    return latency + carried / (bandwidth * protocol.bandwidth_share)
+    return latency + carried / protocol.carries(bandwidth)
 
 
 def bandwidth_at(curve: LinkCurve, size: float) -> float:

@@ -235,15 +235,26 @@ class NvlinkProfile:
 
 @dataclass(frozen=True)
 class NicProtocol:
-    """One of NCCL's protocols: a hop's latency over NVLink and over a NIC, and its share of the bandwidth."""
+    """One of NCCL's protocols: a hop's latency over NVLink and over a NIC, and its share of the bandwidth.
+
+    ``most_gb_s``: what a rank sends at most, however fast the network. ``gathers``: whether all-gathers and
+    reduce-scatters between nodes use it.
+    """
 
     nvlink_hop_us: float
     nic_hop_us: float
     bandwidth_share: float
+    most_gb_s: float = 1e6
+    gathers: bool = True
 
     def __post_init__(self) -> None:
         _require_not_negative(self, "protocols", "nvlink_hop_us", "nic_hop_us")
         _require_share(self, "protocols", "bandwidth_share")
+        _require_positive(self, "protocols", "most_gb_s")
+
+    def carries(self, bandwidth: float) -> float:
+        """Bytes a second of ``bandwidth``, that of the links."""
+        return min(bandwidth * self.bandwidth_share, self.most_gb_s * 1e9)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,23 @@ def test_rings_between_h100_nodes_meet_published_fits(nodes, latency_us, gb_s):
     assert network.collective_ns("all_gather", size, ranks) == pytest.approx(published_ns, rel=0.06)
 
 
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_large_rings_between_nodes_have_the_latency_of_simple(kind):
+    nodes, size = 256, 405_000_000  # a block of Llama-7B in bf16
+    ranks = range(8 * nodes)
+    hops_us = 7 * nodes * 3.4 + nodes * 14.0
+    wire_us = size * (1 - 1 / len(ranks)) / (0.98 * 400e9) * 1e6
+    found_us = Network(H100, 8 * nodes, 8).collective_ns(kind, size, ranks) / 1e3
+    assert found_us == pytest.approx(hops_us + wire_us, rel=0.01)
+
+
+def test_a_protocol_carries_no_more_than_its_most():
+    low_latency, _, simple = H100.nic.protocols
+    assert low_latency.carries(10e9) == 2.5e9
+    assert low_latency.carries(400e9) == 20e9
+    assert simple.carries(400e9) == 400e9
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     kind=st.sampled_from(sorted(set(KINDS) - {"barrier"})),
