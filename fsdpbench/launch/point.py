@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,16 @@ from fsdpbench.results.result import Outcome, outcome_of_records, write_result
 
 
 def run_point(
-    config_record: dict[str, Any], folder: str, nodes: Nodes | None = None, parent: int | None = None
+    config_record: dict[str, Any],
+    folder: str,
+    nodes: Nodes | None = None,
+    parent: int | None = None,
+    shared: str | None = None,
 ) -> None:
     """Entry point of the process, which ends with its `parent`. Leaves `result.json` in `folder` unless it
     dies before.
 
-    With `nodes`, this machine leads several.
+    With `nodes`, this machine leads several. `shared`: the log of what configurations leave for each other.
     """
     die_with_parent(parent)
     config, path = Config.from_dict(config_record), Path(folder).absolute()  # scripts change folders
@@ -51,7 +55,7 @@ def run_point(
         os._exit(1)  # its sweep was interrupted as it started, and has removed the folder
     began, started = time.monotonic(), timestamp()
     before = None if config.device == "sim" else observe(config.device)
-    outcome = _run(config, path, nodes)
+    outcome = _run(config, path, nodes, shared)
     observed = environment_of(config, before, observe(config.device)) if before else None
     cpu_s = sum(os.times()[:4])  # of this process and of those it has waited for
     record_result(config, path, outcome, time.monotonic() - began, started, observed, cpu_s)
@@ -61,7 +65,7 @@ def run_point(
     os._exit(0)
 
 
-def _run(config: Config, folder: Path, nodes: Nodes | None) -> Outcome:
+def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) -> Outcome:
     if nodes is not None and not config.in_one_process:
         return lead(config, folder, nodes)
     if not config.in_one_process:
@@ -84,11 +88,26 @@ def _run(config: Config, folder: Path, nodes: Nodes | None) -> Outcome:
             from fsdpbench.worker import run_rank
 
             rehearse(config, placement)
-            run_rank(config, placement, folder)
+            with _sharing_plans(config, shared):
+                run_rank(config, placement, folder)
     except Exception as error:
         traceback.print_exc()
         return Outcome(Status.ERROR, f"{type(error).__name__}: {error}".splitlines()[0], "stderr.log")
     return outcome_of_records(read_records(folder), world_recorded=1)
+
+
+@contextlib.contextmanager
+def _sharing_plans(config: Config, shared: str | None) -> Iterator[None]:
+    """Simulated, take the plans of the configurations before, and leave new ones."""
+    if shared is None or config.device != "sim":
+        yield
+        return
+    from fsdpbench.sim.accelerator import ACCELERATOR
+    from fsdpbench.sim.shared_plans import SharedPlans
+
+    plans = ACCELERATOR.shared_plans = SharedPlans(shared)
+    yield
+    plans.leave()
 
 
 def record_result(

@@ -21,6 +21,7 @@ from fsdpbench import interruption
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
+from fsdpbench.files.shared_log import SharedLog
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import record_result, run_point, timestamp
@@ -55,9 +56,11 @@ class PointPool:
         self._context = fork_server.context()
         self._running: list[_Running] = []
         self._unwinding = interruption.unwinding()
+        self._shared = SharedLog()
 
     def __enter__(self) -> PointPool:
         self._unwinding.__enter__()
+        self._shared.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -66,6 +69,7 @@ class PointPool:
         for point in self._running:
             _kill(point)
         self._running.clear()
+        self._shared.__exit__(*exc_info)
         self._unwinding.__exit__(*exc_info)
 
     @property
@@ -81,7 +85,9 @@ class PointPool:
         try:
             server = fork_server.ensure()
             process = self._context.Process(
-                target=run_point, args=(config.to_dict(), str(folder), self._nodes, server), name=config.name
+                target=run_point,
+                args=(config.to_dict(), str(folder), self._nodes, server, self._shared.path),
+                name=config.name,
             )
             with fork_server.plain_main():
                 process.start()
