@@ -49,10 +49,13 @@ class _Running:
 class PointPool:
     """Up to `jobs` points at a time. Use as a context: leaving it kills what still runs."""
 
-    def __init__(self, jobs: int, nodes: Nodes | None = None) -> None:
-        """With `nodes`, this machine leads several that `follow` the same folder."""
+    def __init__(self, jobs: int, nodes: Nodes | None = None, analysed: str | None = None) -> None:
+        """With `nodes`, this machine leads several that `follow` the same folder. `analysed`: the log for
+        analysed traces.
+        """
         self.jobs = jobs
         self._nodes = nodes
+        self._analysed = analysed
         self._context = fork_server.context()
         self._running: list[_Running] = []
         self._unwinding = interruption.unwinding()
@@ -86,7 +89,7 @@ class PointPool:
             server = fork_server.ensure()
             process = self._context.Process(
                 target=run_point,
-                args=(config.to_dict(), str(folder), self._nodes, server, self._shared.path),
+                args=(config.to_dict(), str(folder), self._nodes, server, self._shared.path, self._analysed),
                 name=config.name,
             )
             with fork_server.plain_main():
