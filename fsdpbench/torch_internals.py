@@ -95,6 +95,7 @@ INTERNALS = {
         "torch._C:DisableTorchFunctionSubclass",
         "following what a script decides by",
     ),
+    "DeviceGuard": Internal("torch._C._acc:DeviceGuard", _DEVICE),
     "DispatchKey": Internal("torch._C:DispatchKey", _DEVICE),
     "DispatchKeySet": Internal("torch._C:DispatchKeySet", _DEVICE),
     "ExcludeDispatchKeyGuard": Internal("torch._C:_ExcludeDispatchKeyGuard", _AUTOCAST),
@@ -150,6 +151,7 @@ INTERNALS = {
         "torch.distributed.tensor._random:OffsetBasedRNGTracker", "random numbers of DTensors, simulated"
     ),
     "parse_to": Internal("torch._C._nn:_parse_to", _CUDA),
+    "private_use_1": Internal("torch._C._autograd:DeviceType.PrivateUse1", _DEVICE),
     "profiler_enabled": Internal("torch.autograd:_profiler_enabled", _SPANS),
     "queue_callback": Internal(
         "torch.autograd:Variable._execution_engine.queue_callback", "DDP's collectives, joined after backward"

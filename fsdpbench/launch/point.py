@@ -18,26 +18,38 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.files.shared_log import add_record
 from fsdpbench.launch.nodes import Nodes, lead
 from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.lifetime import die_with_parent
+from fsdpbench.reports.analysis import RankAnalysis
+from fsdpbench.reports.analysis.analyze import Draw
+from fsdpbench.reports.analysis.kept import pack
+from fsdpbench.reports.trace import Trace
 from fsdpbench.results.machine_state import environment_of, observe
 from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records, write_result
 
 
 def run_point(
-    config_record: dict[str, Any], folder: str, nodes: Nodes | None = None, parent: int | None = None
+    config_record: dict[str, Any],
+    folder: str,
+    nodes: Nodes | None = None,
+    parent: int | None = None,
+    shared: str | None = None,
+    analysed: str | None = None,
 ) -> None:
     """Entry point of the process, which ends with its `parent`. Leaves `result.json` in `folder` unless it
     dies before.
 
-    With `nodes`, this machine leads several.
+    With `nodes`, this machine leads several. `shared`: the log of what configurations leave for each other;
+    `analysed`: that of their traces, for the page.
     """
     die_with_parent(parent)
     config, path = Config.from_dict(config_record), Path(folder).absolute()  # scripts change folders
@@ -51,17 +63,18 @@ def run_point(
         os._exit(1)  # its sweep was interrupted as it started, and has removed the folder
     began, started = time.monotonic(), timestamp()
     before = None if config.device == "sim" else observe(config.device)
-    outcome = _run(config, path, nodes)
+    outcome = _run(config, path, nodes, shared)
     observed = environment_of(config, before, observe(config.device)) if before else None
     cpu_s = sum(os.times()[:4])  # of this process and of those it has waited for
-    record_result(config, path, outcome, time.monotonic() - began, started, observed, cpu_s)
+    draw = None if analysed is None or not config.in_one_process else partial(_keep, analysed)
+    record_result(config, path, outcome, time.monotonic() - began, started, observed, cpu_s, draw)
     sys.stdout.flush()
     sys.stderr.flush()
     # The simulated device leaves patches and frozen garbage behind; nothing is gained by tearing it down.
     os._exit(0)
 
 
-def _run(config: Config, folder: Path, nodes: Nodes | None) -> Outcome:
+def _run(config: Config, folder: Path, nodes: Nodes | None, shared: str | None) -> Outcome:
     if nodes is not None and not config.in_one_process:
         return lead(config, folder, nodes)
     if not config.in_one_process:
@@ -84,11 +97,26 @@ def _run(config: Config, folder: Path, nodes: Nodes | None) -> Outcome:
             from fsdpbench.worker import run_rank
 
             rehearse(config, placement)
-            run_rank(config, placement, folder)
+            with _sharing_plans(config, shared):
+                run_rank(config, placement, folder)
     except Exception as error:
         traceback.print_exc()
         return Outcome(Status.ERROR, f"{type(error).__name__}: {error}".splitlines()[0], "stderr.log")
     return outcome_of_records(read_records(folder), world_recorded=1)
+
+
+@contextlib.contextmanager
+def _sharing_plans(config: Config, shared: str | None) -> Iterator[None]:
+    """Simulated, take the plans of the configurations before, and leave new ones."""
+    if shared is None or config.device != "sim":
+        yield
+        return
+    from fsdpbench.sim.accelerator import ACCELERATOR
+    from fsdpbench.sim.shared_plans import SharedPlans
+
+    plans = ACCELERATOR.shared_plans = SharedPlans(shared)
+    yield
+    plans.leave()
 
 
 def record_result(
@@ -99,14 +127,15 @@ def record_result(
     started: str,
     observed: Mapping[str, Any] | None = None,
     cpu_s: float | None = None,
+    draw: Draw | None = None,
 ) -> dict[str, Any]:
     """Write the result of `config` into `folder`. Where its trace cannot be read, that is the result; where
-    the disk is full, its trace makes room for the result that says so.
+    the disk is full, its trace makes room for the result that says so. `draw`: as for `analyze`.
 
     Raises `OSError` if not even that can be written.
     """
     try:
-        return write_result(config, folder, outcome, duration_s, started, observed, cpu_s)
+        return write_result(config, folder, outcome, duration_s, started, observed, cpu_s, draw)
     except OSError as error:
         shutil.rmtree(folder / TRACE_FOLDER, ignore_errors=True)
         cause = f"the result cannot be written: {error.strerror or error}"
@@ -115,6 +144,11 @@ def record_result(
         cause = f"the trace cannot be analysed: {type(error).__name__}: {error}".splitlines()[0]
     failed = Outcome(Status.ERROR, cause, "stderr.log")
     return write_result(config, folder, failed, duration_s, started, observed)
+
+
+def _keep(log: str, trace: Trace, rank: RankAnalysis) -> None:
+    """Leave an analysed trace for the page, which would have to read it again."""
+    add_record(log, pack(trace, rank))
 
 
 def timestamp() -> str:

@@ -21,6 +21,7 @@ from fsdpbench import interruption
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
+from fsdpbench.files.shared_log import SharedLog
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import record_result, run_point, timestamp
@@ -48,16 +49,21 @@ class _Running:
 class PointPool:
     """Up to `jobs` points at a time. Use as a context: leaving it kills what still runs."""
 
-    def __init__(self, jobs: int, nodes: Nodes | None = None) -> None:
-        """With `nodes`, this machine leads several that `follow` the same folder."""
+    def __init__(self, jobs: int, nodes: Nodes | None = None, analysed: str | None = None) -> None:
+        """With `nodes`, this machine leads several that `follow` the same folder. `analysed`: the log for
+        analysed traces.
+        """
         self.jobs = jobs
         self._nodes = nodes
+        self._analysed = analysed
         self._context = fork_server.context()
         self._running: list[_Running] = []
         self._unwinding = interruption.unwinding()
+        self._shared = SharedLog()
 
     def __enter__(self) -> PointPool:
         self._unwinding.__enter__()
+        self._shared.__enter__()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -66,6 +72,7 @@ class PointPool:
         for point in self._running:
             _kill(point)
         self._running.clear()
+        self._shared.__exit__(*exc_info)
         self._unwinding.__exit__(*exc_info)
 
     @property
@@ -81,7 +88,9 @@ class PointPool:
         try:
             server = fork_server.ensure()
             process = self._context.Process(
-                target=run_point, args=(config.to_dict(), str(folder), self._nodes, server), name=config.name
+                target=run_point,
+                args=(config.to_dict(), str(folder), self._nodes, server, self._shared.path, self._analysed),
+                name=config.name,
             )
             with fork_server.plain_main():
                 process.start()

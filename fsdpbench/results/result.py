@@ -15,6 +15,7 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.reports.analysis import analyze
+from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.model import Analysis
 from fsdpbench.reports.outside_text import one_line
 from fsdpbench.reports.result_figures import result_figures
@@ -64,13 +65,14 @@ def write_result(
     started: str,
     observed: Mapping[str, Any] | None = None,
     cpu_s: float | None = None,
+    draw: Draw | None = None,
 ) -> dict[str, Any]:
     """Assemble the result of `config` from what is in `folder` and write `result.json` there, whole.
 
     `observed`: the machine's state around the run, for the result's `environment`. `cpu_s`: processor time
-    of the run, all ranks.
+    of the run, all ranks. `draw` is called with each trace and its analysis.
     """
-    result = build_result(config, folder, outcome)
+    result = build_result(config, folder, outcome, draw)
     result["environment"] |= observed or {}
     result["bench"] = {
         "started": started,
@@ -86,7 +88,7 @@ def write_result(
     return result
 
 
-def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, Any]:
+def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | None = None) -> dict[str, Any]:
     """What `result.json` will hold, of the records and traces in `folder`; all but `bench`."""
     records = read_records(folder)
     figures = _no_figures()
@@ -94,7 +96,9 @@ def build_result(config: Config, folder: Path, outcome: Outcome) -> dict[str, An
     if has_figures:
         # A script may end before it is traced.
         traced = config.measurement.traced_steps > 0 and not (config.script and not records[0]["trace"])
-        analysis = analyze([folder / TRACE_FOLDER]) if traced else Analysis(ranks=(), configurations={})
+        analysis = Analysis(ranks=(), configurations={})
+        if traced:
+            analysis = analyze([folder / TRACE_FOLDER], draw=draw)
         figures |= result_figures(records, analysis)
         figures["measured"] = measured(records)
         figures["interval"] = interval_of(config, figures)

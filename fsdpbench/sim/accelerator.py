@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fsdpbench.sim.costs import CpuCosts, KernelCosts
     from fsdpbench.sim.costs.flops import FlopCount
     from fsdpbench.sim.hardware.network import Network
+    from fsdpbench.sim.shared_plans import SharedPlans
     from fsdpbench.sim.timing.jitter import Jitter
     from fsdpbench.sim.trace import TraceRecorder
 
@@ -53,6 +54,8 @@ class Accelerator:
     ``holders`` has the storages' records by their blocks' identity, where steps are recorded (`replay/`).
     ``graph_pool``: while a captured graph runs, the stream whose memory is its private pool.
 
+    ``shared_plans``: those of other processes; it outlives a run, as its plans outlive a process.
+
     ``sanitizer`` follows every use of memory, ``account`` who holds it; None unless asked for.
     """
 
@@ -83,6 +86,7 @@ class Accelerator:
         self.follows_numbers = False
         self.copied_to_host = False
         self.on_value: Callable[[str, Any, bool], None] | None = None
+        self.shared_plans: SharedPlans | None = None
         self.sanitizer: MemoryFollower | None = None
         self.account: HolderFollower | None = None
         self.holders: dict[int, Any] | None = None

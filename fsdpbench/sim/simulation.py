@@ -19,6 +19,7 @@ from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.allocator.conf import AllocatorCosts
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
+from fsdpbench.sim.device.device_guard import SimulatedDeviceGuard
 from fsdpbench.sim.device.device_module import DeviceModule, drain
 from fsdpbench.sim.device.streams import Stream
 from fsdpbench.sim.distributed.process_group import BACKEND, register_backend
@@ -64,7 +65,7 @@ def preload() -> None:
     # What torch imports late: here once, and not again in every fork.
     importlib.import_module("torch.distributed.tensor")
     import_config()
-    setup_privateuseone(DEVICE_TYPE, DeviceModule())
+    setup_privateuseone(DEVICE_TYPE, DeviceModule(), device_guard=SimulatedDeviceGuard())
     register_backend()
     _REGISTERED.extend(register_kernels())
     _REGISTERED.append(register_attention())
@@ -128,6 +129,10 @@ class Simulation:
             sanitizer.stream_made(DEFAULT_STREAM, "default")
         accelerator.backward = BackwardStreams(accelerator, use_on_stream)
         forget_plans()
+        if accelerator.shared_plans is not None:
+            # The sanitizer's plans say more than others.
+            surroundings = None if sanitize else repr((profile, software, world_size, gpus_per_node))
+            accelerator.shared_plans.begin(surroundings)
         accelerator.undo_software = install(software).close
         accelerator.started = True
         if sanitizer is not None:

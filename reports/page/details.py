@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
+from fsdpbench.reports.analysis.kept import Kept, part_of, unpack
 from fsdpbench.reports.analysis.measures.findings import Verdict
 from fsdpbench.reports.analysis.parallel import interruptions_held, suitable_processes
 from fsdpbench.reports.page import display
@@ -63,18 +64,21 @@ def build_details(
     links: Links,
     known: Known | None = None,
     workers: Workers | None = None,
+    kept: Kept | None = None,
 ) -> list[Detail]:
     """A detail for every configuration, in the order of the ranking; `known`: of an earlier page; `workers`
-    draw many of them."""
+    draw many of them; `kept`: traces that were analysed already."""
     traced = [entry.row for entry in ranked if entry.row.traces]
     most = min(_MOST_EVENTS, _EVENTS_IN_ALL // max(1, len(traced)))
     drawn = {} if known is None else known
     if workers is not None:
-        _draw_beside(workers, traced, most, drawn)
-    return [_detail(entry, varying, links, most, drawn) for entry in ranked]
+        _draw_beside(workers, traced, most, drawn, kept or {})
+    return [_detail(entry, varying, links, most, drawn, kept or {}) for entry in ranked]
 
 
-def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int, known: Known) -> Detail:
+def _detail(
+    entry: Ranked, varying: Sequence[str], links: Links, most: int, known: Known, kept: Kept
+) -> Detail:
     row = entry.row
     words = (
         f"{entry.place}. {short_label(row, varying)}"
@@ -105,19 +109,22 @@ def _detail(entry: Ranked, varying: Sequence[str], links: Links, most: int, know
     held: Mapping[str, int] = {}
     if row.traces:
         try:
-            verdict, held, drawn = _drawn(row, most, known)
+            verdict, held, drawn = _drawn(row, most, known, kept)
             content |= drawn
         except TraceError as error:
             content["warnings"] = [f"{error.path.name} is not shown: {error.reason}"]
     return Detail(row.folder.name, entry.place, words[:160], content, verdict, held)
 
 
-def _drawn(row: Configuration, most: int, known: Known) -> Drawn:
+def _drawn(row: Configuration, most: int, known: Known, kept: Kept) -> Drawn:
     """What the trace says, and the parts that need it. Raises `TraceError`."""
     key = _key(row, most)
     if key not in known:
-        trace = read_trace(row.traces[0])
-        analysis = analyze_trace(trace)
+        found = unpack(row.traces[0], kept)
+        if found is None:
+            trace = read_trace(row.traces[0])
+            found = trace, analyze_trace(trace)
+        trace, analysis = found
         content = _from_trace(row, trace, analysis, most)
         known[key] = analysis.verdict, held_by_phase(analysis.memory), content
     return known[key]
@@ -131,7 +138,9 @@ def _key(row: Configuration, most: int) -> tuple[str, int, int, int]:
         raise TraceError(path, f"cannot be read ({error.strerror})") from None
 
 
-def _draw_beside(workers: Workers, rows: Sequence[Configuration], most: int, known: Known) -> None:
+def _draw_beside(
+    workers: Workers, rows: Sequence[Configuration], most: int, known: Known, kept: Kept
+) -> None:
     """Add to `known` what other processes draw. What they cannot is left to this one, which says why."""
     processes = suitable_processes([row.traces[0] for row in rows])
     if processes == 1:
@@ -139,17 +148,18 @@ def _draw_beside(workers: Workers, rows: Sequence[Configuration], most: int, kno
     try:
         with workers(processes) as pool:
             with interruptions_held():
-                found = pool.map(partial(_drawn_there, most=most), rows)
+                parts = [part_of(row.traces[0], kept) for row in rows]
+                found = pool.map(partial(_drawn_there, most=most), rows, parts)
             for drawn in found:
                 known.update(drawn)
     except BrokenProcessPool:
         return
 
 
-def _drawn_there(row: Configuration, most: int) -> Known:
+def _drawn_there(row: Configuration, kept: Kept, most: int) -> Known:
     drawn: Known = {}
     with suppress(TraceError, MemoryError):
-        _drawn(row, most, drawn)
+        _drawn(row, most, drawn, kept)
     return drawn
 
 

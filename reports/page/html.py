@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from fsdpbench.reports.analysis.kept import Kept
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.charts.effects import effects
 from fsdpbench.reports.page.charts.sections import sections
@@ -90,6 +91,7 @@ def write_report(
     reload_s: int | None = None,
     known: Known | None = None,
     workers: Workers | None = None,
+    kept: Kept | None = None,
 ) -> Path:
     """Write the page of a run folder and return where it is (`run_dir/report.html` unless `out` says
     otherwise).
@@ -100,6 +102,7 @@ def write_report(
         reload_s: of a sweep that continues: the page says so, and loads itself again after so many seconds.
         known: what was drawn of traces for an earlier page of the same run; added to.
         workers: processes for the drawing of many traces; without them this one draws.
+        kept: traces that were analysed already, by this program's own processes.
 
     Raises:
         RunFolderError: `run_dir` is not a run folder.
@@ -109,7 +112,8 @@ def write_report(
     view = load_run(run_dir)
     target = Path(out) if out is not None else run_dir / "report.html"
     return write_page(
-        target, render(view, target, title=title, reload_s=reload_s, known=known, workers=workers)
+        target,
+        render(view, target, title=title, reload_s=reload_s, known=known, workers=workers, kept=kept),
     )
 
 
@@ -121,12 +125,13 @@ def render(
     reload_s: int | None = None,
     known: Known | None = None,
     workers: Workers | None = None,
+    kept: Kept | None = None,
 ) -> str:
     """The page as text; `target` is where it will be, for its links. The rest as of `write_report`."""
     ranked = rank(view)
     rows = [entry.row for entry in ranked]
     varying = varying_settings(rows)
-    details = build_details(ranked, varying, lambda row: _links(row, target), known, workers)
+    details = build_details(ranked, varying, lambda row: _links(row, target), known, workers, kept)
     return render_page(
         "page/assets/report.html.jinja",
         _SCRIPTS,

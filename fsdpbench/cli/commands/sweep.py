@@ -33,6 +33,7 @@ from fsdpbench.launch import fork_server
 if TYPE_CHECKING:
     from fsdpbench.cli.requests.request import SweepRequest
     from fsdpbench.configuration.config import Config
+    from fsdpbench.files.shared_log import SharedLog
     from fsdpbench.results.store import Store, StoredPoint
     from fsdpbench.sweep.runner import SweepSummary
     from fsdpbench.sweep.spaces.space import Plan
@@ -107,6 +108,7 @@ def request_from(space: str | None, assignments: tuple[str, ...], options: dict[
 def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, budget: Budget) -> ExitCode:
     """Run what was asked for, write the report, and say which exit code that is."""
     from fsdpbench.cli.terminal.progress import make_progress
+    from fsdpbench.files.shared_log import SharedLog
     from fsdpbench.results.store import Store
     from fsdpbench.sweep.runner import jobs_for, run_sweep
 
@@ -128,7 +130,7 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
     if launcher.follows:
         return follow_request(launcher, folder, request)
     store = Store.open_or_create(folder)
-    with store.locked():
+    with store.locked(), SharedLog() as analysed:
         store.write_space(request.to_space(), plan.points)
         run = partial(
             run_sweep,
@@ -138,21 +140,23 @@ def run_request(request: SweepRequest, options: dict[str, Any], as_json: bool, b
             fail_fast=bool(options.get("fail_fast")),
             repeat=repeat,
         )
-        summary = run(plan.points, make_progress(), pool=launcher.pool(folder, jobs))
+        summary = run(plan.points, make_progress(), pool=launcher.pool(folder, jobs, analysed.path))
         if compiled := _to_try_compiled(store, plan.points, options):
             plan.points.append(compiled)
             store.write_space(request.to_space(), plan.points)
-            run([compiled], make_progress(), pool=launcher.pool(folder, jobs))
-        pasted, report_failed = _write_answers(store, plan)
+            run([compiled], make_progress(), pool=launcher.pool(folder, jobs, analysed.path))
+        pasted, report_failed = _write_answers(store, plan, analysed)
     code = _tell_end(store, plan, summary, pasted, budget, as_json)
     if report_failed is not None:
         raise report_failed
     return code
 
 
-def _write_answers(store: Store, plan: Plan) -> tuple[list[Path], BenchError | None]:
+def _write_answers(store: Store, plan: Plan, analysed: SharedLog) -> tuple[list[Path], BenchError | None]:
     """Write the code to paste, and the page with it; what failed is raised once the results are told."""
+    from fsdpbench.files.shared_log import records
     from fsdpbench.launch import fork_server
+    from fsdpbench.reports.analysis.kept import kept
     from fsdpbench.reports.page import write_report
     from fsdpbench.results.store import REPORT_FILE, disk_errors
     from fsdpbench.sweep.recommendation.recommended import write_recommended
@@ -161,7 +165,8 @@ def _write_answers(store: Store, plan: Plan) -> tuple[list[Path], BenchError | N
     try:
         with disk_errors(store.folder):
             pasted = write_recommended(store.folder, [point.result for point in _stored(store, plan)])
-            write_report(store.folder, store.folder / REPORT_FILE, workers=fork_server.workers)
+            found = kept(records(analysed.path) if analysed.path else [])
+            write_report(store.folder, store.folder / REPORT_FILE, workers=fork_server.workers, kept=found)
     except BenchError as error:
         return pasted, error
     return pasted, None

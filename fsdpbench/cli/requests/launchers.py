@@ -62,8 +62,10 @@ class Launcher:
         """Whether another machine leads the sweep."""
         return self.nodes is not None and self.nodes.rank > 0
 
-    def pool(self, folder: Path, jobs: int) -> Pool:
-        """The pool for a sweep in `folder`. Raises `UsageError` if its launcher is not there."""
+    def pool(self, folder: Path, jobs: int, analysed: str | None = None) -> Pool:
+        """The pool for a sweep in `folder`; here it leaves its traces in the log `analysed`. Raises
+        `UsageError` if its launcher is not there.
+        """
         from fsdpbench.launch.pool import PointPool
 
         if self.name == "slurm":
@@ -72,7 +74,7 @@ class Launcher:
             asked = self.options
             settings = SlurmSettings(asked.get("partition"), asked.get("account"), asked.get("time_minutes"))
             return SlurmPool(folder, settings)
-        return PointPool(jobs, self.nodes)
+        return PointPool(jobs, self.nodes, analysed)
 
 
 def make_launcher(options: Mapping[str, Any], gpus: list[int]) -> Launcher:

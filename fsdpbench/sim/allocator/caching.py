@@ -314,6 +314,12 @@ class CachingAllocator:
         """Free the blocks whose streams have got past them; a stream's later events wait for its first."""
         clock = self._clock
         now = clock.cpu_ns()
+        for queue in self._pending.values():
+            if not queue[0][0] > now:
+                break
+        else:  # mostly none has got there, and each was asked once
+            clock.advance_cpu(len(self._pending) * self.costs.event_ns)
+            return
         queries = 0
         for stream in list(self._pending):
             queue = self._pending[stream]
@@ -351,9 +357,11 @@ class CachingAllocator:
             self._tell(AllocatorAction.FREE_COMPLETED, block.address, size, block.stream)
 
         merged_blocks = merged_bytes = 0
-        if block.prev is not None and (grown := merge(block, block.prev, pool)):
+        # Asked here too, since most neighbours are in use and need no call.
+        before, after = block.prev, block.next
+        if before is not None and not before.allocated and (grown := merge(block, before, pool)):
             merged_blocks, merged_bytes = 1, grown
-        if block.next is not None and (grown := merge(block, block.next, pool)):
+        if after is not None and not after.allocated and (grown := merge(block, after, pool)):
             merged_blocks += 1
             merged_bytes += grown
         pool.insert(block)
@@ -367,18 +375,8 @@ class CachingAllocator:
     def _tell(self, action: AllocatorAction, address: int, size: int, stream: int, freed: int = 0) -> None:
         assert self.listener is not None
         stats = self.stats
-        self.listener(
-            AllocatorEvent(
-                action,
-                address,
-                size,
-                stream,
-                stats.allocated_bytes,
-                stats.reserved_bytes,
-                self._clock.cpu_ns(),
-                freed,
-            )
-        )
+        allocated, reserved, now = stats.allocated_bytes, stats.reserved_bytes, self._clock.cpu_ns()
+        self.listener(AllocatorEvent(action, address, size, stream, allocated, reserved, now, freed))
 
     def _out_of_memory_message(self, nbytes: int) -> str:
         return out_of_memory(

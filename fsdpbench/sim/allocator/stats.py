@@ -130,15 +130,32 @@ class AllocatorStats:
 
     def inactive_split(self, is_small: bool, count: int, nbytes: int) -> None:
         """So many free blocks and bytes more that are only a part of their segment, or fewer if negative."""
-        for stat, amount in zip(self._splits[is_small], (count, count, nbytes, nbytes), strict=True):
-            # As `Stat.increase`, which is not called here: this runs with nearly every allocation.
-            current = stat.current = stat.current + amount
-            if amount < 0:
-                stat.freed -= amount
-            elif amount:
-                stat.allocated += amount
-                if current > stat.peak:
-                    stat.peak = current
+        # As `Stat.increase`, which is not called here: this runs with nearly every allocation.
+        blocks, own_blocks, held, own_held = self._splits[is_small]
+        blocks.current += count
+        own_blocks.current += count
+        if count < 0:
+            blocks.freed -= count
+            own_blocks.freed -= count
+        elif count:
+            blocks.allocated += count
+            own_blocks.allocated += count
+            if blocks.current > blocks.peak:
+                blocks.peak = blocks.current
+            if own_blocks.current > own_blocks.peak:
+                own_blocks.peak = own_blocks.current
+        held.current += nbytes
+        own_held.current += nbytes
+        if nbytes < 0:
+            held.freed -= nbytes
+            own_held.freed -= nbytes
+        elif nbytes:
+            held.allocated += nbytes
+            own_held.allocated += nbytes
+            if held.current > held.peak:
+                held.peak = held.current
+            if own_held.current > own_held.peak:
+                own_held.peak = own_held.current
 
     def note_peaks(self) -> None:
         """Look at the block counters; to be called before any of them falls."""

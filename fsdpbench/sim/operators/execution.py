@@ -33,8 +33,10 @@ def carry_out(plan: Plan, tensors: list[_Tensor]) -> Any:
             result = new_tensor(output[1], output[2], output[3], output[4])
         elif origin == ARGUMENT:
             result = tensors[output[1]]
+        elif origin == VIEW:
+            result = new_view(tensors[output[1]], output[2], output[3], output[4], output[5])
         else:
-            result = _make_output(output, tensors)
+            result = output[1]
     elif plan.container is None:
         result = None
     else:

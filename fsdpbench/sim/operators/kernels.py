@@ -16,6 +16,7 @@ from fsdpbench.sim.operators.execution import carry_out
 from fsdpbench.sim.operators.known_values import follow
 from fsdpbench.sim.operators.plans import Plan, make_plan, sparse_refused
 from fsdpbench.sim.operators.special_operators import SPECIAL_OPERATORS
+from fsdpbench.sim.prices.table import has_own_price
 from fsdpbench.torch_internals import (
     dispatch_get_all_op_names,
     dispatch_has_kernel_for_dispatch_key,
@@ -100,13 +101,25 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
         plan = plans.get(frozen)
         if plan is None:
             accelerator.require_started()
-            plan = plans[frozen] = make_plan(accelerator, operator, args, kwargs)
+            plan = plans[frozen] = _plan_of(operator, frozen, args, kwargs)
         result = carry_out(plan, tensors)
         if accelerator.known_values:
             follow(operator, args, kwargs, result)
         return result
 
     return kernel
+
+
+def _plan_of(operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    """Another process's plan of this call, or a new one."""
+    shared = ACCELERATOR.shared_plans
+    if shared is None or has_own_price(operator):
+        return make_plan(ACCELERATOR, operator, args, kwargs)
+    plan = shared.find(operator, call)
+    if plan is None:
+        plan = make_plan(ACCELERATOR, operator, args, kwargs)
+        shared.add(operator, call, plan)
+    return plan
 
 
 def forget_plans() -> None:

@@ -37,6 +37,11 @@ def price(
     return own(call, costs) if own is not None else rule_of(func)(call, costs)
 
 
+def has_own_price(func: Any) -> bool:
+    """Whether a user prices this operator, by whatever rule."""
+    return func._schema.name in _OF_USERS
+
+
 def rule_of(func: Any) -> Price:
     """The rule of an operator's family."""
     name = operator_name(func)

@@ -95,6 +95,17 @@ def test_it_says_what_it_did(swept: tuple[Path, subprocess.CompletedProcess[str]
     assert "Simulated on a100-80gb: run " in done.stdout
 
 
+def test_its_page_is_that_of_its_files(
+    fsdpbench: Any, swept: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """The sweep draws traces that its configurations have analysed; `report` reads them again."""
+    folder, _ = swept
+    page = folder / "report.html"
+    of_sweep = page.read_bytes()
+    assert fsdpbench("report", str(folder)).returncode == 0
+    assert page.read_bytes() == of_sweep
+
+
 def test_the_same_command_again_runs_nothing(
     fsdpbench: Any,
     swept: tuple[Path, subprocess.CompletedProcess[str]],

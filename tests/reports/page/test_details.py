@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,6 +17,7 @@ import plotly.graph_objects as go
 import pytest
 
 from fsdpbench.reports.analysis import RankAnalysis, analyze_trace
+from fsdpbench.reports.analysis.kept import kept, pack, part_of, unpack
 from fsdpbench.reports.analysis.measures.findings import Finding, Outcome, Suggestion, Verdict
 from fsdpbench.reports.analysis.measures.lateness import LateCause
 from fsdpbench.reports.page import load_run
@@ -181,3 +183,41 @@ def test_other_workers_draw_the_same(
     varying = varying_settings([entry.row for entry in ranked])
     assert build_details(ranked, varying, lambda row: [], workers=workers) == details
     assert drew == [2]
+
+
+def test_traces_that_were_analysed_are_not_read_again(
+    sweep: Path, details: list[Detail], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where their folder was moved meanwhile; what is drawn is the same."""
+    moved = tmp_path / "moved"
+    shutil.copytree(sweep, tmp_path / "here")
+    here = sorted(tmp_path.glob("here/*/trace/rank0_trace.json.gz"))
+    packed = kept(pack(*read_and_analyse(path)) for path in here)
+    (tmp_path / "here").rename(moved)
+    ranked = rank(load_run(moved))
+    varying = varying_settings([entry.row for entry in ranked])
+
+    def refuse(path: Path) -> Trace:
+        raise AssertionError(f"{path} was read again")
+
+    monkeypatch.setattr("fsdpbench.reports.page.details.read_trace", refuse)
+    assert build_details(ranked, varying, lambda row: [], kept=packed) == details
+
+
+def test_a_trace_that_has_changed_is_read_again(sweep: Path, tmp_path: Path) -> None:
+    (first, *_) = sorted(sweep.glob("*/trace/rank0_trace.json.gz"))
+    path = Path(shutil.copy(first, tmp_path / "rank0_trace.json.gz"))
+    packed = kept([pack(*read_and_analyse(path))])
+    assert unpack(path, packed) is not None
+    assert unpack(path, part_of(path, packed)) is not None
+    assert unpack(first, packed) is None
+    path.write_bytes(first.read_bytes())
+    assert unpack(path, packed) is None
+    path.unlink()
+    assert unpack(path, packed) is None
+    assert part_of(path, packed) == {}
+
+
+def read_and_analyse(path: Path) -> tuple[Trace, RankAnalysis]:
+    trace = read_trace(path)
+    return trace, analyze_trace(trace, configuration="of its folder")

@@ -197,6 +197,44 @@ def test_the_sharding_shortcut_answers_as_torch_does() -> None:
     assert not runs_on_local_shards(OpSchema(norm, (specs(Shard(0)),), {}))
 
 
+def test_the_shortcut_knows_the_geometry_that_torch_finds_out() -> None:
+    """On fake tensors; what it does not know is left to torch."""
+    from device_training import start
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor._op_schema import OpSchema
+
+    from fsdpbench.sim.patches.sharding_shortcut import geometry_of_output
+
+    start()
+    mesh = init_device_mesh("sim", (8,))
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    torch_s_own = type(propagator)._propagate_tensor_meta_non_cached
+    aten = torch.ops.aten
+
+    def schema(operator: object, transposed: bool = False, **options: object) -> OpSchema:
+        local = torch.empty(4, 6, dtype=torch.bfloat16, device="sim")
+        given = DTensor.from_local(local.t() if transposed else local, mesh, [Shard(0)])
+        return OpSchema(operator, (given._spec,), options)
+
+    alike = (aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default)
+    for known in (
+        schema(aten.detach.default),
+        schema(aten.detach.default, transposed=True),
+        *(schema(operator) for operator in alike),
+        *(schema(operator, dtype=torch.float32, pin_memory=False) for operator in alike),
+        *(schema(operator, memory_format=torch.preserve_format) for operator in alike),
+    ):
+        assert geometry_of_output(known) == torch_s_own(propagator, known)
+    for unknown in (
+        schema(aten.zeros_like.default, transposed=True),
+        schema(aten.zeros_like.default, memory_format=torch.contiguous_format),
+        schema(aten.neg.default),
+    ):
+        assert geometry_of_output(unknown) is None
+        assert propagator._propagate_tensor_meta_non_cached(unknown) == torch_s_own(propagator, unknown)
+
+
 def test_a_model_on_the_host_is_moved_by_fsdp1() -> None:
     """`device_id` and `sync_module_states`: parameters are moved by assigning their data."""
     from device_training import VOCABULARY, TinyGPT, start, wrap
