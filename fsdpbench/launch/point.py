@@ -111,12 +111,10 @@ def _sharing_plans(config: Config, shared: str | None) -> Iterator[None]:
     if shared is None or config.device != "sim":
         yield
         return
-    from fsdpbench.sim.accelerator import ACCELERATOR
-    from fsdpbench.sim.shared_plans import SharedPlans
+    from fsdpbench.sim.simulation import sharing_plans
 
-    plans = ACCELERATOR.shared_plans = SharedPlans(shared)
-    yield
-    plans.leave()
+    with sharing_plans(shared):
+        yield
 
 
 def record_result(

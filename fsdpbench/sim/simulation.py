@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import importlib
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from fsdpbench.sim.patches.torch_patches import apply_patches
 from fsdpbench.sim.replay.log import RecordedAllocator, RecordedTimeline
 from fsdpbench.sim.sanitizer import Sanitizer
 from fsdpbench.sim.sanitizer.watched import WatchedAllocator, WatchedJitteredTimeline, WatchedTimeline
+from fsdpbench.sim.shared_plans import SharedPlans
 from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software
 from fsdpbench.sim.software.mechanisms import install
 from fsdpbench.sim.tensors.storage import use_on_stream
@@ -72,6 +73,17 @@ def preload() -> None:
     _REGISTERED.append(register_shape_rules())
     _REGISTERED.extend(register_autocast())
     register_host_optimizer()
+
+
+@contextmanager
+def sharing_plans(path: str) -> Iterator[None]:
+    """Simulations inside take the plans in the log at `path`, and leave theirs if they end well."""
+    plans = ACCELERATOR.shared_plans = SharedPlans(path)
+    try:
+        yield
+        plans.leave()
+    finally:
+        ACCELERATOR.shared_plans = None
 
 
 class Simulation:
@@ -118,7 +130,7 @@ class Simulation:
         conf = _conf_of_environment() if allocator_conf is None else allocator_conf
         _end_followers(accelerator)
         accelerator.jitter = None if jitter is None else Jitter(jitter)
-        sanitizer = accelerator.sanitizer = Sanitizer() if sanitize else None
+        accelerator.sanitizer = sanitizer = Sanitizer() if sanitize else None
         accelerator.timeline = _make_timeline(accelerator, profile, sanitizer, record_steps)
         accelerator.allocator = _make_allocator(profile, accelerator.timeline, conf, sanitizer)
         simulation._price(software)
@@ -128,11 +140,7 @@ class Simulation:
         if sanitizer is not None:
             sanitizer.stream_made(DEFAULT_STREAM, "default")
         accelerator.backward = BackwardStreams(accelerator, use_on_stream)
-        forget_plans()
-        if accelerator.shared_plans is not None:
-            # The sanitizer's plans say more than others.
-            surroundings = None if sanitize else repr((profile, software, world_size, gpus_per_node))
-            accelerator.shared_plans.begin(surroundings)
+        simulation._begin_plans(None if sanitize else software)
         accelerator.undo_software = install(software).close
         accelerator.started = True
         if sanitizer is not None:
@@ -140,6 +148,16 @@ class Simulation:
         Stream(stream_id=DEFAULT_STREAM)
         torch.autograd.set_multithreading_enabled(False)
         return simulation
+
+    def _begin_plans(self, software: SoftwareProfile | None) -> None:
+        """Forget what operators do and cost; take what others have left, unless `software` is None: the
+        sanitizer's plans say more than others.
+        """
+        forget_plans()
+        shared = self.accelerator.shared_plans
+        if shared is not None:
+            surroundings = (self.profile, software, self.world_size, self.gpus_per_node)
+            shared.begin(None if software is None else repr(surroundings))
 
     def _price(self, software: SoftwareProfile) -> None:
         """What work costs on this hardware, among so many ranks."""
