@@ -32,6 +32,7 @@ class SimDevice(Tells):
     """A `Device` whose ranks other than 0 exist only as costs."""
 
     name = "sim"
+    tracing_is_free = True
 
     def __init__(self, config: Config, placement: Placement) -> None:
         assert config.hardware is not None, "a simulated configuration names its hardware"
