@@ -36,8 +36,8 @@ _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 DEFINITIONS = (
     (
         "step time",
-        "Median of the timed steps, slowest rank. Breakdown and overlap come from the trace: on real devices of a "
-        "separate step, on simulated ones of the last timed step.",
+        "Median of the timed steps, slowest rank. Breakdown and overlap come from the trace: on real devices "
+        "of a separate step, on simulated ones of the last timed step.",
     ),
     (
         "compute only, overlapped, exposed, idle",
