@@ -1,6 +1,7 @@
 """The worker: one rank of one configuration, on whatever device the configuration names.
 
     build, wrap, optimizer ─> settle ─> warm-up ─> timed steps (no profiler) ─> traced steps ─> record
+                                                   one pass where tracing is free (`measuring/traced.py`)
 
 Nothing here knows which device it runs on; `devices/` answers that. Started by `launch/`, or by hand through
 torchrun (`torchrun ... -m fsdpbench.worker CONFIG.json FOLDER`).
@@ -29,8 +30,9 @@ from fsdpbench.devices.base import Captures, Device, HasTrainer, Placement, Tell
 from fsdpbench.errors import BenchError
 from fsdpbench.files.reading import read_json_object
 from fsdpbench.measuring.soak import ShapedBatches, Soak, mean_flops, mean_tokens, shapes_of
+from fsdpbench.measuring.traced import time_and_trace
 from fsdpbench.measuring.training import Batch, TrainingLoop
-from fsdpbench.measuring.warmup import TimedSteps, time_steps, warm_up
+from fsdpbench.measuring.warmup import TimedSteps, warm_up
 from fsdpbench.measuring.watched_settings import unread_settings, watched
 from fsdpbench.results.records import RankRecord, Status, compiled_graphs, trace_path
 from fsdpbench.systems import BuildContext, get_system, software_of
@@ -93,11 +95,11 @@ def _measure(config: Config, placement: Placement, device: Device, record: RankR
     warming = TimedSteps(timed_step, device.take_memory)
     warm = warm_up(config.measurement, warming.run, device.has_settled, warming.retried)
     steps = TimedSteps(timed_step, device.take_memory, record.step_times_s)
-    warm = time_steps(config.measurement, warm, steps)
+    path = trace_path(folder, placement.rank)
+    profiled_s = record.profiler_step_times_s
+    warm = time_and_trace(config.measurement, warm, steps, device, loop.step, path, profiled_s)
     record.warmup_times_s, record.warmup_stable = warm.times_s, warm.stable
     if config.measurement.traced_steps:
-        path = trace_path(folder, placement.rank)
-        _trace(config.measurement.traced_steps, device, loop, record, path)
         record.trace = path.relative_to(folder).as_posix()
         if isinstance(device, TellsTraffic):
             record.memory_traffic = device.memory_traffic(config.measurement.traced_steps)
@@ -187,14 +189,6 @@ def _buffer_rows(workload: Workload, tokens: int, forwards: int) -> dict[str, fl
     """Of a rank's step: what a capacity drops and computes for nothing."""
     rows = workload.buffer_rows(tokens) if isinstance(workload, HasBuffers) else None
     return None if rows is None else {name: forwards * n for name, n in rows._asdict().items()}
-
-
-def _trace(steps: int, device: Device, loop: TrainingLoop, record: RankRecord, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with device.trace(path) as tracer:
-        for _ in range(steps):
-            record.profiler_step_times_s.append(device.timed_step(loop.step))
-            tracer.step()
 
 
 def _fill_constants(config: Config, workload: Workload, device: Device, record: RankRecord) -> None:

@@ -34,7 +34,7 @@ def hta_overlap(traces: Mapping[int, Path | str]) -> dict[int, float]:
     """Overlap fraction by rank as HTA computes it, to its precision of 0.0001.
 
     Args:
-        traces: trace file by rank; each must hold at least two `ProfilerStep#` annotations and a collective.
+        traces: trace file by rank; each must hold a `ProfilerStep#` annotation and a collective.
 
     Raises:
         HtaMissingError: the extra `hta` is not installed.

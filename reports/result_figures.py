@@ -1,4 +1,4 @@
-"""The figures of a result, from the ranks' records (untraced times, memory, FLOPs) and the traces' analysis.
+"""The figures of a result, from the ranks' records (times, memory, FLOPs) and the traces' analysis.
 
 tflops_per_gpu          = model FLOPs of a step and rank / step_time_s / 1e12
 hardware_tflops_per_gpu = the same with recomputation
@@ -42,7 +42,7 @@ def result_figures(records: Sequence[Record], analysis: Analysis) -> dict[str, A
         records: one object a rank (`rank{r}_record.json`).
         analysis: of the same ranks' traces, one configuration.
 
-    Times are those of the slowest rank: the median of its untraced steps, and its mean traced step, whose
+    Times are those of the slowest rank: the median of its timed steps, and its mean traced step, whose
     parts sum to it in whole nanoseconds. Memory peaks are the greatest over ranks and steps.
     """
     step_time = _step_time(records)

@@ -28,6 +28,7 @@ class Metric:
     it.
 
     measured_only: says nothing more where a step is exact.  of_samples: a list, of which the least counts.
+    of_trace: counted over all traced steps, and compared as that of a mean one.
     least, most: what no training step goes beyond.
     """
 
@@ -37,6 +38,7 @@ class Metric:
     worse: Worse
     measured_only: bool = False
     of_samples: bool = False
+    of_trace: bool = False
     least: float = 0.0
     most: float = LARGEST
 
@@ -44,11 +46,23 @@ class Metric:
         """The figure in `result`: `None` where it is not known, `Unusable` where it cannot be one."""
         if self.measured_only and result.get("device") == "sim":
             return None
-        return self.checked(total([_figure_at(result, path, self.of_samples) for path in self.paths]))
+        found = total([_figure_at(result, path, self.of_samples) for path in self.paths])
+        if self.of_trace and isinstance(found, int | float):
+            steps = _traced_steps(result)
+            found = found // steps if found % steps == 0 else found / steps
+        return self.checked(found)
 
     def checked(self, value: object) -> Figure:
         """`value` as this figure."""
         return figure_from(value, self.least, self.most)
+
+
+def _traced_steps(result: Mapping[str, Any]) -> int:
+    """1 where the result does not say."""
+    value: Any = result
+    for key in ("config", "measurement", "traced_steps"):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, int) and value > 0 else 1
 
 
 def _figure_at(result: Mapping[str, Any], path: tuple[str, ...], of_samples: bool) -> Figure:
@@ -80,6 +94,10 @@ def _metric(
     most: float = LARGEST,
 ) -> Metric:
     return Metric(name, (path or (name,),), unit, worse, least=least, most=most)
+
+
+def _of_gathers(name: str, key: str, worse: Worse) -> Metric:
+    return Metric(name, (("late_all_gathers", key),), "", worse, of_trace=True)
 
 
 def _peak(kind: str) -> Metric:
@@ -120,8 +138,8 @@ METRICS: dict[str, Metric] = {
         *_collective("all_gather"),
         *_collective("reduce_scatter"),
         *_collective("all_reduce"),
-        _metric("prefetched_all_gathers", "", "late_all_gathers", "prefetched", worse=Worse.LOWER),
-        _metric("late_all_gathers", "", "late_all_gathers", "late"),
+        _of_gathers("prefetched_all_gathers", "prefetched", Worse.LOWER),
+        _of_gathers("late_all_gathers", "late", Worse.HIGHER),
         _metric("kernels", "", "work", "kernels", least=_SOME),
         _metric("copies", "", "work", "copies"),
         _metric("limiter_waits", "", "work", "limiter_waits", worse=Worse.NEITHER),

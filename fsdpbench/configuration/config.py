@@ -35,7 +35,8 @@ class Measurement:
 
     The warm-up takes `warmup_steps`, and continues until steps have settled, `most_warmup_steps` at most.
     Where they have not by then, `most_timed_steps` are timed instead of `timed_steps` (0: no more).
-    Without `traced_steps` there is no trace, and nothing that is read from it.
+    Without `traced_steps` there is no trace, and nothing that is read from it. Where tracing takes no time
+    (`sim`), the last timed steps are the traced ones; if there are fewer, more are traced.
     """
 
     warmup_steps: int
@@ -54,9 +55,9 @@ class Measurement:
 
     @classmethod
     def default_for(cls, device: str) -> Measurement:
-        """A simulated step is exact, so few are needed; a real one is not. HTA wants two traced steps."""
+        """A simulated step is exact, so few are needed; a real one is not."""
         if device == "sim":
-            return cls(2, 1, 2, timeout_s=300.0, most_warmup_steps=12, most_timed_steps=8)
+            return cls(2, 1, 1, timeout_s=300.0, most_warmup_steps=12, most_timed_steps=8)
         return cls(warmup_steps=3, timed_steps=5, traced_steps=2, timeout_s=600.0, most_warmup_steps=12)
 
 

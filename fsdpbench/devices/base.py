@@ -103,6 +103,8 @@ class Device(Protocol):
 
     name: str
     torch_device: torch.device
+    tracing_is_free: bool
+    """Whether a traced step takes what it takes without a trace: timed steps are then traced as they run."""
 
     def open(self) -> None:
         """Make the device and the default process group ready."""

@@ -34,6 +34,7 @@ class CpuDevice:
     """A `Device` on this process's CPU. There is no allocator to ask, so memory is unknown."""
 
     name = "cpu"
+    tracing_is_free = False
 
     def __init__(self, config: Config, placement: Placement) -> None:
         self.torch_device = torch.device("cpu")

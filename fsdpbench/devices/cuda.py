@@ -31,6 +31,7 @@ class CudaDevice:
     """
 
     name = "cuda"
+    tracing_is_free = False
 
     def __init__(self, config: Config, placement: Placement) -> None:
         self.torch_device = torch.device("cuda", placement.local_rank)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class SimDevice(Tells):
     """A `Device` whose ranks other than 0 exist only as costs."""
 
     name = "sim"
+    tracing_is_free = True
 
     def __init__(self, config: Config, placement: Placement) -> None:
         assert config.hardware is not None, "a simulated configuration names its hardware"
@@ -42,6 +43,7 @@ class SimDevice(Tells):
         self._report_out_of_memory: Callable[[str], None] | None = None
         self._readings = AllocatorReadings()
         self._retried: list[bool] = []
+        self._idle_at = -1
         self.line: Lines | None = None
         self._graph: GraphSession | None = None
 
@@ -104,15 +106,17 @@ class SimDevice(Tells):
 
     def timed_step(self, step: Callable[[], object]) -> float:
         simulation = self._open_simulation()
-        simulation.drain()
+        if simulation.cpu_ns() != self._idle_at:  # a wait takes time, which would be that of the traced step
+            simulation.drain()
         start, retries = simulation.cpu_ns(), _retries()
         if self._graph is None:
             step()
         else:
             self._graph.run(step)
         simulation.drain()
+        self._idle_at = simulation.cpu_ns()
         self._retried.append(_retries() > retries)
-        return (simulation.cpu_ns() - start) / 1e9
+        return (self._idle_at - start) / 1e9
 
     def has_settled(self, times_s: Sequence[float]) -> bool:
         """Steps are exact; only an allocator that retries may still be on its way to segments that fit."""
@@ -130,8 +134,12 @@ class SimDevice(Tells):
         refusal = _why_all_execute(self._config, self._what_if)
         return refusal or ReplaySession(self._open_simulation().accelerator, kinds)
 
-    def trace(self, path: Path) -> AbstractContextManager[Tracer]:
-        return self._open_simulation().trace(path)
+    @contextmanager
+    def trace(self, path: Path) -> Iterator[Tracer]:
+        simulation = self._open_simulation()
+        with simulation.trace(path) as tracer:
+            self._idle_at = simulation.cpu_ns()
+            yield tracer
 
     def loss_value(self, loss: torch.Tensor) -> float | None:
         return None

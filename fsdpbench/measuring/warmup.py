@@ -47,6 +47,10 @@ class TimedSteps(Generic[Memory]):
         self.memory.append(self.take_memory())
         return self.times_s[-1]
 
+    def run_many(self, count: int) -> None:
+        for _ in range(count):
+            self.run()
+
     def retried(self, last: int) -> bool:
         """Whether the allocator retried in one of the `last` steps."""
         return any(memory is not None and memory.alloc_retries > 0 for memory in self.memory[-last:])
@@ -88,16 +92,22 @@ def warm_up(
     return WarmUp(times, has_settled(times) and not retried(WINDOW))
 
 
-def time_steps(measurement: Measurement, warm: WarmUp, steps: TimedSteps[Memory]) -> WarmUp:
-    """Run the timed steps; the warm-up, found not to be stable where one of them retried.
+def time_steps(
+    measurement: Measurement,
+    warm: WarmUp,
+    steps: TimedSteps[Memory],
+    run: Callable[[int], None] | None = None,
+) -> WarmUp:
+    """Run the timed steps; the warm-up, found not to be stable where one of them retried. `run` runs so many
+    of `steps` (default: and does nothing else).
 
     Ranks that measure all take as many: `most_timed_steps` is of simulated runs, whose rank 0 runs alone.
     """
-    wanted = warm.steps_to_time(measurement)
-    for _ in range(wanted):
-        steps.run()
+    run, wanted = run or steps.run_many, warm.steps_to_time(measurement)
+    run(wanted)
     if not steps.retried(wanted):
         return warm
-    for _ in range(measurement.most_timed_steps - wanted):
-        steps.run()
+    more = measurement.most_timed_steps - wanted
+    if more > 0:
+        run(more)
     return WarmUp(warm.times_s, stable=False)

@@ -44,7 +44,7 @@ class Accelerator:
     ``stream`` is the number of the current stream. ``unknown_operators`` counts launches of operators that no
     cost model knows (they were costed by their bytes). ``flops`` counts matrix products and ``jitter`` delays
     collectives; both are None unless asked for. ``collectives_on_own_streams``: as before torch 2.8.
-    ``bytes_traced``: read and written, while a trace is taken, by kernels that memory limits.
+    ``bytes_traced``: read and written, in the last trace, by kernels that memory limits.
     ``undo_software`` takes back what the software profile has put in place.
 
     ``known_values`` counts storages of which the values are known, ``follows_numbers`` says whether those

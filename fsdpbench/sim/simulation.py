@@ -257,6 +257,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
         self._accelerator.listen(self._report_memory)
         self._accelerator.allocator.device.call_listener = self._accelerator.trace.runtime
         set_is_profiler_enabled(True)
+        self._accelerator.bytes_traced = 0
         self._step_start = self._accelerator.timeline.cpu
         return self
 

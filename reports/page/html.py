@@ -36,7 +36,8 @@ _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 DEFINITIONS = (
     (
         "step time",
-        "Median of the untraced steps, slowest rank. Breakdown and overlap come from a separate traced step.",
+        "Median of the timed steps, slowest rank. Breakdown and overlap come from the trace: on real devices "
+        "of a separate step, on simulated ones of the last timed step.",
     ),
     (
         "compute only, overlapped, exposed, idle",

@@ -95,10 +95,12 @@ def _systems(space: Space, once: Space) -> Iterator[tuple[str, Space]]:
 
 def sample(points: Sequence[Config], count: int, seed: int) -> list[Config]:
     """`count` of `points`, in their order. A larger sample of the same seed holds the smaller one, so that
-    what has run already stays part of it."""
+    what has run already stays part of it; how points are measured does not decide which are drawn."""
 
     def drawn(config: Config) -> bytes:
-        text = json.dumps([seed, config.to_dict()], sort_keys=True, default=str)
+        point = config.to_dict()
+        del point["measurement"]
+        text = json.dumps([seed, point], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).digest()
 
     chosen = set(sorted(range(len(points)), key=lambda index: drawn(points[index]))[:count])

@@ -30,7 +30,7 @@ def sections(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -
             "Where the step goes",
             "Step breakdown",
             "One bar a configuration, by its place. A click on a bar shows its timeline. Places are by the "
-            "untraced steps; with allocator retries a traced step may last longer or shorter than those.",
+            "timed steps; with allocator retries the traced step may be longer or shorter than their median.",
         ),
         (
             charts.throughput_against_memory(ranked, varying, metric),

@@ -10,6 +10,7 @@ import pytest
 
 from fsdpbench.check.compare import compare
 from fsdpbench.check.diagnosis import diagnose
+from fsdpbench.check.metrics import figures_of
 from fsdpbench.check.outcomes import Verdict
 from fsdpbench.check.records.baseline import Baseline, Figures, FigureSet, torch_minor
 from fsdpbench.check.records.entries import Entry, entry_of
@@ -192,3 +193,18 @@ def test_retries_are_named_and_what_moves_beside_them_is_not() -> None:
     findings = diagnose(compare({"a": an_entry()}, {"a": after}, Thresholds()))
     assert [finding.cause for finding in findings] == ["more_retries"]
     assert findings[0].sentence.startswith("1 more allocator retry a step: memory is short")
+
+
+def test_all_gathers_of_a_trace_are_compared_as_those_of_a_step() -> None:
+    """A trace of two steps holds twice as many as one of a single step; neither is worse."""
+    by_steps = {
+        steps: figures_of(
+            {
+                "config": {"measurement": {"traced_steps": steps}},
+                "late_all_gathers": {"prefetched": steps * 8, "late": steps * 3},
+            }
+        )
+        for steps in (1, 2)
+    }
+    assert by_steps[1] == by_steps[2]
+    assert (by_steps[2]["prefetched_all_gathers"], by_steps[2]["late_all_gathers"]) == (8, 3)

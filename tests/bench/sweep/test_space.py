@@ -97,8 +97,8 @@ def test_conditions_in_toml_are_those_of_the_command_line(tmp_path: Path) -> Non
 def test_a_sample_depends_on_its_seed_alone_and_grows_by_adding() -> None:
     lists: dict[str, list[Any]] = {"batch": list(range(1, 11)), "wrap": ["block", "root"]}
 
-    def drawn(count: int, seed: int = 0) -> set[str]:
-        made = request({"max_points": count, "sample_seed": seed, "system": "impl-fsdp2"}, **lists)
+    def drawn(count: int, seed: int = 0, **more: Any) -> set[str]:
+        made = request({"max_points": count, "sample_seed": seed, "system": "impl-fsdp2", **more}, **lists)
         plan = made.plan()
         assert len(plan.points) == min(count, 20)
         assert bool(plan.notes) == (count < 20)
@@ -107,6 +107,7 @@ def test_a_sample_depends_on_its_seed_alone_and_grows_by_adding() -> None:
     assert drawn(5) == drawn(5)
     assert drawn(5) < drawn(9) < drawn(25)
     assert drawn(5) != drawn(5, seed=1)
+    assert drawn(5) == drawn(5, timeout=77.0)
 
 
 @pytest.mark.parametrize(
