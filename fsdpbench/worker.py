@@ -144,7 +144,7 @@ def _soak(
     assert config.soak is not None
     settings, shapes = config.settings, shapes_of(config)
     in_full = software_of(config).checkpointing.reentrant
-    model, hardware = mean_flops(workload, shapes, settings.activation_checkpointing, in_full)
+    model, hardware = mean_flops(workload, shapes, settings.recomputed, in_full)
     group, tokens = Degrees.of(config).group, mean_tokens(shapes)
     record.flops_per_step = {"model": model / group, "hardware": hardware / group}
     record.tokens_per_step = None if tokens is None else _share(tokens, group)
@@ -195,7 +195,7 @@ def _fill_constants(config: Config, workload: Workload, device: Device, record: 
     settings, group = config.settings, Degrees.of(config).group
     seq = workload.resolve_seq(settings.seq)
     in_full = software_of(config).checkpointing.reentrant
-    flops = workload.flops_per_step(settings.batch, seq, settings.activation_checkpointing, in_full)
+    flops = workload.flops_per_step(settings.batch, seq, settings.recomputed, in_full)
     record.flops_per_step = {
         # As floats: a large batch has more than 2^63 of them, and no reader takes such an integer.
         "model": float(flops.model * settings.grad_accum) / group,

@@ -59,29 +59,35 @@ class ActivationCheckpointing:
     """Which blocks are checkpointed: none (`every` = 0), or blocks 0, `every`, 2 x `every`, ...
 
     `keeps_every`: a checkpointed block keeps what attention gave, and products 0, `keeps_every`,
-    2 x `keeps_every`, ... of those with weights; 0: nothing but its input.
+    2 x `keeps_every`, ... of those with weights; 0: nothing but its input. `first`: in the first so many
+    blocks of a stack alone. `head`: a token model's logits are computed again too (`linear_loss.py`).
     """
 
     every: int = 0
     keeps_every: int = 0
+    first: int | None = None
+    head: bool = False
 
     @classmethod
     def parse(cls, text: str) -> ActivationCheckpointing:
-        """From the setting's value: `none`, `full`, `every-K`, `op` or `op-every-K`.
+        """From a text: `none`, `full`, `every-K`, `op` or `op-every-K`; behind it `:N` for the first N blocks
+        of a stack alone, and `+head` for the logits.
 
         Raises:
             WorkloadError: it is none of these.
         """
-        if text in _NAMED:
-            return cls(*_NAMED[text])
-        match = re.fullmatch(r"(op-)?every-([1-9]\d*)", text)
+        match = re.fullmatch(r"(none|full|op|(op-)?every-([1-9]\d*))(:([1-9]\d*))?(\+head)?", text)
         if match is None:
             raise WorkloadError(
                 f"activation_checkpointing '{text}' is not known: use none, full, every-K (K from 1), op or "
                 "op-every-K"
             )
-        number = int(match.group(2))
-        return cls(1, number) if match.group(1) else cls(number)
+        kind, by_operator, number, _, first, head = match.groups()
+        if kind in _NAMED:
+            every, keeps_every = _NAMED[kind]
+        else:
+            every, keeps_every = (1, int(number)) if by_operator else (int(number), 0)
+        return cls(every, keeps_every, int(first) if first else None, bool(head))
 
     @property
     def by_operator(self) -> bool:
@@ -94,7 +100,7 @@ class ActivationCheckpointing:
 
     def applies_to(self, index: int) -> bool:
         """Whether block number `index` is checkpointed."""
-        return self.every > 0 and index % self.every == 0
+        return self.every > 0 and index % self.every == 0 and (self.first is None or index < self.first)
 
 
 _NAMED = {"none": (0, 0), "full": (1, 0), "op": (1, 2)}

@@ -62,7 +62,8 @@ class ForwardFlops:
 
     Fields: `stacks`: the blocks, in stacks that checkpointing counts one by one; `rest`: what is outside of
     them; `first`: of all, products whose input needs no gradient; `frozen`: products whose weight needs none;
-    `empty`: forward and backward of places of experts' buffers that hold no row, which no model needs.
+    `empty`: forward and backward of places of experts' buffers that hold no row, which no model needs;
+    `head`: of `rest`, the product that gives a token model's logits.
     """
 
     stacks: Sequence[Sequence[BlockFlops]]
@@ -70,6 +71,7 @@ class ForwardFlops:
     first: int = 0
     frozen: int = 0
     empty: int = 0
+    head: int = 0
 
     def training(self, checkpointing: ActivationCheckpointing, in_full: bool = False) -> Flops:
         """Forward and backward pass. `in_full`: checkpoints recompute also what backward does not need, as
@@ -82,4 +84,5 @@ class ForwardFlops:
             for index, block in enumerate(stack)
             if checkpointing.applies_to(index)
         )
+        again += self.head if checkpointing.head else 0
         return Flops(model=computed - self.empty, hardware=computed + again)

@@ -4,6 +4,7 @@ after a build on `meta`, and the loss of token models."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ class Projection(nn.Linear):
     def __init__(self, in_features: int, out_features: int, bias: bool, std: float = WEIGHT_STD) -> None:
         self.std = std  # before super().__init__, which calls reset_parameters
         super().__init__(in_features, out_features, bias)
+
+    def forward(self, x: Tensor, loss: Callable[..., Tensor] | None = None) -> Tensor:
+        """The product. Of an lm head also what `loss` makes of input, weight and bias: by a call of the
+        module, so that a unit's hooks run."""
+        return super().forward(x) if loss is None else loss(x, self.weight, self.bias)
 
     def reset_parameters(self) -> None:
         _draw(self.weight, self.std)
@@ -47,9 +53,32 @@ def _draw(weight: Tensor, std: float) -> None:
 
 
 class ComputesTokenLoss:
-    """A module whose forward ends in `token_loss`, or in what was compiled of it."""
+    """A module whose forward ends in `token_loss`, in what was compiled of it, or in a loss that has the lm
+    head inside (`linear_loss.py`)."""
 
     compiled_loss: Callable[[Tensor, Tensor, bool], Tensor] | None = None
+    linear_loss: Callable[..., Tensor] | None = None
+    lm_head: nn.Module
+
+    def logits_or_loss(
+        self,
+        hidden: Tensor,
+        targets: Tensor | None,
+        in_fp32: bool,
+        of_logits: Callable[[Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Logits of `hidden` [batch, seq, d_model], or with `targets` their loss. `of_logits`: what follows
+        the product."""
+        if targets is not None and self.linear_loss is not None:
+            loss = partial(self.linear_loss, targets=targets, in_fp32=in_fp32, of_logits=of_logits)
+            result: Tensor = self.lm_head(hidden, loss=loss)
+            return result
+        logits: Tensor = self.lm_head(hidden)
+        if of_logits is not None:
+            logits = of_logits(logits)
+        if targets is None:
+            return logits
+        return (self.compiled_loss or token_loss)(logits, targets, in_fp32)
 
 
 def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:

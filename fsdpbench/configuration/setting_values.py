@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from fsdpbench.configuration.numbers import LARGEST_INTEGER, finite_number, whole_number
 
-Value = int | str | bool | None
+Value = int | float | str | bool | None
 MOST_OF_A_SIZE = 2**31 - 1
 """Samples, tokens, units and ranks are sizes of tensors and of lists; a seed may be larger."""
 
@@ -18,6 +18,14 @@ def whole(minimum: int, most: int = MOST_OF_A_SIZE) -> Callable[[str], Value]:
         return whole_number(text, minimum, most)
 
     return parse
+
+
+def positive(text: str) -> Value:
+    """A finite number above 0."""
+    number = finite_number(text)
+    if number <= 0:
+        raise ValueError("a number above 0")
+    return number
 
 
 def one_of(*choices: str) -> Callable[[str], Value]:

@@ -21,6 +21,8 @@ SETTINGS: dict[str, Setting] = {setting.name: setting for setting in TABLE}
 _NEWER = frozenset(
     {
         "activation_offload",
+        "checkpoint_first",
+        "clip",
         "compile_loss",
         "graph",
         "implementation",
@@ -30,7 +32,7 @@ _NEWER = frozenset(
         "lora_base",
         "lora_targets",
     }
-    | {"symmetric_memory", "optimizer_dtype", "tp", "cp", "ep"}
+    | {"symmetric_memory", "optimizer_dtype", "tp", "cp", "ep", "norm", "rotary", "loss"}
 )
 """Settings that older records lack; what they ran is the default."""
 
@@ -59,10 +61,12 @@ class Settings:
     reduce_dtype: str | None
     buffer_dtype: str | None
     activation_checkpointing: str
+    checkpoint_first: int | None
     activation_offload: bool
     cpu_offload: bool
     optimizer: str
     optimizer_dtype: str | None
+    clip: float | None
     zero_grad: str
     lora: int
     lora_targets: str
@@ -70,6 +74,9 @@ class Settings:
     tp: int
     cp: int
     ep: int
+    norm: str
+    rotary: str
+    loss: str
     implementation: str
     compile: bool
     compile_loss: bool
@@ -95,6 +102,12 @@ class Settings:
 
     def to_dict(self) -> dict[str, Value]:
         return {name: getattr(self, name) for name in SETTINGS}  # `asdict` copies what needs no copy
+
+    @property
+    def recomputed(self) -> str:
+        """What backward computes again, as workloads take it: `full`, `full:8` (of 8 blocks), `none+head`."""
+        first = "" if self.checkpoint_first is None else f":{self.checkpoint_first}"
+        return f"{self.activation_checkpointing}{first}{'+head' if self.loss == 'chunked' else ''}"
 
     def changed(self, **values: Value) -> Settings:
         return dataclasses.replace(self, **values)  # type: ignore[arg-type]

@@ -39,6 +39,9 @@ class TrainingLoop:
             sync = is_last or settings.grad_sync == "every"
             with self.system.microbatch(self.model, sync=sync), self.around_microbatch():
                 self._forward_backward(settings.grad_accum, is_last)
+        if settings.clip is not None:
+            with record_function("clip"):
+                self.system.clip(self.model, settings.clip)
         with record_function("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=settings.zero_grad == "release")

@@ -6,6 +6,7 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.sim.software import load_software
 from fsdpbench.systems.dtypes import TORCH_DTYPES
+from fsdpbench.systems.model_code import code_of_model
 from fsdpbench.workloads import Workload, WorkloadError, get_workload
 from fsdpbench.workloads.adapters.lora import Lora, LoraWorkload
 from fsdpbench.workloads.families import llama
@@ -33,9 +34,13 @@ def adapted(workload: Workload, settings: Settings) -> Workload:
 
 
 def workload_of(config: Config) -> Workload:
-    """The workload that `config` trains; what its shape does not give is as its software has it."""
+    """The workload that `config` trains. Its code is as the settings say, else as the shape says, else as its
+    software has it."""
     workload = get_workload(config.model, shape=dict(config.shape_given) or None)
     of_software = load_software(config.software).of_llamas if config.software else {}
-    if of_software and workload.family == llama.FAMILY:
-        workload = get_workload(config.model, shape={**of_software, **config.shape_given})
+    if workload.family != llama.FAMILY:
+        of_software = {}
+    of_settings = code_of_model(workload, config.settings)
+    if of_software or of_settings:
+        workload = get_workload(config.model, shape={**of_software, **config.shape_given, **of_settings})
     return adapted(workload, config.settings)

@@ -24,11 +24,12 @@ from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.sim.software import CURRENT
 from fsdpbench.systems.activations import refuse_offload
 from fsdpbench.systems.adapted import workload_of
+from fsdpbench.systems.clipping import clip_gradients
 from fsdpbench.systems.graphs import refuse_graph
+from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, use_linear_loss
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.systems.software import refused_by_software
 from fsdpbench.workloads import Workload
-from fsdpbench.workloads.base import TokenWorkload
 from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
 
 SWITCHES_OFF = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
@@ -52,10 +53,9 @@ class BuildContext:
         settings = self.config.settings
         torch.manual_seed(settings.seed)
         with torch.device("meta" if self.deferred else self.device):
-            return self.workload.build(
-                activation_checkpointing=settings.activation_checkpointing,
-                seq=settings.seq,
-            )
+            model = self.workload.build(activation_checkpointing=settings.recomputed, seq=settings.seq)
+        use_linear_loss(model, settings)
+        return model
 
     @property
     def shard_size(self) -> int:
@@ -99,7 +99,7 @@ class System(ABC):
             known = ", ".join(sorted(self.devices))
             return {"device": f"it runs on {known}, not on {config.device}"}
         refused = {**refused_by_software(config), **self._refuses_parallel(config), **self.refuses(config)}
-        refused |= refuse_graph(config)
+        refused |= refuse_graph(config) | refuse_model_code(workload_of(config), config.settings)
         if config.settings.compile and config.sanitize:
             # Dynamo compiles nothing while somebody sees every operator, and says nothing of it.
             refused["compile"] = "the sanitizer follows eager programs: leave --sanitize or compile out"
@@ -155,6 +155,10 @@ class System(ABC):
         """Entered around one microbatch; with `sync` False its gradients stay local."""
         return nullcontext()
 
+    def clip(self, model: nn.Module, largest: float) -> None:
+        """Clip the norm of all gradients, those of other ranks included."""
+        clip_gradients(model.parameters(), largest)
+
     def backward(self, model: nn.Module, loss: torch.Tensor, *, is_last: bool) -> None:
         """Backward of one microbatch, whose loss is scaled already; `is_last`: the step's last one."""
         loss.backward()
@@ -194,7 +198,7 @@ def refuse_common(config: Config) -> dict[str, str]:
 def _refuse_compiled_loss(config: Config) -> dict[str, str]:
     if not config.settings.compile:
         return {"compile_loss": "it belongs to compile, which is off"}
-    if not isinstance(workload_of(config), TokenWorkload):
+    if not has_token_loss(workload_of(config)):
         return {"compile_loss": f"{config.model} has no loss of tokens to compile"}
     return {}
 

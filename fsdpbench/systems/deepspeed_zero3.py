@@ -42,6 +42,7 @@ class DeepSpeedZero3(System):
         "symmetric_memory": "it belongs to fully_shard (set_symm_mem_for_comm)",
         "keep_last_unsharded": "ZeRO-3 decides by size what stays gathered",
         "activation_offload": "the bench offloads activations of FSDP's units",
+        "clip": "the bench gives ZeRO-3 no gradient_clipping",
         "optimizer_dtype": "the bench gives ZeRO-3 torch's own AdamW",
         "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
         "lora": "the bench does not build adapters under DeepSpeed's partitioning",

@@ -80,6 +80,9 @@ class _FlatParameterSystem(System):
     def microbatch(self, model: Any, *, sync: bool) -> AbstractContextManager[object]:
         return nullcontext() if sync else model.no_sync()
 
+    def clip(self, model: Any, largest: float) -> None:
+        model.clip_grad_norm_(largest)
+
     def absent_settings(self, config: Config) -> dict[str, str]:
         return {**self._absent_always, **self.absent}
 

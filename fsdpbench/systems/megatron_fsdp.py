@@ -42,6 +42,7 @@ class MegatronFsdp(System):
         "symmetric_memory": "it belongs to fully_shard (set_symm_mem_for_comm)",
         "keep_last_unsharded": "Megatron-FSDP decides by size what stays gathered",
         "activation_offload": "the bench offloads activations of FSDP's units",
+        "clip": "the bench clips no gradients of Megatron-FSDP",
         "optimizer_dtype": "the bench gives Megatron-FSDP torch's own AdamW",
         "buffer_dtype": "Megatron-FSDP leaves buffers in the dtype of the model",
         "lora": "the bench's Megatron-FSDP casts the whole model, adapters too",

@@ -40,7 +40,11 @@ def test_more_checkpointing_keeps_less(one_batch):
 
 
 @pytest.mark.parametrize(
-    ("value", "blocks"), [("none", []), ("full", [0, 1, 2, 3, 4]), ("every-2", [0, 2, 4]), ("every-9", [0])]
+    ("value", "blocks"),
+    [
+        *[("none", []), ("full", [0, 1, 2, 3, 4]), ("every-2", [0, 2, 4]), ("every-9", [0])],
+        *[("full:2", [0, 1]), ("every-2:3", [0, 2]), ("full:9+head", [0, 1, 2, 3, 4]), ("none+head", [])],
+    ],
 )
 def test_which_blocks(value, blocks):
     checkpointing = ActivationCheckpointing.parse(value)
@@ -98,7 +102,9 @@ def test_what_is_computed_again(value, again):
     assert len(backward.sizes) == len(again) + 2 * len(widths)
 
 
-@pytest.mark.parametrize("value", ["all", "every-0", "every-", "every-2x", "op-2", "op-every-0", ""])
+@pytest.mark.parametrize(
+    "value", ["all", "every-0", "every-", "every-2x", "op-2", "op-every-0", "", "full:0", "full:", "+head"]
+)
 def test_unknown_value_is_refused(value, tiny):
     with pytest.raises(WorkloadError, match=r"use none, full, every-K .* op or op-every-K"):
         tiny.build(value)

@@ -92,7 +92,7 @@ class AdaptedProjection(Projection):
         nn.init.normal_(self.lora_a, std=1 / math.sqrt(self.in_features))
         nn.init.zeros_(self.lora_b)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # is no lm head
         bias = None if self.bias is None else held(self.bias)
         if bias is not None and self.bias_share != 1.0:  # the shares of several ranks are added up
             bias = bias * self.bias_share
@@ -238,7 +238,7 @@ class LoraWorkload(Workload):
             adapted.append(walk.block(block, self._products.products(layer)))
             learns, frozen, first = walk.learns, frozen + walk.frozen, first + walk.first
             empty += block.empty * (2 if learns else 1)  # forward, and the gradient of the input
-        return ForwardFlops([adapted], rest=plain.rest, first=first, frozen=frozen, empty=empty)
+        return ForwardFlops([adapted], plain.rest, first, frozen, empty, plain.head)
 
     def buffer_rows(self, tokens: int) -> BufferRows | None:
         return self._base.buffer_rows(tokens) if isinstance(self._base, HasBuffers) else None

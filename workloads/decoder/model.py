@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,7 +15,7 @@ from fsdpbench.workloads.decoder.feed_forward import DecoderFeedForward
 from fsdpbench.workloads.decoder.norms import make_norm
 from fsdpbench.workloads.decoder.rotary import Rope, rotary_tables
 from fsdpbench.workloads.decoder.shape import DecoderShape
-from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection, token_loss
+from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection
 
 
 class DecoderBlock(CheckpointedBlock):
@@ -90,12 +91,8 @@ class Decoder(ComputesTokenLoss, nn.Module):
         context = self._context(inputs.shape[1], x)
         for block in self.blocks:
             x = block(x, *context)
-        logits: Tensor = self.lm_head(self.final_norm(x))
-        if shape.logit_cap:
-            logits = (logits / shape.logit_cap).tanh() * shape.logit_cap
-        if targets is None:
-            return logits
-        return (self.compiled_loss or token_loss)(logits, targets, shape.fp32_loss)
+        capped = partial(_capped, cap=shape.logit_cap) if shape.logit_cap else None
+        return self.logits_or_loss(self.final_norm(x), targets, shape.fp32_loss, capped)
 
     def _context(self, seq: int, x: Tensor) -> tuple[Tensor | None, ...]:
         """Tables of rotary positions and masks, of full and of sliding layers; what is the same is shared."""
@@ -108,3 +105,8 @@ class Decoder(ComputesTokenLoss, nn.Module):
         if 0 < shape.window < seq and "S" in shape.layer_pattern:
             local_mask = causal_mask(seq, shape.window, x)
         return (*tables, *local, mask, local_mask)
+
+
+def _capped(logits: Tensor, cap: float) -> Tensor:
+    """Logits bent into -cap to cap."""
+    return (logits / cap).tanh() * cap

@@ -130,7 +130,8 @@ class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):
         tokens = batch * seq
         blocks = [self._block_flops(layer, tokens, seq) for layer in range(s.layers)]
         empty = 3 * sum(block.empty for block in blocks)
-        return ForwardFlops([blocks], rest=2 * tokens * s.vocab * s.d_model, empty=empty)
+        head = 2 * tokens * s.vocab * s.d_model
+        return ForwardFlops([blocks], rest=head, empty=empty, head=head)
 
     def buffer_rows(self, tokens: int) -> BufferRows | None:
         s = self._shape

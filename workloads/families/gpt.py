@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection, token_loss
+from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection
 from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.positions import positions
 from fsdpbench.workloads.products import Product
@@ -205,10 +205,7 @@ class GPT(ComputesTokenLoss, nn.Module):
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
             x = block(x)
-        logits: Tensor = self.lm_head(self.final_norm(x))
-        if targets is None:
-            return logits
-        return (self.compiled_loss or token_loss)(logits, targets, self.fp32_loss)
+        return self.logits_or_loss(self.final_norm(x), targets, self.fp32_loss)
 
 
 class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
@@ -279,4 +276,5 @@ class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
             attention=4 * tokens * s.d_model * seq,
             ends_needed=s.dropout > 0,
         )
-        return ForwardFlops([[block] * s.layers], rest=2 * tokens * s.vocab * s.d_model)
+        head = 2 * tokens * s.vocab * s.d_model
+        return ForwardFlops([[block] * s.layers], rest=head, head=head)

@@ -27,7 +27,7 @@ from fsdpbench.workloads.checkpointing import ActivationCheckpointing, Checkpoin
 from fsdpbench.workloads.decoder.norms import DecoderNorm
 from fsdpbench.workloads.errors import ShapeError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection, token_loss
+from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection
 from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.products import Product
 from fsdpbench.workloads.shape import check_divides, check_positive
@@ -201,10 +201,7 @@ class Llama(ComputesTokenLoss, nn.Module):
         tables = rotation.tables(inputs.shape[1], shape.head_width, shape.rope_theta, x)
         for block in self.blocks:
             x = block(x, *tables)
-        logits: Tensor = self.lm_head(self.final_norm(x))
-        if targets is None:
-            return logits
-        return (self.compiled_loss or token_loss)(logits, targets, self.fp32_loss)
+        return self.logits_or_loss(self.final_norm(x), targets, self.fp32_loss)
 
 
 class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
@@ -267,4 +264,5 @@ class LlamaWorkload(Shaped[LlamaShape], NextTokenWorkload):
             products=tuple(2 * tokens * each.inputs * each.outputs for each in self.products(0)),
             attention=4 * tokens * s.d_model * seq,
         )
-        return ForwardFlops([[block] * s.layers], rest=2 * tokens * s.vocab * s.d_model)
+        head = 2 * tokens * s.vocab * s.d_model
+        return ForwardFlops([[block] * s.layers], rest=head, head=head)

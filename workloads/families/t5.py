@@ -29,7 +29,7 @@ from fsdpbench.workloads.checkpointing import ActivationCheckpointing, Checkpoin
 from fsdpbench.workloads.families.t5_shape import T5Shape
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.inputs.data import token_rows
-from fsdpbench.workloads.layers import ComputesTokenLoss, Lookup, Projection, token_loss
+from fsdpbench.workloads.layers import ComputesTokenLoss, Lookup, Projection
 from fsdpbench.workloads.shaped import Shaped
 from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
 
@@ -227,10 +227,8 @@ class T5(ComputesTokenLoss, nn.Module):
     def forward(self, source: Tensor, target_inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         encoded = self.encoder(self.token_embedding(source), source.shape[1])
         decoded = self.decoder(self.token_embedding(target_inputs), target_inputs.shape[1], encoded)
-        logits: Tensor = self.lm_head(decoded if self.logit_scale == 1.0 else decoded * self.logit_scale)
-        if targets is None:
-            return logits
-        return (self.compiled_loss or token_loss)(logits, targets, self.fp32_loss)
+        scaled = decoded if self.logit_scale == 1.0 else decoded * self.logit_scale
+        return self.logits_or_loss(scaled, targets, self.fp32_loss)
 
 
 class T5Workload(Shaped[T5Shape], TokenWorkload):
@@ -330,7 +328,8 @@ class T5Workload(Shaped[T5Shape], TokenWorkload):
         encoder = BlockFlops(attention + feed_forward, scores, ends_needed=random)
         decoder = BlockFlops(attention * 2 + feed_forward, 2 * scores, ends_needed=random)
         stacks = [[encoder] * s.layers, [decoder] * s.layers]
-        return ForwardFlops(stacks, rest=2 * tokens * s.vocab * s.d_model)
+        head = 2 * tokens * s.vocab * s.d_model
+        return ForwardFlops(stacks, rest=head, head=head)
 
     def tokens(self, batch: int, seq: int | None = None) -> int:
         """Source and target tokens."""

@@ -101,6 +101,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
         or config.settings.optimizer == "muon"
         or config.settings.optimizer_dtype is not None
         or config.settings.activation_offload
+        or config.settings.loss in ("chunked", "fused")
         or config.settings.graph != "none"
         or config.settings.symmetric_memory
     ):

@@ -19,8 +19,8 @@ _DEVICE = """
 DEVICE = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
 """
 _OF_THE_SCRIPT = (
-    "seq", "batch", "grad_accum", "grad_sync", "activation_checkpointing", "optimizer", "optimizer_dtype",
-    "zero_grad",
+    "seq", "batch", "grad_accum", "grad_sync", "activation_checkpointing", "checkpoint_first", "optimizer",
+    "optimizer_dtype", "clip", "zero_grad", "norm", "rotary", "loss",
     "lora", "lora_targets", "lora_base", "implementation", "compile", "compile_loss",
 )  # fmt: skip
 

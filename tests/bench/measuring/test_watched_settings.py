@@ -36,6 +36,7 @@ GIVEN: tuple[dict[str, Any], ...] = (
     {"reduce_dtype": "fp32"},
     {"buffer_dtype": "bf16"},
     {"activation_checkpointing": "full"},
+    {"activation_checkpointing": "full", "checkpoint_first": 2},
     {"activation_offload": "true"},
     {"cpu_offload": "true"},
     {"optimizer": "sgd"},

@@ -1,0 +1,83 @@
+"""How a model's code is written (`norm`, `rotary`, `loss`), and what of it is computed again.
+
+These settings change neither parameters nor, but for rounding, results; `rotary` alone pairs other elements
+of a head, which is the same model with its weights in another order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.errors import BenchError
+from fsdpbench.workloads import Workload
+from fsdpbench.workloads.layers import ComputesTokenLoss
+from fsdpbench.workloads.library_model import LIBRARY
+from fsdpbench.workloads.linear_loss import LINEAR_LOSSES
+
+_FIELDS = {"norm": "norms", "rotary": "rotary"}
+"""Settings whose values are those of a field of the shape."""
+_IN_FP32 = {"fp32": True, "lean": False}
+
+
+def has_token_loss(workload: Workload) -> bool:
+    """Whether the model predicts words of a vocabulary."""
+    return "vocab" in workload.shape
+
+
+def code_of_model(workload: Workload, settings: Settings) -> dict[str, Any]:
+    """Fields of the shape that the settings replace; those that the shape does not have are left out."""
+    values: dict[str, Any] = {
+        field: getattr(settings, name)
+        for name, field in _FIELDS.items()
+        if getattr(settings, name) != "model"
+    }
+    if settings.loss in _IN_FP32:
+        values["fp32_loss"] = _IN_FP32[settings.loss]
+    return {field: value for field, value in values.items() if field in workload.shape}
+
+
+def refuse_model_code(workload: Workload, settings: Settings) -> dict[str, str]:
+    """Values that the model has no code for: setting -> reason."""
+    refused: dict[str, str] = {}
+    asked = {name for name in ("norm", "rotary", "loss") if getattr(settings, name) != "model"}
+    if settings.implementation == LIBRARY:
+        asked |= {"checkpoint_first"} if settings.checkpoint_first is not None else set()
+        return dict.fromkeys(asked, f"the library's modules are as they are (implementation={LIBRARY})")
+    for name, field in _FIELDS.items():
+        if name in asked and field not in workload.shape:
+            refused[name] = f"the {workload.family} models here have one way to write it"
+    if "loss" in asked and not has_token_loss(workload):
+        refused["loss"] = f"{workload.name} has no loss of tokens"
+    if settings.loss in LINEAR_LOSSES and "loss" not in refused:
+        refused |= _refuse_linear_loss(workload, settings)
+    if settings.checkpoint_first is not None and settings.activation_checkpointing == "none":
+        refused["checkpoint_first"] = "it belongs to activation_checkpointing, which is off (`none`)"
+    return refused
+
+
+def _refuse_linear_loss(workload: Workload, settings: Settings) -> dict[str, str]:
+    """What the lm head inside of the loss does not go together with."""
+    refused = {}
+    if settings.tp > 1:
+        refused["loss"] = (
+            f"{settings.loss} multiplies with the whole lm head, of which tp gives each rank a part"
+        )
+    if settings.loss == "fused" and workload.shape.get("logit_cap"):
+        refused["loss"] = "fused knows the gradient of plain logits, and this model caps them: use chunked"
+    if settings.compile_loss:
+        refused["compile_loss"] = f"loss={settings.loss} has the lm head inside: leave compile_loss out"
+    return refused
+
+
+def use_linear_loss(model: nn.Module, settings: Settings) -> None:
+    """Have `model` compute lm head and loss together where the settings say so. Raises `BenchError`."""
+    loss = LINEAR_LOSSES.get(settings.loss)
+    if loss is None:
+        return
+    inner = next((module for module in model.modules() if isinstance(module, ComputesTokenLoss)), None)
+    if inner is None:
+        raise BenchError(f"loss={settings.loss}: this model's loss is not `token_loss`; leave loss out")
+    inner.linear_loss = loss
