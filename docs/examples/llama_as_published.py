@@ -2,8 +2,8 @@
 
     fsdpbench run --script docs/examples/llama_as_published.py --gpus 8 -- --norm composed --rotary complex
 
-What these forms cost is the same as with the bench's own model and the settings `norm`, `rotary`, `loss`, `clip`
-and `checkpoint_first` (a test compares them):
+What these forms cost is the same as with the bench's own model and the settings `norm`, `rotary`, `loss`,
+`clip` and `checkpoint_first` (a test compares them):
 
     norm        composed   RMSNorm of operators in fp32: Meta's Llama, TorchTitan until 2025, fms
     rotary      complex    complex numbers in fp32: Meta's Llama, TorchTitan
