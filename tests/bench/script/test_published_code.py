@@ -1,4 +1,4 @@
-"""Published forms of a Llama, as a script, take as long as the bench's model with the settings of their names."""
+"""Published forms of a Llama as a script take as long as the bench's model with settings of their names."""
 
 from __future__ import annotations
 
