@@ -18,6 +18,7 @@ _NEEDED = (
     "fsdpbench.sim.compile.lowering",
     "fsdpbench.sim.compile.random_numbers",
     "fsdpbench.sim.compile.running",
+    "fsdpbench.sim.compile.traces.kept",
 )
 
 

@@ -1,0 +1,81 @@
+"""A frame that Dynamo is to trace, and where its trace lies on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fsdpbench.sim.compile import CACHE_VARIABLE
+from fsdpbench.sim.compile.traces.meaning import digest, of_code
+from fsdpbench.torch_internals import dynamo_config, functorch_config, inductor_config, trace_rules
+
+_FOLDER = "traces"
+_SIMULATOR = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """With its values. `closure`: the cells of its code's free variables."""
+
+    code: types.CodeType
+    f_globals: dict[str, Any]
+    f_locals: dict[str, Any]
+    closure: Any
+
+    def place(self, tag: str, *about: object) -> Path:
+        """The file of its trace. `tag`: what plans depend on. `about`: how it is to be traced.
+
+        What differs without a guard that tells has another place; so has what differs in shapes, so that there
+        is one trace to look at.
+        """
+        parts = (
+            *(torch.__version__, sys.version, sources(), tag, about),
+            *(config.get_hash() for config in (dynamo_config, inductor_config, functorch_config)),
+            *(len(ids.function_ids or ()) for ids in _told_apart()),
+            (of_code(self.code), self.f_globals.get("__name__")),
+            tuple(_shapes(self.f_locals)),
+        )
+        return Path(os.environ[CACHE_VARIABLE]) / _FOLDER / digest(repr(parts).encode())
+
+
+@functools.cache
+def sources() -> str:
+    """The simulator's, as they are when the process, or the server that it is forked from, first asks."""
+    found = hashlib.sha256()
+    for path in sorted(_SIMULATOR.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def _told_apart() -> tuple[Any, Any]:
+    """Functions that the program has had put into graphs as they are, or left out."""
+    return trace_rules._allowed_callable_ids, trace_rules._disallowed_callable_ids
+
+
+def _shapes(values: Any) -> Iterator[object]:
+    """What tells frames of one code apart: tensors' shapes, and what modules consist of."""
+    for name, value in values.items():
+        if isinstance(value, torch.nn.Module):
+            for inner, module in value.named_modules():
+                yield inner, type(module).__qualname__, module.training
+                yield tuple((n, _shape(p)) for n, p in module._parameters.items())
+                yield tuple((n, v) for n, v in vars(module).items() if isinstance(v, (bool, int, float, str)))
+        elif isinstance(value, (tuple, list)):
+            yield from _shapes({f"{name}[{index}]": each for index, each in enumerate(value)})
+        else:
+            yield name, _shape(value)
+
+
+def _shape(value: Any) -> object:
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.stride(), value.dtype, value.requires_grad
+    return value if isinstance(value, (bool, int, float, str)) else type(value).__qualname__
