@@ -21,13 +21,14 @@ from fsdpbench.sim.compile.refusals import (
     refuse_options,
 )
 from fsdpbench.sim.compile.report import REPORT, place_of
+from fsdpbench.sim.compile.traces import can_be_kept
 from fsdpbench.sim.patches.dynamo import use_real_dynamo
 from fsdpbench.sim.tensors.creation import is_on_device, tensors_in
 from fsdpbench.torch_internals import ShortenTraceback, compiler_config, functorch_config, patch, trace_rules
 
 _LOWERING = "fsdpbench.sim.compile.lowering"
 _RANDOM_NUMBERS = "fsdpbench.sim.compile.random_numbers"
-_TRACES = "fsdpbench.sim.compile.traces.kept"
+KEPT_TRACES = "fsdpbench.sim.compile.traces.kept"
 """Imported late: they bring Inductor with it."""
 _CUDA_GRAPHS = "triton.cudagraphs"
 
@@ -59,11 +60,14 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
 
 
 @functools.cache
-def keep_traces() -> None:
-    """Have what Dynamo traces kept on disk: for programs of which all that changes torch is known. After
-    `install`."""
+def keep_traces() -> Any:
+    """Have what Dynamo traces kept on disk, after `install`: for programs of which all that changes torch is
+    known. What became of them; None where this torch's are not kept."""
+    if not can_be_kept():
+        return None
     lowering: Any = sys.modules[_LOWERING]
-    importlib.import_module(_TRACES).keep_traces(_as_simulated, lambda: lowering.cache_tag(captures=False))
+    kept = importlib.import_module(KEPT_TRACES)
+    return kept.keep_traces(_as_simulated, functools.partial(lowering.cache_tag, captures=False))
 
 
 def _as_it_is(refusal: CompileRefusedError) -> Exception:

@@ -37,7 +37,9 @@ class Entry:
     sizes_seen: SizesSeen
 
     @classmethod
-    def of(cls, frame: Frame, made: Any, graph_key: str, counts: dict[str, int], sizes_seen: SizesSeen) -> Entry:
+    def of(
+        cls, frame: Frame, made: Any, graph_key: str, counts: dict[str, int], sizes_seen: SizesSeen
+    ) -> Entry:
         """Of what Dynamo has made of a frame. Raises NotKeptError, and whatever torch does."""
         graph = made.tracer_output.output_graph
         _refuse(made)
@@ -105,7 +107,11 @@ def _refuse(made: Any) -> None:
 def _is_of_torch(target: Any) -> bool:
     package = (getattr(target, "__module__", None) or "torch").partition(".")[0]
     namespace = getattr(target, "namespace", "aten")
-    return package in ("torch", "_operator", "builtins", "math") and namespace in ("aten", "prims", "higher_order")
+    return package in ("torch", "_operator", "builtins", "math") and namespace in (
+        "aten",
+        "prims",
+        "higher_order",
+    )
 
 
 def _untold(codes: Any, meanings: Meanings) -> tuple[tuple[str, str, str], ...]:

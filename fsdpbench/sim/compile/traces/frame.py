@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import os
 import sys
 import types
@@ -15,11 +13,11 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.compile import CACHE_VARIABLE
-from fsdpbench.sim.compile.traces.meaning import digest, of_code
-from fsdpbench.torch_internals import dynamo_config, functorch_config, inductor_config, trace_rules
+from fsdpbench.sim.compile.sources import sources
+from fsdpbench.sim.compile.traces.meaning import NotKeptError, digest, of_code
+from fsdpbench.torch_internals import dynamo_guards, functorch_config, inductor_config, trace_rules
 
 _FOLDER = "traces"
-_SIMULATOR = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,11 @@ class Frame:
         """The file of its trace. `tag`: what plans depend on. `about`: how it is to be traced.
 
         What differs without a guard that tells has another place; so has what differs in shapes, so that there
-        is one trace to look at.
+        is one trace to look at. Raises NotKeptError: a setting is known by its number alone.
         """
         parts = (
             *(torch.__version__, sys.version, sources(), tag, about),
-            *(config.get_hash() for config in (dynamo_config, inductor_config, functorch_config)),
+            *(_settings(config) for config in (dynamo_guards.config, inductor_config, functorch_config)),
             *(len(ids.function_ids or ()) for ids in _told_apart()),
             (of_code(self.code), self.f_globals.get("__name__")),
             tuple(_shapes(self.f_locals)),
@@ -47,13 +45,17 @@ class Frame:
         return Path(os.environ[CACHE_VARIABLE]) / _FOLDER / digest(repr(parts).encode())
 
 
-@functools.cache
-def sources() -> str:
-    """The simulator's, as they are when the process, or the server that it is forked from, first asks."""
-    found = hashlib.sha256()
-    for path in sorted(_SIMULATOR.rglob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()[:32]
+def _settings(config: Any) -> str:
+    """All that are not of logs alone. (torch's own hash has sets in the order of one process.)"""
+    ignored = config._compile_ignored_keys
+    said = repr([(k, _in_order(v)) for k, v in config.get_config_copy().items() if k not in ignored])
+    if " at 0x" in said:
+        raise NotKeptError("a setting is an object")
+    return said
+
+
+def _in_order(value: Any) -> object:
+    return sorted(map(repr, value)) if isinstance(value, (set, frozenset)) else value
 
 
 def _told_apart() -> tuple[Any, Any]:

@@ -17,17 +17,38 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.compile.traces.meaning import Meanings, NotKeptError
-from fsdpbench.torch_internals import GlobalStateGuard, dynamo_guards, dynamo_output_graph, torch_guards
+from fsdpbench.torch_internals import dynamo_convert_frame, dynamo_guards, dynamo_output_graph, torch_guards
 
 _KINDS = frozenset(
-    (
-        *("AUTOGRAD_SAVED_TENSORS_HOOKS", "BUILTIN_MATCH", "CLOSURE_MATCH", "CONSTANT_MATCH", "DEFAULT_DEVICE"),
-        *("DETERMINISTIC_ALGORITHMS", "DICT_CONTAINS", "DICT_KEYS_MATCH", "DICT_NOT_CONTAINS", "DUPLICATE_INPUT"),
-        *("EMPTY_NN_MODULE_HOOKS_DICT", "EQUALS_MATCH", "FSDP_TRAINING_STATE", "FUNCTION_MATCH"),
-        *("GLOBAL_STATE", "GRAD_MODE", "HASATTR", "ID_MATCH", "MODULE_MATCH", "NONE_MATCH"),
-        *("NOT_PRESENT_IN_GENERIC_DICT", "NN_MODULE", "SEQUENCE_LENGTH", "SHAPE_ENV", "TENSOR_MATCH"),
-        *("TORCH_FUNCTION_STATE", "TYPE_MATCH"),
-    )
+    [
+        "AUTOGRAD_SAVED_TENSORS_HOOKS",
+        "BUILTIN_MATCH",
+        "CLASS_MATCH",
+        "CLOSURE_MATCH",
+        "CONSTANT_MATCH",
+        "DEFAULT_DEVICE",
+        "DETERMINISTIC_ALGORITHMS",
+        "DICT_CONTAINS",
+        "DICT_KEYS_MATCH",
+        "DICT_NOT_CONTAINS",
+        "DUPLICATE_INPUT",
+        "EMPTY_NN_MODULE_HOOKS_DICT",
+        "EQUALS_MATCH",
+        "FSDP_TRAINING_STATE",
+        "FUNCTION_MATCH",
+        "GLOBAL_STATE",
+        "GRAD_MODE",
+        "HASATTR",
+        "ID_MATCH",
+        "MODULE_MATCH",
+        "NONE_MATCH",
+        "NOT_PRESENT_IN_GENERIC_DICT",
+        "SEQUENCE_LENGTH",
+        "SHAPE_ENV",
+        "TENSOR_MATCH",
+        "TORCH_FUNCTION_STATE",
+        "TYPE_MATCH",
+    ]
 )
 """Those whose words say all that they check."""
 _NUMBER = re.compile(r"\b\d{12,}\b")
@@ -57,7 +78,7 @@ class Guards:
             or state.export
             or state.skip_guards_check
             or graph.shape_env.guards
-            or graph.shape_env.var_to_range
+            or any(map(_varies, graph.shape_env.tracked_fakes or ()))
         ):
             raise NotKeptError("it depends on modes, or on sizes that vary")
         return cls(
@@ -78,7 +99,7 @@ class Guards:
             dual_level=-1,
             functorch_layers=[],
             current_device=torch.utils._device.CURRENT_DEVICE,
-            global_state_guard=GlobalStateGuard(),
+            global_state_guard=dynamo_convert_frame.GlobalStateGuard(),
             _guards=torch_guards.GuardsSet(),
             _aotautograd_guards=[],
             name_of_builtins_dict_key_in_fglobals=self.builtins_name,
@@ -89,11 +110,12 @@ class Guards:
 
 
 class _Watching(dynamo_guards.CheckFunctionManager):  # type: ignore[misc]
-    """Builds guards, and notes whose numbers are in them."""
+    """Builds guards, and notes whose numbers are in them. `state`: what they are built of."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, code: Any, state: Any) -> None:
         self.numbered: dict[int, Any] = {}
-        super().__init__(*args, **options)
+        self.state = state
+        super().__init__(code, state)
 
     def id_ref(self, obj: Any, obj_str: str) -> int:
         self.numbered[id(obj)] = obj
@@ -134,8 +156,15 @@ def check_hooks(values: Iterable[Any], code: Any) -> None:
         if module is not value or getattr(value.forward, "__code__", None) is not code
     ]
     for owner in (torch.nn.modules.module, *called):
-        if any(found and _ARE_HOOKS.search(name) for name, found in vars(owner).items()):
+        if any(_ARE_HOOKS.search(name) and found for name, found in vars(owner).items()):
             raise NotKeptError("modules inside have hooks")
+
+
+def _varies(tracked: Any) -> bool:
+    """Whether an input of the graph has a symbol for a size, or is one."""
+    fake = tracked.fake
+    sizes = (*fake.shape, *fake.stride()) if isinstance(fake, torch.Tensor) else (fake,)
+    return not all(isinstance(size, int) for size in sizes)
 
 
 def _kind_of(create: Any) -> tuple[str, tuple[Any, ...], dict[str, Any]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import os
 import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,27 +21,27 @@ from fsdpbench.sim.compile.traces.restored import Restored
 from fsdpbench.sim.compile.traces.sizes_seen import SizesSeen, all_seen
 from fsdpbench.torch_internals import (
     autograd_cache,
+    dynamo_convert_frame,
+    dynamo_guards,
     dynamo_utils,
     inductor_config,
-    patch,
+    replace,
     torch_guards,
 )
 
-_TRIED = ("2.13.",)
-"""Versions of torch that this was tried with: it takes a part of Dynamo's inner life for granted. Others trace."""
 _CUDA_GRAPHS = "triton.cudagraphs"
 _LOG = logging.getLogger(__name__)
 
 
-def keep_traces(working: Callable[[], AbstractContextManager[object]], tag: Callable[[], str]) -> None:
-    """Take traces from disk from now on, and leave new ones. `working`: entered while a graph is loaded. `tag`:
-    what plans depend on beside the graph."""
-    if not torch.__version__.startswith(_TRIED) or "TORCH_LOGS" in os.environ:
-        return
+def keep_traces(working: Callable[[], AbstractContextManager[object]], tag: Callable[[], str]) -> KeptTraces:
+    """Take traces from disk from now on, and leave new ones. `working`: entered while a graph is loaded.
+    `tag`: what plans depend on beside the graph."""
     kept = KeptTraces(working, tag)
-    patch("autograd_cache_key", kept.noting_key)
-    patch("compile_frame", kept.instead)
-    patch("profile_guard_manager", lambda original: _not_measured)  # for a line of a log, the cache flushed
+    key_of, trace = autograd_cache.autograd_cache_key, dynamo_convert_frame.compile_frame
+    replace(autograd_cache, autograd_cache_key=kept.noting_key(key_of))
+    replace(dynamo_convert_frame, compile_frame=kept.instead(trace))
+    replace(dynamo_guards, profile_guard_manager=_not_measured)  # for a line of a log, in 20 ms
+    return kept
 
 
 def _not_measured(*args: Any) -> float:
@@ -76,7 +74,14 @@ class KeptTraces:
         """In the place of Dynamo's `compile_frame`."""
 
         def compile_frame(
-            code: Any, f_globals: Any, f_locals: Any, builtins: Any, closure: Any, compiler: Any, *rest: Any, **about: Any
+            code: Any,
+            f_globals: Any,
+            f_locals: Any,
+            builtins: Any,
+            closure: Any,
+            compiler: Any,
+            *rest: Any,
+            **about: Any,
         ) -> Any:
             def trace() -> Any:
                 return original(code, f_globals, f_locals, builtins, closure, compiler, *rest, **about)
@@ -85,8 +90,12 @@ class KeptTraces:
             options = _options_of(compiler)
             if options is None or any(about.get(name) for name in ("export", "package", "distributed_state")):
                 return trace()
-            with self.working():
-                place = frame.place(self.tag(), options, rest[0], SizesSeen.with_frame(frame))
+            try:
+                with self.working():
+                    place = frame.place(self.tag(), options, rest[0], SizesSeen.with_frame(frame))
+            except NotKeptError as error:
+                self._note(error)
+                return trace()
             return self._from(place, frame) or self._traced(trace, place, frame)
 
         return compile_frame
@@ -103,7 +112,7 @@ class KeptTraces:
         except Exception as error:  # whatever a broken file, or a value that is not there, leads to
             self._note(error)
             return None
-        restored = Restored(entry, frame, manager)
+        restored = Restored(entry, manager)
         frame.f_globals[entry.graph] = graph
         entry.sizes_seen.restore(frame)
         dynamo_utils.counters["stats"].update(entry.counts)
@@ -113,7 +122,9 @@ class KeptTraces:
 
     def _graph(self, key: str) -> Callable[..., Any]:
         """The compiled graph, as AOTAutograd has kept it. Raises NotKeptError where it has not."""
-        fake_mode = torch._subclasses.FakeTensorMode(shape_env=torch.fx.experimental.symbolic_shapes.ShapeEnv())
+        fake_mode = torch._subclasses.FakeTensorMode(
+            shape_env=torch.fx.experimental.symbolic_shapes.ShapeEnv()
+        )
         with self.working(), torch_guards.tracing(torch_guards.TracingContext(fake_mode)):
             if not autograd_cache.should_use_local_autograd_cache():
                 raise NotKeptError("caches are off")

@@ -1,7 +1,7 @@
 """What an object means in another process, for guards that tell it by its number there.
 
-A function means its code, a class the code of all that it has, since Dynamo takes for granted that a class stays
-as it is while a process runs.
+A function means its code, a class the code of all that it has, since Dynamo takes for granted that a class
+stays as it is while a process runs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class NotKeptError(Exception):
 
 
 def digest(content: bytes) -> str:
+    """Short enough for a file's name."""
     return hashlib.sha256(content).hexdigest()[:32]
 
 

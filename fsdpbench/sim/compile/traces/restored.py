@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from fsdpbench.sim.compile.traces.entry import Entry
-from fsdpbench.sim.compile.traces.frame import Frame
 from fsdpbench.torch_internals import dynamo_guards, dynamo_output_graph
 
 
@@ -48,10 +47,10 @@ class Restored:
 
     last_attempt_start_time = None
 
-    def __init__(self, entry: Entry, frame: Frame, manager: Any) -> None:
+    def __init__(self, entry: Entry, manager: Any) -> None:
         self.bytecode = marshal.loads(entry.bytecode)
         self.pycode: list[Any] = []
-        self._graph = _Graph(entry.guards.state(frame.f_locals, frame.f_globals), entry)
+        self._graph = _Graph(manager.state, entry)
         self._manager = manager
         self.tracer_output = SimpleNamespace(
             output_graph=self._graph, output_graph_for_cleanup=None, error_on_graph_break=False
