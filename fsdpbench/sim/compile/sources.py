@@ -11,7 +11,7 @@ _COMPILER = Path(__file__).parent
 
 @functools.cache
 def of_compiler() -> str:
-    """A digest of what makes plans, as it is when the process, or the server it is forked from, first asks."""
+    """A digest of what makes plans, as it is when the process, or the server behind it, first asks."""
     return _digest(_COMPILER)
 
 

@@ -8,7 +8,7 @@
 - `entry.py`: what is kept of a trace. `sizes_seen.py`: of which sizes Dynamo makes symbols later.
 - `restored.py`: a kept trace as the rest of Dynamo takes it.
 
-Nothing that is doubtful is kept: a guard of an unknown kind, a value that only its number tells apart, a break.
+Nothing doubtful is kept: a guard of an unknown kind, a value that only its number tells apart, a break.
 """
 
 from __future__ import annotations

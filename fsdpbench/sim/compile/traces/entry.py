@@ -20,9 +20,10 @@ from fsdpbench.torch_internals import dynamo_output_graph
 
 @dataclass(frozen=True)
 class Entry:
-    """``words``: a digest of what its guards say. ``bytecode``: of the new frame, marshalled. ``modules``: what
-    it calls them. ``traced``: code that no guard tells, by where it is. ``graph``: the name of the compiled
-    graph, ``graph_key`` where AOTAutograd keeps it. ``counts``: what Dynamo counted meanwhile."""
+    """``words``: a digest of what its guards say. ``bytecode``: of the new frame, marshalled. ``modules``:
+    by the names that it has for them. ``traced``: code that no guard tells, by where it is. ``graph``: the
+    compiled graph's name, ``graph_key``: where AOTAutograd keeps it. ``counts``: what Dynamo counted of it.
+    """
 
     guards: Guards
     words: str

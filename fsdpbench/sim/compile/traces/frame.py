@@ -6,7 +6,7 @@ import os
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,14 @@ class Frame:
     def place(self, tag: str, *about: object) -> Path:
         """The file of its trace. `tag`: what plans depend on. `about`: how it is to be traced.
 
-        What differs without a guard that tells has another place; so has what differs in shapes, so that there
-        is one trace to look at. Raises NotKeptError: a setting is known by its number alone.
+        What differs without a guard that tells has another place; so has what differs in shapes, so that
+        there is one trace to look at. Raises NotKeptError: a setting is known by its number alone.
         """
         parts = (
             *(torch.__version__, sys.version, sources(), tag, about),
             *(_settings(config) for config in (dynamo_guards.config, inductor_config, functorch_config)),
             *(len(ids.function_ids or ()) for ids in _told_apart()),
-            (of_code(self.code), self.f_globals.get("__name__")),
+            (of_code(self.code), torch.is_grad_enabled(), self.f_globals.get("__name__")),
             tuple(_shapes(self.f_locals)),
         )
         return Path(os.environ[CACHE_VARIABLE]) / _FOLDER / digest(repr(parts).encode())
@@ -70,7 +70,7 @@ def _shapes(values: Any) -> Iterator[object]:
             for inner, module in value.named_modules():
                 yield inner, type(module).__qualname__, module.training
                 yield tuple((n, _shape(p)) for n, p in module._parameters.items())
-                yield tuple((n, v) for n, v in vars(module).items() if isinstance(v, (bool, int, float, str)))
+                yield tuple((n, repr(v)) for n, v in vars(module).items() if _is_plain(v))
         elif isinstance(value, (tuple, list)):
             yield from _shapes({f"{name}[{index}]": each for index, each in enumerate(value)})
         else:
@@ -80,4 +80,9 @@ def _shapes(values: Any) -> Iterator[object]:
 def _shape(value: Any) -> object:
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.stride(), value.dtype, value.requires_grad
-    return value if isinstance(value, (bool, int, float, str)) else type(value).__qualname__
+    return value if _is_plain(value) else type(value).__qualname__
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its words tell it."""
+    return isinstance(value, (bool, int, float, str)) or (is_dataclass(value) and " at 0x" not in repr(value))

@@ -1,8 +1,8 @@
 """The guards of a trace: kept as what they are of, and built again of the values that are there.
 
 Two lists of guards are the same where torch writes them in the same words, with what an object means
-(`meaning.py`) in the place of its number. Then what is guarded now is what was guarded then, and torch would make
-the same of the frame.
+(`meaning.py`) in the place of its number. Then what is guarded now is what was guarded then, and torch would
+make the same of the frame.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fsdpbench.sim.compile.traces.meaning import Meanings, NotKeptError
 from fsdpbench.torch_internals import dynamo_convert_frame, dynamo_guards, dynamo_output_graph, torch_guards
 
 _KINDS = frozenset(
-    [
+    (
         "AUTOGRAD_SAVED_TENSORS_HOOKS",
         "BUILTIN_MATCH",
         "CLASS_MATCH",
@@ -48,7 +48,7 @@ _KINDS = frozenset(
         "TENSOR_MATCH",
         "TORCH_FUNCTION_STATE",
         "TYPE_MATCH",
-    ]
+    )
 )
 """Those whose words say all that they check."""
 _NUMBER = re.compile(r"\b\d{12,}\b")
@@ -109,7 +109,7 @@ class Guards:
         return dynamo_output_graph.OutputGraphCommon(made)
 
 
-class _Watching(dynamo_guards.CheckFunctionManager):  # type: ignore[misc]
+class _Watching(dynamo_guards.CheckFunctionManager):
     """Builds guards, and notes whose numbers are in them. `state`: what they are built of."""
 
     def __init__(self, code: Any, state: Any) -> None:

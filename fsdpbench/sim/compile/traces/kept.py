@@ -177,7 +177,8 @@ def _options_of(compiler: Any) -> str | None:
     config = dict(getattr(compiler, "config", None) or {})
     if config.get(_CUDA_GRAPHS, getattr(inductor_config, _CUDA_GRAPHS)):
         return None
-    return repr((sorted(config.items()), getattr(compiler, "dynamic", None)))
+    said = repr((sorted(config.items()), getattr(compiler, "dynamic", None)))
+    return None if " at 0x" in said else said
 
 
 __all__ = ["KeptTraces", "keep_traces"]

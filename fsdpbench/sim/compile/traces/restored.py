@@ -11,7 +11,7 @@ from fsdpbench.sim.compile.traces.entry import Entry
 from fsdpbench.torch_internals import dynamo_guards, dynamo_output_graph
 
 
-class _Graph(dynamo_output_graph.OutputGraphCommon):  # type: ignore[misc]
+class _Graph(dynamo_output_graph.OutputGraphCommon):
     """What is asked of the graph after a trace: counts for logs, and what is to be cleaned up."""
 
     root_tx = None
