@@ -3,7 +3,7 @@
     a frame ─> key ─> entry on disk ─> its guards, built of the present values ─┬─ the same words: taken
                                                                                 └─ else: traced, and kept
 
-- `kept.py`: takes the place of Dynamo's tracing. `frame.py`: a frame, and where its trace lies.
+- `kept.py`: takes the place of Dynamo's tracing. `frame.py`: a frame, and where its trace is kept.
 - `guards.py`: the guards of a trace, and what they say. `meaning.py`: what an object's number in them means.
 - `entry.py`: what is kept of a trace. `sizes_seen.py`: of which sizes Dynamo makes symbols later.
 - `restored.py`: a kept trace as the rest of Dynamo takes it.

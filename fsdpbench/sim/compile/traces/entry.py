@@ -97,7 +97,7 @@ def _refuse(made: Any) -> None:
     """Raises NotKeptError for what is more than one graph and its guards."""
     traced, graph = made.tracer_output, made.tracer_output.output_graph
     if traced.error_on_graph_break or graph.is_empty_graph() or graph.get_replayed_side_effect_source_refs():
-        raise NotKeptError("it is no graph alone")
+        raise NotKeptError("it is more than one graph, or less")
     if made.last_attempt_start_time is not None:
         raise NotKeptError("it was traced again")
     for node in graph.graph.nodes:

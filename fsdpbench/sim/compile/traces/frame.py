@@ -1,4 +1,4 @@
-"""A frame that Dynamo is to trace, and where its trace lies on disk."""
+"""A frame that Dynamo is to trace, and where its trace is on disk."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class KeptTraces:
         return compile_frame
 
     def _from(self, place: Path, frame: Frame) -> Restored | None:
-        """The trace that lies there; None without one that is of this frame."""
+        """The trace that is there; None without one that is of this frame."""
         try:
             with open(place, "rb") as file:
                 entry: Entry = pickle.load(file)

@@ -57,7 +57,7 @@ class Restored:
         )
 
     def build_guards(self, code: Any, hooks: Any = None, save: bool = False, **about: Any) -> Any:
-        """Those that were compared, unless whoever compiles filters them or hears of failures."""
+        """Those that were compared, unless whoever compiles filters them or is told of failures."""
         asked: list[Callable[..., Any] | None] = [
             getattr(hooks, name, None) for name in ("guard_fail_fn", "guard_filter_fn")
         ]
