@@ -234,6 +234,7 @@ INTERNALS = {
     "inductor_torch_key": Internal("torch._inductor.codecache:torch_key", _COMPILER),
     "inductor_virtualized": Internal("torch._inductor.virtualized:V", _COMPILER),
     # Of the compiler, for traces on disk.
+    "FakeTensorMode": Internal("torch._subclasses:FakeTensorMode", _TRACES),
     "autograd_cache": Internal("torch._functorch._aot_autograd.autograd_cache", _TRACES),
     "dynamo_convert_frame": Internal("torch._dynamo.convert_frame", _TRACES),
     "dynamo_guards": Internal("torch._dynamo.guards", _TRACES),

@@ -30,6 +30,10 @@ def activation(x):
 def another(x):
     return torch.nn.functional.silu(x)
 
+class Mode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
 class Inner(nn.Module):
     def __init__(self):
         super().__init__()
@@ -121,6 +125,7 @@ CHANGES = {
     "a method of a class": "model.Inner.forward = lambda self, x: model.another(self.up(x))",
     "a hook inside": "block.inner.register_forward_hook(lambda module, args, out: out * 2)",
     "no gradients": "torch.set_grad_enabled(False)",
+    "a mode": "model.Mode().__enter__()",
     "autocast": "torch.set_autocast_enabled('sim', True)",
     "an input": "x = torch.randn(16, 64, requires_grad=True, device='sim')",
     "of another dtype": "block, x = block.bfloat16(), x.detach().bfloat16().requires_grad_()",

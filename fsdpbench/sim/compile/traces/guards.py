@@ -72,6 +72,7 @@ class Guards:
         state = graph.dump_guards_state()
         if (
             state.torch_function_mode_stack
+            or state.current_device is not None
             or state.functorch_layers
             or state.dual_level >= 0
             or state._aotautograd_guards
@@ -98,7 +99,7 @@ class Guards:
             input_source_to_sizes_strides=self.sizes_strides,
             dual_level=-1,
             functorch_layers=[],
-            current_device=torch.utils._device.CURRENT_DEVICE,
+            current_device=None,  # one that is set is a mode
             global_state_guard=dynamo_convert_frame.GlobalStateGuard(),
             _guards=torch_guards.GuardsSet(),
             _aotautograd_guards=[],
@@ -125,8 +126,8 @@ class _Watching(dynamo_guards.CheckFunctionManager):
 
 def built(guards: Guards, code: Any, f_locals: dict[str, Any], f_globals: dict[str, Any]) -> Any:
     """The guards, checked once by torch. Raises whatever torch does where a value is not there."""
-    if torch.overrides._get_current_function_mode_stack():
-        raise NotKeptError("a mode follows functions")
+    if dynamo_convert_frame.torch_function_mode_stack_state_mgr.stack:
+        raise NotKeptError("a mode follows functions")  # which Dynamo has put aside while it traces
     return _Watching(code, guards.state(f_locals, f_globals))
 
 

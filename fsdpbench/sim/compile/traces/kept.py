@@ -20,6 +20,7 @@ from fsdpbench.sim.compile.traces.meaning import NotKeptError
 from fsdpbench.sim.compile.traces.restored import Restored
 from fsdpbench.sim.compile.traces.sizes_seen import SizesSeen, all_seen
 from fsdpbench.torch_internals import (
+    FakeTensorMode,
     autograd_cache,
     dynamo_convert_frame,
     dynamo_guards,
@@ -122,9 +123,7 @@ class KeptTraces:
 
     def _graph(self, key: str) -> Callable[..., Any]:
         """The compiled graph, as AOTAutograd has kept it. Raises NotKeptError where it has not."""
-        fake_mode = torch._subclasses.FakeTensorMode(
-            shape_env=torch.fx.experimental.symbolic_shapes.ShapeEnv()
-        )
+        fake_mode = FakeTensorMode(shape_env=torch.fx.experimental.symbolic_shapes.ShapeEnv())
         with self.working(), torch_guards.tracing(torch_guards.TracingContext(fake_mode)):
             if not autograd_cache.should_use_local_autograd_cache():
                 raise NotKeptError("caches are off")
@@ -142,7 +141,7 @@ class KeptTraces:
         def forward(*args: Any) -> Any:
             return compiled(list(args))
 
-        disabled: Callable[..., Any] = torch._dynamo.disable(forward, reason="a compiled graph")
+        disabled: Callable[..., Any] = torch.compiler.disable(forward, reason="a compiled graph")
         return disabled
 
     def _traced(self, trace: Callable[[], Any], place: Path, frame: Frame) -> Any:

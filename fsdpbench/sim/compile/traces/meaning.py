@@ -15,6 +15,7 @@ import torch
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device)
 _OF_MODULES = (types.ModuleType, type, type(None))
+_OPERATORS = (type(torch.ops.aten.add), type(torch.ops.aten.add.default))
 _MARSHAL = 2
 """The last format that says the same of equal code: later ones have in it who refers to what."""
 
@@ -55,7 +56,7 @@ class Meanings:
             return f"module {found.__name__}"
         if isinstance(found, types.BuiltinFunctionType) and _is_of_module(found.__self__):
             return f"builtin {found.__module__}.{found.__qualname__}"
-        if isinstance(found, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        if isinstance(found, _OPERATORS):
             return f"operator {found}"
         raise NotKeptError(f"a {type(found).__qualname__} is known by its number alone")
 
