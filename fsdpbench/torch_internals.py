@@ -49,23 +49,23 @@ _CUDA = 'scripts on simulated GPUs, where "cuda" means the simulated device'
 _SNAPSHOTS = "memory snapshots of scripts on simulated GPUs"
 IN_ITS_PLACE = "what the bench puts in its place"
 _COMPILER = "torch.compile on the simulated device"
+_TRACES = "compiled graphs without tracing them again"
 _CHECKPOINTS = "saving distributed checkpoints on the simulated device"
 
 IMPORTED_LATE = (
-    "torch._dynamo.backends.cudagraphs",
-    "torch._dynamo.backends.distributed",
-    "torch._dynamo.backends.inductor",
-    "torch._dynamo.backends.tvm",
-    "torch._dynamo.repro.after_dynamo",
     "torch._functorch._aot_autograd.subclass_codegen",
     "torch._inductor.choices",
+    "torch._inductor.codegen.memory_planning",
+    "torch._inductor.compiler_bisector",
     "torch._inductor.fx_passes.fuse_attention",
     "torch._inductor.fx_passes.pad_mm",
+    "torch._inductor.hooks",
     "torch._inductor.tiling_utils",
     "torch._subclasses.schema_check_mode",
     "torch.distributed.tensor.experimental",
     "torch.export._trace",
     "torch.export._unlift",
+    "torch.fx.experimental.validator",
     "torch.utils._cpp_embed_headers",
     "sympy.combinatorics",
     "sympy.tensor.tensor",
@@ -233,6 +233,14 @@ INTERNALS = {
     "inductor_config": Internal("torch._inductor.config", _COMPILER),
     "inductor_torch_key": Internal("torch._inductor.codecache:torch_key", _COMPILER),
     "inductor_virtualized": Internal("torch._inductor.virtualized:V", _COMPILER),
+    # Of the compiler, for traces on disk.
+    "FakeTensorMode": Internal("torch._subclasses:FakeTensorMode", _TRACES),
+    "autograd_cache": Internal("torch._functorch._aot_autograd.autograd_cache", _TRACES),
+    "dynamo_convert_frame": Internal("torch._dynamo.convert_frame", _TRACES),
+    "dynamo_guards": Internal("torch._dynamo.guards", _TRACES),
+    "dynamo_output_graph": Internal("torch._dynamo.output_graph", _TRACES),
+    "dynamo_pgo": Internal("torch._dynamo.pgo", _TRACES),
+    "torch_guards": Internal("torch._guards", _TRACES),
     "run_and_save_rng_state": Internal("torch._prims.rng_prims:run_and_save_rng_state", _COMPILER),
     "run_with_rng_state": Internal("torch._prims.rng_prims:run_with_rng_state", _COMPILER),
     "trace_rules": Internal("torch._dynamo.trace_rules", _COMPILER),

@@ -53,9 +53,10 @@ class SimDevice(Tells):
     def start(self) -> Simulation:
         """Start the device; the process group is left to others."""
         if self._config.settings.compile:
-            from fsdpbench.sim.compile.front_end import install  # the compiler's import takes seconds
+            from fsdpbench.sim.compile.front_end import install, keep_traces  # their import takes seconds
 
             install()
+            keep_traces()
         self._simulation = Simulation.start(
             self._profile,
             self._config.gpus,

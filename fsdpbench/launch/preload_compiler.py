@@ -10,6 +10,11 @@ import gc
 import importlib
 import logging
 
+import torch
+
+from fsdpbench.sim.compile.front_end import KEPT_TRACES
+from fsdpbench.sim.compile.sources import sources
+from fsdpbench.sim.compile.traces import can_be_kept
 from fsdpbench.sim.patches.dynamo import use_real_dynamo
 from fsdpbench.torch_internals import IMPORTED_LATE, inductor_common, inductor_torch_key
 
@@ -25,6 +30,8 @@ def _import_all() -> None:
     use_real_dynamo()
     for name in _NEEDED:
         importlib.import_module(name)
+    if can_be_kept():
+        importlib.import_module(KEPT_TRACES)
     for name in IMPORTED_LATE:
         # Each is but a saving: what another version of torch does not have is imported there by whoever asks.
         try:
@@ -34,6 +41,8 @@ def _import_all() -> None:
     inductor_common.init_backend_registration()
     inductor_common.get_device_op_overrides("cuda")
     inductor_torch_key()
+    torch.compiler.list_backends()  # it looks through all packages for them
+    sources()
 
 
 gc.disable()

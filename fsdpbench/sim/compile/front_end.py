@@ -7,8 +7,8 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,12 +21,14 @@ from fsdpbench.sim.compile.refusals import (
     refuse_options,
 )
 from fsdpbench.sim.compile.report import REPORT, place_of
+from fsdpbench.sim.compile.traces import can_be_kept
 from fsdpbench.sim.patches.dynamo import use_real_dynamo
 from fsdpbench.sim.tensors.creation import is_on_device, tensors_in
 from fsdpbench.torch_internals import ShortenTraceback, compiler_config, functorch_config, patch, trace_rules
 
 _LOWERING = "fsdpbench.sim.compile.lowering"
 _RANDOM_NUMBERS = "fsdpbench.sim.compile.random_numbers"
+KEPT_TRACES = "fsdpbench.sim.compile.traces.kept"
 """Imported late: they bring Inductor with it."""
 _CUDA_GRAPHS = "triton.cudagraphs"
 
@@ -55,6 +57,17 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         check_code_on_disk()
         _hide_the_simulator()
         _lock_progress_within_process()
+
+
+@functools.cache
+def keep_traces() -> Any:
+    """Have what Dynamo traces kept on disk, after `install`: for programs of which all that changes torch is
+    known. What became of them; None where this torch's are not kept."""
+    if not can_be_kept():
+        return None
+    lowering: Any = sys.modules[_LOWERING]
+    kept = importlib.import_module(KEPT_TRACES)
+    return kept.keep_traces(_as_simulated, functools.partial(lowering.cache_tag, captures=False))
 
 
 def _as_it_is(refusal: CompileRefusedError) -> Exception:
@@ -109,6 +122,19 @@ def _is_simulated(model: Any, inputs: Sequence[Any]) -> bool:
     )
 
 
+@contextmanager
+def _as_simulated(captures: bool = False) -> Iterator[None]:
+    """Settings with which graphs of the device are compiled, and looked up."""
+    lowering: Any = sys.modules[_LOWERING]
+    with (
+        lowering.inductor_config.patch(lowering.SETTINGS),  # else it starts processes that compile
+        compiler_config.patch(cache_key_tag=lowering.cache_tag(captures)),
+        # Else CUDA's generators keep their state themselves, and there are none; neither way has kernels.
+        functorch_config.patch(graphsafe_rng_functionalization=False),
+    ):
+        yield
+
+
 def _set_for_all(config: Any) -> dict[str, Any]:
     """What the program has set for all that Inductor compiles."""
     return {name: getattr(config, name) for name in REFUSED_OPTIONS if hasattr(config, name)}
@@ -130,11 +156,7 @@ def _compile_by_device(
         patches = dict(options.get("config_patches") or {})
         captures = bool(patches.get(_CUDA_GRAPHS, getattr(lowering.inductor_config, _CUDA_GRAPHS)))
         options["config_patches"] = {**patches, _CUDA_GRAPHS: False}  # torch's own capturing needs a GPU
-        settings = lowering.inductor_config.patch(lowering.SETTINGS)  # else it starts processes that compile
-        tag = compiler_config.patch(cache_key_tag=lowering.cache_tag(captures))
-        # Else CUDA's generators keep their state themselves, and there are none; neither way has kernels.
-        random_numbers = functorch_config.patch(graphsafe_rng_functionalization=False)
-        with around(), settings, tag, random_numbers:
+        with around(), _as_simulated(captures):
             try:
                 refuse_options({**_set_for_all(lowering.inductor_config), **patches})
                 return original(model, inputs, inner_compile=functools.partial(lower, captures), **options)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +10,7 @@ import torch
 from fsdpbench.sim.compile.pretended import pretended_gpu, properties
 from fsdpbench.sim.compile.refusals import refuse_graph
 from fsdpbench.sim.compile.scheduling import PlanScheduling
+from fsdpbench.sim.compile.sources import of_compiler
 from fsdpbench.sim.compile.wrapper import PlanWrapper
 from fsdpbench.sim.tensors.creation import is_on_device, is_simulated
 from fsdpbench.torch_internals import (
@@ -72,12 +70,4 @@ def _retarget(gm: Any, inputs: Sequence[Any]) -> list[Any]:
 def cache_tag(captures: bool) -> str:
     """What a plan depends on beside the graph, torch and its settings: these sources, the GPU, and whether it
     is captured."""
-    return f"simulated {_sources()} {properties()}{' captured' if captures else ''}"
-
-
-@functools.cache
-def _sources() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return f"simulated {of_compiler()} {properties()}{' captured' if captures else ''}"
