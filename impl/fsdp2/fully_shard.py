@@ -117,7 +117,7 @@ def fully_shard(
         backward_prefetch: gather the next unit of backward before (``"pre"``) or after (``"post"``) this
             one's gradients are computed, or only when it is needed (``None``).
         backward_prefetch_depth: how many units ahead.
-        forward_prefetch_depth: how many units ahead forward gathers explicitly.
+        forward_prefetch_depth: how many units ahead forward gathers explicitly; on the CPU at least one.
         limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit, ``"auto"``
             follows the allocator's retries.
         memory_handover: ``"events"`` or ``"record_stream"``.

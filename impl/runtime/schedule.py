@@ -2,7 +2,8 @@
 
 A *stage* is what one wrapped module gathers at the same time (one unit, or one for each dtype). Forward
 gathers each stage when its module starts; where the CPU runs ahead of the device this overlaps by itself.
-Explicit prefetch issues the all-gathers of the next ``depth`` stages right after a stage's own.
+Explicit prefetch issues the all-gathers of the next ``depth`` stages right after a stage's own. On the CPU,
+which runs ahead of nothing, the next stage's is issued there too: a unit more is gathered, as on a device.
 
 Backward needs prefetch: without it the all-gather of a stage is issued after the reduce-scatter of the stage
 before, and the two queue behind each other in one communicator. The order of backward is taken to be the
@@ -45,6 +46,10 @@ class Schedule:
         self._prefetch_before_wait = not has_streams
         self.gathered_ahead = False
         """Whether the last forward gathered ahead: what it then skipped is still gathered."""
+        self._forward_depth = settings.forward_prefetch_depth
+        self._runs_ahead = has_streams
+        self._ahead: list[Stage] = []
+        """Stages of this forward that were gathered ahead though nobody asked for it."""
         self._forward_order: list[Stage] = []
         self._forward_so_far: list[Stage] = []
         self._post_forward_order: list[Stage] = []
@@ -93,15 +98,24 @@ class Schedule:
         for target in stage.forward_targets:
             self.gathered_ahead = True
             self.gather(target)
-        depth = self.settings.forward_prefetch_depth
-        if not depth or stage.forward_targets:
+        if stage.forward_targets:
             return
-        order = self._forward_order
-        self.gathered_ahead = True
         # Another order than last time is no error: there is just nothing to go by.
-        if position < len(order) and order[position] is stage:
-            for target in order[position + 1 : position + 1 + depth]:
+        order = self._forward_order
+        if position >= len(order) or order[position] is not stage:
+            return
+        if self._forward_depth:
+            self.gathered_ahead = True
+            for target in order[position + 1 : position + 1 + self._forward_depth]:
                 self.gather(target)
+        elif not self._runs_ahead and position + 1 < len(order):
+            self._gather_beside(order[position + 1])
+
+    def _gather_beside(self, stage: Stage) -> None:
+        """Issue the gathers of the next stage, as a CPU that runs ahead of its device would have by now."""
+        if any(unit.gathers and unit.state is UnitState.SHARDED for unit in stage.units):
+            self._ahead.append(stage)
+            self.gather(stage)
 
     def leave_forward(self, stage: Stage) -> None:
         """A stage's forward is done: remember the order for the backward that it may have."""
@@ -115,6 +129,10 @@ class Schedule:
 
     def end_forward(self) -> None:
         """The root's forward is done: its order predicts the next one's."""
+        for stage in self._ahead:
+            if not stage.unsharded_by_hand:
+                stage.drop_unused_gather()
+        self._ahead.clear()
         if self._forward_so_far:
             self._forward_order = self._forward_so_far
             self._forward_so_far = []
@@ -184,5 +202,6 @@ class Schedule:
     def reset(self) -> None:
         """Forget everything about an iteration that failed."""
         self._late.reset()
+        self._ahead.clear()
         self._forward_so_far.clear()
         self._post_forward_order.clear()

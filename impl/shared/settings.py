@@ -216,8 +216,8 @@ class ScheduleSettings:
     Attributes:
         backward_prefetch: ``"pre"``, ``"post"`` or ``None``; see ``BackwardPrefetch``.
         backward_prefetch_depth: how many units ahead backward gathers; 0 is the same as ``None``.
-        forward_prefetch_depth: how many units ahead forward gathers explicitly. 0 still overlaps where the
-            CPU runs ahead of the device.
+        forward_prefetch_depth: how many units ahead forward gathers explicitly. 0 still overlaps: on a
+            device because the CPU runs ahead of it, on the CPU by gathering the next unit.
         limit_all_gathers: how many units may have been gathered and not yet given back as far as the device
             is concerned, before the CPU waits; 0 never waits.
         memory_handover: how buffers pass between streams.
