@@ -2,9 +2,9 @@
 
 Gathered parameters and gradients come and go in megabytes. glibc returns what is free at the end of its heap
 to the system once that is twice the largest block that was ever mapped by itself and freed; the system hands
-it out again page by page, each cleared at its first touch: of steps that use 100 MB so, a quarter of the system
-time. glibc follows blocks of up to 32 MiB, so that at most 64 MiB stay; freeing one of that size is how a
-program tells it. The block is never touched and has no memory.
+it out again page by page, each cleared at its first touch. Where steps take 100 MB so, that is a quarter of
+their system time. glibc follows blocks of up to 32 MiB, so that at most 64 MiB stay; freeing one of that size
+is how a program tells it. The block is never touched and has no memory.
 
 Nothing changes where malloc is another one, or where ``MALLOC_TRIM_THRESHOLD_`` and the like decide.
 """

@@ -26,7 +26,11 @@ print(*[faults() for _ in range(2)])
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="what another malloc keeps is its own choice")
 def test_what_is_freed_is_not_cleared_again() -> None:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "LD_PRELOAD"))}
-    told = subprocess.run([sys.executable, "-c", _PROGRAM], env=own, capture_output=True, text=True, check=True)
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "LD_PRELOAD"))
+    }
+    told = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], env=own, capture_output=True, text=True, check=True
+    )
     first, second = map(int, told.stdout.split())
     assert second < first / 2

@@ -103,7 +103,7 @@ def test_forward_prefetch_is_as_deep_as_told(two_ranks, depth: int) -> None:
 
 
 def case_skipped(rank: int, *, front: str) -> None:
-    """A block that this forward skips: what was gathered ahead for it is given back, and its next is right."""
+    """A block that a forward skips: what was gathered ahead for it is given back, and its next is right."""
     from fsdpbench.impl.runtime.stage import stage_of
     from fsdpbench.impl.runtime.unit import UnitState
 
