@@ -14,8 +14,8 @@ reverse of the order in which stages finished forward, recorded in every iterati
     post       AG3 B3 [AG2] RS3 B2 [AG1] RS2 B1 RS1         gather i-1 after computing i, before reducing it
     none       AG3 B3 RS3 AG2 B2 RS2 AG1 B1 RS1
 
-While gradients of the stage before are kept until they are copied, ``pre`` waits for the first gradient of
-the stage (``late_prefetch.py``).
+While gradients of the stage before are kept until they are copied, and beside the loss, ``pre`` waits for the
+first gradient of the stage (``late_prefetch.py``).
 """
 
 from __future__ import annotations
@@ -197,6 +197,7 @@ class Schedule:
 
     def end_backward(self) -> None:
         """Forget the order of the forward that this backward belonged to."""
+        self._late.end_backward()
         self._post_forward_order.clear()
 
     def reset(self) -> None:
