@@ -49,7 +49,7 @@ class Schedule:
         self._forward_depth = settings.forward_prefetch_depth
         self._runs_ahead = has_streams
         self._ahead: list[Stage] = []
-        """Stages of this forward that were gathered ahead though nobody asked for it."""
+        """Stages of this forward that were gathered ahead without a setting that says so."""
         self._forward_order: list[Stage] = []
         self._forward_so_far: list[Stage] = []
         self._post_forward_order: list[Stage] = []
