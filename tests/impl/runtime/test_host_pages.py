@@ -21,7 +21,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 torch.set_num_threads(1)
-keep_freed_pages()
+keep_freed_pages(100 << 20)
 print(*[faults() for _ in range(5)])
 """
 
