@@ -3,7 +3,7 @@
 Gathered parameters and gradients come and go in megabytes. glibc returns what is free at the end of its heap
 to the system once that is twice the largest block that was ever mapped by itself and freed; the system hands
 it out again page by page, each cleared at its first touch. Here as much may stay as a step takes and gives
-back, so a process is no larger than at its peak.
+back, so a process grows to its peak and stays there.
 
 Nothing changes where malloc is another one, or where the user decides (``MALLOC_TRIM_THRESHOLD_``).
 """
@@ -41,7 +41,7 @@ def keep_freed_pages(nbytes: int) -> None:
 
 
 _told = [2 * _MOST_MMAP_THRESHOLD - 1]
-"""glibc itself comes to twice the largest block; below that is no use."""
+"""glibc itself comes to twice the largest block; less would change nothing."""
 
 
 @lru_cache(maxsize=1)
