@@ -114,7 +114,7 @@ class ImplFsdp1(_FlatParameterSystem):
         extras: dict[str, Any] = {
             "limit_all_gathers": False if settings.limit_all_gathers == "off" else settings.limit_all_gathers,
             "backward_prefetch_depth": settings.backward_prefetch_depth,
-            "forward_prefetch_depth": settings.forward_prefetch,
+            "forward_prefetch_depth": settings.forward_prefetch or None,  # 0: not explicitly
         }
         if settings.memory_handover is not None:
             extras["memory_handover"] = settings.memory_handover

@@ -140,7 +140,7 @@ class ImplFsdp2(_FullyShardSystem):
         arguments |= {
             "backward_prefetch": None if prefetch == "none" else prefetch,
             "backward_prefetch_depth": settings.backward_prefetch_depth,
-            "forward_prefetch_depth": settings.forward_prefetch,
+            "forward_prefetch_depth": settings.forward_prefetch or None,  # 0: not explicitly
         }
         if settings.cpu_offload:
             arguments["offload_policy"] = CPUOffloadPolicy()

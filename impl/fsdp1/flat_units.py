@@ -80,7 +80,7 @@ def schedule_settings(
 ) -> ScheduleSettings:
     """The wrapper's arguments as settings of the schedule. Raises ``ValueError`` where they contradict."""
     if forward_depth is None:
-        forward_depth = int(forward_prefetch)
+        forward_depth = 1 if forward_prefetch else None
     elif forward_prefetch and forward_depth == 0:
         raise ValueError("forward_prefetch=True contradicts forward_prefetch_depth=0; give one of them")
     return ScheduleSettings.decide(

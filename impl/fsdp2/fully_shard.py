@@ -49,7 +49,7 @@ def fully_shard(
     dp_mesh_dims: DataParallelMeshDims | None = ...,
     backward_prefetch: PrefetchTiming | None = ...,
     backward_prefetch_depth: int = ...,
-    forward_prefetch_depth: int = ...,
+    forward_prefetch_depth: int | None = ...,
     limit_all_gathers: bool | int | str = ...,
     memory_handover: str | MemoryHandover = ...,
     check_ranks: bool | int = ...,
@@ -70,7 +70,7 @@ def fully_shard(
     dp_mesh_dims: DataParallelMeshDims | None = ...,
     backward_prefetch: PrefetchTiming | None = ...,
     backward_prefetch_depth: int = ...,
-    forward_prefetch_depth: int = ...,
+    forward_prefetch_depth: int | None = ...,
     limit_all_gathers: bool | int | str = ...,
     memory_handover: str | MemoryHandover = ...,
     check_ranks: bool | int = ...,
@@ -90,7 +90,7 @@ def fully_shard(
     dp_mesh_dims: DataParallelMeshDims | None = None,
     backward_prefetch: PrefetchTiming | None = "pre",
     backward_prefetch_depth: int = 1,
-    forward_prefetch_depth: int = 0,
+    forward_prefetch_depth: int | None = None,
     limit_all_gathers: bool | int | str = False,
     memory_handover: str | MemoryHandover = MemoryHandover.EVENTS,
     check_ranks: bool | int = False,
@@ -117,7 +117,8 @@ def fully_shard(
         backward_prefetch: gather the next unit of backward before (``"pre"``) or after (``"post"``) this
             one's gradients are computed, or only when it is needed (``None``).
         backward_prefetch_depth: how many units ahead.
-        forward_prefetch_depth: how many units ahead forward gathers explicitly.
+        forward_prefetch_depth: how many units ahead forward gathers explicitly; ``None``: none where the CPU
+            runs ahead of a device, one on the CPU.
         limit_all_gathers: units in flight before the CPU waits; ``True`` is 2, ``False`` no limit, ``"auto"``
             follows the allocator's retries.
         memory_handover: ``"events"`` or ``"record_stream"``.

@@ -1,7 +1,8 @@
-"""Backward's prefetch, put off to a stage's first gradient while gradients of the stage before are copied.
+"""Backward's prefetch, put off to a stage's first gradient where memory is short until then.
 
-They are copied by then, and the gather takes their place in memory. On a device this is no later, as long as
-the CPU runs ahead.
+While gradients of the stage before are copied: they are copied by then, and the gather takes their place. And
+in the first stage: the loss and its gradient, often the peak of the step, are not there any more. On a device
+this is no later, as long as the CPU runs ahead.
 
 Where backward begins in a stage is not known beforehand, and a hook on each parameter would be a call each.
 So all parameters are asked once, and later the one alone that was first::
@@ -75,6 +76,8 @@ class LatePrefetch:
         """The stage that prefetches at its first gradient, until it does."""
         self._first_gradients: dict[Stage, FirstGradient] = {}
         self._never: set[Stage] = set()
+        self._starts = lent.lends_inputs
+        """Whether backward has no gradient yet, and memory is handed over such that it depends on this."""
 
     def enter_backward(self, stage: Stage) -> None:
         """Another stage's backward starts."""
@@ -89,7 +92,7 @@ class LatePrefetch:
         # Where another stage is awaited, this one is around it and gathers nothing new.
         if self._stage is not None or stage in self._never:
             return False
-        return self._lent.is_copying(_stages_held(stage))
+        return self._starts or self._lent.is_copying(_stages_held(stage))
 
     def put_off(self, stage: Stage) -> None:
         """``stage``, whose parameters are there, prefetches at its first gradient."""
@@ -101,17 +104,24 @@ class LatePrefetch:
 
     def after_gradients(self, stage: Stage) -> None:
         """All of the gradients of ``stage`` are there, if it has any."""
+        self._starts = False
         if self._stage is stage:
             self._prefetch_now(stage)
 
+    def end_backward(self) -> None:
+        """The next backward starts with its loss."""
+        self._starts = self._lent.lends_inputs
+
     def reset(self) -> None:
         """The iteration failed."""
+        self._starts = self._lent.lends_inputs
         if self._stage is not None:
             self._first_gradients[self._stage].miss()
             self._stage = None
 
     def _arrived(self) -> None:
         stage, self._stage = self._stage, None
+        self._starts = False
         assert stage is not None
         self._lent.take_back_copied(_stages_held(stage))
         self._prefetch(stage)

@@ -2,7 +2,9 @@
 
 A *stage* is what one wrapped module gathers at the same time (one unit, or one for each dtype). Forward
 gathers each stage when its module starts; where the CPU runs ahead of the device this overlaps by itself.
-Explicit prefetch issues the all-gathers of the next ``depth`` stages right after a stage's own.
+Explicit prefetch issues the all-gathers of the next ``depth`` stages right after a stage's own. On the CPU,
+which runs ahead of nothing, the next stage's is issued there without a ``depth`` too: a unit more is
+gathered, as on a device.
 
 Backward needs prefetch: without it the all-gather of a stage is issued after the reduce-scatter of the stage
 before, and the two queue behind each other in one communicator. The order of backward is taken to be the
@@ -13,8 +15,8 @@ reverse of the order in which stages finished forward, recorded in every iterati
     post       AG3 B3 [AG2] RS3 B2 [AG1] RS2 B1 RS1         gather i-1 after computing i, before reducing it
     none       AG3 B3 RS3 AG2 B2 RS2 AG1 B1 RS1
 
-While gradients of the stage before are kept until they are copied, ``pre`` waits for the first gradient of
-the stage (``late_prefetch.py``).
+While gradients of the stage before are kept until they are copied, and beside the loss, ``pre`` waits for the
+first gradient of the stage (``late_prefetch.py``).
 """
 
 from __future__ import annotations
@@ -45,6 +47,10 @@ class Schedule:
         self._prefetch_before_wait = not has_streams
         self.gathered_ahead = False
         """Whether the last forward gathered ahead: what it then skipped is still gathered."""
+        self._forward_depth = settings.forward_prefetch_depth or 0
+        self._gathers_beside = settings.forward_prefetch_depth is None and not has_streams
+        self._ahead: list[Stage] = []
+        """Stages of this forward that were gathered ahead without a setting that says so."""
         self._forward_order: list[Stage] = []
         self._forward_so_far: list[Stage] = []
         self._post_forward_order: list[Stage] = []
@@ -93,15 +99,24 @@ class Schedule:
         for target in stage.forward_targets:
             self.gathered_ahead = True
             self.gather(target)
-        depth = self.settings.forward_prefetch_depth
-        if not depth or stage.forward_targets:
+        if stage.forward_targets:
             return
-        order = self._forward_order
-        self.gathered_ahead = True
         # Another order than last time is no error: there is just nothing to go by.
-        if position < len(order) and order[position] is stage:
-            for target in order[position + 1 : position + 1 + depth]:
+        order = self._forward_order
+        if position >= len(order) or order[position] is not stage:
+            return
+        if self._forward_depth:
+            self.gathered_ahead = True
+            for target in order[position + 1 : position + 1 + self._forward_depth]:
                 self.gather(target)
+        elif self._gathers_beside and position + 1 < len(order):
+            self._gather_beside(order[position + 1])
+
+    def _gather_beside(self, stage: Stage) -> None:
+        """Issue the gathers of the next stage, as a CPU that runs ahead of its device would have by now."""
+        if any(unit.gathers and unit.state is UnitState.SHARDED for unit in stage.units):
+            self._ahead.append(stage)
+            self.gather(stage)
 
     def leave_forward(self, stage: Stage) -> None:
         """A stage's forward is done: remember the order for the backward that it may have."""
@@ -115,6 +130,10 @@ class Schedule:
 
     def end_forward(self) -> None:
         """The root's forward is done: its order predicts the next one's."""
+        for stage in self._ahead:
+            if not stage.unsharded_by_hand:
+                stage.drop_unused_gather()
+        self._ahead.clear()
         if self._forward_so_far:
             self._forward_order = self._forward_so_far
             self._forward_so_far = []
@@ -179,10 +198,12 @@ class Schedule:
 
     def end_backward(self) -> None:
         """Forget the order of the forward that this backward belonged to."""
+        self._late.end_backward()
         self._post_forward_order.clear()
 
     def reset(self) -> None:
         """Forget everything about an iteration that failed."""
         self._late.reset()
+        self._ahead.clear()
         self._forward_so_far.clear()
         self._post_forward_order.clear()

@@ -20,6 +20,7 @@ from ..shared.torch_internals import current_graph_task_id, queue_callback
 from .context import Context
 from .gradients.reduction import Reducer
 from .gradients.unsharded import keep_gradients, take_gradients
+from .host_pages import bytes_of_steps, keep_freed_pages
 from .order_check import order_check
 from .schedule import Schedule
 from .stage import Stage, StageState, stage_of
@@ -37,6 +38,8 @@ class Runtime(Context):
         self.root = root
         self.stages = stages
         super().__init__(root.streams if root.streams is not None else Streams(root.device), settings)
+        if not self.streams.has_streams:
+            keep_freed_pages(bytes_of_steps([unit for stage in stages for unit in stage.units]))
         self.reducer = Reducer(self.streams, settings.memory_handover)
         self.schedule = Schedule(settings, self.limiter, self.reducer.lent, self.streams.has_streams)
         self.order_check = order_check(stages)

@@ -216,8 +216,8 @@ class ScheduleSettings:
     Attributes:
         backward_prefetch: ``"pre"``, ``"post"`` or ``None``; see ``BackwardPrefetch``.
         backward_prefetch_depth: how many units ahead backward gathers; 0 is the same as ``None``.
-        forward_prefetch_depth: how many units ahead forward gathers explicitly. 0 still overlaps where the
-            CPU runs ahead of the device.
+        forward_prefetch_depth: how many units ahead forward gathers explicitly. ``None``: as needed; where
+            the CPU runs ahead of a device gathers overlap by themselves, on the CPU it is one.
         limit_all_gathers: how many units may have been gathered and not yet given back as far as the device
             is concerned, before the CPU waits; 0 never waits.
         memory_handover: how buffers pass between streams.
@@ -227,7 +227,7 @@ class ScheduleSettings:
 
     backward_prefetch: PrefetchTiming | None = "pre"
     backward_prefetch_depth: int = 1
-    forward_prefetch_depth: int = 0
+    forward_prefetch_depth: int | None = None
     limit_all_gathers: int = 0
     adapt_limit: bool = False
     memory_handover: MemoryHandover = MemoryHandover.EVENTS
@@ -240,6 +240,8 @@ class ScheduleSettings:
             )
         for field in ("backward_prefetch_depth", "forward_prefetch_depth", "limit_all_gathers"):
             value = getattr(self, field)
+            if value is None and field == "forward_prefetch_depth":
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ValueError(f"{field} must be a number of units, 0 or more, not {value!r}")
 
@@ -249,7 +251,7 @@ class ScheduleSettings:
         *,
         backward_prefetch: PrefetchTiming | None,
         backward_prefetch_depth: int,
-        forward_prefetch_depth: int,
+        forward_prefetch_depth: int | None,
         limit_all_gathers: bool | int | str,
         memory_handover: str | MemoryHandover,
         check_ranks: bool | int = False,

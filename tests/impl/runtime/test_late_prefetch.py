@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,13 +60,29 @@ def sharded(api: Any, model: nn.Module, kinds: tuple[type, ...]) -> nn.Module:
     return api.fully_shard(model, mp_policy=policy, mesh=mesh)
 
 
-def step(model: nn.Module, device: torch.device) -> None:
-    model(torch.empty(256, WIDTH, device=device, dtype=torch.bfloat16)).sum().backward()
+class WithHead(nn.Module):
+    """Blocks, and a head of the root's whose output is larger than they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*[Block() for _ in range(4)])
+        self.head = nn.Linear(WIDTH, 8 * WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.logsumexp(self.head(self.blocks(x)).float(), -1)
+
+
+def step(model: nn.Module, device: torch.device, tokens: int = 256) -> None:
+    model(torch.empty(tokens, WIDTH, device=device, dtype=torch.bfloat16)).sum().backward()
     torch.sim.synchronize()
     model.zero_grad()
 
 
-def measure(api: Any) -> dict[str, float]:
+def blocks() -> nn.Module:
+    return nn.Sequential(*[Block() for _ in range(4)])
+
+
+def measure(api: Any, make: Callable[[], nn.Module] = blocks, tokens: int = 256) -> dict[str, float]:
     """The second step's peaks and time."""
     from fsdpbench.sim import Simulation, load_profile
 
@@ -73,12 +90,12 @@ def measure(api: Any) -> dict[str, float]:
     simulation.init_process_group()
     device = torch.device("sim", 0)
     with torch.device("sim"):
-        model = sharded(api, nn.Sequential(*[Block() for _ in range(4)]), (Block,))
+        model = sharded(api, make(), (Block,))
     try:
         for _ in range(2):
             torch.sim.reset_peak_memory_stats()
             began = simulation.cpu_ns()
-            step(model, device)
+            step(model, device, tokens)
         return {
             "allocated": torch.sim.max_memory_allocated(),
             "reserved": torch.sim.max_memory_reserved(),
@@ -96,6 +113,18 @@ def test_large_units_take_no_more_than_torch(lone_process) -> None:
     ours, torchs = lone_process.run(case_peaks, timeout=120)
     assert ours["allocated"] <= torchs["allocated"], (ours, torchs)
     assert ours["reserved"] <= torchs["reserved"]
+    assert ours["ns"] <= torchs["ns"]
+
+
+def case_loss(rank: int) -> tuple[dict[str, float], dict[str, float]]:
+    return measure(impl, WithHead, 8192), measure(torch_fsdp, WithHead, 8192)
+
+
+def test_no_unit_is_gathered_beside_the_loss(lone_process) -> None:
+    """Where torch has gathered the last block."""
+    ours, torchs = lone_process.run(case_loss, timeout=120)
+    gathered = 2 * 2 * 4 * WIDTH * WIDTH  # bytes of a block in bf16
+    assert ours["allocated"] <= torchs["allocated"] - 0.9 * gathered, (ours, torchs)
     assert ours["ns"] <= torchs["ns"]
 
 

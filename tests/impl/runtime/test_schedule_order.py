@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from fsdp_cases import Model, loss_of, shard_model, tokens_of, wrap_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
@@ -75,8 +76,10 @@ def test_forward_prefetch_gathers_each_unit_once_and_in_order(two_ranks, front: 
     two_ranks.run(case_order, front=front, settings=settings, expected=FORWARD + BACKWARD["pre"])
 
 
-def case_gathered_ahead(rank: int, *, depth: int) -> None:
-    """When a block's forward starts, its own and the next ``depth`` blocks' gathers were issued."""
+def case_gathered_ahead(rank: int, *, depth: int | None) -> None:
+    """When a block's forward starts, its own and the next ``depth`` blocks' gathers were issued; without a
+    depth the CPU, which waits for its own, issues one.
+    """
     from fsdpbench.impl.runtime.stage import stage_of
     from fsdpbench.impl.runtime.unit import UnitState
 
@@ -91,12 +94,39 @@ def case_gathered_ahead(rank: int, *, depth: int) -> None:
     for block in model.blocks:
         block.norm.register_forward_pre_hook(look)
     model(tokens_of(rank, 1))
-    assert ahead == [min(1 + depth, 4 - index) for index in range(4)]
+    assert ahead == [min(1 + (1 if depth is None else depth), 4 - index) for index in range(4)]
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_forward_prefetch_is_as_deep_as_told(two_ranks, depth: int) -> None:
+@pytest.mark.parametrize("depth", [0, 1, 2, None])
+def test_forward_prefetch_is_as_deep_as_told(two_ranks, depth: int | None) -> None:
     two_ranks.run(case_gathered_ahead, depth=depth)
+
+
+def case_skipped(rank: int, *, front: str) -> None:
+    """A block that a forward skips: what was gathered ahead for it is given back, and its next is right."""
+    from fsdpbench.impl.runtime.stage import stage_of
+    from fsdpbench.impl.runtime.unit import UnitState
+
+    model = build(front)
+    inner = model.module if front == "flat" else model
+    blocks = inner.blocks
+    skipped = stage_of(blocks[2])
+    whole = model(tokens_of(rank, 0)).sum()
+    whole.backward()
+    inner.blocks = blocks[:2] + blocks[3:]
+    states: list[UnitState] = []
+    blocks[1].norm.register_forward_pre_hook(lambda *_: states.append(skipped.units[0].state))
+    shorter = model(tokens_of(rank, 0)).sum()
+    states.append(skipped.units[0].state)
+    assert states == [UnitState.GATHERING, UnitState.SHARDED]
+    shorter.backward()
+    inner.blocks = blocks
+    assert torch.equal(model(tokens_of(rank, 0)).sum(), whole)
+
+
+@FRONTS
+def test_what_a_forward_skips_is_not_kept(two_ranks, front: str) -> None:
+    two_ranks.run(case_skipped, front=front)
 
 
 def case_explicit_targets(rank: int) -> None:
