@@ -66,9 +66,10 @@ class ComputesTokenLoss:
         targets: Tensor | None,
         in_fp32: bool,
         of_logits: Callable[[Tensor], Tensor] | None = None,
+        plain: Callable[[Tensor, Tensor, bool], Tensor] | None = None,
     ) -> Tensor:
         """Logits of `hidden` [batch, seq, d_model], or with `targets` their loss. `of_logits`: what follows
-        the product."""
+        the product. `plain`: in the place of `token_loss`."""
         if targets is not None and self.linear_loss is not None:
             loss = partial(self.linear_loss, targets=targets, in_fp32=in_fp32, of_logits=of_logits)
             result: Tensor = self.lm_head(hidden, loss=loss)
@@ -78,7 +79,7 @@ class ComputesTokenLoss:
             logits = of_logits(logits)
         if targets is None:
             return logits
-        return (self.compiled_loss or token_loss)(logits, targets, in_fp32)
+        return (self.compiled_loss or plain or token_loss)(logits, targets, in_fp32)
 
 
 def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:

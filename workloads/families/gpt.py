@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
 from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection
+from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection, token_loss
 from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.positions import positions
 from fsdpbench.workloads.products import Product
@@ -205,7 +205,8 @@ class GPT(ComputesTokenLoss, nn.Module):
         x = F.dropout(x, self.dropout, self.training)
         for block in self.blocks:
             x = block(x)
-        return self.logits_or_loss(self.final_norm(x), targets, self.fp32_loss)
+        # `token_loss` of this module is what a software profile may replace.
+        return self.logits_or_loss(self.final_norm(x), targets, self.fp32_loss, plain=token_loss)
 
 
 class GPTWorkload(Shaped[GPTShape], NextTokenWorkload):
