@@ -211,6 +211,14 @@ TABLE: tuple[Setting, ...] = (
         words_or({"auto": None, "none": None}, one_of("bf16")),
     ),
     Setting(
+        "linear_dtype",
+        "bf16",
+        "bf16, fp8, mxfp8, nvfp4",
+        "What the blocks' linear layers multiply in, forward and backward: param_dtype, or 8 or 4 bits.",
+        "`bf16`: nothing is rounded further than param_dtype does; 8 and 4 bits need tokens and GPUs for them.",
+        one_of("bf16", "fp8", "mxfp8", "nvfp4"),
+    ),
+    Setting(
         "zero_grad",
         "release",
         "release, fill",

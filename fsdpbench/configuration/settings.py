@@ -30,7 +30,7 @@ _NEWER = frozenset(
         "lora_base",
         "lora_targets",
     }
-    | {"symmetric_memory", "optimizer_dtype", "tp", "cp", "ep"}
+    | {"symmetric_memory", "optimizer_dtype", "linear_dtype", "tp", "cp", "ep"}
 )
 """Settings that older records lack; what they ran is the default."""
 
@@ -63,6 +63,7 @@ class Settings:
     cpu_offload: bool
     optimizer: str
     optimizer_dtype: str | None
+    linear_dtype: str
     zero_grad: str
     lora: int
     lora_targets: str

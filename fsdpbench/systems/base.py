@@ -25,6 +25,7 @@ from fsdpbench.sim.software import CURRENT
 from fsdpbench.systems.activations import refuse_offload
 from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.graphs import refuse_graph
+from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.systems.software import refused_by_software
 from fsdpbench.workloads import Workload
@@ -52,10 +53,12 @@ class BuildContext:
         settings = self.config.settings
         torch.manual_seed(settings.seed)
         with torch.device("meta" if self.deferred else self.device):
-            return self.workload.build(
+            model = self.workload.build(
                 activation_checkpointing=settings.activation_checkpointing,
                 seq=settings.seq,
             )
+        narrow_as_asked(model, self.workload, settings)
+        return model
 
     @property
     def shard_size(self) -> int:
@@ -187,7 +190,7 @@ def refuse_common(config: Config) -> dict[str, str]:
                 f"what a rank offloads ({state / size / 2**30:.0f} GiB) is really allocated on this machine, "
                 f"and more than {MOST_OFFLOADED_BYTES / 2**30:.0f} GiB is not: simulate more GPUs"
             )
-    refused |= refuse_offload(config)
+    refused |= refuse_offload(config) | refuse_narrow(config)
     return refused | _refuse_keeping_last(config) | refuse_lora(config) | refuse_optimizer(config)
 
 

@@ -43,6 +43,7 @@ class DeepSpeedZero3(System):
         "keep_last_unsharded": "ZeRO-3 decides by size what stays gathered",
         "activation_offload": "the bench offloads activations of FSDP's units",
         "optimizer_dtype": "the bench gives ZeRO-3 torch's own AdamW",
+        "linear_dtype": "the bench does not build layers of 8 or 4 bits under DeepSpeed's partitioning",
         "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
         "lora": "the bench does not build adapters under DeepSpeed's partitioning",
         "lora_targets": "the bench does not build adapters under DeepSpeed's partitioning",

@@ -43,6 +43,7 @@ class MegatronFsdp(System):
         "keep_last_unsharded": "Megatron-FSDP decides by size what stays gathered",
         "activation_offload": "the bench offloads activations of FSDP's units",
         "optimizer_dtype": "the bench gives Megatron-FSDP torch's own AdamW",
+        "linear_dtype": "the bench does not build layers of 8 or 4 bits under Megatron-FSDP's buffers",
         "buffer_dtype": "Megatron-FSDP leaves buffers in the dtype of the model",
         "lora": "the bench's Megatron-FSDP casts the whole model, adapters too",
         "lora_targets": "the bench's Megatron-FSDP casts the whole model, adapters too",

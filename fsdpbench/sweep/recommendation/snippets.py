@@ -20,7 +20,7 @@ DEVICE = torch.accelerator.current_accelerator().type if torch.accelerator.is_av
 """
 _OF_THE_SCRIPT = (
     "seq", "batch", "grad_accum", "grad_sync", "activation_checkpointing", "optimizer", "optimizer_dtype",
-    "zero_grad",
+    "linear_dtype", "zero_grad",
     "lora", "lora_targets", "lora_base", "implementation", "compile", "compile_loss",
 )  # fmt: skip
 
