@@ -76,6 +76,8 @@ def refuse_narrow_gathers(config: Config) -> dict[str, str]:
 
 
 def _of_other_settings(settings: Settings) -> str | None:
+    if settings.linear_dtype == "nvfp4" and settings.compile:
+        return "Inductor lowers no product with nvfp4's swizzled scales: leave compile out"
     if settings.lora:
         return "frozen layers with adapters stay in param_dtype or lora_base: leave lora out"
     if settings.implementation != "own":

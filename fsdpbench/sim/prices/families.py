@@ -27,7 +27,7 @@ from fsdpbench.sim.prices.memory import (
     rows_written,
     whole_output,
 )
-from fsdpbench.sim.prices.products import convolution, convolution_backward, grouped, product
+from fsdpbench.sim.prices.products import convolution, convolution_backward, grouped, product, scaled
 from fsdpbench.sim.prices.strided import elementwise, reduction
 
 
@@ -55,7 +55,8 @@ FAMILIES = (
         "empty_permuted", "_efficientzerotensor", "is_pinned", "squeeze_", "unsqueeze_", "t_", "transpose_",
         "as_strided_", "swapaxes_", "swapdims_",
     )),
-    Family("matrix products", product(0), ("mm", "bmm", "_scaled_mm", "_scaled_mm_v2")),
+    Family("matrix products", product(0), ("mm", "bmm")),
+    Family("scaled products", scaled, ("_scaled_mm", "_scaled_mm_v2")),
     Family("products of groups", grouped, ("_grouped_mm",)),
     Family("matrix products that are added", product(1), (
         "addmm", "addmm_", "baddbmm", "baddbmm_", "addbmm", "_addmm_activation",

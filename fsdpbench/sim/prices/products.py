@@ -40,6 +40,23 @@ def product(first: int) -> Price:
     return lambda call, costs: _gemm(call.args[first], call.args[first + 1], costs)
 
 
+def scaled(call: Call, costs: KernelCosts) -> OperatorCost:
+    """A product in 8 or 4 bits; raises RuntimeError where the profile knows none, as CUDA does."""
+    a, scales = call.args[0], argument(call, 2, "scale_a", None)
+    first = scales[0] if isinstance(scales, (list, tuple)) else scales
+    needed = compute_type(a.dtype)
+    blocks = first is not None and first.dtype is torch.float8_e8m0fnu
+    known = costs.profile.narrow_peak_flops
+    # Chips that multiply in nvfp4 are those that take scales of blocks.
+    if needed not in known or (blocks and "nvfp4" not in known):
+        what = "mxfp8" if blocks else needed
+        raise RuntimeError(
+            f"torch._scaled_mm: the GPU of profile {costs.profile.name} has no products in {what} (no table "
+            "in its profile): --hardware b200 has fp8, mxfp8 and nvfp4, h100-80gb fp8"
+        )
+    return _gemm(a, call.args[1], costs)
+
+
 def grouped(call: Call, costs: KernelCosts) -> OperatorCost:
     """`_grouped_mm`: a product a group in one kernel, groups taken to be equal. One factor of two dimensions
     is group by group in rows (forward, and gradients of rows), both in columns (gradients of weights)."""
