@@ -76,16 +76,14 @@ class NarrowlyGathered(torch.Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor], tuple[Tensor]]:
-        """The shard in fp8, padded to the largest of all ranks; the scale's inverse."""
+        """The bytes of the shard in fp8, padded to the largest of all ranks; the scale's inverse."""
         scale = self.scale
         if scale is None:
             scale = scale_of(_of_all(_magnitude(self.inner), mesh.get_group()), E4M3)
-        data = cast(self.inner, scale, E4M3)
-        rows = -(-outer_size[0] // mesh.size())
-        if len(data) < rows:
-            data = torch.cat((data.view(torch.uint8), data.new_zeros(1).view(torch.uint8).expand(
-                rows - len(data), data.shape[1]
-            ))).view(E4M3)
+        data = cast(self.inner, scale, E4M3).view(torch.uint8)  # gloo gathers no fp8
+        missing = -(-outer_size[0] // mesh.size()) - len(data)
+        if missing:
+            data = torch.cat((data, data.new_zeros(missing, data.shape[1])))
         return (data,), (scale.reciprocal(),)
 
     def fsdp_post_all_gather(
@@ -100,7 +98,7 @@ class NarrowlyGathered(torch.Tensor):
         if out is not None:
             out.inverse8 = metadata[0]
             return None
-        return EightBitWeight(outputs[0], metadata[0], param_dtype), outputs
+        return EightBitWeight(outputs[0].view(E4M3), metadata[0], param_dtype), outputs
 
 
 class EightBitWeight(torch.Tensor):
