@@ -215,7 +215,7 @@ TABLE: tuple[Setting, ...] = (
         "bf16",
         "bf16, fp8, mxfp8, nvfp4",
         "What the blocks' linear layers multiply in, forward and backward: param_dtype, or 8 or 4 bits.",
-        "`bf16`: nothing is rounded further than param_dtype does; 8 and 4 bits need tokens and GPUs for them.",
+        "`bf16`: nothing is rounded further; 8 and 4 bits need GPUs for them, and pay for casts.",
         one_of("bf16", "fp8", "mxfp8", "nvfp4"),
     ),
     Setting(

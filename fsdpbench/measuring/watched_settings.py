@@ -14,7 +14,18 @@ from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.systems import System
 
 _OF_THE_BENCH = frozenset(
-    {"batch", "graph", "grad_accum", "implementation", "linear_dtype", "lora", "lora_base", "lora_targets", "seed", "seq"}
+    {
+        "batch",
+        "graph",
+        "grad_accum",
+        "implementation",
+        "linear_dtype",
+        "lora",
+        "lora_base",
+        "lora_targets",
+        "seed",
+        "seq",
+    }
     | {"tp", "cp", "ep", "zero_grad"}
 )
 """Settings that the bench carries out for every system, or refuses where the system cannot do them."""

@@ -35,13 +35,13 @@ def gather_as_asked(model: nn.Module, settings: Settings) -> None:
 
 
 def scale_after_steps(model: nn.Module, optimizer: torch.optim.Optimizer, settings: Settings) -> None:
-    """Find the scales of what is gathered in fp8 anew after each step of `optimizer`."""
+    """Find the scales of what is gathered in fp8 again after each step of `optimizer`."""
     if settings.linear_dtype == "fp8":
 
-        def found_anew(*_: Any) -> None:
+        def again(*_: Any) -> None:
             scale_weights(model)
 
-        optimizer.register_step_post_hook(found_anew)
+        optimizer.register_step_post_hook(again)
 
 
 def refuse_narrow(config: Config) -> dict[str, str]:

@@ -1,16 +1,17 @@
 """Matrices whose elements share a scale in blocks along the dimension that a product sums over.
 
-    mxfp8   32 elements in e4m3, scale 2^n in e8m0      OCP Microscaling Formats 1.0; n rounded up, so that
-                                                        nothing saturates (Mishra et al. 2025, arXiv 2506.08027)
-    nvfp4   16 elements in e2m1, scale in e4m3          and one in float32 a tensor: the largest magnitude over
-                                                        448 x 6 (NVIDIA 2025, arXiv 2509.25149)
+    mxfp8   32 elements in e4m3, scale 2^n in e8m0     OCP Microscaling Formats 1.0; n rounded up, so that
+                                                       nothing saturates (Mishra 2025, arXiv 2506.08027)
+    nvfp4   16 elements in e2m1, scale in e4m3         and one in float32 a tensor: the largest magnitude
+                                                       over 448 x 6 (NVIDIA 2025, arXiv 2509.25149)
 
-Each cast is one operator, as libraries have one kernel for it: it reads the matrix and writes it and its scales,
-padded to the 128 rows and 4 scales a row that the products want. A real kernel also swizzles scales inside these
-tiles, which moves no more bytes; here they are in order, and read again where a product is emulated.
+Each cast is one operator, as libraries have one kernel for it: it reads the matrix and writes it and its
+scales, padded to the 128 rows and 4 scales a row that the products want. A real kernel also swizzles scales
+inside these tiles, which moves no more bytes; here they are in order, for products that are emulated.
 
-Of nvfp4's gradients: what is summed over tokens is rotated before (a Hadamard matrix of 16 x 16 with fixed signs,
-which spreads outliers and leaves the product as it is), and gradients of outputs are rounded stochastically.
+Of nvfp4's gradients: what is summed over tokens is rotated before (a Hadamard matrix of 16 x 16 with fixed
+signs, which spreads outliers and leaves the product as it is), and gradients of outputs are rounded
+stochastically.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def _mxfp8_shapes(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty((m, k), dtype=torch.float8_e4m3fn), scales
 
 
-def nvfp4(x: Tensor, amax: Tensor, square: bool = False, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def nvfp4(
+    x: Tensor, amax: Tensor, square: bool = False, noise: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """[m, k] in e2m1, two a byte, and its scales in e4m3; `amax` is the largest magnitude.
 
     `square`: blocks of 16 x 16 share a scale, so that the transposed matrix is cast to the same numbers.

@@ -1,9 +1,9 @@
 """Linear layers in mxfp8 and nvfp4: what is cast when, for the product and for both gradients.
 
-    mxfp8   torchao's MXFP8 training linear: six casts, of each matrix along the dimension that is summed over;
-            input and weight are kept in 16 bits and cast again in backward
-    nvfp4   torchao's NVFP4 training linear (prototype): all three products in 4 bits, one kernel casts a matrix
-            both ways, and the casts of forward are kept for backward in place of the input
+    mxfp8   torchao's MXFP8 training linear: six casts, of each matrix along the dimension that is summed
+            over; input and weight are kept in 16 bits and cast again in backward
+    nvfp4   torchao's NVFP4 training linear (prototype): all three products in 4 bits; one kernel casts a
+            matrix both ways; the casts of forward are kept for backward instead of the input
 
 Where the CPU has no such product, it multiplies what the numbers stand for, in float32.
 """

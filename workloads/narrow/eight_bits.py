@@ -1,14 +1,14 @@
-"""Products in fp8 with one scale a tensor, found anew with each cast ("dynamic tensorwise").
+"""Products in fp8 with one scale a tensor, found again for each cast ("dynamic tensorwise").
 
-The recipe of torchao's `Float8Linear` (its default `Float8LinearConfig`; formats after Micikevicius et al. 2022,
-arXiv 2209.05433: e4m3 for what is computed with, e5m2 for gradients, whose range is wider)::
+The recipe of torchao's `Float8Linear` (its default `Float8LinearConfig`; formats after Micikevicius et al.
+2022, arXiv 2209.05433: e4m3 for what is computed with, e5m2 for gradients, whose range is wider)::
 
     forward           y  = x8 @ w8^T      x8, w8 in e4m3
     input's gradient  dx = g8 @ w8        g8 in e5m2; w8 copied, stored by columns
     weight's gradient dw = g8^T @ x8      g8 copied transposed, x8 copied, stored by columns
 
-`torch._scaled_mm` takes its first factor stored by rows and its second by columns, and nothing else: hence the
-copies. What is kept for backward is `x` itself, which layers that read the same tensor share; it is cast again.
+`torch._scaled_mm` takes its first factor stored by rows and its second by columns, and nothing else: hence
+the copies. `x` itself is kept for backward, which layers that read the same tensor share; it is cast again.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     EightBitWeight     the whole weight as it was gathered, and its scale; only `EightBitLinear` reads it
 
 All ranks must scale alike, by the largest magnitude of the whole weight. `scale_weights` finds those of all
-weights in one all-reduce, after each step of the optimizer; before the first step each weight reduces its own.
-As torchao's `enable_fsdp_float8_all_gather` with `precompute_float8_dynamic_scale_for_fsdp`.
+weights in one all-reduce, after each step of the optimizer; before the first step each weight reduces its
+own. As torchao's `enable_fsdp_float8_all_gather` with `precompute_float8_dynamic_scale_for_fsdp`.
 """
 
 from __future__ import annotations
@@ -34,42 +34,44 @@ _KEEPS_CLASS = frozenset(
 
 
 class NarrowlyGathered(torch.Tensor):
-    """A (sharded) weight around `inner`; `scale` is what its whole weight is cast with, once it is known."""
+    """A (sharded) weight around the tensor `held`; `scale` is what the whole weight is cast with, once known."""
 
-    inner: Tensor
+    held: Tensor
     scale: Tensor | None
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Any:
+    def __new__(cls, held: Tensor) -> Any:
         return torch.Tensor._make_wrapper_subclass(
             cls,
-            inner.shape,
-            strides=inner.stride(),
-            storage_offset=int(inner.storage_offset()),
-            dtype=inner.dtype,
-            device=inner.device,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=int(held.storage_offset()),
+            dtype=held.dtype,
+            device=held.device,
         )
 
-    def __init__(self, inner: Tensor) -> None:
-        self.inner, self.scale = inner, None
+    def __init__(self, held: Tensor) -> None:
+        self.held, self.scale = held, None
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"NarrowlyGathered({self.inner!r})"
+        return f"NarrowlyGathered({self.held!r})"
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["inner"], None
+        return ["held"], None
 
     @staticmethod
     def __tensor_unflatten__(inner: Mapping[str, Tensor], *_: Any) -> NarrowlyGathered:
-        return NarrowlyGathered(inner["inner"])
+        return NarrowlyGathered(inner["held"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = tree_map_only(NarrowlyGathered, lambda each: each.inner, (args, kwargs or {}))
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        plain = tree_map_only(NarrowlyGathered, lambda each: each.held, (args, kwargs or {}))
         result = func(*plain[0], **plain[1])
         if func in _KEEPS_CLASS:
             return tree_map_only(Tensor, NarrowlyGathered, result)
-        if args and isinstance(args[0], NarrowlyGathered) and result is args[0].inner:
+        if args and isinstance(args[0], NarrowlyGathered) and result is args[0].held:
             return args[0]  # in place
         return result
 
@@ -79,8 +81,8 @@ class NarrowlyGathered(torch.Tensor):
         """The bytes of the shard in fp8, padded to the largest of all ranks; the scale's inverse."""
         scale = self.scale
         if scale is None:
-            scale = scale_of(_of_all(_magnitude(self.inner), mesh.get_group()), E4M3)
-        data = cast(self.inner, scale, E4M3).view(torch.uint8)  # gloo gathers no fp8
+            scale = scale_of(_of_all(_magnitude(self.held), mesh.get_group()), E4M3)
+        data = cast(self.held, scale, E4M3).view(torch.uint8)  # gloo gathers no fp8
         missing = -(-outer_size[0] // mesh.size()) - len(data)
         if missing:
             data = torch.cat((data, data.new_zeros(missing, data.shape[1])))
@@ -132,7 +134,9 @@ class EightBitWeight(torch.Tensor):
         return EightBitWeight(inner["data8"], inner["inverse8"], dtype)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         rule = _VIEWS.get(func)
         if rule is None:
             raise NotImplementedError(f"{func}: a weight gathered in fp8 is read by its own layer alone")
@@ -152,19 +156,19 @@ def gather_narrowly(model: nn.Module) -> None:
     """Have FSDP2, which is applied afterwards, gather the weights of `model`'s fp8 layers in fp8."""
     for layer in model.modules():
         if isinstance(layer, NarrowProjection) and layer.kind == "fp8":
-            layer.weight = nn.Parameter(NarrowlyGathered(layer.weight.detach()))  # type: ignore[arg-type]
+            layer.weight = nn.Parameter(NarrowlyGathered(layer.weight.detach()))
 
 
 @torch.no_grad()
 def scale_weights(model: nn.Module) -> None:
     """Find the scales of all weights that are gathered in fp8, in one all-reduce of their magnitudes."""
-    weights = [parameter for parameter in model.parameters() if _is_narrow(parameter)]
+    weights: list[Any] = [parameter for parameter in model.parameters() if _is_narrow(parameter)]
     if not weights:
         return
     shards: list[Any] = [weight._local_tensor for weight in weights]
     mesh = weights[0].device_mesh
     group = mesh.get_group(mesh.ndim - 1)
-    magnitudes = torch.stack(_magnitudes([shard.inner for shard in shards]))
+    magnitudes = torch.stack(_magnitudes([shard.held for shard in shards]))
     scales = scale_of(_of_all(magnitudes, group), E4M3)
     for shard, scale in zip(shards, scales.unbind(), strict=True):
         shard.scale = scale
@@ -178,9 +182,9 @@ def _magnitude(x: Tensor) -> Tensor:
     return x.abs().max() if x.numel() else x.new_zeros(())  # a rank may hold no row
 
 
-def _magnitudes(shards: list[Tensor]) -> Sequence[Tensor]:
+def _magnitudes(shards: list[Tensor]) -> list[Tensor]:
     if all(shard.numel() for shard in shards):
-        return torch._foreach_norm(shards, float("inf"))
+        return list(torch._foreach_norm(shards, float("inf")))
     return [_magnitude(shard) for shard in shards]
 
 

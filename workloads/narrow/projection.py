@@ -59,12 +59,12 @@ def check_narrow(workload: Workload, kind: str, batch: int, seq: int | None) -> 
     for product in products:
         if product.name not in _KEPT and (product.inputs % multiple or product.outputs % multiple):
             raise WorkloadError(
-                f"layer {product.name} of {workload.name} is {product.inputs} x {product.outputs}, and {kind} "
-                f"needs multiples of {multiple}: change the shape"
+                f"layer {product.name} of {workload.name} is {product.inputs} x {product.outputs}, and "
+                f"{kind} needs multiples of {multiple}: change the shape"
             )
     tokens = workload.tokens(batch, seq) or 0
     if tokens % multiple:
         raise WorkloadError(
-            f"{tokens} tokens a microbatch are summed over for weights' gradients, and {kind} needs a multiple "
-            f"of {multiple}: change batch or seq"
+            f"{tokens} tokens a microbatch are summed over for weights' gradients, and {kind} needs a "
+            f"multiple of {multiple}: change batch or seq"
         )

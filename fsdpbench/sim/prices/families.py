@@ -129,10 +129,11 @@ FAMILIES = (
         "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward", "max_pool2d_with_indices_backward",
         "avg_pool2d_backward", "dist", "trace", "dot", "mv", "addmv", "histc", "_weight_norm_interface",
         "_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_", "logcumsumexp", "glu",
-        "glu_backward", "cummax", "cummin", "nvfp4_amax", "avg_pool3d", "avg_pool3d_backward", "max_pool3d_with_indices",
+        "glu_backward", "cummax", "cummin", "avg_pool3d", "avg_pool3d_backward", "max_pool3d_with_indices",
         "max_pool3d_with_indices_backward", "adaptive_max_pool2d", "adaptive_max_pool2d_backward",
         "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward", "multi_margin_loss",
         "multilabel_margin_loss_forward", "soft_margin_loss", "_linalg_check_errors",
+        "nvfp4_amax",
     )),
     Family("sorting, and what selects by digits", moves("reduction", passes=4), (
         "sort", "argsort", "msort", "kthvalue", "median", "nanmedian", "mode",

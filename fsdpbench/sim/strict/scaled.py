@@ -1,6 +1,7 @@
 """Scaled products (`torch._scaled_mm`): dtypes, layouts, sizes and scales as CUDA takes them.
 
-The words are those of torch's kernel (`ScaledBlas.cpp`) and, for layouts, of its rule for CUDA's fake tensors.
+The words are those of torch's kernel (`ScaledBlas.cpp`) and, for layouts, of its rule for CUDA's fake
+tensors.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ def _refuse_scales(
         return
     if of_a.dim() != 2 or of_b.dim() != 2 or of_a.shape[1] != ceil(a.shape[1] / 128):
         raise ValueError(
-            "Invalid scaling configuration. For tensorwise scaling, both scales should be scalar. For rowwise "
-            f"scaling, scale_a should be ({a.shape[0]}, 1), scale_b should be (1, {b.shape[1]}). Got "
+            "Invalid scaling configuration. For tensorwise scaling, both scales should be scalar. For "
+            f"rowwise scaling, scale_a should be ({a.shape[0]}, 1), scale_b should be (1, {b.shape[1]}). Got "
             f"scale_a.size()={sizes(of_a)} and scale_b.size()={sizes(of_b)}"
         )
 

@@ -25,7 +25,8 @@ def computed(kind: str, bias: bool = False) -> tuple[Three, Three]:
     y = NarrowProjection(base, kind)(x)
     gradient = torch.randn_like(y) * torch.logspace(-3, 1, 32)
     y.backward(gradient)
-    assert x.grad is not None and base.weight.grad is not None
+    assert x.grad is not None
+    assert base.weight.grad is not None
     read = x.detach().flatten(0, 1), base.weight.detach(), gradient.flatten(0, 1)
     return read, (y.detach().flatten(0, 1), x.grad.flatten(0, 1), base.weight.grad)
 
@@ -101,4 +102,5 @@ def test_autocast_casts_what_is_read_and_gradients_are_those_of_parameters(kind:
         y = layer(torch.randn(64, 32))
     assert y.dtype is torch.bfloat16
     y.float().sum().backward()
-    assert layer.weight.grad is not None and layer.weight.grad.dtype is torch.float32
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype is torch.float32
