@@ -10,6 +10,9 @@ from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.prices.call import Call, OperatorCost, Price, argument, tensor_bytes
 
+_SCALED = ("fp8", "nvfp4")
+"""Torch's products in these take factors that were cast before, by operators with prices of their own."""
+
 
 def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
     """``a`` (..., m, k) times ``b`` (..., k, n)."""
@@ -24,7 +27,7 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
         return OperatorCost(f"gemm_{dtype}", costs.memory_bound_ns(0))
     return OperatorCost(
         f"gemm_{dtype}_{batch}x{m}x{n}x{k}" if batch > 1 else f"gemm_{dtype}_{m}x{n}x{k}",
-        costs.gemm_ns(m, n, k, batch, dtype, kind),
+        costs.gemm_ns(m, n, k, batch, dtype, kind, comes_quantised=dtype in _SCALED),
     )
 
 

@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 
+from fsdpbench.cli.requests.request import make_request
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.sweep.planning import make_config, not_applicable
+from fsdpbench.systems.registry import get_system
+
 SIM = ("--model", "llama-tiny", "--device", "sim", "--gpus", "8")
 
 
@@ -84,35 +89,60 @@ def test_checkpointing_recomputes_narrow_layers(fsdpbench: Any, tmp_path: Path, 
 @pytest.mark.parametrize("kind", ["fp8", "mxfp8", "nvfp4"])
 def test_cpu_ranks_learn_as_with_16_bits(fsdpbench: Any, tmp_path: Path, kind: str) -> None:
     words = ("--model", "llama-tiny", "--device", "cpu", "--gpus", "2", "--system", "impl-fsdp2")
+    words += (*set_to("batch=1", "seq=64"))
     wide = result_of(fsdpbench, tmp_path / "a", *words)
     narrow = result_of(fsdpbench, tmp_path / "b", *words, *set_to(f"linear_dtype={kind}"))
     assert narrow["loss"] != wide["loss"]
-    for found, wanted in zip(narrow["loss"]["steps"], wide["loss"]["steps"], strict=True):
+    for found, wanted in zip(narrow["loss"], wide["loss"], strict=False):
         assert found == pytest.approx(wanted, rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("hardware", "settings", "named"),
     [
-        ("--hardware a100-80gb linear_dtype=fp8", "a100-80gb has no products in fp8"),
-        ("--hardware h100-80gb linear_dtype=nvfp4", "h100-80gb has no products in nvfp4"),
-        ("--hardware h100-80gb linear_dtype=mxfp8", "h100-80gb has no products in mxfp8"),
-        ("--hardware b200 linear_dtype=fp8 lora=8", "leave lora out"),
-        ("--hardware b200 linear_dtype=fp8 tp=2", "leave tp at 1"),
-        ("--hardware b200 linear_dtype=fp8 cpu_offload=true", "leave cpu_offload out"),
-        ("--hardware b200 linear_dtype=fp8 optimizer=muon", "leave muon"),
-        ("--hardware b200 linear_dtype=nvfp4 compile=true", "leave compile out"),
-        ("--hardware b200 linear_dtype=mxfp8 seq=24 batch=1", "24 tokens a microbatch"),
-        ("--hardware b200 linear_dtype=mxfp8 --model t5-tiny", "family t5"),
-        ("--hardware b200 linear_dtype=fp8 --model moe-tiny", "experts"),
-        ("--hardware b200 linear_dtype=fp8 --shape d_ff=100", "layer gate of llama-tiny is"),
+        ("a100-80gb", {"linear_dtype": "fp8"}, "a100-80gb has no products in fp8"),
+        ("h100-80gb", {"linear_dtype": "nvfp4"}, "h100-80gb has no products in nvfp4"),
+        ("h100-80gb", {"linear_dtype": "mxfp8"}, "h100-80gb has no products in mxfp8"),
+        ("b200", {"linear_dtype": "fp8", "lora": 8}, "leave lora out"),
+        ("b200", {"linear_dtype": "fp8", "cp": 2}, "leave cp at 1"),
+        ("b200", {"linear_dtype": "fp8", "cpu_offload": True}, "leave cpu_offload out"),
+        ("b200", {"linear_dtype": "fp8", "optimizer": "muon"}, "leave muon"),
+        ("b200", {"linear_dtype": "fp8", "reshard_after_forward": 2}, "reshard_after_forward=true"),
+        ("b200", {"linear_dtype": "nvfp4", "compile": True}, "leave compile out"),
+        ("b200", {"linear_dtype": "mxfp8", "seq": 24, "batch": 1}, "24 tokens a microbatch"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(fsdpbench: Any, words: str, named: str) -> None:
-    given: list[str] = []
-    for word in words.split():
-        setting = "=" in word and given[-1:] != ["--shape"]
-        given += ["--set", word] if setting else [word]
-    done = fsdpbench("run", *SIM, "--system", "impl-fsdp2", *given)
-    assert done.stdout.startswith("not_applicable"), done.stdout + done.stderr
-    assert named in done.stdout
+def test_what_cannot_be_is_refused_by_name(hardware: str, settings: dict[str, Any], named: str) -> None:
+    assert named in refusal_of("llama-tiny", hardware, settings)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "named"),
+    [
+        ("t5-tiny", "", "family t5"),
+        ("moe-tiny", "", "experts"),
+        ("llama-tiny", "d_ff=100", "is 128 x 100, and fp8 needs multiples of 16"),
+    ],
+)
+def test_no_layer_stays_behind_unsaid(model: str, shape: str, named: str) -> None:
+    assert named in refusal_of(model, "b200", {"linear_dtype": "fp8"}, shape)
+
+
+def test_software_of_its_time_and_other_trainers_do_not_have_it() -> None:
+    assert "leave --software out" in refusal_of(
+        "llama-tiny", "h100-80gb", {"linear_dtype": "fp8"}, software="fms-fsdp-2024"
+    )
+    for name in ("deepspeed-zero3", "megatron-fsdp"):
+        assert "8 or 4 bits" in get_system(name).absent["linear_dtype"]
+
+
+def refusal_of(
+    model: str, hardware: str, settings: dict[str, Any], shape: str = "", software: str | None = None
+) -> str:
+    """Why impl-fsdp2 refuses, or nothing."""
+    given = {"model": model, "gpus": 8, "device": "sim", "hardware": hardware}
+    given |= {"shape": shape} if shape else {}
+    given |= {"software": software} if software else {}
+    target = make_request(given, {}, whole_space=False).target
+    config = make_config(target, "impl-fsdp2", Settings.of(**settings), target.workload())
+    return not_applicable(config).get("linear_dtype", "")
