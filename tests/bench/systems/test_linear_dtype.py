@@ -89,7 +89,7 @@ def test_checkpointing_recomputes_narrow_layers(fsdpbench: Any, tmp_path: Path, 
 @pytest.mark.parametrize("kind", ["fp8", "mxfp8", "nvfp4"])
 def test_cpu_ranks_learn_as_with_16_bits(fsdpbench: Any, tmp_path: Path, kind: str) -> None:
     words = ("--model", "llama-tiny", "--device", "cpu", "--gpus", "2", "--system", "impl-fsdp2")
-    words += (*set_to("batch=1", "seq=64"))
+    words += (*set_to("batch=1", "seq=64"),)
     wide = result_of(fsdpbench, tmp_path / "a", *words)
     narrow = result_of(fsdpbench, tmp_path / "b", *words, *set_to(f"linear_dtype={kind}"))
     assert narrow["loss"] != wide["loss"]
