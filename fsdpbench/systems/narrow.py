@@ -70,6 +70,8 @@ def refuse_narrow_gathers(config: Config) -> dict[str, str]:
         why = "a gather of fp8 in symmetric memory was not tried: leave symmetric_memory out"
     elif settings.cpu_offload:
         why = "weights gathered in fp8 are scaled where they are kept: leave cpu_offload out"
+    elif settings.graph != "none":
+        why = "gathers of fp8 take other memory in each step, which no graph captures: leave graph out"
     elif settings.optimizer == "muon" or settings.optimizer_dtype is not None:
         why = "only torch's own AdamW and SGD step weights gathered in fp8: leave muon and bf16 out"
     return {} if why is None else {_NAME: why}

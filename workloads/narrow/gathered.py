@@ -34,7 +34,7 @@ _KEEPS_CLASS = frozenset(
 
 
 class NarrowlyGathered(torch.Tensor):
-    """A (sharded) weight around the tensor `held`; `scale` is what the whole weight is cast with, once known."""
+    """A (sharded) weight around the tensor `held`; `scale`: what the whole is cast with, once known."""
 
     held: Tensor
     scale: Tensor | None

@@ -107,6 +107,7 @@ def test_cpu_ranks_learn_as_with_16_bits(fsdpbench: Any, tmp_path: Path, kind: s
         ("b200", {"linear_dtype": "fp8", "cp": 2}, "leave cp at 1"),
         ("b200", {"linear_dtype": "fp8", "cpu_offload": True}, "leave cpu_offload out"),
         ("b200", {"linear_dtype": "fp8", "optimizer": "muon"}, "leave muon"),
+        ("b200", {"linear_dtype": "fp8", "graph": "step"}, "leave graph out"),
         ("b200", {"linear_dtype": "fp8", "reshard_after_forward": 2}, "reshard_after_forward=true"),
         ("b200", {"linear_dtype": "nvfp4", "compile": True}, "leave compile out"),
         ("b200", {"linear_dtype": "mxfp8", "seq": 24, "batch": 1}, "24 tokens a microbatch"),
