@@ -32,7 +32,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from fsdpbench.workloads.errors import WorkloadError
 
-_PRODUCTS = ("mm", "addmm", "convolution")
+_PRODUCTS = ("mm", "addmm", "convolution", "_scaled_mm", "_scaled_mm_v2")
 """With weights."""
 _ATTENTION = (
     "bmm",

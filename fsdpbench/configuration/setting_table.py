@@ -220,6 +220,14 @@ TABLE: tuple[Setting, ...] = (
         words_or({"auto": None, "none": None}, one_of("bf16")),
     ),
     Setting(
+        "linear_dtype",
+        "bf16",
+        "bf16, fp8, mxfp8, nvfp4",
+        "What the blocks' linear layers multiply in, forward and backward: param_dtype, or 8 or 4 bits.",
+        "`bf16`: nothing is rounded further; 8 and 4 bits need GPUs for them, and pay for casts.",
+        one_of("bf16", "fp8", "mxfp8", "nvfp4"),
+    ),
+    Setting(
         "clip",
         None,
         "off, or the largest norm (a number above 0)",

@@ -32,7 +32,7 @@ _NEWER = frozenset(
         "lora_base",
         "lora_targets",
     }
-    | {"symmetric_memory", "optimizer_dtype", "tp", "cp", "ep", "norm", "rotary", "loss"}
+    | {"symmetric_memory", "optimizer_dtype", "linear_dtype", "tp", "cp", "ep", "norm", "rotary", "loss"}
 )
 """Settings that older records lack; what they ran is the default."""
 
@@ -66,6 +66,7 @@ class Settings:
     cpu_offload: bool
     optimizer: str
     optimizer_dtype: str | None
+    linear_dtype: str
     clip: float | None
     zero_grad: str
     lora: int

@@ -15,7 +15,7 @@ from fsdpbench.systems import System
 
 _OF_THE_BENCH = frozenset(
     {"batch", "graph", "grad_accum", "implementation", "lora", "lora_base", "lora_targets", "seed", "seq"}
-    | {"clip", "norm", "rotary", "loss", "tp", "cp", "ep", "zero_grad"}
+    | {"clip", "linear_dtype", "norm", "rotary", "loss", "tp", "cp", "ep", "zero_grad"}
 )
 """Settings that the bench carries out for every system, or refuses where the system cannot do them."""
 

@@ -26,7 +26,7 @@ _UNDERSTOOD = {
     *("backward_prefetch", "backward_prefetch_depth", "forward_prefetch", "limit_all_gathers"),
     *("memory_handover", "param_dtype", "reduce_dtype", "buffer_dtype", "activation_checkpointing"),
     *("cpu_offload", "optimizer", "optimizer_dtype", "zero_grad", "tp", "cp", "ep", "compile", "seed"),
-    *("checkpoint_first", "clip", "norm", "rotary", "loss"),
+    *("checkpoint_first", "clip", "norm", "rotary", "loss", "linear_dtype"),
     *("keep_last_unsharded", "activation_offload", "compile_loss", "graph", "symmetric_memory"),
 }
 """Settings whose part in the bound is known; another one that is not at its default makes it unknown."""

@@ -134,7 +134,18 @@ def without_absent(config: Config) -> Config:
     return dataclasses.replace(config, settings=config.settings.changed(**{**nulls, **keep}))
 
 
-_NEVER_NULL = {"strategy", "wrap", "cpu_offload", "lora", "lora_targets", "lora_base", "tp", "cp", "ep"}
+_NEVER_NULL = {
+    "strategy",
+    "wrap",
+    "cpu_offload",
+    "lora",
+    "lora_targets",
+    "lora_base",
+    "linear_dtype",
+    "tp",
+    "cp",
+    "ep",
+}
 
 
 def check_systems(names: Sequence[str]) -> list[str]:

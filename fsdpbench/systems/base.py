@@ -27,6 +27,7 @@ from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.clipping import clip_gradients
 from fsdpbench.systems.graphs import refuse_graph
 from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, use_linear_loss
+from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.systems.software import refused_by_software
 from fsdpbench.workloads import Workload
@@ -55,6 +56,7 @@ class BuildContext:
         with torch.device("meta" if self.deferred else self.device):
             model = self.workload.build(activation_checkpointing=settings.recomputed, seq=settings.seq)
         use_linear_loss(model, settings)
+        narrow_as_asked(model, self.workload, settings)
         return model
 
     @property
@@ -191,7 +193,7 @@ def refuse_common(config: Config) -> dict[str, str]:
                 f"what a rank offloads ({state / size / 2**30:.0f} GiB) is really allocated on this machine, "
                 f"and more than {MOST_OFFLOADED_BYTES / 2**30:.0f} GiB is not: simulate more GPUs"
             )
-    refused |= refuse_offload(config)
+    refused |= refuse_offload(config) | refuse_narrow(config)
     return refused | _refuse_keeping_last(config) | refuse_lora(config) | refuse_optimizer(config)
 
 

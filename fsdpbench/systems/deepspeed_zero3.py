@@ -44,6 +44,7 @@ class DeepSpeedZero3(System):
         "activation_offload": "the bench offloads activations of FSDP's units",
         "clip": "the bench gives ZeRO-3 no gradient_clipping",
         "optimizer_dtype": "the bench gives ZeRO-3 torch's own AdamW",
+        "linear_dtype": "the bench does not build layers of 8 or 4 bits under DeepSpeed's partitioning",
         "buffer_dtype": "DeepSpeed casts the whole module, buffers included",
         "lora": "the bench does not build adapters under DeepSpeed's partitioning",
         "lora_targets": "the bench does not build adapters under DeepSpeed's partitioning",

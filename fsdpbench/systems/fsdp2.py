@@ -22,6 +22,7 @@ from fsdpbench.systems.base import (
     shard_size_of,
 )
 from fsdpbench.systems.dtypes import TORCH_DTYPES
+from fsdpbench.systems.narrow import gather_as_asked, refuse_narrow_gathers, scale_after_steps
 from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallelise, refuse_parallel
 from fsdpbench.systems.parallel.experts import placement_of_experts
 from fsdpbench.systems.symmetric import refuse_symmetric_memory, use_symmetric_memory
@@ -50,6 +51,7 @@ class _FullyShardSystem(System):
     def wrap(self, context: BuildContext) -> nn.Module:
         config, settings = context.config, context.config.settings
         model = context.build_model()
+        gather_as_asked(model, settings)
         meshes = make_meshes(Degrees.of(config), context.shard_size, context.device.type)
         parallelise(model, context.workload, meshes)
         units = select_units(model, context.workload, settings.wrap)
@@ -77,6 +79,11 @@ class _FullyShardSystem(System):
         compile_as_asked(model, units, settings)
         return model
 
+    def make_optimizer(self, model: nn.Module, config: Config) -> torch.optim.Optimizer:
+        optimizer = super().make_optimizer(model, config)
+        scale_after_steps(model, optimizer, config.settings)
+        return optimizer
+
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
         return context_of(config)
 
@@ -101,7 +108,7 @@ class _FullyShardSystem(System):
 
     def refuses(self, config: Config) -> dict[str, str]:
         refused = refuse_common(config) | refuse_parallel(config)
-        refused |= refuse_symmetric_memory(config, shard_size_of(config))
+        refused |= refuse_symmetric_memory(config, shard_size_of(config)) | refuse_narrow_gathers(config)
         raf, ranks = config.settings.reshard_after_forward, Degrees.of(config).sharding
         if isinstance(raf, int) and not isinstance(raf, bool) and ranks % raf:
             refused["reshard_after_forward"] = f"{ranks} ranks cannot be divided into groups of {raf}"

@@ -44,6 +44,7 @@ class MegatronFsdp(System):
         "activation_offload": "the bench offloads activations of FSDP's units",
         "clip": "the bench clips no gradients of Megatron-FSDP",
         "optimizer_dtype": "the bench gives Megatron-FSDP torch's own AdamW",
+        "linear_dtype": "the bench does not build layers of 8 or 4 bits under Megatron-FSDP's buffers",
         "buffer_dtype": "Megatron-FSDP leaves buffers in the dtype of the model",
         "lora": "the bench's Megatron-FSDP casts the whole model, adapters too",
         "lora_targets": "the bench's Megatron-FSDP casts the whole model, adapters too",

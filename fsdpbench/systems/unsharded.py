@@ -11,6 +11,7 @@ from torch import nn
 from fsdpbench.configuration.config import Config
 from fsdpbench.systems.base import BuildContext, System, refuse_lora
 from fsdpbench.systems.dtypes import TORCH_DTYPES
+from fsdpbench.systems.narrow import refuse_narrow
 from fsdpbench.systems.optimizers import refuse_optimizer
 
 _NO_UNITS = "there are no FSDP units"
@@ -43,7 +44,7 @@ class _UnshardedSystem(System):
     absent = NO_SHARDING
 
     def refuses(self, config: Config) -> dict[str, str]:
-        return refuse_lora(config) | refuse_optimizer(config)
+        return refuse_lora(config) | refuse_narrow(config) | refuse_optimizer(config)
 
     def forward_context(self, config: Config, device: torch.device) -> AbstractContextManager[object]:
         dtype = TORCH_DTYPES[config.settings.param_dtype]

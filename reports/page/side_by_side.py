@@ -32,6 +32,7 @@ COMPUTED = (
     "lora_base",
     "optimizer",
     "optimizer_dtype",
+    "linear_dtype",
     "clip",
     "implementation",
     "seed",

@@ -16,6 +16,7 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
+from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.results.residuals.differences import apart
 from fsdpbench.results.residuals.table import Condition, Quantity, read_table
 from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, is_beyond, width_of
@@ -100,6 +101,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
         or config.settings.implementation != "own"
         or config.settings.optimizer == "muon"
         or config.settings.optimizer_dtype is not None
+        or config.settings.linear_dtype != SETTINGS["linear_dtype"].default
         or config.settings.activation_offload
         or config.settings.loss in ("chunked", "fused")
         or config.settings.graph != "none"

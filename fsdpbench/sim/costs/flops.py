@@ -8,7 +8,7 @@ forward that activation checkpointing runs again; it is counted apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,20 @@ def _of_groups(a: torch.Tensor, b: torch.Tensor, *args: Any, out_val: Any, **kwa
     """Products of groups that together are the rows or columns of a factor of two dimensions."""
     groups: int = a.shape[0] if a.dim() == b.dim() == 3 else 1
     return 2 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
+
+
+def _scaled(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> int:
+    """A product in 8 bits, or in 4, of which two are in a byte."""
+    packed = 2 if a.dtype is torch.float4_e2m1fn_x2 else 1
+    return 2 * a.shape[0] * a.shape[1] * packed * b.shape[1]
+
+
+_OWN: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._grouped_mm: _of_groups,
+    torch.ops.aten._scaled_mm: _scaled,
+    torch.ops.aten._scaled_mm_v2: _scaled,
+}
+"""Formulas where torch has none, or one that counts bytes."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +69,7 @@ class FlopCount:
     ) -> tuple[str, int] | None:
         """Compute type and FLOPs of an operator's call on meta tensors; None if it is not a product."""
         packet = getattr(func, "_overloadpacket", None)
-        formula: Any = _of_groups if packet is torch.ops.aten._grouped_mm else flop_registry.get(packet)
+        formula: Any = _OWN.get(packet) or flop_registry.get(packet)
         if formula is None:
             return None
         return compute_type, int(formula(*args, **kwargs, out_val=out))

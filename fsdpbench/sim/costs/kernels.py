@@ -29,28 +29,40 @@ class KernelCosts:
         self._cache: dict[tuple[object, ...], int] = {}
 
     def gemm_ns(
-        self, m: int, n: int, k: int, batch: int = 1, dtype: str = "bf16", kind: str = "forward"
+        self,
+        m: int,
+        n: int,
+        k: int,
+        batch: int = 1,
+        dtype: str = "bf16",
+        kind: str = "forward",
+        comes_quantised: bool = False,
     ) -> int:
         """A (batched) product of ``m x k`` by ``k x n``; ``dtype`` names the compute type.
 
-        ``kind`` is ``forward`` (also for the gradient of the input) or ``weight_grad``.
+        ``kind`` is ``forward`` (also for the gradient of the input) or ``weight_grad``. ``comes_quantised``:
+        the product alone, where a table is of operators that cast their first factor, too.
         Raises ValueError for an unknown dtype or kind.
         """
-        key = ("gemm", m, n, k, batch, dtype, kind)
+        key = ("gemm", m, n, k, batch, dtype, kind, comes_quantised)
         found = self._cache.get(key)
         if found is None:
             _check_dtype(dtype, (*DTYPES, *_NARROW))
             if kind not in ("forward", "weight_grad"):
                 raise ValueError(f"gemm kind {kind!r}: known are forward, weight_grad")
-            found = self._cache[key] = round(self._gemm_seconds(m, n, k, batch, dtype, kind) * 1e9)
+            found = self._cache[key] = round(
+                self._gemm_seconds(m, n, k, batch, dtype, kind, comes_quantised) * 1e9
+            )
         return found
 
-    def _gemm_seconds(self, m: int, n: int, k: int, batch: int, dtype: str, kind: str) -> float:
+    def _gemm_seconds(
+        self, m: int, n: int, k: int, batch: int, dtype: str, kind: str, comes_quantised: bool
+    ) -> float:
         """By a library's table where there is one; tables know no batches."""
         gemm = self.profile.gemm
         slowed = gemm.under_load * (gemm.weight_grad if kind == "weight_grad" else 1.0)
         library = self._of_any if dtype in _NARROW else self._of_runs
-        seconds = library.product(m, n, k, dtype, slowed) if batch == 1 else None
+        seconds = library.product(m, n, k, dtype, slowed, comes_quantised) if batch == 1 else None
         if seconds is not None:
             return seconds
         return self._gemm.seconds(m, n, k, batch, "bf16" if dtype in _NARROW else dtype, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,11 +31,16 @@ class LibraryCosts:
         """The first table of attention."""
         return next((tables.attention for tables in self._tables if tables.attention is not None), None)
 
-    def product(self, m: int, n: int, k: int, dtype: str, slowed: float = 1.0) -> float | None:
-        """One product; ``slowed`` is the share of the tensor cores' rate that training leaves."""
+    def product(
+        self, m: int, n: int, k: int, dtype: str, slowed: float = 1.0, comes_quantised: bool = False
+    ) -> float | None:
+        """One product; ``slowed`` is the share of the tensor cores' rate that training leaves.
+        ``comes_quantised``: without what libraries cast before it, in operators that were measured as one."""
         table, profile = self.product_table(dtype), self._profile
         if table is None:
             return None
+        if comes_quantised:
+            table = dataclasses.replace(table, quantise=0.0)
         a, b, c = map(_array, (m, n, k))
         return float(product_seconds(table, profile.sm_count, profile.memory_bandwidth, a, b, c, slowed)[0])
 

@@ -1,8 +1,11 @@
 """Shapes of results where torch has no rule: `SyncBatchNorm`'s and GRUs' operators, which it has for CUDA
-alone, CTC's backward, and `bincount` with `minlength`.
+alone, CTC's backward, `bincount` with `minlength`, and scaled products that are written into a tensor.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,7 +71,24 @@ def _bins(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tenso
     return x.new_empty((minlength,), dtype=torch.float32 if weights.dtype is torch.float32 else torch.float64)
 
 
+def _into(name: str) -> Callable[..., Tensor]:
+    """The operator that writes into `out`, by the rule of the one that makes its result."""
+
+    def rule(*args: Any, out: Tensor, **kwargs: Any) -> Tensor:
+        made: Tensor = getattr(torch.ops.aten, name).default(*args, **kwargs)
+        if out.dtype is not made.dtype:
+            raise RuntimeError(f"{name}: out is {out.dtype}, and the result {made.dtype}")
+        return out if out.shape == made.shape else out.resize_(made.shape)
+
+    return rule
+
+
 _RULES = {
+    **{
+        f"{name}.out": _into(name)
+        for name in ("_scaled_mm", "_scaled_mm_v2")
+        if hasattr(torch.ops.aten, name)
+    },
     "bincount": _bins,
     "batch_norm_stats": _two,
     "batch_norm_gather_stats_with_counts": _two,

@@ -27,7 +27,7 @@ from fsdpbench.sim.prices.memory import (
     rows_written,
     whole_output,
 )
-from fsdpbench.sim.prices.products import convolution, convolution_backward, grouped, product
+from fsdpbench.sim.prices.products import convolution, convolution_backward, grouped, product, scaled
 from fsdpbench.sim.prices.strided import elementwise, reduction
 
 
@@ -55,7 +55,8 @@ FAMILIES = (
         "empty_permuted", "_efficientzerotensor", "is_pinned", "squeeze_", "unsqueeze_", "t_", "transpose_",
         "as_strided_", "swapaxes_", "swapdims_",
     )),
-    Family("matrix products", product(0), ("mm", "bmm", "_scaled_mm")),
+    Family("matrix products", product(0), ("mm", "bmm")),
+    Family("scaled products", scaled, ("_scaled_mm", "_scaled_mm_v2")),
     Family("products of groups", grouped, ("_grouped_mm",)),
     Family("matrix products that are added", product(1), (
         "addmm", "addmm_", "baddbmm", "baddbmm_", "addbmm", "_addmm_activation",
@@ -132,6 +133,7 @@ FAMILIES = (
         "max_pool3d_with_indices_backward", "adaptive_max_pool2d", "adaptive_max_pool2d_backward",
         "_adaptive_avg_pool3d", "_adaptive_avg_pool3d_backward", "multi_margin_loss",
         "multilabel_margin_loss_forward", "soft_margin_loss", "_linalg_check_errors",
+        "nvfp4_amax",
     )),
     Family("sorting, and what selects by digits", moves("reduction", passes=4), (
         "sort", "argsort", "msort", "kthvalue", "median", "nanmedian", "mode",
@@ -152,7 +154,8 @@ FAMILIES = (
         "huber_loss", "huber_loss_backward", "linalg_cross", "_euclidean_dist",
         "binary_cross_entropy_with_logits", "cross", "log_sigmoid_forward", "log_sigmoid_backward",
         "batch_norm_elemt", "batch_norm_backward_elemt", "floor_divide", "_thnn_fused_gru_cell",
-        "_thnn_fused_gru_cell_backward", "dequantise_4bit", "addr", "_prelu_kernel", "_prelu_kernel_backward",
+        "_thnn_fused_gru_cell_backward", "dequantise_4bit", "mxfp8_rows", "mxfp8_columns",
+        "nvfp4_both", "nvfp4_weight", "addr", "_prelu_kernel", "_prelu_kernel_backward",
         "rrelu_with_noise", "rrelu_with_noise_backward", "poisson", "soft_margin_loss_backward",
         "upsample_nearest1d", "upsample_nearest3d", "upsample_linear1d", "upsample_bicubic2d",
         "upsample_trilinear3d", "upsample_nearest1d_backward", "upsample_nearest3d_backward",

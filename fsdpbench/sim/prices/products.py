@@ -10,6 +10,9 @@ from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.prices.call import Call, OperatorCost, Price, argument, tensor_bytes
 
+_SCALED = ("fp8", "nvfp4")
+"""Torch's products in these take factors that were cast before, by operators with prices of their own."""
+
 
 def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
     """``a`` (..., m, k) times ``b`` (..., k, n)."""
@@ -24,7 +27,7 @@ def _gemm(a: torch.Tensor, b: torch.Tensor, costs: KernelCosts) -> OperatorCost:
         return OperatorCost(f"gemm_{dtype}", costs.memory_bound_ns(0))
     return OperatorCost(
         f"gemm_{dtype}_{batch}x{m}x{n}x{k}" if batch > 1 else f"gemm_{dtype}_{m}x{n}x{k}",
-        costs.gemm_ns(m, n, k, batch, dtype, kind),
+        costs.gemm_ns(m, n, k, batch, dtype, kind, comes_quantised=dtype in _SCALED),
     )
 
 
@@ -38,6 +41,23 @@ def _is_weight_gradient(a: torch.Tensor, b: torch.Tensor) -> bool:
 def product(first: int) -> Price:
     """A matrix product whose factors are arguments ``first`` and ``first + 1``."""
     return lambda call, costs: _gemm(call.args[first], call.args[first + 1], costs)
+
+
+def scaled(call: Call, costs: KernelCosts) -> OperatorCost:
+    """A product in 8 or 4 bits; raises RuntimeError where the profile knows none, as CUDA does."""
+    a, scales = call.args[0], argument(call, 2, "scale_a", None)
+    first = scales[0] if isinstance(scales, (list, tuple)) else scales
+    needed = compute_type(a.dtype)
+    blocks = first is not None and first.dtype is torch.float8_e8m0fnu
+    known = costs.profile.narrow_peak_flops
+    # Chips that multiply in nvfp4 are those that take scales of blocks.
+    if needed not in known or (blocks and "nvfp4" not in known):
+        what = "mxfp8" if blocks else needed
+        raise RuntimeError(
+            f"torch._scaled_mm: the GPU of profile {costs.profile.name} has no products in {what} (no table "
+            "in its profile): --hardware b200 has fp8, mxfp8 and nvfp4, h100-80gb fp8"
+        )
+    return _gemm(a, call.args[1], costs)
 
 
 def grouped(call: Call, costs: KernelCosts) -> OperatorCost:

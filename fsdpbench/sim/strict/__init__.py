@@ -6,6 +6,7 @@ Calls are checked when their plan is made (`plans.py`), so that a repeated call 
 ================ =======================================================================================
 `devices.py`     tensors of the host beside those of the device
 `dtypes.py`      dtypes that do not go together, and integers where CUDA has kernels for floats alone
+`scaled.py`      operands and scales of scaled products
 `shapes.py`      sizes and dimensions
 `indices.py`     indices out of range, where they are known (with each call: values are not part of a plan)
 `collectives.py` what NCCL's process group refuses

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fsdpbench.sim.strict.scaled import refuse_scaled_product
 from fsdpbench.sim.strict.words import Arguments, cpp_type, legacy_type, name_of, scalar_type
 
 Rule = Callable[[Arguments], None]
@@ -306,6 +307,7 @@ def _multinomial(arguments: Arguments) -> None:
 
 DTYPE_RULES: dict[str, Rule] = {
     "mm": _product("self", "mat2"),
+    **dict.fromkeys(("_scaled_mm", "_scaled_mm_v2"), refuse_scaled_product),
     "addmm": _addmm,
     "addbmm": _addbmm,
     "bmm": _like("self", "mat2"),

@@ -20,7 +20,7 @@ DEVICE = torch.accelerator.current_accelerator().type if torch.accelerator.is_av
 """
 _OF_THE_SCRIPT = (
     "seq", "batch", "grad_accum", "grad_sync", "activation_checkpointing", "checkpoint_first", "optimizer",
-    "optimizer_dtype", "clip", "zero_grad", "norm", "rotary", "loss",
+    "optimizer_dtype", "linear_dtype", "clip", "zero_grad", "norm", "rotary", "loss",
     "lora", "lora_targets", "lora_base", "implementation", "compile", "compile_loss",
 )  # fmt: skip
 

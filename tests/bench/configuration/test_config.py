@@ -42,7 +42,7 @@ OTHER = {
     "reduce_dtype": "bf16", "buffer_dtype": "bf16", "activation_checkpointing": "full", "cpu_offload": True,
     "optimizer": "sgd", "zero_grad": "fill", "compile": True, "compile_loss": True, "seed": 1, "seq": 128,
     "lora": 8, "lora_targets": "attention", "lora_base": "4bit", "implementation": "transformers",
-    "keep_last_unsharded": True, "optimizer_dtype": "bf16", "tp": 2, "cp": 2, "ep": 2,
+    "keep_last_unsharded": True, "optimizer_dtype": "bf16", "linear_dtype": "fp8", "tp": 2, "cp": 2, "ep": 2,
     "checkpoint_first": 2, "clip": 1.0, "norm": "composed", "rotary": "complex", "loss": "fused",
     "activation_offload": True, "graph": "step", "symmetric_memory": True,
 }  # fmt: skip

@@ -99,6 +99,7 @@ def test_records_from_before_a_setting_ran_its_default() -> None:
         "symmetric_memory",
         "keep_last_unsharded",
         "optimizer_dtype",
+        "linear_dtype",
         "checkpoint_first",
         "clip",
         "norm",

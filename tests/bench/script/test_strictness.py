@@ -58,3 +58,58 @@ def test_the_cause_names_the_script_s_device(run_probe: RunScript) -> None:
     run = run_probe("torch.zeros(2, 2, device='cuda') @ torch.zeros(2, 2)")
     assert "mat2 is on cpu, different from other tensors on cuda:0" in run.cause
     assert "not mapped" not in run.cause
+
+
+SCALED = """
+one, e4m3, e5m2 = torch.ones((), device="cuda"), torch.float8_e4m3fn, torch.float8_e5m2
+bf16 = {"out_dtype": torch.bfloat16}
+
+def eight(rows, columns, dtype=e4m3):
+    return torch.zeros(rows, columns, device="cuda").to(dtype)
+
+def four(rows, columns):
+    packed = torch.zeros(rows, columns // 2, dtype=torch.uint8, device="cuda")
+    return packed.view(torch.float4_e2m1fn_x2)
+
+def scales(count, dtype):
+    return torch.empty(count, dtype=dtype, device="cuda")
+
+a, b = eight(64, 128), eight(96, 128).t()
+rows, columns = torch.ones(64, 1, device="cuda"), torch.ones(1, 96, device="cuda")
+mx, nv = scales(512, torch.float8_e8m0fnu), scales(1024, torch.float8_e4m3fn)
+square = eight(128, 128)
+faults = [
+    (lambda: torch._scaled_mm(a, b.contiguous(), one, one, **bf16), "mat2 must be col_major"),
+    (lambda: torch._scaled_mm(eight(128, 64).t(), b, one, one, **bf16), "self must be row_major"),
+    (lambda: torch._scaled_mm(eight(64, 72), eight(96, 72).t(), one, one, **bf16), "divisible by 16"),
+    (lambda: torch._scaled_mm(a, eight(90, 128).t(), one, one, **bf16), "(128x90) must be divisible by 16"),
+    (lambda: torch._scaled_mm(a, eight(96, 64).t(), one, one, **bf16), "multiplied (64x128 and 64x96)"),
+    (lambda: torch._scaled_mm(a.float(), b, one, one, **bf16), "mat1 to be Float8 or Float4_x2"),
+    (lambda: torch._scaled_mm(a.to(e5m2), b.to(e5m2), one, one, **bf16), "two Float8_e5m2 matrices"),
+    (lambda: torch._scaled_mm(a, b, one.double(), one, **bf16), "scaling"),
+    (lambda: torch._scaled_mm(a, b, rows[:32], columns, **bf16), "scale_a should be (64, 1)"),
+    (lambda: torch._scaled_mm(a, b, rows, columns, out_dtype=torch.float16), "Only bf16"),
+    (lambda: torch._scaled_mm(a, b, one, one, bias=columns[0], **bf16), "Bias must be either Half"),
+    (lambda: torch._scaled_mm(square, square.t(), mx[:511], mx, **bf16), "scale_a should have 512 elements"),
+    (lambda: torch._scaled_mm(square, square.t(), nv, nv, **bf16), "float8_e4m3fn for torch.float8_e4m3fn"),
+]
+for fault, words in faults:
+    try:
+        fault()
+    except (RuntimeError, ValueError) as error:
+        assert words in str(error), str(error)
+    else:
+        raise AssertionError(words)
+assert torch._scaled_mm(a, b, one, one, **bf16).dtype is torch.bfloat16
+assert torch._scaled_mm(a.to(e5m2), b, rows, columns, **bf16).shape == (64, 96)
+into = torch.empty(64, 96, device="cuda", dtype=torch.bfloat16)
+torch._scaled_mm(a, b, one, one, out=into, **bf16)
+assert torch._scaled_mm(square, square.t(), mx, mx, **bf16).shape == (128, 128)
+assert torch._scaled_mm(four(128, 128), four(128, 128).t(), nv, nv, **bf16).shape == (128, 128)
+train(2)
+"""
+
+
+def test_scaled_products_are_checked_as_cuda_checks_them(run_probe: RunScript) -> None:
+    run = run_probe(SCALED, gpus=1, hardware="b200")
+    assert run.result["status"] == "ok", run.cause

@@ -7,10 +7,12 @@ from dataclasses import replace
 from statistics import mean, median
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
+from fsdpbench.sim.costs.flops import FlopCount
 from fsdpbench.sim.hardware.profile import load_profile
 
 A100 = KernelCosts(load_profile("a100-80gb"))
@@ -119,3 +121,15 @@ def test_host_costs_are_integer_nanoseconds():
     for slot in costs.__slots__:
         assert isinstance(getattr(costs, slot), int)
     assert costs.collective_ns > costs.operator_ns > costs.view_ns > 0
+
+
+def test_flops_of_scaled_products_count_elements() -> None:
+    """Two of nvfp4's elements are in a byte."""
+    found = []
+    for dtype, packed in ((torch.float8_e4m3fn, 1), (torch.float4_e2m1fn_x2, 2)):
+        a = torch.empty(32, 64 // packed, dtype=dtype, device="meta")
+        b = torch.empty(48, 64 // packed, dtype=dtype, device="meta").t()
+        for operator in (torch.ops.aten._scaled_mm.default, torch.ops.aten._scaled_mm_v2.default):
+            counted = FlopCount().of_call(operator, (a, b), {}, torch.empty(32, 48), "kind")
+            found.append(counted)
+    assert found == [("kind", 2 * 32 * 64 * 48)] * 4

@@ -101,10 +101,36 @@ def test_scaled_products_cost_what_the_table_says(dtype: torch.dtype, name: str,
     a, b = (torch.empty(2048, 4096 // packed, dtype=dtype, device="meta") for _ in range(2))
     out = torch.empty(2048, 2048, dtype=torch.bfloat16, device="meta")
     cost = price(torch.ops.aten._scaled_mm.default, (a, b.t()), {}, out, costs)
-    assert cost.duration_ns == costs.gemm_ns(2048, 2048, 4096, dtype=name)
+    assert cost.duration_ns == costs.gemm_ns(2048, 2048, 4096, dtype=name, comes_quantised=True)
+    # The libraries' operators cast the first factor, too; torch does that before, in operators of its own.
+    assert cost.duration_ns < costs.gemm_ns(2048, 2048, 4096, dtype=name)
     assert f"gemm_{name}_2048x2048x4096" in cost.kernel
     table = B200.libraries["trtllm"].products[name]
     assert B200.narrow_peak_flops[name] == table.peak_tflops * 1e12
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "scale", "missing"),
+    [
+        ("a100-80gb", torch.float8_e4m3fn, torch.float32, "fp8"),
+        ("h100-80gb", torch.float8_e4m3fn, torch.float8_e8m0fnu, "mxfp8"),
+        ("h100-80gb", torch.float4_e2m1fn_x2, torch.float8_e4m3fn, "nvfp4"),
+        ("rtx-pro-6000", torch.float8_e4m3fn, torch.float8_e8m0fnu, None),
+    ],
+)
+def test_a_chip_without_scaled_products_refuses_them(
+    name: str, dtype: torch.dtype, scale: torch.dtype, missing: str | None
+) -> None:
+    costs = KernelCosts(load_profile(name))
+    a = torch.empty(128, 128, dtype=dtype, device="meta")
+    scales = [torch.empty(512, dtype=scale, device="meta")] * 2
+    out = torch.empty(128, 128, dtype=torch.bfloat16, device="meta")
+    arguments = (torch.ops.aten._scaled_mm.default, (a, a.t(), *scales), {}, out, costs)
+    if missing is None:
+        assert price(*arguments).duration_ns > 0
+        return
+    with pytest.raises(RuntimeError, match=f"{name} has no products in {missing} "):
+        price(*arguments)
 
 
 B200_FILE = Path(hardware.__file__).parents[1] / "profiles" / "b200.toml"

@@ -1,0 +1,108 @@
+"""The setting `linear_dtype`: layers that multiply in 8 or 4 bits, and where they cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.degrees import PARALLEL
+from fsdpbench.configuration.settings import SETTINGS, Settings
+from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.systems.adapted import workload_of
+from fsdpbench.workloads import Workload, WorkloadError
+from fsdpbench.workloads.narrow.gathered import gather_narrowly, scale_weights
+from fsdpbench.workloads.narrow.projection import check_narrow, narrow
+
+_NAME = "linear_dtype"
+_WIDE = SETTINGS[_NAME].default
+_TABLES = {"fp8": ("fp8",), "mxfp8": ("fp8", "nvfp4"), "nvfp4": ("nvfp4",)}
+"""Tables of products that a chip's profile must have; only chips with nvfp4 multiply in mxfp8."""
+
+
+def narrow_as_asked(model: nn.Module, workload: Workload, settings: Settings) -> None:
+    """Let the linear layers of the blocks multiply in what the settings say."""
+    if settings.linear_dtype != _WIDE:
+        narrow(model, workload.block_classes, settings.linear_dtype)
+
+
+def gather_as_asked(model: nn.Module, settings: Settings) -> None:
+    """Have FSDP2, applied afterwards, gather in fp8 what multiplies in fp8."""
+    if settings.linear_dtype == "fp8":
+        gather_narrowly(model)
+
+
+def scale_after_steps(model: nn.Module, optimizer: torch.optim.Optimizer, settings: Settings) -> None:
+    """Find the scales of what is gathered in fp8 again after each step of `optimizer`."""
+    if settings.linear_dtype == "fp8":
+
+        def again(*_: Any) -> None:
+            scale_weights(model)
+
+        optimizer.register_step_post_hook(again)
+
+
+def refuse_narrow(config: Config) -> dict[str, str]:
+    """Why `config` cannot multiply as it asks: setting -> reason."""
+    kind = config.settings.linear_dtype
+    if kind == _WIDE:
+        return {}
+    why = _of_other_settings(config.settings) or _of_device(config, kind)
+    if why is None:
+        try:
+            check_narrow(workload_of(config), kind, config.settings.batch, config.settings.seq)
+        except WorkloadError as error:
+            why = str(error)
+    return {} if why is None else {_NAME: why}
+
+
+def refuse_narrow_gathers(config: Config) -> dict[str, str]:
+    """What FSDP2 cannot do beside weights that are gathered in fp8."""
+    settings, raf = config.settings, config.settings.reshard_after_forward
+    if settings.linear_dtype != "fp8":
+        return {}
+    why = None
+    if isinstance(raf, int) and not isinstance(raf, bool):
+        why = "FSDP2 reshards to a smaller group only what it gathers itself: reshard_after_forward=true"
+    elif settings.symmetric_memory:
+        why = "a gather of fp8 in symmetric memory was not tried: leave symmetric_memory out"
+    elif settings.cpu_offload:
+        why = "weights gathered in fp8 are scaled where they are kept: leave cpu_offload out"
+    elif settings.graph != "none":
+        why = "gathers of fp8 take other memory in each step, which no graph captures: leave graph out"
+    elif settings.optimizer == "muon" or settings.optimizer_dtype is not None:
+        why = "only torch's own AdamW and SGD step weights gathered in fp8: leave muon and bf16 out"
+    return {} if why is None else {_NAME: why}
+
+
+def _of_other_settings(settings: Settings) -> str | None:
+    if settings.linear_dtype == "nvfp4" and settings.compile:
+        return "Inductor lowers no product with nvfp4's swizzled scales: leave compile out"
+    if settings.lora:
+        return "frozen layers with adapters stay in param_dtype or lora_base: leave lora out"
+    if settings.implementation != "own":
+        return "the library's own layers stay as they are: leave implementation out"
+    for name in PARALLEL:
+        if getattr(settings, name) > 1:
+            return f"layers of 8 or 4 bits beside {name} are not built: leave {name} at 1"
+    return None
+
+
+def _of_device(config: Config, kind: str) -> str | None:
+    if config.device == "cuda" and kind != "fp8":
+        return f"torch alone has no casts to {kind} for GPUs: take fp8, simulate it, or --device cpu"
+    if config.emulate:
+        return "layers of 8 or 4 bits were not tried there: leave --emulate out"
+    if config.device != "sim":
+        return None
+    if config.software is not None:
+        return f"software {config.software} is not known to have them: leave --software out"
+    assert config.hardware is not None
+    profile = load_profile(config.hardware)
+    missing = [table for table in _TABLES[kind] if table not in profile.narrow_peak_flops]
+    if not missing:
+        return None
+    fit = "h100-80gb, h200 or b200" if kind == "fp8" else "b200, b300, gb200, gb300 or rtx-pro-6000"
+    return f"{profile.name} has no products in {kind} (no table in its profile): --hardware {fit}"
