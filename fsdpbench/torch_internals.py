@@ -190,9 +190,8 @@ INTERNALS = {
     ),
     "sync_batch_norm_module": Internal("torch.nn.modules._functions", "SyncBatchNorm in scripts"),
     "tree_leaves": Internal("torch.utils._pytree:tree_leaves", "what a script saves"),
-    "tree_map_only": Internal(
-        "torch.utils._pytree:tree_map_only", "DTensors on the host, which the sanitizer sees"
-    ),
+    "tree_map_only": Internal("torch.utils._pytree:tree_map_only", "DTensors on the host, weights in fp8"),
+    "wrapper_subclass": Internal("torch:Tensor._make_wrapper_subclass", "weights gathered in fp8"),
     # Of the compiler, looked up when something compiles: their import takes seconds.
     "DeviceOpOverrides": Internal("torch._inductor.codegen.common:DeviceOpOverrides", _COMPILER),
     "PythonWrapperCodegen": Internal("torch._inductor.codegen.wrapper:PythonWrapperCodegen", _COMPILER),

@@ -12,8 +12,8 @@ from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.systems.adapted import workload_of
+from fsdpbench.systems.narrow_gathers import gather_narrowly, scale_weights
 from fsdpbench.workloads import Workload, WorkloadError
-from fsdpbench.workloads.narrow.gathered import gather_narrowly, scale_weights
 from fsdpbench.workloads.narrow.projection import check_narrow, narrow
 
 _NAME = "linear_dtype"

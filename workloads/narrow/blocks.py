@@ -34,7 +34,9 @@ def product(a: Blocks, b: Blocks, dtype: torch.dtype) -> Tensor:
     if a.data.device.type == "cpu":
         return _emulated(a, b).to(dtype)
     if a.whole is None or b.whole is None:
-        return torch._scaled_mm(a.data, b.data.t(), a.scales, b.scales, out_dtype=dtype)
+        both = (a.data, b.data.t(), a.scales, b.scales)
+        product_of_both: Tensor = torch.ops.aten._scaled_mm.default(*both, out_dtype=dtype)
+        return product_of_both
     kinds = [ScalingType.BlockWise1x16, ScalingType.TensorWise]
     swizzles = [SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE]
     return scaled_mm(

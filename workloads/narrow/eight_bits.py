@@ -54,7 +54,10 @@ def product(a: EightBits, b: EightBits, dtype: torch.dtype, fast: bool = False) 
     left, right = a.data.contiguous(), b.data
     if right.stride(0) != 1:
         right = right.t().contiguous().t()
-    return torch._scaled_mm(left, right, a.inverse, b.inverse, out_dtype=dtype, use_fast_accum=fast)
+    scaled: Tensor = torch.ops.aten._scaled_mm.default(
+        left, right, a.inverse, b.inverse, out_dtype=dtype, use_fast_accum=fast
+    )
+    return scaled
 
 
 class EightBitLinear(torch.autograd.Function):

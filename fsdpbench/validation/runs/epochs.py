@@ -20,11 +20,15 @@ class Epoch:
     settings: Mapping[str, Value] = field(default_factory=dict)
 
 
+# TorchTitan's train.py and parallelize_llama.py of 2024: max_norm = 1.0, the last block is not resharded.
+_TORCHTITAN: dict[str, Value] = {"clip": 1.0, "keep_last_unsharded": True}
+# fms-fsdp: grad_clip_thresh = 1.0; transformers' Trainer: max_grad_norm = 1.0. AdamW with torch's defaults.
+_DEFAULT_ADAMW: dict[str, Value] = {"clip": 1.0, "optimizer": "adamw-foreach"}
 _SOURCES: dict[str, Epoch] = {
-    "torchtitan-A100": Epoch("torchtitan-2024-summer"),
-    "torchtitan-H100": Epoch("torchtitan-2024-winter"),
-    "IBM-fms": Epoch("fms-fsdp-2024", {"optimizer": "adamw-foreach"}),
-    "fms-accel": Epoch("fms-acceleration-2024", {"optimizer": "adamw-foreach"}),
+    "torchtitan-A100": Epoch("torchtitan-2024-summer", _TORCHTITAN),
+    "torchtitan-H100": Epoch("torchtitan-2024-winter", _TORCHTITAN),
+    "IBM-fms": Epoch("fms-fsdp-2024", _DEFAULT_ADAMW),
+    "fms-accel": Epoch("fms-acceleration-2024", _DEFAULT_ADAMW),
 }
 
 

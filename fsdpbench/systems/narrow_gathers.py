@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
 
+from fsdpbench.torch_internals import tree_map_only, wrapper_subclass
 from fsdpbench.workloads.narrow.eight_bits import E4M3, cast, scale_of
 from fsdpbench.workloads.narrow.projection import NarrowProjection
 
@@ -41,7 +41,7 @@ class NarrowlyGathered(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> Any:
-        return torch.Tensor._make_wrapper_subclass(
+        return wrapper_subclass(
             cls,
             held.shape,
             strides=held.stride(),
@@ -111,7 +111,7 @@ class EightBitWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, data8: Tensor, inverse8: Tensor, dtype: torch.dtype) -> Any:
-        return torch.Tensor._make_wrapper_subclass(
+        return wrapper_subclass(
             cls,
             data8.shape,
             strides=data8.stride(),
@@ -184,7 +184,7 @@ def _magnitude(x: Tensor) -> Tensor:
 
 def _magnitudes(shards: list[Tensor]) -> list[Tensor]:
     if all(shard.numel() for shard in shards):
-        return list(torch._foreach_norm(shards, float("inf")))
+        return list(_aten._foreach_norm.Scalar(shards, float("inf")))
     return [_magnitude(shard) for shard in shards]
 
 
