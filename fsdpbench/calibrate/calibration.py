@@ -25,9 +25,10 @@ from fsdpbench.calibrate.links import measure_contention, measure_nic, measure_n
 from fsdpbench.calibrate.machine import Machine
 from fsdpbench.calibrate.matrix_products import measure_gemm
 from fsdpbench.calibrate.memory_rates import measure_bandwidth, peak_bandwidth
+from fsdpbench.calibrate.streams import measure_kernel_share
 from fsdpbench.configuration.simulated_cuda import simulated_cuda
 from fsdpbench.devices.peaks import peak_flops_of
-from fsdpbench.sim.hardware.profile import HardwareProfile
+from fsdpbench.sim.hardware.profile import HardwareProfile, profile_names
 from fsdpbench.sim.hardware.sections import DTYPES, GIB, MIB
 
 _LOAD_SECONDS = 10.0
@@ -48,11 +49,16 @@ class Calibration:
     errors: dict[str, float]
 
     def to_toml_tables(self) -> dict[str, Any]:
-        """The file's content: the base, and above it all sections with a measured figure."""
+        """The file's content: the base, and above it all sections with a measured figure.
+
+        All sections where the base is no packaged profile, since a file builds on those alone.
+        """
         profile = self.profile
-        sections = sorted({key.split(".")[0] for key in self.measured})
+        measured = sorted({key.split(".")[0] for key in self.measured})
+        packaged = self.base in profile_names()
+        sections = measured if packaged else sorted({key.split(".")[0] for key in _all_keys(profile)})
         tables: dict[str, Any] = {
-            "base": self.base,
+            **({"base": self.base} if packaged else {}),
             "name": profile.name,
             "title": profile.title,
             "source": profile.source,
@@ -60,7 +66,7 @@ class Calibration:
             "estimated": list(self.assumed),
         }
         tables |= {name: _table(getattr(profile, name)) for name in sections}
-        tables["sources"] = dict.fromkeys(sections, profile.source)
+        tables["sources"] = dict.fromkeys(measured, profile.source)
         return tables
 
 
@@ -119,8 +125,9 @@ def _steps(run: _Run, load_seconds: float) -> Iterator[tuple[str, Callable[[], N
     yield "attention", lambda: _attention(run)
     yield (
         "memory-bound operators",
-        lambda: run.take("bandwidth", measure_bandwidth(run.machine, run.profile)),
+        lambda: run.take("bandwidth", measure_bandwidth(run.machine, run.profile), "fused_gain"),
     )
+    yield "kernels of two streams", lambda: _streams(run)
     yield (
         "host",
         lambda: run.take("cpu", measure_host(run.machine, run.profile), NOT_MEASURED),
@@ -172,6 +179,11 @@ def _attention(run: _Run) -> None:
     run.take("attention", found.section, "wave_quantisation")
 
 
+def _streams(run: _Run) -> None:
+    contention = measure_kernel_share(run.machine, run.profile.contention)
+    run.take("contention", contention, "compute_slowdown", "communication_slowdown")
+
+
 def _collectives(run: _Run) -> None:
     machine = run.machine
     node = machine.rank // machine.ranks_per_node
@@ -184,7 +196,7 @@ def _collectives(run: _Run) -> None:
         nvlink = measure_nvlink(machine, run.profile, groups[node])
         run.take("nvlink", nvlink, "peak_gb_s", "ranks_exponent")
         contention = measure_contention(machine, run.profile)
-        run.take("contention", contention, "communication_slowdown")
+        run.take("contention", contention, "communication_slowdown", "kernel_share")
     if nodes > 1:
         nic = measure_nic(machine, run.profile)
         run.take("nic", nic, "efficiency", "base_us", "tree_share", "protocols")

@@ -339,6 +339,7 @@ def _make_timeline(
     contention = Contention(
         round(profile.contention.compute_slowdown * 1000),
         round(profile.contention.communication_slowdown * 1000),
+        round(profile.contention.kernel_share * 1000),
     )
     jitter, report = accelerator.jitter, accelerator.report_finished
     if sanitizer is None:

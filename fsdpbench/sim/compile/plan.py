@@ -13,6 +13,7 @@ from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.compile.cuda_graphs import CapturedGraph
 from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
+from fsdpbench.sim.costs.bandwidth import fused
 from fsdpbench.sim.tensors.storage import forget, record_of
 from fsdpbench.sim.timing.timeline import Work
 from fsdpbench.sim.trace.records import KernelRecord
@@ -43,7 +44,7 @@ class Launch:
     @property
     def kind(self) -> str:
         """The bandwidth of the hardware profile that it reaches."""
-        return "reduction" if self.category in _REDUCTIONS else "pointwise"
+        return fused("reduction" if self.category in _REDUCTIONS else "pointwise")
 
 
 class Plan:

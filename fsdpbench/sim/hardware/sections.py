@@ -156,10 +156,14 @@ class AttentionProfile:
 
 @dataclass(frozen=True)
 class BandwidthProfile:
-    """Memory-bound kernels: share of the peak bandwidth by kind, above a floor a kernel."""
+    """Memory-bound kernels: share of the peak bandwidth by kind, above a floor a kernel.
+
+    ``fused_gain``: how many times as much kernels reach that Inductor generates.
+    """
 
     efficiency: Mapping[str, float]
     floor_us: float
+    fused_gain: float = 1.0
 
     def __post_init__(self) -> None:
         _require(
@@ -168,6 +172,7 @@ class BandwidthProfile:
         for kind, share in self.efficiency.items():
             _require(0 < share <= 1, f"bandwidth.efficiency.{kind}", share, "is a share in (0, 1]")
         _require_not_negative(self, "bandwidth", "floor_us")
+        _require_positive(self, "bandwidth", "fused_gain")
 
 
 @dataclass(frozen=True)
@@ -277,12 +282,20 @@ class NicProfile:
 
 @dataclass(frozen=True)
 class ContentionProfile:
-    """How much longer a kernel takes while the other kind runs beside it (1 = not at all)."""
+    """How much longer a kernel takes while the other kind runs beside it (1 = not at all).
+
+    ``kernel_share``: what kernels of several streams take from each other. With 1 two that run together take
+    twice as long, so that nothing is won; with 0 neither notices the other.
+    """
 
     compute_slowdown: float
     communication_slowdown: float
+    kernel_share: float = 0.0
 
     def __post_init__(self) -> None:
+        _require(
+            0 <= self.kernel_share <= 1, "contention.kernel_share", self.kernel_share, "is a share up to 1"
+        )
         for key in ("compute_slowdown", "communication_slowdown"):
             _require(
                 getattr(self, key) >= 1, f"contention.{key}", getattr(self, key), "is a factor of at least 1"

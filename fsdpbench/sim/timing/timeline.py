@@ -9,6 +9,7 @@ down kernels that were launched before it but run beside it, by as much traffic 
                   |         |        |
     stream 0      +--[k1]---[k2......]..               k2 is slower while AG runs,
     stream 1                 +---[AG.......]--(e)      AG is slower while k2 runs
+    stream 2                                           a kernel here would share the GPU with k2
 
 Causality: the CPU clock never goes back, so that nothing launched later can start before it. Everything the
 device does before the CPU's present moment is therefore settled, and `Timeline` settles no more than asked.
@@ -93,19 +94,25 @@ class Contention:
 
     Computation slows by `compute_permille` beside a collective with `FULL_TRAFFIC`, which moves what the
     links inside a node can; one that moves less takes so many fewer channels, and slows it so much less.
+    Each further stream that computes slows the kernels of all of them by `beside_permille`: with 1000 they
+    divide the GPU among themselves and win nothing by running together, with 0 each has a GPU of its own.
     """
 
     compute_permille: int = 1000
     collective_permille: int = 1000
-
-    def of_computation(self, traffic: int) -> int:
-        """Slow-down of computation beside collectives of so much `traffic` in all."""
-        return 1000 + (self.compute_permille - 1000) * min(traffic, FULL_TRAFFIC) // FULL_TRAFFIC
+    beside_permille: int = 0
 
     def __post_init__(self) -> None:
         for name in ("compute_permille", "collective_permille"):
             if getattr(self, name) < 1000:
                 raise ValueError(f"{name} = {getattr(self, name)}: a slow-down is at least 1000 thousandths")
+        if not 0 <= self.beside_permille <= 1000:
+            raise ValueError(f"beside_permille = {self.beside_permille}: not from 0 to 1000 thousandths")
+
+    def of_computation(self, traffic: int, streams: int = 1) -> int:
+        """Slow-down of kernels beside collectives of so much `traffic`, while so many `streams` compute."""
+        rate = 1000 + (self.compute_permille - 1000) * min(traffic, FULL_TRAFFIC) // FULL_TRAFFIC
+        return rate if streams < 2 else rate * (1000 + self.beside_permille * (streams - 1)) // 1000
 
 
 class Timeline:
@@ -264,9 +271,10 @@ class Timeline:
         queue.started_at = now
         self._active[work] += 1
         if work is _COLLECTIVE:
-            self._change_traffic(now, item[4])
-        elif self._active[work] == 1 and work is _COMPUTE:
-            self._slow_collectives(now)
+            self._traffic += item[4]
+            self._adapt_computation(now)
+        elif work is _COMPUTE:
+            self._count_changed(now, 1)
         queue.change_at = now + item[2] * self._rate(item) // 1000
 
     def _finish(self, queue: _Queue, horizon: int, until: Marker | None) -> None:
@@ -278,7 +286,8 @@ class Timeline:
         ended = queue.running
         assert ended is not None
         work = ended[0]
-        other_is_idle = work is _COPY or not self._active[1 - work]
+        # Nothing runs whose rate a gap in this stream would change.
+        other_is_idle = work is _COPY or not (self._active[1 - work] or self._active[work] > 1)
         report = self.on_finished
         while True:
             now = queue.free_at = queue.change_at
@@ -303,9 +312,10 @@ class Timeline:
         queue.running = None
         self._active[work] -= 1
         if work is _COLLECTIVE:
-            self._change_traffic(now, -ended[4])
-        elif not self._active[work] and work is _COMPUTE:
-            self._slow_collectives(now)
+            self._traffic -= ended[4]
+            self._adapt_computation(now)
+        elif work is _COMPUTE:
+            self._count_changed(now, 0)
         self._reach_head(queue)
 
     def _reach_head(self, queue: _Queue) -> None:
@@ -347,11 +357,18 @@ class Timeline:
             return self._contention.collective_permille
         return 1000
 
-    def _change_traffic(self, now: int, change: int) -> None:
-        """Adapt the rate of computation to the collectives that run, and move what computes accordingly."""
-        self._traffic += change
+    def _count_changed(self, now: int, alone: int) -> None:
+        """One stream more or fewer computes; with `alone` of them, collectives change their rate."""
+        if self._active[_COMPUTE] == alone:
+            self._slow_collectives(now)
+        else:
+            self._adapt_computation(now)
+
+    def _adapt_computation(self, now: int) -> None:
+        """Adapt the rate of computation to the collectives and to the other streams that compute, and move
+        what computes accordingly."""
         before = self._compute_rate
-        rate = self._contention.of_computation(self._traffic)
+        rate = self._contention.of_computation(self._traffic, self._active[_COMPUTE])
         if rate == before:
             return
         self._compute_rate = rate

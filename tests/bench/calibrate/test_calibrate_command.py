@@ -24,10 +24,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[HardwareProfile, dict[str, list[str]]]:
-    """Eight simulated H100s, measured by somebody who knows no better base than the H200."""
-    file = tmp_path_factory.mktemp("calibrate") / "mine.toml"
+    """Eight simulated H100s, measured by somebody who knows no better base than the H200, whose kernels of
+    several streams he takes for independent."""
+    folder = tmp_path_factory.mktemp("calibrate")
+    file, base = folder / "mine.toml", folder / "base.toml"
+    base.write_text('base = "h200"\nname = "base"\n[contention]\nkernel_share = 0.0\n')
     simulated = ["--device", "sim", "--hardware", "h100-80gb", "--gpus", "8"]
-    done = run("calibrate", *simulated, "--base", "h200", "--quick", "-o", str(file), "--json")
+    done = run("calibrate", *simulated, "--base", str(base), "--quick", "-o", str(file), "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "warning" not in done.stderr.lower()
     return load_profile(file), json.loads(done.stdout)
@@ -61,6 +64,13 @@ def test_collectives_cost_what_they_do(calibrated: tuple[HardwareProfile, dict[s
         for nbytes in (1 << 24, 1 << 28):
             expected = truth.collective_ns(kind, nbytes, range(8))
             assert found.collective_ns(kind, nbytes, range(8)) == pytest.approx(expected, rel=0.05), kind
+
+
+def test_kernels_of_two_streams_share_the_gpu_as_they_do(
+    calibrated: tuple[HardwareProfile, dict[str, list[str]]],
+) -> None:
+    assert calibrated[0].contention.kernel_share == pytest.approx(TRUTH.contention.kernel_share, abs=0.02)
+    assert "contention.kernel_share" in calibrated[1]["measured"]
 
 
 def test_what_was_not_measured_is_marked(calibrated: tuple[HardwareProfile, dict[str, list[str]]]) -> None:

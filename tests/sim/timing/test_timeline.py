@@ -116,6 +116,53 @@ def test_a_collective_slows_kernels_by_its_traffic() -> None:
     assert spans["beside three"] == (0, began, began + 150 + (200 - 100))
 
 
+def test_kernels_of_several_streams_share_the_gpu() -> None:
+    """Two at once take twice as long; no work is won or lost, whichever began first."""
+    timeline, spans = observed(Contention(beside_permille=1000))
+    timeline.launch(0, Work.COMPUTE, 200, "long")
+    timeline.cpu = 50
+    timeline.launch(1, Work.COMPUTE, 30, "short")
+    timeline.launch(1, Work.COMPUTE, 10, "next")
+    timeline.wait_for_all()
+    assert spans == {"short": (1, 50, 110), "next": (1, 110, 130), "long": (0, 0, 240)}
+    timeline.launch(2, Work.COMPUTE, 10, "alone")
+    timeline.wait_for_all()
+    assert spans["alone"] == (2, 240, 250)
+
+
+def test_sharing_beside_a_collective() -> None:
+    """While it runs, 1.5 times as long, and twice that beside each other: 300 for 100 ns of work."""
+    timeline, spans = observed(Contention(1500, 1000, beside_permille=1000))
+    timeline.launch(0, Work.COLLECTIVE, 240, "gather")
+    timeline.launch(1, Work.COMPUTE, 50, "a")
+    timeline.launch(2, Work.COMPUTE, 80, "b")
+    timeline.wait_for_all()
+    assert spans["a"] == (1, 0, 150)
+    assert spans["b"] == (2, 0, 150 + (80 - 50) * 1500 // 1000)
+    assert spans["gather"] == (0, 0, 240)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 50), st.integers(0, 40)), min_size=1, max_size=30)
+)
+@settings(max_examples=300, deadline=None)
+def test_sharing_conserves_work(program: list[tuple[int, int, int]]) -> None:
+    """Kernels of all streams are done when one stream would have done them, where no launch is waited for."""
+    timeline, spans = observed(Contention(beside_permille=1000))
+    one, _ = observed()
+    for index, (stream, duration, pause) in enumerate(program):
+        timeline.cpu += pause
+        one.cpu += pause
+        timeline.launch(stream, Work.COMPUTE, 1000 * duration, index)
+        one.launch(0, Work.COMPUTE, 1000 * duration)
+    timeline.wait_for_all()
+    one.wait_for_all()
+    assert abs(timeline.cpu - one.cpu) <= len(program)  # each rounds down to a nanosecond when rates change
+    for stream in range(3):
+        times = [span[1:] for _, span in sorted(spans.items()) if span[0] == stream]
+        assert all(first[1] <= second[0] for first, second in pairwise(times))
+
+
 def test_copies_disturb_nobody() -> None:
     timeline, spans = observed(Contention(1500, 1500))
     timeline.launch(0, Work.COMPUTE, 200, "compute")
