@@ -51,7 +51,7 @@ class Calibration:
     def to_toml_tables(self) -> dict[str, Any]:
         """The file's content: the base, and above it all sections with a measured figure.
 
-        All sections where the base is no packaged profile, since a file builds on those alone.
+        All sections where the base is not a packaged profile, since a file builds on those alone.
         """
         profile = self.profile
         measured = sorted({key.split(".")[0] for key in self.measured})

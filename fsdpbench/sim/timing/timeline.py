@@ -274,7 +274,7 @@ class Timeline:
             self._traffic += item[4]
             self._adapt_computation(now)
         elif work is _COMPUTE:
-            self._count_changed(now, 1)
+            (self._slow_collectives if self._active[work] == 1 else self._adapt_computation)(now)
         queue.change_at = now + item[2] * self._rate(item) // 1000
 
     def _finish(self, queue: _Queue, horizon: int, until: Marker | None) -> None:
@@ -315,7 +315,7 @@ class Timeline:
             self._traffic -= ended[4]
             self._adapt_computation(now)
         elif work is _COMPUTE:
-            self._count_changed(now, 0)
+            (self._adapt_computation if self._active[work] else self._slow_collectives)(now)
         self._reach_head(queue)
 
     def _reach_head(self, queue: _Queue) -> None:
@@ -356,13 +356,6 @@ class Timeline:
         if work is _COLLECTIVE and self._active[_COMPUTE]:
             return self._contention.collective_permille
         return 1000
-
-    def _count_changed(self, now: int, alone: int) -> None:
-        """One stream more or fewer computes; with `alone` of them, collectives change their rate."""
-        if self._active[_COMPUTE] == alone:
-            self._slow_collectives(now)
-        else:
-            self._adapt_computation(now)
 
     def _adapt_computation(self, now: int) -> None:
         """Adapt the rate of computation to the collectives and to the other streams that compute, and move

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.software import load_software
 from fsdpbench.validation.held_out import compare_held_out, held_out_cases, with_keys_of
 from fsdpbench.validation.predict import Prediction, config_of
 from fsdpbench.validation.runs.case import Case, Figure
@@ -31,7 +32,8 @@ def test_profiles_differ_from_their_base_in_the_fitted_keys_alone(tmp_path: Path
     assert foreign.contention.compute_slowdown == other.contention.compute_slowdown
     assert foreign.attention.forward_tflops == own.attention.forward_tflops
     # The system lays its own software's share over it.
-    assert foreign.attention.backward_tflops * 0.667 == pytest.approx(183 * 270 / 400 * 0.578, abs=0.1)
+    of_runs = load_software("composer-2023-spring").attention.backward_rate
+    assert foreign.attention.backward_tflops * of_runs == pytest.approx(183 * 270 / 400 * 0.578, abs=0.1)
     assert foreign.attention.under_load == other.attention.under_load
     assert (foreign.compute, foreign.memory, foreign.nvlink) == (own.compute, own.memory, own.nvlink)
 
