@@ -26,7 +26,7 @@ def test_operators_return_before_the_device_has_done_them() -> None:
     assert sim.cpu_ns() - began > 5 * issued
 
 
-def test_streams_run_beside_each_other() -> None:
+def test_streams_run_beside_each_other_and_share_the_gpu() -> None:
     from device_training import start
 
     sim = start()
@@ -43,7 +43,9 @@ def test_streams_run_beside_each_other() -> None:
 
     one, other = torch.sim.Stream(), torch.sim.Stream()
     duration([one, other])  # each stream takes memory of its own from the driver
-    assert duration([one, other]) < 0.7 * duration([one, one])
+    share = sim.profile.contention.kernel_share
+    assert 0 < share < 1
+    assert duration([one, other]) == pytest.approx((1 + share) / 2 * duration([one, one]), rel=0.02)
 
 
 def test_waiting_streams_wait() -> None:
