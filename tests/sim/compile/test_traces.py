@@ -119,6 +119,15 @@ def test_a_trace_is_taken_by_the_next_process(processes: Processes) -> None:
     assert processes.run("")[0] == second
 
 
+@pytest.mark.campaign
+def test_a_step_without_backward_leaves_its_trace(processes: Processes) -> None:
+    """It runs out of memory before, say."""
+    without, first, second = processes.run("torch.Tensor.backward = lambda self: None", "", "")
+    assert without[:3] == [0, 1, []]
+    assert first[:3] == second[:3] == [1, 0, []]
+    assert without[3:] == first[3:] == second[3:]
+
+
 CHANGES = {
     "an object's attribute": "block.options.times = 3",
     "a function of the module": "model.activation = model.another",
