@@ -179,6 +179,30 @@ def test_broken_files_are_made_anew(processes: Processes, content: bytes) -> Non
 
 
 @pytest.mark.campaign
+def test_an_object_s_number_is_its_meaning_however_small(processes: Processes) -> None:
+    """Those of a Python without position-independent code have eight digits."""
+    code = """
+    from types import SimpleNamespace
+    from fsdpbench.sim.compile.traces.guards import words_of
+    from fsdpbench.sim.compile.traces.meaning import Meanings, NotKeptError
+    words = [
+        words_of(SimpleNamespace(guard_manager=f"size=[8, 64] {number})", numbered={number: int}), Meanings())
+        for number in (31072800, 139796321851280)
+    ]
+    assert words[0] == words[1]
+    assert words[0].startswith("size=[8, 64] class builtins.int")
+    try:
+        words_of(SimpleNamespace(guard_manager="139796321851280", numbered={}), Meanings())
+    except NotKeptError:
+        print("refused")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "refused\n"
+
+
+@pytest.mark.campaign
 def test_a_graph_that_is_gone_is_traced(processes: Processes) -> None:
     """Torch keeps it in a folder of its own."""
     first = processes.run("")[0]
