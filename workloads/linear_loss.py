@@ -76,7 +76,8 @@ def _chunked(given: _Given, of_logits: OfLogits | None) -> Tensor:
 def _fused(given: _Given, of_logits: OfLogits | None) -> Tensor:
     """Gradients are computed in forward. `of_logits` has to be None: its gradient is unknown."""
     assert of_logits is None
-    loss: Tensor = _FusedLinearLoss.apply(*_as_autocast(given))
+    wanted = torch.is_grad_enabled()  # an autograd function is not told
+    loss: Tensor = _FusedLinearLoss.apply(*_as_autocast(given), wanted)
     return loss
 
 
@@ -137,16 +138,25 @@ def _loss_of_part(
 class _FusedLinearLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, in_fp32: bool
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        wanted: Tensor,
+        in_fp32: bool,
+        with_gradients: bool,
     ) -> Tensor:
-        of_rows, of_weight, of_bias = ctx.needs_input_grad[:3]
+        of_rows, of_weight, of_bias = (with_gradients and needed for needed in ctx.needs_input_grad[:3])
+        trains = of_rows or of_weight or of_bias
         rows_grad = torch.empty_like(rows) if of_rows else None
         weight_grad = torch.zeros_like(weight) if of_weight else None
         bias_grad = torch.zeros_like(bias) if bias is not None and of_bias else None
         total = rows.new_zeros((), dtype=torch.promote_types(rows.dtype, torch.float32))
         for part in _parts(len(rows), weight):
-            loss, gradient = _loss_and_gradient(rows[part], weight, bias, wanted[part], in_fp32)
+            loss, gradient = _loss_and_gradient(rows[part], weight, bias, wanted[part], in_fp32, trains)
             total += loss
+            if gradient is None:
+                continue
             gradient = gradient.mul_(1 / len(rows)).to(weight.dtype)
             if rows_grad is not None:
                 torch.mm(gradient, weight, out=rows_grad[part])
@@ -161,16 +171,18 @@ class _FusedLinearLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors
         scaled = (None if each is None else each.mul_(gradient.to(each.dtype)) for each in kept)
-        return (*scaled, None, None)
+        return (*scaled, None, None, None)
 
 
 def _loss_and_gradient(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, in_fp32: bool
-) -> tuple[Tensor, Tensor]:
-    """The sum of a part's losses, and its gradient in the logits' place."""
+    rows: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, in_fp32: bool, trains: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The sum of a part's losses, and its gradient in the logits' place if it `trains`."""
     logits = F.linear(rows, weight, bias)
     log_probabilities = F.log_softmax(logits.float() if in_fp32 else logits, dim=1)
     loss = F.nll_loss(log_probabilities, wanted, reduction="sum")
+    if not trains:
+        return loss, None
     gradient = log_probabilities.exp_()
     gradient.scatter_add_(1, wanted[:, None], gradient.new_full((len(wanted), 1), -1.0))
     return loss, gradient

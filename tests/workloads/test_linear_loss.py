@@ -52,6 +52,17 @@ def test_what_is_frozen_gets_no_gradient() -> None:
     assert hidden.grad is not None
 
 
+@pytest.mark.parametrize("kind", LINEAR_LOSSES)
+def test_an_evaluation_computes_no_gradient(kind: str) -> None:
+    hidden, weight, bias = inputs(torch.float32, True)
+    targets = torch.randint(0, VOCAB, (2, 23))
+    with torch.no_grad(), Products() as products:
+        loss = LINEAR_LOSSES[kind](hidden, weight, bias, targets, True)
+        wanted = token_loss(torch.nn.functional.linear(hidden, weight, bias), targets, True)
+    torch.testing.assert_close(loss, wanted)
+    assert products.count == 16 + 1  # parts of 3 rows: 301 words are 19 times 16 dimensions
+
+
 class Largest(TorchDispatchMode):
     """The most elements that an operator's result has."""
 
@@ -106,9 +117,11 @@ class Products(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.dtypes: set[torch.dtype] = set()
+        self.count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if "mm" in func._schema.name:
+            self.count += 1
             self.dtypes |= {each.dtype for each in args if isinstance(each, Tensor)}
         return func(*args, **(kwargs or {}))
 
