@@ -23,11 +23,6 @@ class Projection(nn.Linear):
         self.std = std  # before super().__init__, which calls reset_parameters
         super().__init__(in_features, out_features, bias)
 
-    def forward(self, x: Tensor, loss: Callable[..., Tensor] | None = None) -> Tensor:
-        """The product. Of an lm head also what `loss` makes of input, weight and bias: by a call of the
-        module, so that a unit's hooks run."""
-        return super().forward(x) if loss is None else loss(x, self.weight, self.bias)
-
     def reset_parameters(self) -> None:
         _draw(self.weight, self.std)
         if self.bias is not None:

@@ -17,29 +17,50 @@ backward only scales; nothing is computed twice. One backward only, as of `_Lean
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from types import MethodType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fsdpbench.workloads.layers import token_loss
+from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
 
 OfLogits = Callable[[Tensor], Tensor]
+LinearLoss = Callable[..., Tensor]
 
 
-def chunked_loss(
+class _Given(NamedTuple):
+    """`rows` [rows, d_model], of which each has a word in `wanted` [rows], and the lm head."""
+
+    rows: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    wanted: Tensor
+    in_fp32: bool
+
+
+def _linear_loss(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
     in_fp32: bool,
     of_logits: OfLogits | None = None,
+    *,
+    of_rows: Callable[[_Given, OfLogits | None], Tensor],
 ) -> Tensor:
     """Mean cross entropy of `hidden` [batch, seq, d_model] times `weight` [vocab, d_model], against int64
-    `targets` [batch, seq]; logits are computed again in backward. `of_logits`: what follows the product."""
-    rows, wanted = hidden.flatten(0, 1), targets.flatten()
+    `targets` [batch, seq]. `of_logits`: what follows the product. `of_rows`: how it is computed."""
+    given = _Given(hidden.flatten(0, 1), weight, bias, targets.flatten(), in_fp32)
+    return of_rows(given, of_logits)
+
+
+def _chunked(given: _Given, of_logits: OfLogits | None) -> Tensor:
+    """Logits are computed again in backward."""
+    rows, weight, bias, wanted, in_fp32 = given
     total: Tensor | None = None
     for part in _parts(len(rows), weight):
         loss = checkpoint(
@@ -52,23 +73,43 @@ def chunked_loss(
     return total
 
 
-def fused_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    in_fp32: bool,
-    of_logits: OfLogits | None = None,
-) -> Tensor:
-    """As `chunked_loss`; gradients are computed in forward. `of_logits` has to be None: its gradient is
-    unknown."""
+def _fused(given: _Given, of_logits: OfLogits | None) -> Tensor:
+    """Gradients are computed in forward. `of_logits` has to be None: its gradient is unknown."""
     assert of_logits is None
-    rows, wanted = hidden.flatten(0, 1), targets.flatten()
-    loss: Tensor = _FusedLinearLoss.apply(rows, weight, bias, wanted, in_fp32)
+    wanted = torch.is_grad_enabled()  # an autograd function is not told
+    loss: Tensor = _FusedLinearLoss.apply(*_as_autocast(given), wanted)
     return loss
 
 
-LINEAR_LOSSES = {"chunked": chunked_loss, "fused": fused_loss}
+def _as_autocast(given: _Given) -> _Given:
+    """What autocast would make of the product's factors, which it does not see in the products of gradients:
+    they write into tensors that are there."""
+    device = given.rows.device.type
+    if not torch.is_autocast_enabled(device):
+        return given
+    dtype = torch.get_autocast_dtype(device)
+    bias = None if given.bias is None else given.bias.to(dtype)
+    return given._replace(rows=given.rows.to(dtype), weight=given.weight.to(dtype), bias=bias)
+
+
+LINEAR_LOSSES: dict[str, LinearLoss] = {
+    "chunked": partial(_linear_loss, of_rows=_chunked),
+    "fused": partial(_linear_loss, of_rows=_fused),
+}
+
+
+def use_linear_loss(model: ComputesTokenLoss, kind: str) -> None:
+    """Have `model` compute lm head and loss together. Only then has its head a forward of its own: Dynamo
+    compiles no frame of torch's layers, and those of the family's other products are such."""
+    model.linear_loss = LINEAR_LOSSES[kind]
+    model.lm_head.forward = MethodType(_product_or_loss, model.lm_head)
+
+
+def _product_or_loss(head: Any, x: Tensor, loss: Callable[..., Tensor] | None = None) -> Tensor:
+    """The product, or what `loss` makes of input, weight and bias: by a call of the module, so that a unit's
+    hooks run."""
+    found: Tensor = type(head).forward(head, x) if loss is None else loss(x, head.weight, head.bias)
+    return found
 
 
 def _parts(rows: int, weight: Tensor) -> Iterator[slice]:
@@ -97,16 +138,25 @@ def _loss_of_part(
 class _FusedLinearLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, in_fp32: bool
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        wanted: Tensor,
+        in_fp32: bool,
+        with_gradients: bool,
     ) -> Tensor:
-        of_rows, of_weight, of_bias = ctx.needs_input_grad[:3]
+        of_rows, of_weight, of_bias = (with_gradients and needed for needed in ctx.needs_input_grad[:3])
+        trains = of_rows or of_weight or of_bias
         rows_grad = torch.empty_like(rows) if of_rows else None
         weight_grad = torch.zeros_like(weight) if of_weight else None
         bias_grad = torch.zeros_like(bias) if bias is not None and of_bias else None
         total = rows.new_zeros((), dtype=torch.promote_types(rows.dtype, torch.float32))
         for part in _parts(len(rows), weight):
-            loss, gradient = _loss_and_gradient(rows[part], weight, bias, wanted[part], in_fp32)
+            loss, gradient = _loss_and_gradient(rows[part], weight, bias, wanted[part], in_fp32, trains)
             total += loss
+            if gradient is None:
+                continue
             gradient = gradient.mul_(1 / len(rows)).to(weight.dtype)
             if rows_grad is not None:
                 torch.mm(gradient, weight, out=rows_grad[part])
@@ -115,22 +165,24 @@ class _FusedLinearLoss(torch.autograd.Function):
             if bias_grad is not None:
                 bias_grad += gradient.sum(0)
         ctx.save_for_backward(rows_grad, weight_grad, bias_grad)
-        return (total / len(rows)).to(torch.float32 if in_fp32 else rows.dtype)
+        return (total / len(rows)).to(loss.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         kept = ctx.saved_tensors
         scaled = (None if each is None else each.mul_(gradient.to(each.dtype)) for each in kept)
-        return (*scaled, None, None)
+        return (*scaled, None, None, None)
 
 
 def _loss_and_gradient(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, in_fp32: bool
-) -> tuple[Tensor, Tensor]:
-    """The sum of a part's losses, and its gradient in the logits' place."""
+    rows: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, in_fp32: bool, trains: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The sum of a part's losses, and its gradient in the logits' place if it `trains`."""
     logits = F.linear(rows, weight, bias)
     log_probabilities = F.log_softmax(logits.float() if in_fp32 else logits, dim=1)
     loss = F.nll_loss(log_probabilities, wanted, reduction="sum")
+    if not trains:
+        return loss, None
     gradient = log_probabilities.exp_()
     gradient.scatter_add_(1, wanted[:, None], gradient.new_full((len(wanted), 1), -1.0))
     return loss, gradient

@@ -26,7 +26,7 @@ from fsdpbench.systems.activations import refuse_offload
 from fsdpbench.systems.adapted import workload_of
 from fsdpbench.systems.clipping import clip_gradients
 from fsdpbench.systems.graphs import refuse_graph
-from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, use_linear_loss
+from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, write_loss_as_asked
 from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
 from fsdpbench.systems.software import refused_by_software
@@ -55,7 +55,7 @@ class BuildContext:
         torch.manual_seed(settings.seed)
         with torch.device("meta" if self.deferred else self.device):
             model = self.workload.build(activation_checkpointing=settings.recomputed, seq=settings.seq)
-        use_linear_loss(model, settings)
+        write_loss_as_asked(model, settings)
         narrow_as_asked(model, self.workload, settings)
         return model
 

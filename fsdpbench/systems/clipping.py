@@ -23,6 +23,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor
     if len(by_mesh) == 1:
         (only,) = by_mesh.values()
         return torch.nn.utils.clip_grad_norm_(only, largest)
+    if not by_mesh:
+        return torch.zeros(())
     norms = [_norm_of([parameter.grad for parameter in group]) for group in by_mesh.values()]
     total = torch.linalg.vector_norm(torch.stack(norms))
     for group in by_mesh.values():

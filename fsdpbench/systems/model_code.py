@@ -15,7 +15,7 @@ from fsdpbench.errors import BenchError
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.layers import ComputesTokenLoss
 from fsdpbench.workloads.library_model import LIBRARY
-from fsdpbench.workloads.linear_loss import LINEAR_LOSSES
+from fsdpbench.workloads.linear_loss import LINEAR_LOSSES, use_linear_loss
 
 _FIELDS = {"norm": "norms", "rotary": "rotary"}
 """Settings whose values are those of a field of the shape."""
@@ -72,12 +72,11 @@ def _refuse_linear_loss(workload: Workload, settings: Settings) -> dict[str, str
     return refused
 
 
-def use_linear_loss(model: nn.Module, settings: Settings) -> None:
+def write_loss_as_asked(model: nn.Module, settings: Settings) -> None:
     """Have `model` compute lm head and loss together where the settings say so. Raises `BenchError`."""
-    loss = LINEAR_LOSSES.get(settings.loss)
-    if loss is None:
+    if settings.loss not in LINEAR_LOSSES:
         return
     inner = next((module for module in model.modules() if isinstance(module, ComputesTokenLoss)), None)
     if inner is None:
         raise BenchError(f"loss={settings.loss}: this model's loss is not `token_loss`; leave loss out")
-    inner.linear_loss = loss
+    use_linear_loss(inner, settings.loss)

@@ -47,7 +47,7 @@ def dtype_bytes(dtype: str | None) -> int | None:
     if dtype is None:
         return None
     name = dtype.lower().removeprefix("torch.").removeprefix("c10::")
-    if name.startswith("float8"):
+    if name.startswith("float8") or name == "float4_e2m1fn_x2":  # two in a byte, which is an element
         return 1
     return _SIZES.get(name)
 

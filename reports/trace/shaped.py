@@ -8,7 +8,9 @@ from typing import Any
 from fsdpbench.reports.trace.arguments import CalledArguments
 from fsdpbench.reports.trace.model import OperatorCall
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_int_mm")
+SCALED_PRODUCTS = ("_scaled_mm", "_scaled_mm_v2")
+"""Of matrices in 8 or 4 bits; the second is `torch.nn.functional.scaled_mm`."""
 CONVOLUTIONS = ("convolution", "convolution_backward")
 ATTENTION = tuple(
     f"_scaled_dot_product_{how}_attention{way}"
@@ -25,7 +27,9 @@ PASSES = (
 )
 """One pass over memory: read what comes in, write as much as the largest of it."""
 
-SHAPED = frozenset(f"aten::{name}" for name in (*PRODUCTS, *CONVOLUTIONS, *ATTENTION, *PASSES))
+SHAPED = frozenset(
+    f"aten::{name}" for name in (*PRODUCTS, *SCALED_PRODUCTS, *CONVOLUTIONS, *ATTENTION, *PASSES)
+)
 
 _MOST_INPUTS = 64
 _MOST_SIZES = 16

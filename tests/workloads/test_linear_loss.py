@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpbench.workloads import get_workload
 from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
-from fsdpbench.workloads.linear_loss import LINEAR_LOSSES
+from fsdpbench.workloads.linear_loss import LINEAR_LOSSES, use_linear_loss
 
 VOCAB, WIDTH = 301, 16
 
@@ -52,6 +52,17 @@ def test_what_is_frozen_gets_no_gradient() -> None:
     assert hidden.grad is not None
 
 
+@pytest.mark.parametrize("kind", LINEAR_LOSSES)
+def test_an_evaluation_computes_no_gradient(kind: str) -> None:
+    hidden, weight, bias = inputs(torch.float32, True)
+    targets = torch.randint(0, VOCAB, (2, 23))
+    with torch.no_grad(), Products() as products:
+        loss = LINEAR_LOSSES[kind](hidden, weight, bias, targets, True)
+        wanted = token_loss(torch.nn.functional.linear(hidden, weight, bias), targets, True)
+    torch.testing.assert_close(loss, wanted)
+    assert products.count == 16 + 1  # parts of 3 rows: 301 words are 19 times 16 dimensions
+
+
 class Largest(TorchDispatchMode):
     """The most elements that an operator's result has."""
 
@@ -77,6 +88,55 @@ def test_all_logits_are_never_held(kind: str) -> None:
     assert largest.elements < 1.2 * hidden.numel() < rows * VOCAB / 10
 
 
+@pytest.mark.parametrize("kind", LINEAR_LOSSES)
+@pytest.mark.parametrize("in_fp32", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_under_autocast_all_products_are_in_its_dtype(kind: str, in_fp32: bool, dtype: torch.dtype) -> None:
+    """Also those of gradients, with weights in fp32 and hidden states as a norm or a product leaves them."""
+    hidden, weight, bias = (each.detach() for each in inputs(torch.float32, True))
+    targets = torch.randint(0, VOCAB, (2, 23))
+    found = []
+    for linear_loss in (None, LINEAR_LOSSES[kind]):
+        given = [each.clone().requires_grad_() for each in (hidden.to(dtype), weight, bias)]
+        with torch.autocast("cpu", torch.bfloat16), Products() as products:
+            if linear_loss is None:
+                loss = token_loss(torch.nn.functional.linear(*given), targets, in_fp32)
+            else:
+                loss = linear_loss(*given, targets, in_fp32)
+            loss.backward()
+        assert products.dtypes == {torch.bfloat16}
+        found.append([loss.detach(), *(each.grad for each in given)])
+    for wanted, each in zip(*found, strict=True):
+        assert each.dtype is wanted.dtype
+        assert (each - wanted).norm() < 0.02 * wanted.norm()
+
+
+class Products(TorchDispatchMode):
+    """What matrix products read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if "mm" in func._schema.name:
+            self.count += 1
+            self.dtypes |= {each.dtype for each in args if isinstance(each, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+def test_without_it_products_are_calls_of_torch_s_own_layer() -> None:
+    """Dynamo compiles no frame of torch's layers: a unit that is one product is never compiled."""
+    model = get_workload("gpt-tiny").build()
+    assert isinstance(model, ComputesTokenLoss)
+    assert type(model.lm_head).forward is torch.nn.Linear.forward
+    use_linear_loss(model, "chunked")
+    assert {type(each).forward for each in model.modules() if isinstance(each, torch.nn.Linear)} == {
+        torch.nn.Linear.forward
+    }
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "shape"),
     [(kind, name, {}) for kind in LINEAR_LOSSES for name in ("gpt-tiny", "llama-tiny", "t5-tiny")]
@@ -89,8 +149,9 @@ def test_models_train_with_it_as_without(kind: str, name: str, shape: dict[str, 
     model = workload.build()
     assert isinstance(model, ComputesTokenLoss)
     gradients = []
-    for linear_loss in (None, LINEAR_LOSSES[kind]):
-        model.linear_loss = linear_loss
+    for together in (False, True):
+        if together:
+            use_linear_loss(model, kind)
         model.zero_grad()
         loss = model(*batch)
         loss.backward()

@@ -92,7 +92,7 @@ class AdaptedProjection(Projection):
         nn.init.normal_(self.lora_a, std=1 / math.sqrt(self.in_features))
         nn.init.zeros_(self.lora_b)
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # is no lm head
+    def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else held(self.bias)
         if bias is not None and self.bias_share != 1.0:  # the shares of several ranks are added up
             bias = bias * self.bias_share

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 from fsdpbench.workloads.narrow import block_scales
+from fsdpbench.workloads.narrow.gradients import gradients, rows_of
 
 _ops: Any = torch.ops.fsdpbench_workloads
 
@@ -66,22 +67,25 @@ class MxLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        rows = x.reshape(-1, x.shape[-1])
+        rows = rows_of(x)
         y = product(Blocks(*_ops.mxfp8_rows(rows)), Blocks(*_ops.mxfp8_rows(weight)), x.dtype)
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        rows, dtype = gradient.reshape(-1, gradient.shape[-1]), gradient.dtype
-        of_x = of_weight = None
-        if ctx.needs_input_grad[0]:
-            w = Blocks(*_ops.mxfp8_columns(weight))
-            of_x = product(Blocks(*_ops.mxfp8_rows(rows)), w, dtype).view(x.shape)
-        if ctx.needs_input_grad[1]:
-            read = Blocks(*_ops.mxfp8_columns(x.reshape(-1, x.shape[-1])))
-            of_weight = product(Blocks(*_ops.mxfp8_columns(rows)), read, dtype)
-        return of_x, of_weight
+        rows = rows_of(gradient)
+        return gradients(ctx.needs_input_grad, x, weight, rows, gradient.dtype, _mx_of_x, _mx_of_weight)
+
+
+def _mx_of_x(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    w = Blocks(*_ops.mxfp8_columns(weight))
+    return product(Blocks(*_ops.mxfp8_rows(rows)), w, dtype)
+
+
+def _mx_of_weight(rows: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    read = Blocks(*_ops.mxfp8_columns(x))
+    return product(Blocks(*_ops.mxfp8_columns(rows)), read, dtype)
 
 
 class Nvfp4Linear(torch.autograd.Function):
@@ -89,7 +93,7 @@ class Nvfp4Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        by_rows, by_columns = _both(x.reshape(-1, x.shape[-1]), stochastic=False)
+        by_rows, by_columns = _both(rows_of(x), stochastic=False)
         amax = weight.abs().max().float()
         data, scales, turned, turned_scales = _ops.nvfp4_weight(weight, amax)
         whole = block_scales.nvfp4_factor(amax)
@@ -101,7 +105,7 @@ class Nvfp4Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         saved = ctx.saved_tensors
-        by_rows, by_columns = _both(gradient.reshape(-1, gradient.shape[-1]), stochastic=True)
+        by_rows, by_columns = _both(rows_of(gradient), stochastic=True)
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
             of_x = product(by_rows, Blocks(*saved[3:]), gradient.dtype).view(ctx.shape)

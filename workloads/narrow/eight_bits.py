@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fsdpbench.workloads.narrow.gradients import gradients, rows_of
+
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16
 """Both sizes of a layer and the number of tokens must divide by it, as `torch._scaled_mm` demands."""
@@ -66,25 +68,27 @@ class EightBitLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        rows = x.reshape(-1, x.shape[-1])
         w8 = _of_weight(weight)
-        y = product(quantise(rows, E4M3), EightBits(w8.data.t(), w8.inverse), x.dtype, fast=True)
+        y = product(quantise(rows_of(x), E4M3), EightBits(w8.data.t(), w8.inverse), x.dtype, fast=True)
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        wants_x, wants_weight = ctx.needs_input_grad
-        g8 = quantise(gradient.reshape(-1, gradient.shape[-1]), E5M2)
-        of_x = of_weight = None
-        if wants_x:
-            of_x = product(g8, _of_weight(weight), gradient.dtype).view(x.shape)
-        if wants_weight:
-            transposed = EightBits(g8.data.t(), g8.inverse)
-            of_weight = product(transposed, quantise(x.reshape(-1, x.shape[-1]), E4M3), gradient.dtype)
-        return of_x, of_weight
+        g8 = quantise(rows_of(gradient), E5M2)
+        return gradients(
+            ctx.needs_input_grad, x, weight, g8, gradient.dtype, _gradient_of_x, _gradient_of_weight
+        )
+
+
+def _gradient_of_x(g8: EightBits, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return product(g8, _of_weight(weight), dtype)
+
+
+def _gradient_of_weight(g8: EightBits, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    return product(EightBits(g8.data.t(), g8.inverse), quantise(rows, E4M3), dtype)
 
 
 def _of_weight(weight: Tensor) -> EightBits:
-    data = getattr(weight, "data8", None)  # gathered in fp8 (`gathered.py`)
+    data = getattr(weight, "data8", None)  # gathered in fp8 (`systems/narrow_gathers.py`)
     return quantise(weight, E4M3) if data is None else EightBits(data, weight.inverse8)  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ class NarrowProjection(Projection):
         self.in_features, self.out_features, self.std = base.in_features, base.out_features, base.std
         self.weight, self.bias, self.kind = base.weight, base.bias, kind
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # is no lm head
+    def forward(self, x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         y: Tensor = _LINEARS[self.kind].apply(x, self.weight)

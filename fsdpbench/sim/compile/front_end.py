@@ -65,6 +65,8 @@ def keep_traces() -> Any:
     known. What became of them; None where this torch's are not kept."""
     if not can_be_kept():
         return None
+    # Else a graph is on disk once its backward has run, which a step that runs out of memory never does.
+    functorch_config.force_non_lazy_backward_lowering = True
     lowering: Any = sys.modules[_LOWERING]
     kept = importlib.import_module(KEPT_TRACES)
     return kept.keep_traces(_as_simulated, functools.partial(lowering.cache_tag, captures=False))

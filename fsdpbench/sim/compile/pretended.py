@@ -114,6 +114,11 @@ def _contiguous(
     return made
 
 
+def _copied(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten.copy_.default(tensor, source, non_blocking)
+    return made
+
+
 @contextmanager
 def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
     """While this is entered, Inductor lowers for "cuda" with these two in the place of its own."""
@@ -140,7 +145,8 @@ def pretended_gpu(scheduling: type, wrapper: type) -> Iterator[None]:
             )
         )
         # Their bindings ask for the device's guard, which a build without CUDA does not have.
-        stack.enter_context(replaced(torch.Tensor, __invert__=_inverted, contiguous=_contiguous))
+        own = {"__invert__": _inverted, "contiguous": _contiguous, "copy_": _copied}
+        stack.enter_context(replaced(torch.Tensor, **own))
         stack.enter_context(replaced(torch.version, cuda=torch.version.cuda or "12.8"))
         stack.enter_context(patched("triton_hash", lambda original: lambda: "simulated"))
         for module in list(sys.modules.values()):  # imported by name in many

@@ -17,7 +17,15 @@ from fsdpbench.sim.distributed.symmetric import use_pool
 from fsdpbench.sim.timing.timeline import DEFAULT_STREAM
 
 # Compute capability by a word of the profile's title; other titles are taken for an A100.
-_CAPABILITIES = {"B200": (10, 0), "H100": (9, 0), "H200": (9, 0), "L40S": (8, 9), "A100": (8, 0)}
+_CAPABILITIES = {
+    "RTX PRO 6000": (12, 0),
+    "B300": (10, 3),
+    "B200": (10, 0),
+    "H200": (9, 0),
+    "H100": (9, 0),
+    "L40S": (8, 9),
+    "A100": (8, 0),
+}
 _WARP_SIZE = 32
 
 

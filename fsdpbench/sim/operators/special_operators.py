@@ -256,11 +256,11 @@ def _record_stream(operator: Any, by_shape: Kernel) -> Kernel:
 
 
 def _like(operator: Any, by_shape: Kernel) -> Kernel:
-    """`zeros_like` and its kin: a tensor of the host, if that is what `device` says."""
+    """`zeros_like` and its kin: a tensor of the host or of the meta device, if that is what `device` says."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if device is None or device.type != "cpu":
+        if device is None or is_simulated(device):
             return by_shape(*args, **kwargs)
         pinned = kwargs.pop("pin_memory", None)
         made = operator(*meta_twin(args), **kwargs)

@@ -18,6 +18,7 @@ _COMPUTE_TYPES = {
     "double": "fp64",
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
+    "float4_e2m1fn_x2": "nvfp4",
 }
 
 

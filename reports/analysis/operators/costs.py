@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from fsdpbench.reports.trace import OperatorCall, dtype_bytes
-from fsdpbench.reports.trace.shaped import ATTENTION, CONVOLUTIONS, PASSES, PRODUCTS
+from fsdpbench.reports.trace.shaped import ATTENTION, CONVOLUTIONS, PASSES, PRODUCTS, SCALED_PRODUCTS
 
 _IS_CAUSAL = {
     "_scaled_dot_product_flash_attention": 4,
@@ -23,6 +23,10 @@ _IS_CAUSAL = {
     "_scaled_dot_product_cudnn_attention_backward": 14,
 }
 """Where "causal" stands among the inputs (native_functions.yaml)."""
+
+_OUT_DTYPE = {"_scaled_mm": 6, "_scaled_mm_v2": 9}
+_BYTES_OF_OUT = {"5": 2, "6": 4, "15": 2}
+"""Of float16, float32 and bfloat16, as torch numbers types; else the result is as narrow as what is read."""
 
 _MOST_FLOPS = 1 << 80
 _MOST_ELEMENTS = 1 << 50
@@ -62,6 +66,17 @@ def _product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
         return None, None
     many = prod(batch)
     return 2 * many * m * n * k, many * (m * k + k * n + m * n)
+
+
+def _scaled_product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
+    """m x k times k x n of elements that take a byte; two numbers where they are of 4 bits."""
+    flops, elements = _product(name, call)
+    if flops is None or elements is None:
+        return None, None
+    (m, _), (_, n) = call.sizes[:2]
+    each_of_out = _BYTES_OF_OUT.get(call.values[_OUT_DTYPE[name]], 1)
+    packed = 2 if "float4" in call.types[0].lower() else 1
+    return packed * flops, elements + (each_of_out - 1) * m * n
 
 
 def _convolution(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
@@ -131,6 +146,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 _RULES: dict[str, Callable[[str, OperatorCall], tuple[int | None, int | None]]] = {
     **dict.fromkeys(PRODUCTS, _product),
+    **dict.fromkeys(SCALED_PRODUCTS, _scaled_product),
     **dict.fromkeys(CONVOLUTIONS, _convolution),
     **dict.fromkeys(ATTENTION, _attention),
     **dict.fromkeys(PASSES, _one_pass),

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from fsdpbench.systems.clipping import clip_gradients
 
 SIM = ("--device", "sim", "--gpus", "8", "--system")
 
@@ -101,3 +104,8 @@ def test_what_is_no_value_is_refused(fsdpbench: Any, given: str) -> None:
     done = fsdpbench("run", "--model", "gpt-tiny", "--device", "sim", "--set", given)
     assert done.returncode == 2
     assert given.partition("=")[0] in done.stderr
+
+
+def test_without_gradients_there_is_nothing_to_clip() -> None:
+    """As torch's own function has it."""
+    assert clip_gradients([torch.nn.Parameter(torch.zeros(3))], 1.0) == 0

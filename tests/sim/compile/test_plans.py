@@ -162,6 +162,26 @@ def test_a_small_block_against_inductors_metrics() -> None:
         assert (len(plan.launches), plan.nbytes) == tuple(expected)
 
 
+def _into_slices(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    result = torch.empty_like(x)
+    for row in range(0, 8, 2):
+        torch.mm(x[row : row + 2], weight, out=result[row : row + 2])
+    result[2:4] = x[2:4] * 2
+    return result
+
+
+@pytest.mark.campaign
+def test_graphs_that_write_into_slices() -> None:
+    """Inductor copies into a view of a fake tensor of the GPU: torch's binding asks for its guard."""
+    start()
+    from fsdpbench.sim.compile.report import REPORT
+
+    x, weight = torch.randn(8, 64, device="sim"), torch.randn(64, 64, device="sim")
+    assert torch.compile(_into_slices, fullgraph=True)(x, weight).shape == x.shape
+    (plan,) = REPORT.plans
+    assert plan.launches
+
+
 @pytest.mark.campaign
 def test_a_second_shape_makes_one_graph_for_all_shapes() -> None:
     """As torch does it: the second shape recompiles with symbols, the third finds that graph. Its kernels

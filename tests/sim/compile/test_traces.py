@@ -119,6 +119,15 @@ def test_a_trace_is_taken_by_the_next_process(processes: Processes) -> None:
     assert processes.run("")[0] == second
 
 
+@pytest.mark.campaign
+def test_a_step_without_backward_leaves_its_trace(processes: Processes) -> None:
+    """It runs out of memory before, say."""
+    without, first, second = processes.run("torch.Tensor.backward = lambda self: None", "", "")
+    assert without[:3] == [0, 1, []]
+    assert first[:3] == second[:3] == [1, 0, []]
+    assert without[3:] == first[3:] == second[3:]
+
+
 CHANGES = {
     "an object's attribute": "block.options.times = 3",
     "a function of the module": "model.activation = model.another",
@@ -167,6 +176,30 @@ def test_broken_files_are_made_anew(processes: Processes, content: bytes) -> Non
     assert again[:2] == [0, 1]
     assert after[:2] == [1, 0]
     assert first[3:] == again[3:] == after[3:]
+
+
+@pytest.mark.campaign
+def test_an_object_s_number_is_its_meaning_however_small(processes: Processes) -> None:
+    """Those of a Python without position-independent code have eight digits."""
+    code = """
+    from types import SimpleNamespace
+    from fsdpbench.sim.compile.traces.guards import words_of
+    from fsdpbench.sim.compile.traces.meaning import Meanings, NotKeptError
+    words = [
+        words_of(SimpleNamespace(guard_manager=f"size=[8, 64] {number})", numbered={number: int}), Meanings())
+        for number in (31072800, 139796321851280)
+    ]
+    assert words[0] == words[1]
+    assert words[0].startswith("size=[8, 64] class builtins.int")
+    try:
+        words_of(SimpleNamespace(guard_manager="139796321851280", numbered={}), Meanings())
+    except NotKeptError:
+        print("refused")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "refused\n"
 
 
 @pytest.mark.campaign

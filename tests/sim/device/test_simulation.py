@@ -48,6 +48,27 @@ def test_a_second_start_is_a_fresh_device() -> None:
     assert "H100" in torch.sim.get_device_name()
 
 
+def test_each_profile_has_its_gpu_s_compute_capability() -> None:
+    """Those of NVIDIA's table (CUDA GPU Compute Capability)."""
+    from fsdpbench.sim import Simulation, load_profile, profile_names
+
+    known = {
+        **dict.fromkeys(("a100-40gb", "a100-80gb", "a100-80gb-roce2000"), (8, 0)),
+        "l40s": (8, 9),
+        **dict.fromkeys(("h100-80gb", "h100-96gb", "h100-96gb-hbm2e", "h200"), (9, 0)),
+        **dict.fromkeys(("b200", "gb200"), (10, 0)),
+        **dict.fromkeys(("b300", "gb300"), (10, 3)),
+        "rtx-pro-6000": (12, 0),
+    }
+    found = {}
+    for name in profile_names():
+        Simulation.start(load_profile(name), 1, 1)
+        found[name] = torch.sim.get_device_capability()
+        properties = torch.sim.get_device_properties()
+        assert (properties.major, properties.minor) == found[name]
+    assert found == known
+
+
 def test_a_faster_gpu_is_faster() -> None:
     from fsdpbench.sim import Simulation, load_profile
 

@@ -127,6 +127,30 @@ def test_geometry_is_meta_s() -> None:
     assert sim.operators_launched > len(OPERATORS)
 
 
+def test_a_tensor_like_one_of_the_device_is_where_it_is_asked_for() -> None:
+    from device_training import start
+
+    sim = start()
+    x = floats("sim", 8, 4).t()
+    likes: list[Callable[[str], torch.Tensor]] = [
+        lambda d: torch.empty_like(x, device=d),
+        lambda d: torch.zeros_like(x, device=d, dtype=torch.bfloat16),
+        lambda d: torch.full_like(x, 1.5, device=d),
+        lambda d: torch.randn_like(x, device=d),
+        lambda d: x.new_empty((2, 3), device=d),
+        lambda d: x.new_zeros((2, 3), device=d),
+        lambda d: x.new_empty_strided((2, 3), (1, 2), device=d),
+    ]
+    for like in likes:
+        expected = geometry(like("sim"))
+        launched, allocated = sim.operators_launched, torch.sim.memory_allocated()
+        for device in ("meta", "cpu"):
+            made = like(device)
+            assert made.device.type == device
+            assert geometry(made) == expected
+        assert (sim.operators_launched, torch.sim.memory_allocated()) == (launched, allocated)
+
+
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
 @pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "Adam"])
 def test_optimizers_take_steps(optimizer: str, options: dict[str, bool]) -> None:

@@ -51,7 +51,10 @@ _KINDS = frozenset(
     )
 )
 """Those whose words say all that they check."""
-_NUMBER = re.compile(r"\b\d{12,}\b")
+_NUMBER = re.compile(r"\b\d+\b")
+_LEAST_OF_UNKNOWN = 10**11
+"""A number that may be of an object, though none is known by it. Objects have smaller ones too, where Python
+is not position-independent code."""
 _TENSOR = re.compile(r"check_tensor\(.*, (\w+), DispatchKeySet\(")
 _ARE_HOOKS = re.compile(r"_(forward|backward)(_pre)?_hooks$")
 _PLAIN_TENSORS = ("Tensor", "Parameter")
@@ -136,9 +139,11 @@ def words_of(manager: Any, meanings: Meanings) -> str:
 
     def meant(match: re.Match[str]) -> str:
         number = int(match.group())
-        if number not in manager.numbered:
+        if number in manager.numbered:
+            return meanings.of(manager.numbered[number])
+        if number >= _LEAST_OF_UNKNOWN:
             raise NotKeptError("a guard has a number of something unknown")
-        return meanings.of(manager.numbered[number])
+        return match.group()
 
     text = str(manager.guard_manager)
     if " at 0x" in text or any(kind not in _PLAIN_TENSORS for kind in _TENSOR.findall(text)):

@@ -107,13 +107,13 @@ class KeptTraces:
             with open(place, "rb") as file:
                 entry: Entry = pickle.load(file)
             manager = entry.guards_for(frame)
+            restored = Restored(entry, manager)
             graph = self._graph(entry.graph_key)
         except FileNotFoundError:
             return None
         except Exception as error:  # whatever a broken file, or a value that is not there, leads to
             self._note(error)
             return None
-        restored = Restored(entry, manager)
         frame.f_globals[entry.graph] = graph
         entry.sizes_seen.restore(frame)
         dynamo_utils.counters["stats"].update(entry.counts)

@@ -45,6 +45,23 @@ def test_the_flops_of_a_real_trace_are_those_that_torch_counts(tmp_path: Path) -
     assert told["roof"] is None
 
 
+def test_scaled_products_of_a_real_trace_are_counted(tmp_path: Path) -> None:
+    """Both of torch's operators, by the names and values that the profiler has for them."""
+    a, one = torch.ones(32, 64).to(torch.float8_e4m3fn), torch.ones(())
+    kind = [functional.ScalingType.TensorWise]
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        torch._scaled_mm(a, a.t(), one, one, out_dtype=torch.bfloat16)
+        functional.scaled_mm(a, a.t(), [one], kind, [one], kind, output_dtype=torch.bfloat16)
+    path = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(path))
+    trace = read_trace(path)
+    named = [(trace.name_of(row), each) for row, each in trace.calls.items()]
+    found = {name: cost_of(name, each) for name, each in named if "scaled" in name}
+    assert list(found) == ["aten::_scaled_mm", "aten::_scaled_mm_v2"]
+    for cost in found.values():
+        assert (cost.flops, cost.bytes) == (2 * 32 * 64 * 32, 2 * 32 * 64 + 2 * 32 * 32)
+
+
 def call(
     *sizes: tuple[int, ...], kind: str = "c10::BFloat16", values: dict[int, str] | None = None
 ) -> OperatorCall:
@@ -55,6 +72,7 @@ def call(
 
 
 QKV = (2, 8, 128, 64)
+FP8, FP4 = "c10::Float8_e4m3fn", "c10::Float4_e2m1fn_x2"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +82,10 @@ QKV = (2, 8, 128, 64)
         ("aten::mm", call((4, 8), (9, 2)), None, None),
         ("aten::mm", call((4, 8)), None, None),
         ("aten::mm", call((4, 8), (8, 2), kind="unheard of"), 128, None),
+        ("aten::_scaled_mm", call((4, 8), (8, 2), kind=FP8, values={6: "15"}), 128, 32 + 16 + 2 * 8),
+        ("aten::_scaled_mm", call((4, 8), (8, 2), kind=FP8), 128, 32 + 16 + 8),
+        ("aten::_scaled_mm_v2", call((4, 8), (8, 2), kind=FP8, values={9: "6"}), 128, 32 + 16 + 4 * 8),
+        ("aten::_scaled_mm_v2", call((4, 8), (8, 2), kind=FP4, values={9: "15"}), 256, 32 + 16 + 2 * 8),
         (
             "aten::_scaled_dot_product_flash_attention",
             call(QKV, QKV, QKV, values={4: "False"}),
