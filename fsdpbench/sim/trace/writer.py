@@ -31,11 +31,8 @@ _DEVICE_TYPE_CUDA = 1
 _GZIP_LEVEL = 1
 _DECIMALS = [f".{thousandths:03d}" for thousandths in range(1000)]
 """Thousands of times are written; looking decimals up takes half as long as formatting them."""
-_CATEGORIES = {
-    HostKind.OPERATOR: "cpu_op",
-    HostKind.ANNOTATION: "user_annotation",
-    HostKind.RUNTIME: "cuda_runtime",
-}
+_CATEGORIES = ("cpu_op", "user_annotation", "cuda_runtime")
+"""By `HostKind`."""
 # CUPTI's callback ids of the runtime calls, which some tools look up.
 _CALLBACK_IDS = {
     "cudaLaunchKernel": 211,
