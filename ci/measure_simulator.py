@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from measure_engine import MARK, busy_cores, processor, watch
+from measure_engine import MARK, busy_cores, keep_bytecode, processor, watch
 
 SYSTEMS = ("impl-fsdp2", "torch-fsdp2")
 CASES = {
@@ -119,6 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
+    keep_bytecode()
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     print(f"command   python ci/measure_simulator.py {' '.join(sys.argv[1:])}".rstrip())
     print(

@@ -40,6 +40,7 @@ class Internal(NamedTuple):
 
 _KERNELS = "the simulated device's kernels"
 _DEVICE = "the simulated device"
+_TENSORS = "tensors of the simulated device"
 _AUTOCAST = "autocast on the simulated device"
 _OPTIMIZERS = "optimizers over DTensors on the simulated device, without seconds of propagation"
 _SPANS = "spans of record_function in simulated time"
@@ -99,14 +100,14 @@ INTERNALS = {
     "DispatchKey": Internal("torch._C:DispatchKey", _DEVICE),
     "DispatchKeySet": Internal("torch._C:DispatchKeySet", _DEVICE),
     "ExcludeDispatchKeyGuard": Internal("torch._C:_ExcludeDispatchKeyGuard", _AUTOCAST),
-    "ForceDispatchKeyGuard": Internal("torch._C:_ForceDispatchKeyGuard", "tensors of the simulated device"),
+    "ForceDispatchKeyGuard": Internal("torch._C:_ForceDispatchKeyGuard", _TENSORS),
     "OutputSharding": Internal("torch.distributed.tensor._op_schema:OutputSharding", _OPTIMIZERS),
     "RecordFunctionFast": Internal("torch._C._profiler:_RecordFunctionFast", _SPANS),
     "TorchDispatchMode": Internal(
         "torch.utils._python_dispatch:TorchDispatchMode", "pricing work to calibrate by"
     ),
     "compile_cuda_kernel": Internal("torch.cuda:_compile_kernel", "emulated collectives on a GPU"),
-    "create_empty_tensor": Internal("torch._C._acc:create_empty_tensor", "tensors of the simulated device"),
+    "create_empty_tensor": Internal("torch._C._acc:create_empty_tensor", _TENSORS),
     "cuda_attach_out_of_memory_observer": Internal(
         "torch._C:_cuda_attach_out_of_memory_observer",
         "telling how much a GPU was asked for when its memory ran out",
@@ -156,6 +157,7 @@ INTERNALS = {
     "queue_callback": Internal(
         "torch.autograd:Variable._execution_engine.queue_callback", "DDP's collectives, joined after backward"
     ),
+    "reinterpret_tensor": Internal("torch._C._dynamo.guards:_reinterpret_tensor", _TENSORS, "as_strided"),
     "register_builtin": Internal("torch.jit._builtins:_register_builtin", _TORCHSCRIPT),
     "ring_attention": Internal(
         "torch.distributed.tensor.experimental._context_parallel._attention:_templated_ring_attention",
@@ -175,9 +177,7 @@ INTERNALS = {
         "ring attention (cp)",
         "a public choice of the way that keys and values go",
     ),
-    "set_storage_by_key": Internal(
-        "torch:ops.aten.set_.source_Storage_storage_offset._op_dk", "tensors of the simulated device"
-    ),
+    "set_storage_by_key": Internal("torch:ops.aten.set_.source_Storage_storage_offset._op_dk", _TENSORS),
     "setup_privateuseone": Internal(
         "torch.utils.backend_registration:_setup_privateuseone_for_python_backend",
         _DEVICE,

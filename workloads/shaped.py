@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from fsdpbench.workloads.shape import make_shape
@@ -27,5 +27,5 @@ class Shaped(Generic[S]):
 
     @property
     def shape(self) -> dict[str, Any]:
-        """All fields of the shape as plain values."""
-        return asdict(self._shape)  # type: ignore[call-overload]
+        """All fields of the shape, which are plain values (`asdict` would copy each)."""
+        return {each.name: getattr(self._shape, each.name) for each in fields(self._shape)}  # type: ignore[arg-type]

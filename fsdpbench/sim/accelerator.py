@@ -92,7 +92,7 @@ class Accelerator:
         self.holders: dict[int, Any] | None = None
         self.graph_pool: int | None = None
         self.backward = BackwardStreams(self)
-        self._listeners: list[AllocatorListener] = []
+        self._listeners: dict[AllocatorListener, bool] = {}
 
     def forget_run(self) -> None:
         """Drop what belongs to the simulation before this one."""
@@ -109,17 +109,19 @@ class Accelerator:
         if not self.started:
             raise SimulationNotStartedError
 
-    def listen(self, listener: AllocatorListener) -> None:
-        """Report to ``listener`` what the allocator does, beside those who listen already."""
-        self._listeners.append(listener)
+    def listen(self, listener: AllocatorListener, completions: bool = True) -> None:
+        """Report to ``listener`` what the allocator does, beside those who listen already. ``completions``:
+        when freed blocks are free at last, too.
+        """
+        self._listeners[listener] = completions
         self._inform_listeners()
 
     def stop_listening(self, listener: AllocatorListener | None = None) -> None:
         """Report to ``listener`` no more (None: to no listener)."""
         if listener is None:
             self._listeners.clear()
-        elif listener in self._listeners:
-            self._listeners.remove(listener)
+        else:
+            self._listeners.pop(listener, None)
         self._inform_listeners()
 
     def _inform_listeners(self) -> None:
@@ -132,6 +134,7 @@ class Accelerator:
 
         if self.allocator is not None:
             self.allocator.listener = tell_all if len(listeners) > 1 else next(iter(listeners), None)
+            self.allocator.tells_completion = any(self._listeners.values())
 
     def copy_over_host_link(
         self, kind: str, nbytes: int, *, blocking: bool, device: Any = None, host: Any = None

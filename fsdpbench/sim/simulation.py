@@ -254,7 +254,7 @@ class SimulatedTrace(AbstractContextManager["SimulatedTrace"]):
             _described(self._accelerator.process_groups),
             simulation.gpus_per_node,
         )
-        self._accelerator.listen(self._report_memory)
+        self._accelerator.listen(self._report_memory, completions=False)
         self._accelerator.allocator.device.call_listener = self._accelerator.trace.runtime
         set_is_profiler_enabled(True)
         self._accelerator.bytes_traced = 0

@@ -257,30 +257,3 @@ def compile_as_asked(model: nn.Module, units: Iterable[nn.Module], settings: Set
     if inner is None:
         raise BenchError("compile_loss=true: this model's loss is not `token_loss`; leave compile_loss out")
     inner.compiled_loss = torch.compile(token_loss)
-
-
-def materialise(model: nn.Module, device: torch.device) -> None:
-    """Give a sharded meta-device model its memory and its initial weights (a simulated tensor holds none).
-
-    What several modules share stays one parameter.
-    """
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            places.setdefault(id(parameter), []).append((module, name))
-    model.to_empty(device=device)
-    for (first, own), *others in places.values():
-        for module, name in others:
-            module.register_parameter(name, first.get_parameter(own))
-    if device.type == "sim":
-        return
-    for module in model.modules():
-        init_module(module)
-
-
-@torch.no_grad()
-def init_module(module: nn.Module) -> None:
-    """Run a module's own `reset_parameters`, as torch's layers and the workloads define it."""
-    reset = getattr(module, "reset_parameters", None)
-    if callable(reset):
-        reset()

@@ -19,11 +19,11 @@ from fsdpbench.systems.base import (
     BuildContext,
     System,
     compile_as_asked,
-    init_module,
     refuse_common,
     refuse_lora_in_flat_parameters,
 )
 from fsdpbench.systems.dtypes import TORCH_DTYPES
+from fsdpbench.systems.materialising import init_module, to_empty
 from fsdpbench.systems.software import software_of
 from fsdpbench.systems.wrapping import select_units
 
@@ -194,7 +194,7 @@ def _materialiser(device: torch.device) -> Callable[[nn.Module], None]:
 
     def materialise_own(module: nn.Module) -> None:
         deferred = dict(module.named_parameters(recurse=False))
-        module.to_empty(device=device, recurse=False)
+        to_empty(module, device, recurse=False)
         for name, parameter in deferred.items():
             shared = made.setdefault(parameter, module.get_parameter(name))
             module.register_parameter(name, shared)

@@ -17,11 +17,11 @@ from fsdpbench.systems.base import (
     BuildContext,
     System,
     compile_as_asked,
-    materialise,
     refuse_common,
     shard_size_of,
 )
 from fsdpbench.systems.dtypes import TORCH_DTYPES
+from fsdpbench.systems.materialising import materialise
 from fsdpbench.systems.narrow import gather_as_asked, refuse_narrow_gathers, scale_after_steps
 from fsdpbench.systems.parallel import Meshes, context_of, make_meshes, parallelise, refuse_parallel
 from fsdpbench.systems.parallel.experts import placement_of_experts

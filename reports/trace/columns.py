@@ -43,6 +43,10 @@ DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:", "emulated:")
 """Annotations that process groups, torch's and ours, write around a collective."""
 
+# Plain integers: an enum's members are slow to look up, and to convert.
+_NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}
+_MODULE = int(Category.MODULE)
+
 AnyEvent = FloatEvent | ExactEvent
 
 
@@ -90,16 +94,18 @@ class ColumnBuilder:
     def add(self, events: Sequence[AnyEvent]) -> None:
         """Appends a chunk; its events and their texts are not needed afterwards."""
         self.seen += len(events)
-        known = CATEGORIES
-        counting = [event for event in events if event.cat in known or is_module(event.cat, event.name)]
+        counting: list[AnyEvent] = []
+        others: list[AnyEvent] = []
+        for event in events:
+            counts = event.cat in _NUMBERS or is_module(event.cat, event.name)
+            (counting if counts else others).append(event)
         complete = [event for event in counting if event.ph == "X"]
         self._incomplete += len(counting) - len(complete)
-        if len(counting) < len(events):
-            others = [event for event in events if event.cat not in known]
-            self._add_others([event for event in others if not is_module(event.cat, event.name)])
+        if others:
+            self._add_others(others)
         if not complete:
             return
-        category = np.array([known.get(event.cat, Category.MODULE) for event in complete], np.int8)
+        category = np.array([_NUMBERS.get(event.cat, _MODULE) for event in complete], np.int8)
         start, has_start = _times(complete, [event.ts for event in complete])
         duration, has_duration = _times(complete, [event.dur for event in complete])
         correlation = np.full(len(complete), MISSING, np.int64)

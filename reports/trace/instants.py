@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from operator import attrgetter
 
 import numpy as np
 from msgspec import Raw
@@ -17,7 +18,9 @@ class InstantColumns:
 
     def __init__(self, kind: type[MemoryEvents] | type[RetryEvents]) -> None:
         self.lost = 0
-        self._fields = [each.name for each in fields(kind) if each.name != "time"]
+        names = [each.name for each in fields(kind) if each.name != "time"]
+        self._values = attrgetter(*names)
+        self._width = len(names)
         self._chunks: list[list[Int64]] = []
 
     def add(self, time: Int64, present: Bool, arguments: Sequence[Raw]) -> None:
@@ -30,11 +33,12 @@ class InstantColumns:
         if not present.all():
             time = time[present]
             decoded = [each for each, there in zip(decoded, present.tolist(), strict=True) if there]
-        columns = [integers([getattr(each, name) for each in decoded]) for name in self._fields]
-        self._chunks.append([time, *columns])
+        if decoded:
+            columns = map(integers, zip(*map(self._values, decoded), strict=True))
+            self._chunks.append([time, *columns])
 
     def finish(self) -> list[Int64]:
-        empty = [np.empty(0, np.int64) for _ in range(len(self._fields) + 1)]
+        empty = [np.empty(0, np.int64) for _ in range(self._width + 1)]
         columns = [np.concatenate(column) for column in zip(empty, *self._chunks, strict=True)]
         order = np.argsort(columns[0], kind="stable")
         return [column[order] for column in columns]

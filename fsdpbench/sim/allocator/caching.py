@@ -46,7 +46,7 @@ class CachingAllocator:
 
     ``capacity_bytes`` is what the allocator may take in all; ``total_bytes`` (default: the same) what the
     device has, for the message of an out-of-memory. ``listener`` is called with an `AllocatorEvent` for
-    each thing done.
+    each thing done; unless ``tells_completion`` is set, for none that a freed block is free at last.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class CachingAllocator:
         self.conf = conf or AllocatorConf()
         self.costs = costs or AllocatorCosts()
         self.listener = listener
+        self.tells_completion = True
         self.stats = AllocatorStats()
         self.small_pool = BlockPool(is_small=True)
         self.large_pool = BlockPool(is_small=False)
@@ -353,7 +354,7 @@ class CachingAllocator:
         counters.requested_bytes -= block.requested
         counters.requested_bytes_freed += block.requested
         del self.active_blocks[block.address]
-        if self.listener is not None:
+        if self.listener is not None and self.tells_completion:
             self._tell(AllocatorAction.FREE_COMPLETED, block.address, size, block.stream)
 
         merged_blocks = merged_bytes = 0
@@ -375,7 +376,8 @@ class CachingAllocator:
     def _tell(self, action: AllocatorAction, address: int, size: int, stream: int, freed: int = 0) -> None:
         assert self.listener is not None
         stats = self.stats
-        allocated, reserved, now = stats.allocated_bytes, stats.reserved_bytes, self._clock.cpu_ns()
+        allocated = stats.small.allocated_bytes + stats.large.allocated_bytes
+        reserved, now = stats.reserved_bytes, self._clock.cpu_ns()
         self.listener(AllocatorEvent(action, address, size, stream, allocated, reserved, now, freed))
 
     def _out_of_memory_message(self, nbytes: int) -> str:

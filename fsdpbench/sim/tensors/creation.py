@@ -20,6 +20,7 @@ from fsdpbench.torch_internals import (
     DispatchKeySet,
     ForceDispatchKeyGuard,
     create_empty_tensor,
+    reinterpret_tensor,
     set_storage_by_key,
 )
 
@@ -27,13 +28,15 @@ _META = DispatchKey.Meta
 _create: Any = create_empty_tensor
 # The meta device's kernels change geometry only, and take any tensor: views share the storage of their base.
 # With its key alone in force `as_strided` goes there (cheaper than a call by key; the guard that includes a
-# key is no way, since torch 2.11 keeps the key's device after it).
+# key is no way, since torch 2.11 keeps the key's device after it). Most views need no operator at all.
 _Key: Any = DispatchKey
 _Keys = DispatchKeySet
 _ABOVE = (_Key.ADInplaceOrView, _Key.AutogradPrivateUse1, _Key.AutogradMeta, _Key.AutocastPrivateUse1)
 _ONLY_META = (_Keys(_META), functools.reduce(operator.or_, map(_Keys, _ABOVE)))
 _force_keys = ForceDispatchKeyGuard
 _as_strided = torch.as_strided
+_reinterpret = reinterpret_tensor
+_inference_mode = torch.is_inference_mode_enabled
 # torch's own getter: where a user's script runs, `device.type` reads "cuda" (`fsdpbench/script`).
 _type_of: Any = torch.device.type.__get__  # type: ignore[attr-defined]
 _set_storage = set_storage_by_key
@@ -45,10 +48,7 @@ def new_tensor(
     """A new tensor with its own memory; ``strides`` None: contiguous. Raises torch.OutOfMemoryError."""
     tensor = _create(shape, dtype)
     attach(tensor.untyped_storage(), nbytes)
-    if strides is None:
-        return tensor
-    with _force_keys(*_ONLY_META):
-        return _as_strided(tensor, shape, strides, 0)
+    return tensor if strides is None else _reinterpret(tensor, shape, strides, 0)
 
 
 def new_view(
@@ -56,6 +56,9 @@ def new_view(
 ) -> torch.Tensor:
     """A tensor on the storage of ``base``; ``offset`` and strides in elements of ``dtype``."""
     if dtype is base.dtype:
+        # What is made now belongs to the mode, a view to its base: `as_strided` heeds that.
+        if not (base.is_inference() or _inference_mode()):
+            return _reinterpret(base, shape, strides, offset - base.storage_offset())
         with _force_keys(*_ONLY_META):
             return _as_strided(base, shape, strides, offset)
     return _set_storage(_META, _create((0,), dtype), base.untyped_storage(), offset, shape, strides)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,7 @@ _NO_COMPUTATION = re.compile(
 _COMPUTATION_OPERATOR = re.compile(r"^[A-Za-z_]\w*::\w|^(graph_\d+_)?cpp_fused|^Torch-Compiled Region")
 
 
+@lru_cache(maxsize=4096)  # a trace has few names, and each of them thousands of times
 def collective_type(name: str) -> CollectiveType:
     """The type behind a kernel's, a span's or a metadata name ("_allgather_base", "gloo:all_reduce")."""
     # RCCL's and NCCL's template arguments may name other things; the type stands before the first bracket.
@@ -91,7 +93,12 @@ def collective_type(name: str) -> CollectiveType:
 
 def communication_kernel_names(trace: Trace) -> npt.NDArray[np.bool_]:
     """Mask over `trace.names`."""
-    return _mask(trace, _COMMUNICATION_KERNEL)
+    return np.fromiter(map(_is_communication_kernel, trace.names), np.bool_, len(trace.names))
+
+
+@lru_cache(maxsize=16_384)  # the pattern is slow, and traces of one run have most names in common
+def _is_communication_kernel(name: str) -> bool:
+    return _COMMUNICATION_KERNEL.search(name) is not None
 
 
 def cpu_collective_names(trace: Trace) -> npt.NDArray[np.bool_]:
