@@ -74,7 +74,8 @@ def keep_bytecode() -> None:
         subprocess.run(command, check=True, capture_output=True)
 
 
-def watch(process: subprocess.Popen[Any], mark: str, peak: list[int], every_s: float = 0.5) -> None:
+def watch(process: subprocess.Popen[Any], mark: str, peak: list[int], every_s: float = 6.0) -> None:
+    """Seldom: counting the pages of all processes takes a tenth of a second, in which they cannot map any."""
     while process.poll() is None:
         peak[0] = max(peak[0], memory_of(mark))
         time.sleep(every_s)
