@@ -1,7 +1,7 @@
 """Fits keys of hardware profiles to published runs, eager and compiled together, and judges the fit held out.
 
     python ci/refit_keys.py RUNS.csv [RUNS.csv ...] -o FOLDER          simulate, fit, print
-    python ci/refit_keys.py --steps FOLDER/slopes.csv                  fit and print again
+    python ci/refit_keys.py --slopes FOLDER/slopes.csv                  fit and print again
 
 Errors are those of the runs as they were (fsdpbench/results/residuals/residuals.csv, or `--errors`). How a
 step time follows each key is simulated with at most 16 layers, which says the same in a fraction of the time:
@@ -22,6 +22,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from fsdpbench.cli.terminal.progress import make_progress
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.launch import fork_server
 from fsdpbench.results.residuals.table import Condition, Quantity, read_table
-from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
+from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile, with_nic
 from fsdpbench.validation.predict import predict
 from fsdpbench.validation.runs.case import Case
 from fsdpbench.validation.runs.paper import paper_cases
@@ -102,12 +103,12 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/refit"))
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=None)
-    parser.add_argument("--steps", type=Path, help="the table that an earlier start wrote")
+    parser.add_argument("--slopes", type=Path, help="the table that an earlier start wrote")
     parser.add_argument("--errors", type=Path, help="another table of residuals")
     parser.add_argument("--hold", action="append", default=[], help="keys that stay as they are")
     options = parser.parse_args()
-    path = options.steps or options.output / "slopes.csv"
-    if options.steps is None:
+    path = options.slopes or options.output / "slopes.csv"
+    if options.slopes is None:
         fork_server.start("sim")
         write_slopes(path, simulate(options))
     print(report(runs_of(read_slopes(path), options.errors), options.hold))
@@ -178,26 +179,26 @@ def with_key(case: Case, key: Key | None, folder: Path) -> Case | None:
         return None
     if key.name == "nic.efficiency" and case.gpus <= 8:
         return None
-    profile = load_profile(case.hardware)
     base, _, rate = case.hardware.partition("+nic-")
-    name = f"{Path(case.hardware).stem if '/' in case.hardware else case.hardware}-{key.name}"
-    content: dict[str, object] = {"base": base, "name": name}
-    for path in key.paths:
-        section, _, rest = path.partition(".")
-        node = content.setdefault(section, {})
-        assert isinstance(node, dict)
-        *parents, last = rest.split(".")
+    path = write_profile(key, base, folder)
+    hardware = with_nic(str(path), float(rate)) if rate else str(path)
+    return dataclasses.replace(case, hardware=hardware, chip=case.chip or case.hardware)
+
+
+def write_profile(key: Key, base: str, folder: Path) -> Path:
+    """A profile in `folder` that is `base` with `key` changed."""
+    profile, name = load_profile(base), f"{base}-{key.name}"
+    content: dict[str, Any] = {"base": base, "name": name}
+    for dotted in key.paths:
+        *parents, last = dotted.split(".")
+        node = content
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[last] = changed_value(value_of(profile, path), key)
-    if rate:
-        nic = content.setdefault("nic", {})
-        assert isinstance(nic, dict)
-        nic["gb_s_per_node"] = float(rate)
+        node[last] = changed_value(value_of(profile, dotted), key)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.toml"
     path.write_text(to_toml(content))
-    return dataclasses.replace(case, hardware=str(path), chip=case.chip or case.hardware)
+    return path
 
 
 def value_of(profile: HardwareProfile, path: str) -> float:
@@ -304,6 +305,9 @@ def report(runs: Sequence[Run], hold: Sequence[str]) -> str:
     for (name, chip), change, error in zip(whole.names, whole.change, whole.error, strict=True):
         shown = f"{change:+.3f}" if name in additive else f"x {math.exp(change):.3f}"
         lines.append(f"{name} | {chip} | {shown} | {error:.3f}")
+    for source in sorted({run.source for run in runs}):
+        without = fit([run for run in runs if run.source != source], hold).change
+        lines.append(f"without {source} | | " + " ".join(f"{change:+.3f}" for change in without) + " |")
     out = held_out(runs, hold)
     columns = {"as it is": [run.error for run in runs], "fitted": [whole.predicted(run) for run in runs]}
     columns["source held out"] = out
