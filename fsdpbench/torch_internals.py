@@ -50,7 +50,6 @@ _CUDA = 'scripts on simulated GPUs, where "cuda" means the simulated device'
 _SNAPSHOTS = "memory snapshots of scripts on simulated GPUs"
 IN_ITS_PLACE = "what the bench puts in its place"
 _COMPILER = "torch.compile on the simulated device"
-_TRACES = "compiled graphs without tracing them again"
 _CHECKPOINTS = "saving distributed checkpoints on the simulated device"
 
 IMPORTED_LATE = (
@@ -232,14 +231,6 @@ INTERNALS = {
     "inductor_config": Internal("torch._inductor.config", _COMPILER),
     "inductor_torch_key": Internal("torch._inductor.codecache:torch_key", _COMPILER),
     "inductor_virtualized": Internal("torch._inductor.virtualized:V", _COMPILER),
-    # Of the compiler, for traces on disk.
-    "FakeTensorMode": Internal("torch._subclasses:FakeTensorMode", _TRACES),
-    "autograd_cache": Internal("torch._functorch._aot_autograd.autograd_cache", _TRACES),
-    "dynamo_convert_frame": Internal("torch._dynamo.convert_frame", _TRACES),
-    "dynamo_guards": Internal("torch._dynamo.guards", _TRACES),
-    "dynamo_output_graph": Internal("torch._dynamo.output_graph", _TRACES),
-    "dynamo_pgo": Internal("torch._dynamo.pgo", _TRACES),
-    "torch_guards": Internal("torch._guards", _TRACES),
     "run_and_save_rng_state": Internal("torch._prims.rng_prims:run_and_save_rng_state", _COMPILER),
     "run_with_rng_state": Internal("torch._prims.rng_prims:run_with_rng_state", _COMPILER),
     "trace_rules": Internal("torch._dynamo.trace_rules", _COMPILER),

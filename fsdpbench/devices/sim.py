@@ -53,10 +53,13 @@ class SimDevice(Tells):
     def start(self) -> Simulation:
         """Start the device; the process group is left to others."""
         if self._config.settings.compile:
-            from fsdpbench.sim.compile.front_end import install, keep_traces  # their import takes seconds
+            from fsdpbench.sim.compile.front_end import (  # their import takes seconds
+                install,
+                lower_backwards_with_forwards,
+            )
 
             install()
-            keep_traces()
+            lower_backwards_with_forwards()
         self._simulation = Simulation.start(
             self._profile,
             self._config.gpus,

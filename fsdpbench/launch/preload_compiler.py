@@ -12,9 +12,7 @@ import logging
 
 import torch
 
-from fsdpbench.sim.compile.front_end import KEPT_TRACES
-from fsdpbench.sim.compile.sources import sources
-from fsdpbench.sim.compile.traces import can_be_kept
+from fsdpbench.sim.compile.plan_cache import of_compiler
 from fsdpbench.sim.patches.dynamo import use_real_dynamo
 from fsdpbench.torch_internals import IMPORTED_LATE, inductor_common, inductor_torch_key
 
@@ -30,8 +28,6 @@ def _import_all() -> None:
     use_real_dynamo()
     for name in _NEEDED:
         importlib.import_module(name)
-    if can_be_kept():
-        importlib.import_module(KEPT_TRACES)
     for name in IMPORTED_LATE:
         # Each is but a saving: what another version of torch does not have is imported there by whoever asks.
         try:
@@ -42,7 +38,7 @@ def _import_all() -> None:
     inductor_common.get_device_op_overrides("cuda")
     inductor_torch_key()
     torch.compiler.list_backends()  # it looks through all packages for them
-    sources()
+    of_compiler()
 
 
 gc.disable()

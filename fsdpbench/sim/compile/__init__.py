@@ -9,7 +9,6 @@
 - `lowering.py`: a graph of the device becomes a plan. `wrapper.py`, `scheduling.py`: what differs from code.
 - `plan.py`: the fused kernels of one graph, and their launch. `running.py`: all that a plan calls.
 - `cuda_graphs.py`: plans that are captured (`mode="reduce-overhead"`). `plan_cache.py`: where plans are kept.
-- `traces`: what Dynamo traced, kept beside them. `sources.py`: the simulator's sources, which both depend on.
 - `report.py`: graphs, breaks, recompilations, fallbacks, kernels and bytes, for the result.
 - `refusals.py`: what cannot be simulated, by name.
 

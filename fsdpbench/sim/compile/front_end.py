@@ -21,15 +21,13 @@ from fsdpbench.sim.compile.refusals import (
     refuse_options,
 )
 from fsdpbench.sim.compile.report import REPORT, place_of
-from fsdpbench.sim.compile.traces import can_be_kept
 from fsdpbench.sim.patches.dynamo import use_real_dynamo
 from fsdpbench.sim.tensors.creation import is_on_device, tensors_in
 from fsdpbench.torch_internals import ShortenTraceback, compiler_config, functorch_config, patch, trace_rules
 
 _LOWERING = "fsdpbench.sim.compile.lowering"
 _RANDOM_NUMBERS = "fsdpbench.sim.compile.random_numbers"
-KEPT_TRACES = "fsdpbench.sim.compile.traces.kept"
-"""Imported late: they bring Inductor with it."""
+"""Imported late: they bring Inductor with them."""
 _CUDA_GRAPHS = "triton.cudagraphs"
 
 
@@ -59,17 +57,13 @@ def install(around: Callable[[], AbstractContextManager[object]] = nullcontext) 
         _lock_progress_within_process()
 
 
-@functools.cache
-def keep_traces() -> Any:
-    """Have what Dynamo traces kept on disk, after `install`: for programs of which all that changes torch is
-    known. What became of them; None where this torch's are not kept."""
-    if not can_be_kept():
-        return None
-    # Else a graph is on disk once its backward has run, which a step that runs out of memory never does.
+def lower_backwards_with_forwards() -> None:
+    """Have each backward compiled together with its forward, for configurations of the bench.
+
+    torch writes a graph to its cache on disk when its backward is compiled, which otherwise waits for the
+    first backward: a step that runs out of memory in forward would be compiled again by every process.
+    """
     functorch_config.force_non_lazy_backward_lowering = True
-    lowering: Any = sys.modules[_LOWERING]
-    kept = importlib.import_module(KEPT_TRACES)
-    return kept.keep_traces(_as_simulated, functools.partial(lowering.cache_tag, captures=False))
 
 
 def _as_it_is(refusal: CompileRefusedError) -> Exception:

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from fsdpbench.sim.compile.plan_cache import of_compiler
 from fsdpbench.sim.compile.pretended import pretended_gpu, properties
 from fsdpbench.sim.compile.refusals import refuse_graph
 from fsdpbench.sim.compile.scheduling import PlanScheduling
-from fsdpbench.sim.compile.sources import of_compiler
 from fsdpbench.sim.compile.wrapper import PlanWrapper
 from fsdpbench.sim.tensors.creation import is_on_device, is_simulated
 from fsdpbench.torch_internals import (

@@ -7,6 +7,8 @@ itself, and takes a Python file for whole if it is there.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import stat
 import tempfile
@@ -18,6 +20,15 @@ from typing import Any
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.sim.compile import ASKED_FOLDER, CACHE_VARIABLE
 from fsdpbench.torch_internals import inductor_default_cache_dir, patch
+
+
+@functools.cache
+def of_compiler() -> str:
+    """Return a digest of the sources that make plans, read once by this process or its fork server."""
+    found = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def choose_folder(asked: str | None = ASKED_FOLDER) -> Path:
