@@ -1,7 +1,7 @@
 """The FSDP1 way to show a unit: one flat, 1-D parameter for all of its parameters together.
 
-The wrapper registers the ``FlatParameter``; the modules inside show their parameters as plain attributes,
-which ``parameters()`` does not see. The other mode, which shows the original parameters, is in
+The wrapped module registers the ``FlatParameter``; the modules inside show their parameters as plain
+attributes, which ``parameters()`` does not see. The other mode, which shows the original parameters, is in
 ``original_params.py``.
 """
 
@@ -20,6 +20,7 @@ from ..runtime.offload import HostOffload, new_shard
 from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
 from ..shared.copy_in import copy_in
 from ..shared.layout import UnitLayout
+from ..shared.names import FLAT_NAME
 from ..shared.shown import Assignments, assignments, is_shown, show
 from .registration import Registration
 
@@ -76,17 +77,20 @@ class FlatPresentation:
     """Shows one ``FlatParameter``; the modules' parameters become plain attributes of theirs.
 
     Args:
+        home: the module that registers the flat parameter.
         order: in which whole parameters are registered, when these are shown.
     """
 
     def __init__(
         self,
+        home: nn.Module,
         layout: UnitLayout,
         parameters: Sequence[UnitParameter],
         originals: Sequence[nn.Parameter],
         offload: HostOffload | None,
         order: Registration,
     ) -> None:
+        self._home = home
         self._layout = layout
         self._parameters = parameters
         self._order = order
@@ -102,6 +106,7 @@ class FlatPresentation:
         self._trains = self.flat_param.requires_grad
         self._shown: Assignments = []
         self._show_attributes()
+        home._parameters[FLAT_NAME] = self.flat_param
 
     def show_sharded(self) -> None:
         """Nothing to do: what the modules show stays, only its memory goes."""
@@ -201,6 +206,7 @@ class FlatPresentation:
     ) -> list[nn.Parameter]:
         """Register whole values as parameters of their modules; returns them."""
         self.shows_full = True
+        self._home._parameters.pop(FLAT_NAME, None)
         shown: list[nn.Parameter] = []
         for index, described in enumerate(self._parameters):
             parameter = nn.Parameter(values[index], requires_grad=described.requires_grad)
@@ -216,6 +222,7 @@ class FlatPresentation:
         """Undo ``show_full``."""
         self.shows_full = False
         self._show_attributes()
+        self._home._parameters[FLAT_NAME] = self.flat_param
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         if not self.flat_param.requires_grad:
