@@ -8,11 +8,12 @@ attributes, which ``parameters()`` does not see. The other mode, which shows the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
 
+from ..frontends.replaced_parameters import mark_replaced
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.gradients.laying_out import fill_missing
 from ..runtime.gradients.unreduced import UnreducedFlat
@@ -99,13 +100,13 @@ class FlatPresentation:
         self._unsharded: list[nn.Parameter] = []
         self.shard = flatten(layout, originals, offload)
         self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
-        self._attributes = [segment.in_shard(self.shard) for segment in layout.segments]
+        self._attributes: list[torch.Tensor] = []
         """What the modules show as attributes: parts of the shard until the unit was first gathered."""
         self.unreduced: Unreduced = UnreducedFlat(layout, self.flat_param)
         self._version = self.flat_param._version
         self._trains = self.flat_param.requires_grad
         self._shown: Assignments = []
-        self._show_attributes()
+        self._show_parts()
         home._parameters[FLAT_NAME] = self.flat_param
 
     def show_sharded(self) -> None:
@@ -117,6 +118,12 @@ class FlatPresentation:
     def trained(self) -> Sequence[nn.Parameter]:
         return [self.flat_param]
 
+    def _show_parts(self) -> None:
+        """Show parts of the shard as attributes, which no optimizer is to hold."""
+        self._attributes = [segment.in_shard(self.shard) for segment in self._layout.segments]
+        mark_replaced(self._attributes, type(self._home).__name__)
+        self._show_attributes()
+
     def _show_attributes(self) -> None:
         for described in self._parameters:
             for place in described.places:
@@ -126,7 +133,13 @@ class FlatPresentation:
 
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         self._unsharded = list(parameters)
+        for parameter in cast(Sequence[Any], parameters):  # As torch's, they are no parameters to be found.
+            if type(parameter) is nn.Parameter:
+                parameter.__class__ = torch.Tensor
+            else:
+                parameter._is_param = False
         self._attributes = list(parameters)
+        mark_replaced(parameters, type(self._home).__name__)
         self._show_attributes()
 
     # -- what the user changes -------------------------------------------------------------------------------
@@ -253,9 +266,8 @@ class FlatPresentation:
             return None
         self._check_elements()
         self.shard = data
-        if not isinstance(self._attributes[0], nn.Parameter):
-            self._attributes = [segment.in_shard(data) for segment in self._layout.segments]
-            self._show_attributes()
+        if not self._unsharded:
+            self._show_parts()
         return data
 
 

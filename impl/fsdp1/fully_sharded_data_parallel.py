@@ -245,7 +245,7 @@ class FullyShardedDataParallel(StateDictMethods):
         Args:
             module: its wrappers, or with ``recurse=False`` only itself.
             writeback: keep what was changed; every rank keeps its own part.
-            rank0_only: only rank 0 of each shard group gets the values.
+            rank0_only: only rank 0 of ``process_group`` (hybrid: of each shard group) gets the values.
             offload_to_cpu: move them to the CPU.
             with_grads: show whole gradients too, ``None`` where no rank has one; kept like values.
 
@@ -267,7 +267,7 @@ class FullyShardedDataParallel(StateDictMethods):
         for wrapper in wrappers:
             wrapper._stage.check_idle("summon_full_params", AssertionError)
             for unit in wrapper._stage.units:
-                keep = not rank0_only or unit.groups.shard_rank == 0
+                keep = not rank0_only or wrapper.rank == 0
                 shown.append(ShownUnit(unit, keep=keep, offload=offload_to_cpu))
         started: list[ShownUnit] = []
         try:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -115,7 +115,7 @@ class WrapperStates:
             shown = ShownUnit(unit)
             if settings.state_dict_type is StateDictType.FULL_STATE_DICT:
                 config: Any = settings.state_dict_config
-                keep = not config.rank0_only or unit.groups.shard_rank == 0
+                keep = not config.rank0_only or cast(Any, wrapper).rank == 0
                 values: list[Any] | None = whole_parameters(unit, keep=keep, offload=offload)
                 if values is not None:
                     shown.show_values(values)

@@ -1,0 +1,200 @@
+"""The names of ``FullyShardedDataParallel`` are torch's: of parameters, buffers, modules and state dicts, in
+their order, before, in and after each phase of training, for drawn trees of modules.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from named_trees import Builder, Look, Own, Tree, forms_of, names_of, plain, trees
+from torch import nn
+
+
+class Story:
+    """One side trains a tree and looks at it in every phase."""
+
+    def __init__(self, side: str, tree: Tree, ranks: int) -> None:
+        self.tree, self.ranks = tree, ranks
+        self.builder = Builder(side, tree)
+        self.api = self.builder.api
+        self.wrapper = self.api.FullyShardedDataParallel
+        self.looks: list[tuple[str, Look]] = []
+        self.model = nn.Module()
+
+    def look(self, phase: str, *, forms: bool = True) -> None:
+        """See all names; ``forms`` where both sides show parameters of the same shapes."""
+        for name, module in self.model.named_modules():
+            if module is self.model or isinstance(module, self.wrapper):
+                found = names_of(module)
+                if not forms and self.tree.originals:  # torch shows tensors that are no parameters
+                    found = {key: value for key, value in found.items() if "get_parameter" not in key}
+                self.looks.append((f"{phase}: '{name}'", found))
+            else:
+                own = [key for key, _ in module.named_parameters(recurse=False)]
+                self.looks.append((f"{phase}: '{name}'", {"own": own, "text": str(module)}))
+        if forms:
+            self.looks.append((f"{phase}: forms", self._forms("summon" in phase)))
+
+    def _forms(self, whole: bool) -> Look:
+        forms = forms_of(self.model)
+        aligned = not (self.tree.uneven or self.tree.low)  # torch's parts of original parameters are
+        if self.tree.originals and self.ranks > 1 and self.tree.strategy != "NO_SHARD" and not aligned:
+            forms["forms"] = {name: form[1:] for name, form in forms["forms"].items()}
+        return forms
+
+    def run(self) -> str:
+        """Go through all phases; returns the type of the exception that ended it, "" if none did."""
+        try:
+            with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.model = self.builder.build()
+                self._phases()
+        except Exception as error:
+            self.error = error
+            return type(error).__name__
+        return ""
+
+    def _phases(self) -> None:
+        model = self.model
+        self.look("made")
+        self._summoned("made")
+        for module in model.modules():
+            if isinstance(module, Own):
+                module.after = lambda: self.look("in forward", forms=False)
+        loss = model(torch.ones(2, self.builder.width)).float().square().sum()
+        for module in model.modules():
+            if isinstance(module, Own):
+                module.after = lambda: None
+        self.look("after forward", forms=False)
+        if loss.requires_grad:
+            loss.backward()
+        self.look("after backward")
+        self._summoned("after backward", with_grads=self.tree.originals)
+        optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9)
+        optimizer.step()
+        self.look("after step")
+        self._saved(optimizer)
+        model.float()
+        self.look("converted")
+
+    def _summoned(self, phase: str, *, with_grads: bool = False) -> None:
+        inner = self.wrapper.fsdp_modules(self.model)[-1]
+        ways: list[tuple[str, nn.Module, dict[str, Any]]] = [
+            ("", self.model, {"with_grads": with_grads}),
+            (" without recursion", self.model, {"recurse": False, "writeback": False}),
+            (" of the last", inner, {"writeback": False}),
+            (" on rank 0", self.model, {"rank0_only": True, "writeback": False}),
+        ]
+        for words, module, arguments in ways:
+            with self.wrapper.summon_full_params(module, **arguments):
+                self.look(f"{phase}, in summon_full_params{words}")
+        if self.tree.outer:
+            return
+        self.model.apply(lambda module: self._applied(phase, module))
+        self.look(f"{phase}, after apply")
+
+    def _applied(self, phase: str, module: nn.Module) -> None:
+        if module is self.model or isinstance(module, Own):
+            self.look(f"{phase}, in apply")
+
+    def _saved(self, optimizer: torch.optim.Optimizer) -> None:
+        types = self.api.StateDictType
+        for kind in (types.FULL_STATE_DICT, types.SHARDED_STATE_DICT, types.LOCAL_STATE_DICT):
+            local = kind is types.LOCAL_STATE_DICT
+            if local and ("HYBRID" in self.tree.strategy or self.tree.originals):
+                continue  # refused with a mesh; torch's cannot be loaded with original parameters
+            with self.wrapper.state_dict_type(self.model, kind):
+                state = self.model.state_dict()
+                found: Look = {"keys": list(state)}
+                if not local:
+                    found |= self._optimizer_names(optimizer)
+                    found |= self._loaded(state)
+            self.looks.append((f"saved {kind.name}", found))
+            self.look(f"after saving {kind.name}")
+
+    def _optimizer_names(self, optimizer: torch.optim.Optimizer) -> Look:
+        state = self.wrapper.optim_state_dict(self.model, optimizer)
+        return {
+            "optimizer state": sorted(state["state"]),
+            "optimizer groups": [group["params"] for group in state["param_groups"]],
+        }
+
+    def _loaded(self, state: dict[str, Any]) -> Look:
+        given = dict(state, **{"some.other": torch.ones(1)})
+        given.pop(next(iter(state), ""), None)
+        answer = self.model.load_state_dict(given, strict=False)
+        return {"missing": sorted(answer.missing_keys), "unexpected": sorted(answer.unexpected_keys)}
+
+
+def case_tree(rank: int, tree: Tree, ranks: int) -> list[str]:
+    """The differences between both sides."""
+    theirs, ours = Story("torch", tree, ranks), Story("impl", tree, ranks)
+    endings = theirs.run(), ours.run()
+    found: list[str] = []
+    for (phase, their), (same, our) in zip(theirs.looks, ours.looks, strict=False):
+        if phase != same:
+            found.append(f"phases {phase} and {same}")
+            break
+        found += [
+            f"{phase} {key}:\n  torch {their.get(key)}\n  impl  {our.get(key)}"
+            for key in {**their, **our}
+            if their.get(key) != our.get(key)
+        ]
+        if found:
+            break
+    if not found and endings[0] != endings[1]:
+        errors = [getattr(story, "error", None) for story in (theirs, ours)]
+        found.append(f"endings {endings}: {errors}")
+    return found or [f"ended {endings[0]}"]
+
+
+def differences_of(pool: Any, ranks: int, number: int, examples: int) -> tuple[list[Any], dict[str, int]]:
+    failed: list[Any] = []
+    endings: dict[str, int] = {}
+
+    @seed(number)
+    @settings(
+        max_examples=examples, database=None, deadline=None, phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck), report_multiple_bugs=False,
+    )  # fmt: skip
+    @given(trees(ranks))
+    def draw(tree: Tree) -> None:
+        answers = pool.run_everywhere(case_tree, tree=tree, ranks=ranks)
+        for answer in answers:
+            if answer[0].startswith("ended "):
+                endings[answer[0]] = endings.get(answer[0], 0) + 1
+            else:
+                failed[:] = [tree, *answer]
+                raise AssertionError("\n".join(answer[:3]))
+
+    try:
+        draw()
+    except AssertionError:
+        pass
+    return failed, endings
+
+
+def test_drawn_trees_have_the_names_of_torch(two_ranks) -> None:
+    failed, endings = differences_of(two_ranks, 2, 0, 12)
+    assert not failed, "\n".join(map(str, failed[:4]))
+    assert endings["ended "] >= 6, endings
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_many_trees_have_the_names_of_torch(one_rank, two_ranks, ranks: int) -> None:
+    first, last = map(int, os.environ.get("NAME_SEEDS", "1:9").split(":"))
+    pool = one_rank if ranks == 1 else two_ranks
+    total: dict[str, int] = {}
+    for number in range(first, last):
+        failed, endings = differences_of(pool, ranks, number, 100)
+        assert not failed, "\n".join(map(str, failed[:4]))
+        total = {key: total.get(key, 0) + endings.get(key, 0) for key in {**total, **endings}}
+    print(total)
