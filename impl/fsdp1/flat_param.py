@@ -134,10 +134,10 @@ class FlatPresentation:
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         self._unsharded = list(parameters)
         for parameter in cast(Sequence[Any], parameters):  # As torch's, they are no parameters to be found.
-            if type(parameter) is nn.Parameter:
-                parameter.__class__ = torch.Tensor
-            else:
+            if hasattr(parameter, "_is_param"):
                 parameter._is_param = False
+            else:
+                parameter.__class__ = torch.Tensor
         self._attributes = list(parameters)
         mark_replaced(parameters, type(self._home).__name__)
         self._show_attributes()

@@ -1,13 +1,13 @@
-"""Trees of modules, drawn as data, wrapped by torch's FSDP1 or ours; and every name that a script can see.
+"""Trees of modules, drawn as data, wrapped by torch's FSDP1 or ours; for tests of names.
 
 A tree is wrapped node by node, by hand or by a policy, with activation checkpointing outside or inside of the
-wrapper, with compiled parts, tied and ignored parameters. Looks are plain values, so that two sides compare
-by ``==``.
+wrapper, with compiled parts, tied and ignored parameters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ from torch.distributed.fsdp.wrap import CustomPolicy as TorchCustomPolicy
 from fsdpbench import impl
 
 Draw = Any
-Look = dict[str, Any]
 CPU = torch.device("cpu")
 WIDTH = 4
 
@@ -47,6 +46,10 @@ class Node:
     ignored: str = ""
     children: tuple[Node, ...] = ()
 
+    def compiles(self) -> bool:
+        """Whether it, or what is inside, is compiled."""
+        return "compile" in self.around or any(child.compiles() for child in self.children)
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -57,6 +60,7 @@ class Tree:
         uneven: sizes that no number of ranks divides, where some ranks have no elements.
         policy: ``fsdp`` in the nodes is done by a policy from the root.
         outer: the root stands in a plain module that is not wrapped.
+        low: parameters are gathered in bfloat16.
     """
 
     root: Node = Node("own", ("fsdp",))
@@ -67,6 +71,10 @@ class Tree:
     policy: bool = False
     outer: bool = False
     low: bool = False
+
+    def eager(self) -> Any:
+        """Return a context in which compiled parts run as they are: only their names matter."""
+        return torch.compiler.set_stance("force_eager") if self.root.compiles() else nullcontext()
 
 
 # -- drawing -------------------------------------------------------------------------------------------------
@@ -181,8 +189,7 @@ class Builder:
         else:
             made = Own(self.width, children)
         if self.tree.tied and children:
-            linear = [m for m in made.modules() if type(m) is nn.Linear and isinstance(m.weight, nn.Parameter)]
-            linear = [m for m in linear if "weight" in m._parameters and not hasattr(m.weight, "_fsdp_seen")]
+            linear = [m for m in made.modules() if type(m) is nn.Linear and "weight" in m._parameters]
             if len(linear) > 1 and all(not child.around and not child.ignored for child in node.children):
                 linear[1].weight = linear[0].weight
         if node.frozen:
@@ -244,59 +251,3 @@ def mesh_of(shape: tuple[int, ...]) -> Any:
     if shape not in _meshes:
         _meshes[shape] = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
     return _meshes[shape]
-
-
-# -- looking -------------------------------------------------------------------------------------------------
-
-
-def plain(name: str) -> str:
-    for part in ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"):
-        name = name.replace(f"{part}.", "")
-    return name
-
-
-def _found(module: nn.Module, call: str, name: str) -> str:
-    try:
-        found = getattr(module, call)(name)
-    except AttributeError:
-        return "AttributeError"
-    return f"{type(found).__name__} {tuple(found.shape)}" if call == "get_buffer" else call
-
-
-def names_of(module: nn.Module) -> Look:
-    """Every name that ``module`` lists, in its order, however it is asked."""
-    parameters, buffers, modules = module.named_parameters, module.named_buffers, module.named_modules
-    look: Look = {
-        "parameters": [name for name, _ in parameters()],
-        "parameters twice": [name for name, _ in parameters(remove_duplicate=False)],
-        "parameters of its own": [name for name, _ in parameters(recurse=False)],
-        "parameters with a prefix": [name for name, _ in parameters("some.prefix")],
-        "buffers": [name for name, _ in buffers()],
-        "buffers twice": [name for name, _ in buffers(remove_duplicate=False)],
-        "buffers of its own": [name for name, _ in buffers("some", recurse=False)],
-        "modules": [(name, type(each).__name__) for name, each in modules()],
-        "modules twice": [name for name, _ in modules(prefix="some", remove_duplicate=False)],
-        "children": [name for name, _ in module.named_children()],
-        "attributes": [name for name in ("weight", "bias", "parts", "scale", "_flat_param") if hasattr(module, name)],
-    }
-    for name in [*look["parameters twice"], *map(plain, look["parameters twice"]), "weight", "_flat_param"]:
-        look[f"get_parameter {name}"] = _found(module, "get_parameter", name)
-    for name, _ in [*look["modules"], *((plain(name), "") for name, _ in look["modules"])]:
-        look[f"get_submodule {name}"] = _found(module, "get_submodule", name)
-    for name in [*look["buffers"], *map(plain, look["buffers"])]:
-        look[f"get_buffer {name}"] = _found(module, "get_buffer", name)
-    return look
-
-
-def forms_of(module: nn.Module) -> Look:
-    """What is behind each name: shapes, dtypes, what is trained, and which are one object."""
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    first: dict[int, int] = {}
-    numbers = {name: first.setdefault(id(parameter), len(first)) for name, parameter in parameters.items()}
-    return {
-        "forms": {
-            name: (tuple(p.shape), str(p.dtype), p.requires_grad, isinstance(p, nn.Parameter), numbers[name])
-            for name, p in parameters.items()
-        },
-        "buffer forms": {name: (tuple(b.shape), str(b.dtype)) for name, b in module.named_buffers()},
-    }

@@ -4,15 +4,16 @@ their order, before, in and after each phase of training, for drawn trees of mod
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from differential.ranks.naming import Look, forms_of, found_by_name, names_of
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from named_trees import Builder, Look, Own, Tree, forms_of, names_of, plain, trees
+from named_trees import Builder, Node, Own, Tree, trees
 from torch import nn
 
 
@@ -31,13 +32,12 @@ class Story:
         """See all names; ``forms`` where both sides show parameters of the same shapes."""
         for name, module in self.model.named_modules():
             if module is self.model or isinstance(module, self.wrapper):
-                found = names_of(module)
-                if not forms and self.tree.originals:  # torch shows tensors that are no parameters
-                    found = {key: value for key, value in found.items() if "get_parameter" not in key}
-                self.looks.append((f"{phase}: '{name}'", found))
+                self.looks.append((f"{phase}: '{name}'", names_of(module)))
             else:
                 own = [key for key, _ in module.named_parameters(recurse=False)]
                 self.looks.append((f"{phase}: '{name}'", {"own": own, "text": str(module)}))
+        if forms or not self.tree.originals:  # in between torch shows tensors that are no parameters
+            self.looks.append((f"{phase}: by name", found_by_name(self.model)))
         if forms:
             self.looks.append((f"{phase}: forms", self._forms("summon" in phase)))
 
@@ -51,7 +51,7 @@ class Story:
     def run(self) -> str:
         """Go through all phases; returns the type of the exception that ended it, "" if none did."""
         try:
-            with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+            with self.tree.eager(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.model = self.builder.build()
                 self._phases()
@@ -173,17 +173,28 @@ def differences_of(pool: Any, ranks: int, number: int, examples: int) -> tuple[l
                 failed[:] = [tree, *answer]
                 raise AssertionError("\n".join(answer[:3]))
 
-    try:
+    with contextlib.suppress(AssertionError):
         draw()
-    except AssertionError:
-        pass
     return failed, endings
 
 
-def test_drawn_trees_have_the_names_of_torch(two_ranks) -> None:
-    failed, endings = differences_of(two_ranks, 2, 0, 12)
-    assert not failed, "\n".join(map(str, failed[:4]))
-    assert endings["ended "] >= 6, endings
+PARTS = (
+    Node("own", ("fsdp",), children=(Node("linear", ("checkpoint",)), Node("batch", ("fsdp", "fsdp")))),
+    Node("linear", ("checkpoint", "fsdp"), ignored="state"),
+    Node("batch", ignored="module"),
+)
+TREES = {
+    "flat": Tree(Node("own", ("checkpoint", "fsdp"), children=PARTS), outer=True),
+    "originals": Tree(Node("own", ("fsdp",), children=PARTS), "SHARD_GRAD_OP", originals=True, uneven=True),
+    "unsharded": Tree(Node("own", ("fsdp",), children=PARTS), "NO_SHARD", policy=True, low=True),
+    "tied": Tree(Node("own", ("fsdp", "checkpoint"), children=(Node(), Node())), originals=True, tied=True),
+}
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_names_are_those_of_torch(two_ranks, tree: Tree) -> None:
+    for found in two_ranks.run_everywhere(case_tree, tree=tree, ranks=2):
+        assert found == ["ended "], "\n".join(found[:3])
 
 
 @pytest.mark.campaign
