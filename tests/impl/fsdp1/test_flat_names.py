@@ -15,6 +15,9 @@ from differential.ranks.naming import Look, forms_of, found_by_name, names_of
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from named_trees import Builder, Node, Own, Tree, trees
 from torch import nn
+from torch.distributed import fsdp as torch_fsdp
+
+from fsdpbench import impl
 
 
 class Story:
@@ -209,3 +212,71 @@ def test_many_trees_have_the_names_of_torch(one_rank, two_ranks, ranks: int) -> 
         assert not failed, "\n".join(map(str, failed[:4]))
         total = {key: total.get(key, 0) + endings.get(key, 0) for key in {**total, **endings}}
     print(total)
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1, self.layer2, self.head = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(torch.tanh(self.layer2(torch.tanh(self.layer1(x)))))
+        return y
+
+
+def _trained_by_names(api: Any, originals: bool) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """Train ``layer1``, picked as a script for torch's FSDP1 does it, biases without decay."""
+    torch.manual_seed(0)
+    model, wrapper = Layers(), api.FullyShardedDataParallel
+    arguments: dict[str, Any] = {"use_orig_params": originals, "device_id": torch.device("cpu")}
+    model.layer1 = wrapper(model.layer1, **arguments)
+    model = wrapper(model, **arguments)
+    prefix = "_fsdp_wrapped_module.layer1._fsdp_wrapped_module."
+    chosen = {name: p for name, p in model.named_parameters() if name.startswith(prefix)}
+    decayed = [p for name, p in chosen.items() if not name.endswith("bias")]
+    others = [p for name, p in chosen.items() if name.endswith("bias")]
+    groups = [{"params": decayed, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD([group for group in groups if group["params"]], lr=0.1)
+    for step in range(2):
+        generator = torch.Generator().manual_seed(step)
+        model(torch.randn(2, 4, generator=generator)).square().sum().backward()
+        optimizer.step()
+        model.zero_grad()
+    with wrapper.summon_full_params(model):
+        return list(chosen), {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def case_trained_by_names(rank: int, originals: bool) -> None:
+    (their_names, theirs), (our_names, ours) = (
+        _trained_by_names(api, originals) for api in (torch_fsdp, impl)
+    )
+    assert our_names == their_names != []
+    assert list(ours) == list(theirs)
+    for name, parameter in theirs.items():
+        torch.testing.assert_close(ours[name], parameter, msg=name)
+    torch.manual_seed(0)
+    changed = {name for name, before in Layers().named_parameters() if not torch.equal(before, ours[name])}
+    assert changed == {"layer1.weight", "layer1.bias"}
+
+
+@pytest.mark.parametrize("originals", [False, True])
+def test_optimizer_of_prefixed_names_trains_what_torch_trains(two_ranks, originals: bool) -> None:
+    two_ranks.run(case_trained_by_names, originals=originals)
+
+
+def case_attributes(rank: int) -> None:
+    """What a flat parameter's modules show as attributes: nothing finds it as a parameter, nor trains it."""
+    for api, words in ((torch_fsdp, r"non-leaf|base has been modified"), (impl, "a module's attribute")):
+        model: Any = api.FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+        for _ in range(2):
+            with pytest.raises(AttributeError, match=r"not an nn\.Parameter"):
+                model.get_parameter("_fsdp_wrapped_module.weight")
+            assert not isinstance(model.weight, nn.Parameter)
+            assert model.get_parameter("_flat_param") is model._flat_param
+            with pytest.raises((ValueError, RuntimeError), match=words):
+                torch.optim.SGD([model.weight], lr=0.1).step()
+            model(torch.ones(2, 4)).sum().backward()
+
+
+def test_attributes_are_no_parameters(two_ranks) -> None:
+    two_ranks.run(case_attributes)
