@@ -135,14 +135,17 @@ class Own(nn.Module):
         self.register_buffer("hidden", torch.ones(1), persistent=False)
         self.parts = nn.ModuleList(children)
         self.bias = nn.Parameter(torch.zeros(width))
-        self.after: Callable[[], None] = lambda: None
-        """Called in the forward."""
+        self.sees: Callable[[str], None] = lambda phase: None
+        """Called in forward and backward."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for part in self.parts:
             x = part(x)
-        self.after()
-        return x * self.weight * self.scale + self.bias
+        self.sees("in forward")
+        y = x * self.weight * self.scale + self.bias
+        if y.requires_grad:
+            y.register_hook(lambda gradient: self.sees("in backward"))
+        return y
 
 
 class Plain(nn.Module):

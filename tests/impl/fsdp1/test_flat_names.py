@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed import fsdp as torch_fsdp
 
 from fsdpbench import impl
+from fsdpbench.impl.runtime.tree import in_backward
 
 
 class Story:
@@ -69,11 +70,8 @@ class Story:
         self._summoned("made")
         for module in model.modules():
             if isinstance(module, Own):
-                module.after = lambda: self.look("in forward", forms=False)
+                module.sees = self._inside
         loss = model(torch.ones(2, self.builder.width)).float().square().sum()
-        for module in model.modules():
-            if isinstance(module, Own):
-                module.after = lambda: None
         self.look("after forward", forms=False)
         if loss.requires_grad:
             loss.backward()
@@ -85,6 +83,11 @@ class Story:
         self._saved(optimizer)
         model.float()
         self.look("converted")
+
+    def _inside(self, phase: str) -> None:
+        # Original parameters that are gathered in backward are not listed by torch.
+        if not self.tree.originals or not in_backward():
+            self.look(phase, forms=False)
 
     def _summoned(self, phase: str, *, with_grads: bool = False) -> None:
         inner = self.wrapper.fsdp_modules(self.model)[-1]
