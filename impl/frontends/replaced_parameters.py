@@ -1,4 +1,6 @@
-"""Optimizers that hold tensors which a wrapper does not train: made before wrapping, or of attributes."""
+"""Optimizers that hold tensors which a wrapper does not train: made before wrapping, inside of
+``summon_full_params``, or of modules' attributes.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,9 @@ class _OptimizerGuard:
                 if title is not None:
                     raise RuntimeError(
                         f"this {type(optimizer).__name__} holds a tensor of shape {tuple(parameter.shape)} "
-                        f"that {title} does not train: it was made before the model was wrapped, or of a "
-                        "module's attribute; give it the wrapped model's parameters(), or pass "
-                        "use_orig_params=True"
+                        f"that {title} does not train: it was made before the model was wrapped, inside of "
+                        "summon_full_params, or of a module's attribute; give it the wrapped model's "
+                        "parameters(), or pass use_orig_params=True"
                     )
         self._seen[optimizer] = self._wrapped
 

@@ -97,6 +97,7 @@ class FlatPresentation:
         self._order = order
         self.shows_full = False
         """Whether whole parameters are shown, outside of forward and backward."""
+        self._full: list[nn.Parameter] = []
         self._unsharded: list[nn.Parameter] = []
         self.shard = flatten(layout, originals, offload)
         self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
@@ -229,11 +230,14 @@ class FlatPresentation:
         for index, place in self._order:
             del place.module.__dict__[place.name]
             place.module._parameters[place.name] = shown[index]
+        self._full = shown
         return shown
 
     def hide_full(self) -> None:
         """Undo ``show_full``."""
         self.shows_full = False
+        mark_replaced(self._full, type(self._home).__name__)
+        self._full = []
         self._show_attributes()
         self._home._parameters[FLAT_NAME] = self.flat_param
 

@@ -40,6 +40,13 @@ class Story:
             else:
                 own = [key for key, _ in module.named_parameters(recurse=False)]
                 self.looks.append((f"{phase}: '{name}'", {"own": own, "text": str(module)}))
+        names = {module: name for name, module in self.model.named_modules()}
+        wrappers = [self.wrapper.fsdp_modules(self.model, root_only=only) for only in (False, True)]
+        found: Look = {
+            "wrappers": [[names[wrapper] for wrapper in each] for each in wrappers],
+            "originals": [[list(flat._fqns) for flat in wrapper.params] for wrapper in wrappers[0]],
+        }
+        self.looks.append((f"{phase}: wrappers", found))
         if forms or not self.tree.originals:  # in between torch shows tensors that are no parameters
             self.looks.append((f"{phase}: by name", found_by_name(self.model)))
         if forms:
@@ -279,6 +286,27 @@ def case_attributes(rank: int) -> None:
             with pytest.raises((ValueError, RuntimeError), match=words):
                 torch.optim.SGD([model.weight], lr=0.1).step()
             model(torch.ones(2, 4)).sum().backward()
+
+
+def case_summoned(rank: int) -> None:
+    """An optimizer of what ``summon_full_params`` shows steps inside of it, and is refused afterwards."""
+    model = impl.FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+    with model.summon_full_params(model):
+        optimizer = torch.optim.SGD([p for name, p in model.named_parameters() if name == "weight"], lr=0.1)
+        model.get_parameter("weight").grad = torch.ones(4, 4)
+        before = model.weight.detach().clone()
+        optimizer.step()
+        changed = model.weight.detach().clone()
+    torch.testing.assert_close(changed, before - 0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="inside of summon_full_params"):
+        optimizer.step()
+    with model.summon_full_params(model):
+        torch.testing.assert_close(model.weight.detach(), changed)
+
+
+def test_optimizer_made_inside_of_summon_full_params(two_ranks) -> None:
+    two_ranks.run(case_summoned)
 
 
 def test_attributes_are_no_parameters(two_ranks) -> None:
