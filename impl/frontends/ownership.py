@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from ..collectives import comm
 from ..runtime.presentation import ModulePlace, UnitParameter
 from ..runtime.stage import stage_of
+from ..shared.names import FLAT_NAME
 from ..shared.torch_internals import is_traceable_wrapper_subclass
 from .composable import is_replicated
 
@@ -96,8 +97,8 @@ class Owned:
         """
         for module, module_name in self.modules.items():
             for name, parameter in module._parameters.items():
-                if parameter is None or parameter in self._ignored.parameters:
-                    continue
+                if parameter is None or parameter in self._ignored.parameters or name == FLAT_NAME:
+                    continue  # a flat parameter stays with its wrapper, where this module stands twice
                 fqn = f"{module_name}.{name}" if module_name else name
                 if hasattr(parameter, _OWNER):
                     raise ValueError(

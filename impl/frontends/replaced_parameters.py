@@ -1,4 +1,6 @@
-"""Optimizers that were made before wrapping: they hold parameters that are trained no more."""
+"""Optimizers that hold tensors which a wrapper does not train: made before wrapping, inside of
+``summon_full_params``, or of modules' attributes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -35,9 +37,10 @@ class _OptimizerGuard:
                 title = parameter.__dict__.get(_REPLACED)
                 if title is not None:
                     raise RuntimeError(
-                        f"this {type(optimizer).__name__} was made before the model was wrapped and holds a "
-                        f"parameter of shape {tuple(parameter.shape)} that {title} trains no more: make it "
-                        "after wrapping, from the wrapped model's parameters(), or pass use_orig_params=True"
+                        f"this {type(optimizer).__name__} holds a tensor of shape {tuple(parameter.shape)} "
+                        f"that {title} does not train: it was made before the model was wrapped, inside of "
+                        "summon_full_params, or of a module's attribute; give it the wrapped model's "
+                        "parameters(), or pass use_orig_params=True"
                     )
         self._seen[optimizer] = self._wrapped
 
@@ -45,7 +48,7 @@ class _OptimizerGuard:
 _optimizers = _OptimizerGuard()
 
 
-def mark_replaced(parameters: Iterable[nn.Parameter], title: str) -> None:
+def mark_replaced(parameters: Iterable[torch.Tensor], title: str) -> None:
     """``parameters`` are trained no more, since a unit of the module ``title`` took their values."""
     marked = list(parameters)
     for parameter in marked:

@@ -1,18 +1,19 @@
 """The FSDP1 way to show a unit: one flat, 1-D parameter for all of its parameters together.
 
-The wrapper registers the ``FlatParameter``; the modules inside show their parameters as plain attributes,
-which ``parameters()`` does not see. The other mode, which shows the original parameters, is in
+The wrapped module registers the ``FlatParameter``; the modules inside show their parameters as plain
+attributes, which ``parameters()`` does not see. The other mode, which shows the original parameters, is in
 ``original_params.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
 
+from ..frontends.replaced_parameters import mark_replaced
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.gradients.laying_out import fill_missing
 from ..runtime.gradients.unreduced import UnreducedFlat
@@ -20,6 +21,7 @@ from ..runtime.offload import HostOffload, new_shard
 from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
 from ..shared.copy_in import copy_in
 from ..shared.layout import UnitLayout
+from ..shared.names import FLAT_NAME
 from ..shared.shown import Assignments, assignments, is_shown, show
 from .registration import Registration
 
@@ -76,32 +78,37 @@ class FlatPresentation:
     """Shows one ``FlatParameter``; the modules' parameters become plain attributes of theirs.
 
     Args:
+        home: the module that registers the flat parameter.
         order: in which whole parameters are registered, when these are shown.
     """
 
     def __init__(
         self,
+        home: nn.Module,
         layout: UnitLayout,
         parameters: Sequence[UnitParameter],
         originals: Sequence[nn.Parameter],
         offload: HostOffload | None,
         order: Registration,
     ) -> None:
+        self._home = home
         self._layout = layout
         self._parameters = parameters
         self._order = order
         self.shows_full = False
         """Whether whole parameters are shown, outside of forward and backward."""
+        self._full: list[nn.Parameter] = []
         self._unsharded: list[nn.Parameter] = []
         self.shard = flatten(layout, originals, offload)
         self.flat_param = flat_parameter(layout, parameters, self.shard, originals[0].requires_grad)
-        self._attributes = [segment.in_shard(self.shard) for segment in layout.segments]
+        self._attributes: list[torch.Tensor] = []
         """What the modules show as attributes: parts of the shard until the unit was first gathered."""
         self.unreduced: Unreduced = UnreducedFlat(layout, self.flat_param)
         self._version = self.flat_param._version
         self._trains = self.flat_param.requires_grad
         self._shown: Assignments = []
-        self._show_attributes()
+        self._show_parts()
+        home._parameters[FLAT_NAME] = self.flat_param
 
     def show_sharded(self) -> None:
         """Nothing to do: what the modules show stays, only its memory goes."""
@@ -112,6 +119,12 @@ class FlatPresentation:
     def trained(self) -> Sequence[nn.Parameter]:
         return [self.flat_param]
 
+    def _show_parts(self) -> None:
+        """Show parts of the shard as attributes, which no optimizer is to hold."""
+        self._attributes = [segment.in_shard(self.shard) for segment in self._layout.segments]
+        mark_replaced(self._attributes, type(self._home).__name__)
+        self._show_attributes()
+
     def _show_attributes(self) -> None:
         for described in self._parameters:
             for place in described.places:
@@ -121,7 +134,13 @@ class FlatPresentation:
 
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         self._unsharded = list(parameters)
+        for parameter in cast(Sequence[Any], parameters):  # As torch's, they are no parameters to be found.
+            if hasattr(parameter, "_is_param"):
+                parameter._is_param = False
+            else:
+                parameter.__class__ = torch.Tensor
         self._attributes = list(parameters)
+        mark_replaced(parameters, type(self._home).__name__)
         self._show_attributes()
 
     # -- what the user changes -------------------------------------------------------------------------------
@@ -201,6 +220,7 @@ class FlatPresentation:
     ) -> list[nn.Parameter]:
         """Register whole values as parameters of their modules; returns them."""
         self.shows_full = True
+        self._home._parameters.pop(FLAT_NAME, None)
         shown: list[nn.Parameter] = []
         for index, described in enumerate(self._parameters):
             parameter = nn.Parameter(values[index], requires_grad=described.requires_grad)
@@ -210,12 +230,16 @@ class FlatPresentation:
         for index, place in self._order:
             del place.module.__dict__[place.name]
             place.module._parameters[place.name] = shown[index]
+        self._full = shown
         return shown
 
     def hide_full(self) -> None:
         """Undo ``show_full``."""
         self.shows_full = False
+        mark_replaced(self._full, type(self._home).__name__)
+        self._full = []
         self._show_attributes()
+        self._home._parameters[FLAT_NAME] = self.flat_param
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         if not self.flat_param.requires_grad:
@@ -246,9 +270,8 @@ class FlatPresentation:
             return None
         self._check_elements()
         self.shard = data
-        if not isinstance(self._attributes[0], nn.Parameter):
-            self._attributes = [segment.in_shard(data) for segment in self._layout.segments]
-            self._show_attributes()
+        if not self._unsharded:
+            self._show_parts()
         return data
 
 

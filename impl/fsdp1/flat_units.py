@@ -32,7 +32,7 @@ from .flat_checks import check_first_calls
 from .flat_extension import pre_flatten_transform
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
-from .registration import register_in_order, registration_order
+from .registration import register_in_order, registration_order, without_activation_wrapper
 
 RESHARDS_AFTER_FORWARD = {
     ShardingStrategy.FULL_SHARD: None,  # yes, but for the root
@@ -208,7 +208,8 @@ def _make_units(module: nn.Module, owned: Owned, how: FlatSharding) -> Sequence[
         presentation = OriginalPresentation(layout, described, flattened, how.offload)
         register_in_order(order)
     else:
-        presentation = FlatPresentation(layout, described, flattened, how.offload, order)
+        home = without_activation_wrapper(module)
+        presentation = FlatPresentation(home, layout, described, flattened, how.offload, order)
     unit = Unit(
         name=owned.title,
         parameters=described,

@@ -18,7 +18,7 @@ from ..frontends.wrap import ModulePolicy, PolicyFunction, places_of, select_mod
 from ..runtime.hooks import HookedStage
 from ..runtime.offload import HostOffload
 from ..runtime.unit import Unit
-from ..shared.names import CHECKPOINTED, WRAPPED
+from ..shared.names import FLAT_NAME, WRAPPED
 from ..shared.settings import (
     BackwardPrefetch,
     CPUOffload,
@@ -28,8 +28,7 @@ from ..shared.settings import (
     ShardingStrategy,
     TrainingState,
 )
-from ..shared.torch_internals import ActivationWrapper
-from .flat_param import FlatParameter, FlatPresentation
+from .flat_param import FlatParameter
 from .flat_units import (
     RESHARDS_AFTER_FORWARD,
     FlatSharding,
@@ -42,7 +41,8 @@ from .flat_units import (
 )
 from .full_precision import keep_in_full_precision
 from .grad_clip import clip_grad_norm
-from .parameter_names import FLAT_NAME, has_flat_shards
+from .parameter_names import has_flat_shards
+from .registration import without_activation_wrapper
 from .state_dict.methods import StateDictMethods
 from .state_dict.recursion import WrapperStates
 from .summon import ShownUnit
@@ -148,12 +148,9 @@ class FullyShardedDataParallel(StateDictMethods):
         self._states = WrapperStates(self, self._stage, device_mesh, buffer_dtypes)
 
     def _hold(self, module: nn.Module, units: Sequence[Unit], settings: ScheduleSettings) -> HookedStage:
-        """Register the flat parameter and the module; returns the stage that runs the units."""
+        """Register the module; returns the stage that runs the units."""
         self.rank = self.process_group.rank()
         self.world_size = self.process_group.size()
-        for unit in units:
-            if isinstance(unit.presentation, FlatPresentation):
-                self.register_parameter(FLAT_NAME, unit.presentation.flat_param)
         self.add_module(WRAPPED, module)
         precision = self.mixed_precision
         stage = HookedStage(
@@ -176,10 +173,7 @@ class FullyShardedDataParallel(StateDictMethods):
     @property
     def module(self) -> nn.Module:
         """The wrapped module, without a wrapper for activation checkpointing or offloading around it."""
-        wrapped = self._modules[WRAPPED]
-        if isinstance(wrapped, ActivationWrapper):
-            wrapped = wrapped._modules[CHECKPOINTED]
-        return cast(nn.Module, wrapped)
+        return without_activation_wrapper(cast(nn.Module, self._modules[WRAPPED]))
 
     @property
     def params(self) -> list[FlatParameter]:
@@ -209,6 +203,8 @@ class FullyShardedDataParallel(StateDictMethods):
         except AttributeError:
             if name == WRAPPED:
                 raise
+            if name == FLAT_NAME:
+                return next(iter(self.params), None)
             return getattr(super().__getattr__(WRAPPED), name)
 
     def __getitem__(self, key: int) -> Any:
@@ -216,12 +212,12 @@ class FullyShardedDataParallel(StateDictMethods):
         return cast(Any, self.module)[key]
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As ``nn.Module.named_parameters``; with original parameters their names are those of the plain
-        model.
-        """
-        for name, parameter in super().named_parameters(*args, **kwargs):
-            plain = self._use_orig_params or self._states.summoned
-            yield (name.replace(f"{WRAPPED}.", "") if plain else name), parameter
+        """As ``nn.Module.named_parameters``; inside ``summon_full_params`` without the wrappers' names."""
+        return self._states.listed(super().named_parameters(*args, **kwargs))
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """As ``nn.Module.named_buffers``; inside ``summon_full_params`` without the wrappers' names."""
+        return self._states.listed(super().named_buffers(*args, **kwargs))
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """``.to`` and the like act on the sharded parameters; their memory is taken up afterwards."""
@@ -249,7 +245,7 @@ class FullyShardedDataParallel(StateDictMethods):
         Args:
             module: its wrappers, or with ``recurse=False`` only itself.
             writeback: keep what was changed; every rank keeps its own part.
-            rank0_only: only rank 0 of each shard group gets the values.
+            rank0_only: only rank 0 of ``process_group`` (hybrid: of each shard group) gets the values.
             offload_to_cpu: move them to the CPU.
             with_grads: show whole gradients too, ``None`` where no rank has one; kept like values.
 
@@ -271,8 +267,8 @@ class FullyShardedDataParallel(StateDictMethods):
         for wrapper in wrappers:
             wrapper._stage.check_idle("summon_full_params", AssertionError)
             for unit in wrapper._stage.units:
-                keep = not rank0_only or unit.groups.shard_rank == 0
-                shown.append(ShownUnit(wrapper, unit, keep=keep, offload=offload_to_cpu))
+                keep = not rank0_only or wrapper.rank == 0
+                shown.append(ShownUnit(unit, keep=keep, offload=offload_to_cpu))
         started: list[ShownUnit] = []
         try:
             for wrapper in wrappers:

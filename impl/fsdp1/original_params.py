@@ -142,7 +142,7 @@ class OriginalPresentation(ShownInPlace):
     def flat(self) -> FlatParameter:
         """A flat parameter of this rank's shard, with a copy of its gradient."""
         flat = flat_parameter(self._layout, self._parameters, self.shard, any(self._trains))
-        if not self.unreduced.shown and any(self.which_gradients()):
+        if not self.unreduced.shown and not self.shows_full and any(self.which_gradients()):
             flat.grad_dtype = None
             flat.grad = self.flat_gradient()
         return flat

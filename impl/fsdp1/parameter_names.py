@@ -13,12 +13,9 @@ from torch import nn
 
 from ..runtime.stage import stage_of
 from ..runtime.unit import Unit
-from ..shared.names import INSERTED, plain_name
+from ..shared.names import FLAT_NAME, INSERTED, plain_name
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
-
-FLAT_NAME = "_flat_param"
-"""The name under which a wrapper registers its flat parameter."""
 
 
 def plain_text(text: str) -> str:

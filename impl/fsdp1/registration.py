@@ -9,10 +9,19 @@ further names of tied ones, as it meets them. So a tied weight comes behind the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from torch import nn
 
 from ..runtime.presentation import ModulePlace, UnitParameter
+from ..shared.names import CHECKPOINTED
+from ..shared.torch_internals import ActivationWrapper
+
+
+def without_activation_wrapper(module: nn.Module) -> nn.Module:
+    """Return what a wrapper for activation checkpointing or offloading holds, other modules as they are."""
+    return cast(nn.Module, module._modules[CHECKPOINTED]) if isinstance(module, ActivationWrapper) else module
+
 
 Registration = Sequence[tuple[int, ModulePlace]]
 """Indices of parameters with their places, in order."""

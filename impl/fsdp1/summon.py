@@ -19,21 +19,17 @@ from ..frontends.full_params import gather_flat, split_full, write_back
 from ..runtime.unit import Unit
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
-from .parameter_names import FLAT_NAME
 
 
 class ShownUnit:
     """One unit whose parameters are shown whole, between ``show`` and ``hide``.
 
     Args:
-        wrapper: the module that registers the flat parameter; with original parameters only their places
-            matter.
         keep: whether this rank gets the values; others take part in the gather only.
         offload: whether the values are moved to the CPU.
     """
 
-    def __init__(self, wrapper: nn.Module, unit: Unit, *, keep: bool = True, offload: bool = False) -> None:
-        self._wrapper = wrapper
+    def __init__(self, unit: Unit, *, keep: bool = True, offload: bool = False) -> None:
         self._unit = unit
         self._keep = keep
         self._offload = offload
@@ -75,7 +71,6 @@ class ShownUnit:
     ) -> None:
         """Show tensors of the whole parameters' shapes, wherever they come from; no communication."""
         self._unit.reshard_by_hand()
-        self._wrapper._parameters.pop(FLAT_NAME, None)
         self._shown = self._presentation.show_full(values, gradients)
 
     def _gather(self, shard: torch.Tensor) -> list[torch.Tensor]:
@@ -101,6 +96,4 @@ class ShownUnit:
             if self._with_grads:
                 self._presentation.keep_gradients([value.grad for value in values])
         self._presentation.hide_full()
-        if isinstance(self._presentation, FlatPresentation):
-            self._wrapper.register_parameter(FLAT_NAME, self._presentation.flat_param)
         self._shown = []

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 WRAPPED = "_fsdp_wrapped_module"
 """The name under which an FSDP1 wrapper registers what it wraps."""
+FLAT_NAME = "_flat_param"
+"""The name under which the module that an FSDP1 wrapper wraps registers the flat parameter."""
 CHECKPOINTED = "_checkpoint_wrapped_module"
 """The name under which a wrapper for activation checkpointing does."""
 INSERTED = (WRAPPED, CHECKPOINTED)

@@ -16,19 +16,21 @@ So loading whole values needs no gathering: each rank takes its part. What the v
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...runtime.stage import Stage
-from ...shared.names import WRAPPED, plain_name
-from ..parameter_names import FLAT_NAME, named_unit, plain_text
+from ...shared.names import FLAT_NAME, WRAPPED, plain_name
+from ..parameter_names import named_unit, plain_text
 from ..summon import ShownUnit
 from .settings import FullStateDictConfig, StateDictSettings, StateDictType
 from .state_values import LoadedUnit, local_value, placeholders, sharded_parameters, whole_parameters
+
+Tensor = TypeVar("Tensor", bound=torch.Tensor)
 
 _STATES = "_fsdp_states"
 """Attribute (kept out of the module's own registries) that holds a wrapper's ``WrapperStates``."""
@@ -69,6 +71,12 @@ class WrapperStates:
         """Whether this wrapper's parameters are spread over ranks."""
         return any(unit.groups.shard is not None for unit in self._stage.units)
 
+    def listed(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Return ``named`` as the wrapper lists it: without wrappers' names inside ``summon_full_params``."""
+        summoned = self.summoned
+        for name, tensor in named:
+            yield (name.replace(f"{WRAPPED}.", "") if summoned else name), tensor
+
     def current(self) -> StateDictSettings:
         """The settings as they hold here: without sharding there are whole values only.
 
@@ -104,10 +112,10 @@ class WrapperStates:
         for unit in self._stage.units:
             unit.reshard_by_hand()
             unit.take_up_changes()
-            shown = ShownUnit(wrapper, unit)
+            shown = ShownUnit(unit)
             if settings.state_dict_type is StateDictType.FULL_STATE_DICT:
                 config: Any = settings.state_dict_config
-                keep = not config.rank0_only or unit.groups.shard_rank == 0
+                keep = not config.rank0_only or cast(Any, wrapper).rank == 0
                 values: list[Any] | None = whole_parameters(unit, keep=keep, offload=offload)
                 if values is not None:
                     shown.show_values(values)
@@ -192,8 +200,7 @@ class WrapperStates:
                 loaded.take(state_dict)
                 error_msgs.extend(loaded.errors)
                 missing_keys.extend(loaded.leave_to_module(state_dict))
-        keys = [key for key in state_dict if key.startswith(prefix) and key != prefix + FLAT_NAME]
-        for key in keys:
+        for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}{WRAPPED}.{key[len(prefix) :]}"] = state_dict.pop(key)
 
     def _after_load(self, wrapper: nn.Module, incompatible: Any) -> None:

@@ -38,7 +38,8 @@ class FullStateDictConfig(StateDictConfig):
     """Of ``FULL_STATE_DICT``.
 
     Attributes:
-        rank0_only: only rank 0 of each shard group gets the values; the others' dict has none of them.
+        rank0_only: only rank 0 of the wrapper's ``process_group`` (hybrid: of each shard group) gets the
+            values; the others' dict has none of them.
     """
 
     rank0_only: bool = False

@@ -105,7 +105,7 @@ def case_wrap_by_hand(rank: int) -> None:
     with impl.enable_wrap(wrapper_cls=impl.FullyShardedDataParallel, device_id=cpu, use_orig_params=True):
         wrapped: Any = impl.wrap(plain, use_orig_params=False)
     assert isinstance(wrapped, impl.FullyShardedDataParallel)
-    assert [name for name, _ in wrapped.named_parameters()] == ["_flat_param"]
+    assert [name for name, _ in wrapped.named_parameters()] == ["_fsdp_wrapped_module._flat_param"]
 
 
 def test_wrap_by_hand(one_rank) -> None:

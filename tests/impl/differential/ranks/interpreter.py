@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from differential import operations as ops
 from differential.ranks.models import Model, batch_of, loss_of, plain_blocks
+from differential.ranks.naming import watched
 from differential.ranks.observing import Seen, value_of
 from differential.ranks.trail import Trail
 from differential.ranks.wrapping import api_of, build
@@ -84,12 +85,12 @@ def _(operation: ops.Forward, run: Run) -> Seen:
     batch.requires_grad_(operation.input_grad)
     run.batches += 1
     modes: dict[str, Any] = {"grad": nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
-    with modes[operation.mode]():
+    with modes[operation.mode](), watched(run.model) as names:
         output = run.model(batch)
         loss = loss_of(output)
     if loss.requires_grad:
         run.losses.append(loss)
-    return {"loss": loss.item(), "requires_grad": loss.requires_grad}
+    return {"loss": loss.item(), "requires_grad": loss.requires_grad, **names}
 
 
 @perform.register

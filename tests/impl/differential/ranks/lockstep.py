@@ -14,6 +14,7 @@ from differential.explanations.explained import explanation_of
 from differential.explanations.situation import Situation, leaves_unreduced, views_comparable
 from differential.ranks import misuse, saving, training  # noqa: F401 (they register their operations)
 from differential.ranks.interpreter import Run, carry_out, whole_parameters
+from differential.ranks.naming import names_seen
 from differential.ranks.observing import Seen, Tolerance, differences, looked_at, tolerance_for
 from differential.ranks.trail import Trail
 from differential.ranks.wrapping import SIDES
@@ -106,13 +107,18 @@ def _one(
         return True
     if error and isinstance(operation, ops.Forward | ops.Backward):
         return False  # in between the state is not defined
-    looks = [_look(run, index, lambda run: looked_at(run.model)) for run in runs]
+    looks = [_look(run, index, looked_at_all) for run in runs]
     if not views_comparable(program):
         looks = [{k: v for k, v in seen.items() if not k.startswith(("parameter", "grad"))} for seen in looks]
         if not any(run.losses for run in runs) and not leaves_unreduced(program, index):
             wholes = [_look(run, index, whole_parameters) for run in runs]
             looks = [{**seen, **whole} for seen, whole in zip(looks, wholes, strict=True)]
     return _compare(result, program, index, operation, looks, tolerance, None)
+
+
+def looked_at_all(run: Run) -> Seen:
+    """Values and names."""
+    return {**looked_at(run.model), **names_seen(run.model, in_flight=bool(run.losses))}
 
 
 def _look(run: Run, index: int, look: Callable[[Run], Seen]) -> Seen:

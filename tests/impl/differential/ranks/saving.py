@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from differential import operations as ops
 from differential.ranks.interpreter import Run, perform
+from differential.ranks.naming import names_seen
 from differential.ranks.observing import Seen, plain, value_of
 from torch.distributed.checkpoint import state_dict as dcp
 
@@ -23,6 +24,8 @@ def _(operation: ops.Summon, run: Run) -> Seen:
         with_grads=operation.with_grads,
     )
     with summon:
+        names = names_seen(run.model, in_flight=False)
+        seen |= {f"summoned {key}": value for key, value in names.items()}
         for name, parameter in run.model.named_parameters():
             name = plain(name) if name.endswith("_flat_param") else name  # what is not summoned
             seen[f"summoned {name}"] = value_of(parameter)
