@@ -60,7 +60,7 @@ class SimDevice(Tells):
         self._simulation = Simulation.start(
             self._profile,
             self._config.gpus,
-            self._config.gpus_per_node,
+            self._config.ranks_per_node,
             rank=self._placement.rank,
             allocator_conf=None
             if self._what_if.allocator is None

@@ -3,10 +3,36 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
+from typing import Protocol
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy
 from fsdpbench.configuration.settings import SETTINGS, show_value
+from fsdpbench.sim.hardware.profile import ProfileError, load_profile
+
+
+class Placed(Protocol):
+    """A configuration, or the target of many."""
+
+    @property
+    def hardware(self) -> str | None: ...
+    @property
+    def gpus(self) -> int: ...
+    @property
+    def gpus_per_node(self) -> int: ...
+    @property
+    def gpus_used_per_node(self) -> int | None: ...
+
+
+def node_stated(placed: Placed) -> dict[str, int]:
+    """`gpus_per_node` and `gpus_used_per_node` as one states them to get the same nodes on any `gpus`."""
+    whole = placed.gpus_per_node
+    with suppress(ProfileError):
+        whole = load_profile(placed.hardware).gpus_per_node if placed.hardware is not None else whole
+    ranks = placed.gpus_used_per_node or placed.gpus_per_node
+    used = {"gpus_used_per_node": ranks} if ranks < min(whole, placed.gpus) else {}
+    return {"gpus_per_node": whole} | used
 
 
 def run_command(config: Config) -> str:
@@ -19,13 +45,20 @@ def run_command(config: Config) -> str:
     words += ["--system", config.system, "--device", config.device]
     if config.hardware is not None:
         words += ["--hardware", config.hardware]
-    words += ["--gpus", str(config.gpus), "--gpus-per-node", str(config.gpus_per_node)]
+    words += _nodes(config)
     if config.data is not None:
         words += ["--data", config.data]
     for name, value in config.settings.to_dict().items():
         if value is not None and value != SETTINGS[name].default:
             words += ["--set", f"{name}={show_value(value)}"]
     return shlex.join([*words, *_of_simulation(config)])
+
+
+def _nodes(config: Config) -> list[str]:
+    words = ["--gpus", str(config.gpus)]
+    for name, value in node_stated(config).items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    return [*words, *["--emulate"] * config.emulate]
 
 
 def _of_simulation(config: Config) -> list[str]:
@@ -44,7 +77,7 @@ def _script_command(config: Config, script: ScriptSource) -> str:
         *(("--module", script.module) if script.module else ("--script", script.path)),
     ]
     words += ["--hardware", str(config.hardware)]
-    words += ["--gpus", str(config.gpus), "--gpus-per-node", str(config.gpus_per_node)]
+    words += _nodes(config)
     if script.steps_by is not StepsBy.OPTIMIZER:
         words += ["--steps-by", script.steps_by.value]
     if script.to_the_end:

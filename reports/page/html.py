@@ -207,8 +207,8 @@ def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
     if gpus:
         ranks = "ranks on CPU" if device == "cpu" else f"× {hardware}" if hardware else "GPUs"
         facts.append(("on", f"{gpus} {ranks}"))
-    if device:
-        facts.append(("device", str(device)))
+    network = common([row.hardware.get("node_network") for row in rows])
+    facts += [(name, str(value)) for name, value in (("device", device), ("network", network)) if value]
     finished = len(view.with_status(Status.OK))
     facts.append(("configurations", f"{len(rows)}, {finished} finished"))
     torch = common([_torch_version(row) for row in rows])

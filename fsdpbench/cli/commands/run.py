@@ -95,7 +95,8 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
             advice = _advice(config, result)
     else:
         result = _run_model(assignments, options)
-    for line in (*buffer_notes(result), *soak_notes(result)):
+    network = (result.get("hardware") or {}).get("node_network")
+    for line in (*[f"network: {network}"] * bool(network), *buffer_notes(result), *soak_notes(result)):
         tell(one_line(line))
     for line in sanitizer_notes(result, terminal_width()):
         tell(one_line(line))

@@ -72,7 +72,7 @@ def _factors(given: str | None, runs: Sequence[MeasuredRun]) -> list[Factor]:
     from fsdpbench.calibrate.from_results import Factor
 
     if given is None:
-        several = any(run.config.gpus > run.config.gpus_per_node for run in runs)
+        several = any(run.config.gpus > run.config.ranks_per_node for run in runs)
         return [Factor.NETWORK if several else Factor.COMPUTE]
     words = [word.strip() for word in given.split(",")]
     unknown = [word for word in words if word not in set(Factor)]

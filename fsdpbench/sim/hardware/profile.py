@@ -45,7 +45,7 @@ __all__ = [
     "parse_profile",
     "profile_layers",
     "profile_names",
-    "with_nic",
+    "stated_machine",
 ]
 
 
@@ -127,6 +127,29 @@ class HardwareProfile:
         """Dense peak in FLOP/s by compute type: bf16, fp16, tf32, fp32."""
         return {dtype: tflops * 1e12 for dtype, tflops in self.compute.peak_tflops.items()}
 
+    def with_nodes(self, gpus: int | None, nic_gb_s: float | None) -> HardwareProfile:
+        """This machine with nodes of ``gpus`` GPUs, which have ``nic_gb_s`` of network each way; None leaves
+        the profile's. NICs stay with their GPUs: without ``nic_gb_s``, half the GPUs have half the network.
+        """
+        node = self.gpus_per_node if gpus is None else gpus
+        rate = self.nic.gb_s_per_node * node / self.gpus_per_node if nic_gb_s is None else nic_gb_s
+        changed = dataclasses.replace(
+            self,
+            name=_name(self.name, gpus, nic_gb_s),
+            gpus_per_node=node,
+            nic=dataclasses.replace(self.nic, gb_s_per_node=rate),
+        )
+        return dataclasses.replace(changed, title=f"{self.title}, {changed.node_words()}")
+
+    def node_words(self, used: int = 1 << 62) -> str:
+        """The network of a node of which ``used`` GPUs run ranks: `50 GB/s a node of 4 GPUs`."""
+        gpus = f"{self.gpus_per_node} GPU" + "s" * (self.gpus_per_node != 1)
+        words = f"{self.nic.gb_s_per_node:g} GB/s a node of {gpus}"
+        if used >= self.gpus_per_node:
+            return words
+        rate = self.nic.gb_s_per_node * used / self.gpus_per_node
+        return f"{words}, {used} of them used ({rate:g} GB/s)"
+
     @property
     def narrow_peak_flops(self) -> dict[str, float]:
         """Dense peak in FLOP/s of the types below 16 bits, as far as libraries have tables of them."""
@@ -134,7 +157,17 @@ class HardwareProfile:
         return {dtype: table.peak_tflops * 1e12 for dtype, table in tables if dtype not in DTYPES}
 
 
-_PROFILES = ProfileFolder("hardware", Path(__file__).parents[1] / "profiles", HardwareProfile)
+def _share_out_rails(below: dict[str, Any], above: dict[str, Any]) -> None:
+    """NICs stay with their GPUs where a file states another node than its base's, and not its network."""
+    gpus, nic = above.get("gpus_per_node"), above.get("nic", {})
+    if type(gpus) is int and isinstance(nic, dict) and "gb_s_per_node" not in nic:
+        rate = below["nic"]["gb_s_per_node"] * gpus / below["gpus_per_node"]
+        below["nic"] = {**below["nic"], "gb_s_per_node": rate}
+
+
+_PROFILES = ProfileFolder(
+    "hardware", Path(__file__).parents[1] / "profiles", HardwareProfile, _share_out_rails
+)
 
 
 def profile_names() -> list[str]:
@@ -148,44 +181,70 @@ def load_profile(name_or_path: str | Path) -> HardwareProfile:
     Raises `ProfileError` for an unknown name (nearest names are offered) and for a file that cannot be read,
     is not TOML, lacks a key, has an unknown key, or holds a value of a wrong type or range.
 
-    `h100-80gb+nic-50` is a profile with 50 GB/s of network a node.
+    `h100-80gb+node-4+nic-50` is a profile whose nodes have 4 GPUs, and 50 GB/s of network.
     """
-    base, rate = _without_nic(name_or_path)
+    base, gpus, nic_gb_s = _parts(name_or_path)
     profile = _PROFILES.load(base)
-    if rate is None:
-        return profile
-    return dataclasses.replace(
-        profile,
-        name=f"{profile.name}+nic-{rate:g}",
-        title=f"{profile.title}, {rate:g} GB/s a node",
-        nic=dataclasses.replace(profile.nic, gb_s_per_node=rate),
-    )
+    return profile if gpus is nic_gb_s is None else profile.with_nodes(gpus, nic_gb_s)
 
 
-def with_nic(hardware: str, gb_s_per_node: float) -> str:
-    """The name of `hardware` with so much network a node, each way."""
-    return f"{hardware}+nic-{gb_s_per_node:g}"
+def stated_machine(hardware: str, gpus_per_node: int | None, nic_gb_s: float | None = None) -> str:
+    """The name of `hardware` with what is stated of its nodes: so many GPUs, so much network each way.
+
+    Raises `ProfileError` where the name says otherwise already, or such a machine is impossible.
+    """
+    base, gpus, rate = _parts(hardware)
+    if gpus_per_node is not None and gpus is None and _PROFILES.load(base).gpus_per_node == gpus_per_node:
+        gpus_per_node = None
+    for flag, stated, known in (("--gpus-per-node", gpus_per_node, gpus), ("--nic-gb-s", nic_gb_s, rate)):
+        if stated is not None and known is not None and stated != known:
+            raise ProfileError(
+                f"hardware {hardware} says {known:g}, and {flag} {stated:g}: state one of them"
+            )
+    gpus = gpus if gpus_per_node is None else gpus_per_node
+    name = _name(str(base), gpus, rate if nic_gb_s is None else nic_gb_s)
+    try:
+        load_profile(name)
+    except ProfileError as error:
+        if gpus_per_node is nic_gb_s is None:
+            raise
+        raise ProfileError(f"{error} (--gpus-per-node and --nic-gb-s state a node)") from None
+    return name
 
 
 def profile_layers(name_or_path: str | Path) -> list[tuple[str, frozenset[str]]]:
     """The files that a profile is made of, from its own to its last base: name, and the keys given there."""
-    base, rate = _without_nic(name_or_path)
-    own = [] if rate is None else [(str(name_or_path), frozenset(("nic",)))]
-    return own + _PROFILES.layers(base)
+    base, gpus, nic_gb_s = _parts(name_or_path)
+    stated = {"gpus_per_node": gpus, "nic": nic_gb_s}
+    keys = frozenset(key for key, value in stated.items() if value is not None)
+    return [(str(name_or_path), keys)] * bool(keys) + _PROFILES.layers(base)
 
 
-_WITH_NIC = re.compile(r"(.+)\+nic-([0-9.]+(?:e[+-]?[0-9]+)?)")
+_STATED = re.compile(r"(.+?)(?:\+node-([0-9]{1,9}))?(?:\+nic-([0-9.]+(?:e[+-]?[0-9]+)?))?", re.DOTALL)
 
 
-def _without_nic(name_or_path: str | Path) -> tuple[str | Path, float | None]:
-    """A profile's name or path, and the GB/s a node that stand behind it."""
-    found = _WITH_NIC.fullmatch(str(name_or_path))
-    if found is None:
-        return name_or_path, None
+def _parts(name_or_path: str | Path) -> tuple[str | Path, int | None, float | None]:
+    """A profile's name or path, and the GPUs and GB/s of a node that stand behind it."""
+    found = _STATED.fullmatch(str(name_or_path))
+    if found is None or (found[2] is None and found[3] is None):
+        return name_or_path, None, None
     try:
-        return found[1], finite_number(found[2])
+        return (
+            found[1],
+            None if found[2] is None else int(found[2]),
+            None if found[3] is None else finite_number(found[3]),
+        )
     except ValueError:
-        raise ProfileError(f"hardware {name_or_path}: {found[2]!r} is not a number of GB/s") from None
+        raise ProfileError(f"hardware {name_or_path}: {found[3]!r} is not a number of GB/s") from None
+
+
+def _name(base: str, gpus: int | None, nic_gb_s: float | None) -> str:
+    """`h100-80gb+node-4+nic-50`; the number is exact where six digits are not."""
+    node = "" if gpus is None else f"+node-{gpus}"
+    if nic_gb_s is None:
+        return base + node
+    short = f"{nic_gb_s:g}"
+    return f"{base}{node}+nic-{short if float(short) == nic_gb_s else repr(nic_gb_s)}"
 
 
 def parse_profile(content: str | bytes, origin: str) -> HardwareProfile:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,6 +26,8 @@ class ProfileFolder(Generic[P]):
     kind: str
     folder: Path
     made: type[P]
+    rebase: Callable[[dict[str, Any], dict[str, Any]], None] = lambda below, above: None
+    """Adjusts a base's table to the file that builds on it."""
 
     def names(self) -> list[str]:
         """Names of the profiles that come with the package, sorted."""
@@ -106,6 +108,7 @@ class ProfileFolder(Generic[P]):
         if base not in known:
             raise ProfileError(f"base = {base!r} is not a packaged profile; known are {', '.join(known)}")
         below = self._on_its_base(dict(self._table(base)))
+        self.rebase(below, table)
         return _merged(below, table)
 
 
