@@ -23,6 +23,7 @@ from fsdpbench.sim import Simulation
 from fsdpbench.sim.account import Lines, MemoryAccount
 from fsdpbench.sim.allocator.conf import AllocatorConf
 from fsdpbench.sim.graph.session import GraphSession
+from fsdpbench.sim.hardware.keys import KEYS
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 from fsdpbench.sim.replay.session import ReplaySession
 from fsdpbench.sim.software.trainer import Trainer
@@ -177,7 +178,8 @@ def _with_room(profile: HardwareProfile, room: float) -> HardwareProfile:
     """The same GPU with `room` times the memory."""
     if room == 1.0:
         return profile
-    return replace(profile, memory=replace(profile.memory, capacity_gib=room * profile.memory.capacity_gib))
+    capacity = min(room * profile.memory.capacity_gib, KEYS["memory.capacity_gib"].most)
+    return replace(profile, memory=replace(profile.memory, capacity_gib=capacity))
 
 
 def _retries() -> int:

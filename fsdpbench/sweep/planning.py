@@ -75,7 +75,7 @@ def make_target(
     elif gpus_used_per_node is not None or nic_gb_s is not None:
         flag = "--nic-gb-s" if gpus_used_per_node is None else "--gpus-used-per-node"
         raise UsageError(
-            f"{flag} is for simulated nodes; leave it out with --device {device} (--gpus-per-node says how "
+            f"{flag} is for simulated GPUs; leave it out with --device {device} (--gpus-per-node says how "
             "many ranks each machine has)"
         )
     per_node = min(per_node, max(gpus, 1))

@@ -111,7 +111,7 @@ class SweepRequest:
 
             profile, largest = load_profile(target.hardware or ""), max(self.space.targets, key=_size)
             ranks = largest.gpus_used_per_node or largest.gpus_per_node
-            title = profile.title.removesuffix(f", {profile.node_words()}")
+            title = profile.title.partition(f", {profile.nic.gb_s_per_node:g} GB/s a node")[0]
             network = f", {profile.node_words(ranks)}" if largest.gpus > ranks else ""
             where = f"simulating {gpus} x {title}{network} ({self.choice.reason})"
         elif target.emulate:

@@ -7,13 +7,15 @@ in the simulator's units (bytes, FLOP/s) are properties of `HardwareProfile`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.numbers import finite_number
+from fsdpbench.sim.hardware.keys import ProfileError, check_figures, far_figures
 from fsdpbench.sim.hardware.library_sections import LibraryTables
 from fsdpbench.sim.hardware.profile_files import ProfileFolder
 from fsdpbench.sim.hardware.sections import (
@@ -32,7 +34,6 @@ from fsdpbench.sim.hardware.sections import (
     NicProfile,
     NicProtocol,
     NvlinkProfile,
-    ProfileError,
 )
 
 __all__ = [
@@ -80,8 +81,7 @@ class HardwareProfile:
             raise ProfileError("name must not be empty")
         if not self.source:
             raise ProfileError("source must not be empty: say where the figures come from")
-        if self.gpus_per_node < 1:
-            raise ProfileError(f"gpus_per_node = {self.gpus_per_node}: must be at least 1")
+        check_figures(self)
         for name in self.runs_use:
             if name not in self.libraries:
                 known = ", ".join(self.libraries) or "none"
@@ -133,13 +133,24 @@ class HardwareProfile:
         """
         node = self.gpus_per_node if gpus is None else gpus
         rate = self.nic.gb_s_per_node * node / self.gpus_per_node if nic_gb_s is None else nic_gb_s
-        changed = dataclasses.replace(
-            self,
-            name=_name(self.name, gpus, nic_gb_s),
-            gpus_per_node=node,
-            nic=dataclasses.replace(self.nic, gb_s_per_node=rate),
-        )
-        return dataclasses.replace(changed, title=f"{self.title}, {changed.node_words()}")
+        changed = dataclasses.replace(self, name=_name(self.name, gpus, nic_gb_s), gpus_per_node=node)
+        changed = dataclasses.replace(changed, nic=dataclasses.replace(self.nic, gb_s_per_node=rate))
+        words = changed.node_words() if gpus is not None else f"{rate:g} GB/s a node"
+        return dataclasses.replace(changed, title=f"{self.title}, {words}")
+
+    def doubts(self) -> list[str]:
+        """What makes simulations of this machine doubtful, one sentence each."""
+        compute, links = self.compute, self.nvlink.curve_ranks
+        lanes = compute.sm_count * compute.fp32_lanes
+        clock = compute.peak_tflops["fp32"] * 1e3 / (2 * lanes)
+        return [
+            *contradictions(self),
+            *far_figures(self),
+            *[f"compute.peak_tflops.fp32: {lanes:,} lanes would need a clock of {clock:.3g} GHz"]
+            * (not 0.3 <= clock <= 6),
+            *[f"nodes of {self.gpus_per_node} GPUs: links inside a node are known among {links}"]
+            * (self.gpus_per_node > 2 * links),
+        ]
 
     def node_words(self, used: int = 1 << 62) -> str:
         """The network of a node of which ``used`` GPUs run ranks: `50 GB/s a node of 4 GPUs`."""
@@ -165,8 +176,61 @@ def _share_out_rails(below: dict[str, Any], above: dict[str, Any]) -> None:
         below["nic"] = {**below["nic"], "gb_s_per_node": rate}
 
 
+def contradictions(profile: HardwareProfile) -> Iterator[str]:
+    """Figures that cannot be true together, one sentence each."""
+    for name, value, bound, most in _bounds(profile):
+        if value > most:
+            yield f"{name} = {value:g}: must not exceed {bound}, {most:g}"
+
+
+def _bounds(profile: HardwareProfile) -> Iterator[tuple[str, float, str, float]]:
+    memory, attention, links = profile.memory, profile.attention, profile.nvlink
+    outside = memory.context_mib + memory.nccl_mib_per_communicator
+    kernels = max(profile.bandwidth.efficiency.values()) * profile.bandwidth.fused_gain
+    yield (
+        "memory.context_mib + nccl_mib_per_communicator",
+        outside,
+        "memory.capacity_gib in MiB",
+        (memory.capacity_gib * GIB / MIB - 1),
+    )
+    yield "host_link.gb_s", profile.host_link.gb_s, "memory.bandwidth_gb_s", memory.bandwidth_gb_s
+    yield "bandwidth.efficiency x bandwidth.fused_gain", kernels, "the memory's bandwidth", 1.0
+    peak = max(profile.compute.peak_tflops["bf16"], profile.compute.peak_tflops["fp16"])
+    for name, rate in (
+        ("attention.forward_tflops", attention.forward_tflops),
+        ("attention.backward_tflops", attention.backward_tflops),
+        *(
+            (f"libraries.{name}.attention.forward_tflops", tables.attention.forward_tflops)
+            for name, tables in profile.libraries.items()
+            if tables.attention is not None
+        ),
+    ):
+        yield name, rate, "compute.peak_tflops", peak
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        points = getattr(links, kind).points
+        for (small, slow), (large, fast) in itertools.pairwise(points):
+            # Fitted curves have steps where the protocol changes, but no more than that.
+            yield (
+                f"nvlink.{kind}.points: half the us of {small:g} bytes",
+                small / slow / 2e3,
+                (f"those of {large:g} bytes"),
+                large / fast / 1e3,
+            )
+        yield (
+            f"nvlink.{kind}.points: GB/s",
+            max(rate for _, rate in points),
+            "twice nvlink.peak_gb_s",
+            (2 * links.peak_gb_s),
+        )
+
+
+def _judge(profile: HardwareProfile) -> None:
+    for contradiction in contradictions(profile):
+        raise ProfileError(contradiction)
+
+
 _PROFILES = ProfileFolder(
-    "hardware", Path(__file__).parents[1] / "profiles", HardwareProfile, _share_out_rails
+    "hardware", Path(__file__).parents[1] / "profiles", HardwareProfile, _share_out_rails, _judge
 )
 
 

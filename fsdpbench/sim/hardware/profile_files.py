@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fsdpbench.files.reading import UnreadableFileError, is_there, parse_toml, read_toml
+from fsdpbench.sim.hardware.keys import ProfileError
 from fsdpbench.sim.hardware.profile_tables import build
-from fsdpbench.sim.hardware.sections import ProfileError
 
 P = TypeVar("P")
 
@@ -28,6 +28,8 @@ class ProfileFolder(Generic[P]):
     made: type[P]
     rebase: Callable[[dict[str, Any], dict[str, Any]], None] = lambda below, above: None
     """Adjusts a base's table to the file that builds on it."""
+    judge: Callable[[Any], None] = lambda profile: None
+    """Raises `ProfileError` for a profile whose figures cannot be true together."""
 
     def names(self) -> list[str]:
         """Names of the profiles that come with the package, sorted."""
@@ -93,6 +95,7 @@ class ProfileFolder(Generic[P]):
     def _make(self, table: dict[str, Any], origin: str) -> P:
         try:
             profile = build(self.made, self._on_its_base(table), "")
+            self.judge(profile)
         except ProfileError as error:
             raise ProfileError(f"{self.kind} profile {origin}: {error}") from None
         assert isinstance(profile, self.made)
