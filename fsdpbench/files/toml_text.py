@@ -12,13 +12,15 @@ def to_toml(tables: Mapping[str, object]) -> str:
 
     Raises `TypeError` for a value that TOML has no form for.
     """
-    plain = {key: value for key, value in tables.items() if not isinstance(value, Mapping)}
-    lines = [f"{_name(key)} = {_value(value)}" for key, value in plain.items() if value is not None]
+    lines = _lines({key: value for key, value in tables.items() if not isinstance(value, Mapping)})
     for key, table in tables.items():
         if isinstance(table, Mapping):
-            lines += ["", f"[{_name(key)}]"]
-            lines += [f"{_name(name)} = {_value(value)}" for name, value in table.items() if value is not None]
+            lines += ["", f"[{_name(key)}]", *_lines(table)]
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _lines(table: Mapping[str, object]) -> list[str]:
+    return [f"{_name(name)} = {_value(value)}" for name, value in table.items() if value is not None]
 
 
 def _name(key: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from contextlib import suppress
-from typing import Protocol
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy
@@ -12,27 +11,18 @@ from fsdpbench.configuration.settings import SETTINGS, show_value
 from fsdpbench.sim.hardware.profile import ProfileError, load_profile
 
 
-class Placed(Protocol):
-    """A configuration, or the target of many."""
-
-    @property
-    def hardware(self) -> str | None: ...
-    @property
-    def gpus(self) -> int: ...
-    @property
-    def gpus_per_node(self) -> int: ...
-    @property
-    def gpus_used_per_node(self) -> int | None: ...
-
-
-def node_stated(placed: Placed) -> dict[str, int]:
-    """`gpus_per_node` and `gpus_used_per_node` as one states them to get the same nodes on any `gpus`."""
-    whole = placed.gpus_per_node
+def node_stated(hardware: str | None, gpus: int, per_node: int, used: int | None) -> dict[str, int]:
+    """`gpus_per_node` and `gpus_used_per_node` as one states them to get the same nodes for any `gpus`."""
+    whole = per_node
     with suppress(ProfileError):
-        whole = load_profile(placed.hardware).gpus_per_node if placed.hardware is not None else whole
-    ranks = placed.gpus_used_per_node or placed.gpus_per_node
-    used = {"gpus_used_per_node": ranks} if ranks < min(whole, placed.gpus) else {}
-    return {"gpus_per_node": whole} | used
+        whole = load_profile(hardware).gpus_per_node if hardware is not None else per_node
+    ranks = used or per_node
+    return {"gpus_per_node": whole} | ({"gpus_used_per_node": ranks} if ranks < min(whole, gpus) else {})
+
+
+def nodes_of(config: Config) -> dict[str, int]:
+    """The same of a configuration."""
+    return node_stated(config.hardware, config.gpus, config.gpus_per_node, config.gpus_used_per_node)
 
 
 def run_command(config: Config) -> str:
@@ -56,7 +46,7 @@ def run_command(config: Config) -> str:
 
 def _nodes(config: Config) -> list[str]:
     words = ["--gpus", str(config.gpus)]
-    for name, value in node_stated(config).items():
+    for name, value in nodes_of(config).items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     return [*words, *["--emulate"] * config.emulate]
 

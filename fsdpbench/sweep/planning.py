@@ -62,21 +62,17 @@ def make_target(
 ) -> Target:
     """Check and complete a target. `device` is resolved already. Raises `UsageError`.
 
-    With `emulate`, `hardware` names the network's profile. What `gpus_per_node` and `nic_gb_s` state of a
-    simulated node becomes part of `hardware`.
+    With `emulate`, `hardware` names the network's profile. What is stated of simulated nodes is part of it.
     """
     modelled = device == "sim" or emulate
     per_node, used = gpus_per_node or max(gpus, 1), None
     if modelled:
         hardware = hardware or (profile_of_this_machine() if emulate else None) or DEFAULT_HARDWARE
-        hardware, per_node, used = simulated_nodes(
-            hardware, gpus, gpus_per_node, gpus_used_per_node, nic_gb_s
-        )
+        stated = (gpus_per_node, gpus_used_per_node, nic_gb_s)
+        hardware, per_node, used = simulated_nodes(hardware, gpus, *stated)
     elif gpus_used_per_node is not None or nic_gb_s is not None:
-        flag = "--nic-gb-s" if gpus_used_per_node is None else "--gpus-used-per-node"
         raise UsageError(
-            f"{flag} is for simulated GPUs; leave it out with --device {device} (--gpus-per-node says how "
-            "many ranks each machine has)"
+            f"what --gpus-used-per-node and --nic-gb-s say is for simulated GPUs; leave it out with {device}"
         )
     per_node = min(per_node, max(gpus, 1))
     check_world(gpus, per_node, used)

@@ -88,17 +88,10 @@ _TARGET = (
         "FILE.toml.",
     ),
     click.option("--gpus", default=None, help="Total number of ranks (default 8); `sweep` takes a list."),
-    click.option(
-        "--gpus-per-node",
-        type=whole(),
-        default=None,
-        help="GPUs that one node has. Simulated: default as in the profile; each GPU keeps its share of the "
-        "profile's network unless --nic-gb-s states that of the node.",
-    ),
+    click.option("--gpus-per-node", type=whole(), help="GPUs that one node has (default: the profile's)."),
     click.option(
         "--gpus-used-per-node",
         type=whole(),
-        default=None,
         help="Simulated GPUs: run ranks on only so many GPUs of each node (default: all).",
     ),
     click.option(

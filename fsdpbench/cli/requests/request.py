@@ -59,6 +59,7 @@ class SweepRequest:
         """The space as its TOML file says it; `fsdpbench sweep FILE` asks for the same again."""
         target, space = self.target, self.space
         several = len(space.targets) > 1
+        most = max(space.targets, key=_size)
         return {
             "schema": 1,
             "model": target.model,
@@ -71,7 +72,7 @@ class SweepRequest:
             "sanitize": target.sanitize or None,
             "software": target.software,
             "gpus": self.gpus if several else target.gpus,
-            **node_stated(max(space.targets, key=_size)),
+            **node_stated(most.hardware, most.gpus, most.gpus_per_node, most.gpus_used_per_node),
             "data": target.data,
             "max_points": space.max_points,
             "sample_seed": space.sample_seed or None,

@@ -7,7 +7,6 @@ in the simulator's units (bytes, FLOP/s) are properties of `HardwareProfile`.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -186,42 +185,20 @@ def contradictions(profile: HardwareProfile) -> Iterator[str]:
 def _bounds(profile: HardwareProfile) -> Iterator[tuple[str, float, str, float]]:
     memory, attention, links = profile.memory, profile.attention, profile.nvlink
     outside = memory.context_mib + memory.nccl_mib_per_communicator
-    kernels = max(profile.bandwidth.efficiency.values()) * profile.bandwidth.fused_gain
-    yield (
-        "memory.context_mib + nccl_mib_per_communicator",
-        outside,
-        "memory.capacity_gib in MiB",
-        (memory.capacity_gib * GIB / MIB - 1),
-    )
+    room = memory.capacity_gib * 1024 - 1
+    yield "memory.context_mib + nccl_mib_per_communicator", outside, "the memory", room
     yield "host_link.gb_s", profile.host_link.gb_s, "memory.bandwidth_gb_s", memory.bandwidth_gb_s
+    kernels = max(profile.bandwidth.efficiency.values()) * profile.bandwidth.fused_gain
     yield "bandwidth.efficiency x bandwidth.fused_gain", kernels, "the memory's bandwidth", 1.0
     peak = max(profile.compute.peak_tflops["bf16"], profile.compute.peak_tflops["fp16"])
-    for name, rate in (
-        ("attention.forward_tflops", attention.forward_tflops),
-        ("attention.backward_tflops", attention.backward_tflops),
-        *(
-            (f"libraries.{name}.attention.forward_tflops", tables.attention.forward_tflops)
-            for name, tables in profile.libraries.items()
-            if tables.attention is not None
-        ),
-    ):
-        yield name, rate, "compute.peak_tflops", peak
+    yield "attention.forward_tflops", attention.forward_tflops, "compute.peak_tflops", peak
+    yield "attention.backward_tflops", attention.backward_tflops, "compute.peak_tflops", peak
+    for name, tables in profile.libraries.items():
+        rate = tables.attention.forward_tflops if tables.attention is not None else 0.0
+        yield f"libraries.{name}.attention.forward_tflops", rate, "compute.peak_tflops", peak
     for kind in ("all_gather", "reduce_scatter", "all_reduce"):
-        points = getattr(links, kind).points
-        for (small, slow), (large, fast) in itertools.pairwise(points):
-            # Fitted curves have steps where the protocol changes, but no more than that.
-            yield (
-                f"nvlink.{kind}.points: half the us of {small:g} bytes",
-                small / slow / 2e3,
-                (f"those of {large:g} bytes"),
-                large / fast / 1e3,
-            )
-        yield (
-            f"nvlink.{kind}.points: GB/s",
-            max(rate for _, rate in points),
-            "twice nvlink.peak_gb_s",
-            (2 * links.peak_gb_s),
-        )
+        fastest = max(rate for _, rate in getattr(links, kind).points)
+        yield f"nvlink.{kind}.points: GB/s", fastest, "twice nvlink.peak_gb_s", 2 * links.peak_gb_s
 
 
 def _judge(profile: HardwareProfile) -> None:
@@ -293,11 +270,8 @@ def _parts(name_or_path: str | Path) -> tuple[str | Path, int | None, float | No
     if found is None or (found[2] is None and found[3] is None):
         return name_or_path, None, None
     try:
-        return (
-            found[1],
-            None if found[2] is None else int(found[2]),
-            None if found[3] is None else finite_number(found[3]),
-        )
+        rate = None if found[3] is None else finite_number(found[3])
+        return found[1], None if found[2] is None else int(found[2]), rate
     except ValueError:
         raise ProfileError(f"hardware {name_or_path}: {found[3]!r} is not a number of GB/s") from None
 

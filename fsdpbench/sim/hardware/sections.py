@@ -7,6 +7,7 @@ mean for a cost stands with the models in `fsdpbench.sim.costs` and `fsdpbench.s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -147,6 +148,10 @@ class LinkCurve:
         require_columns("points", self.points, ("bytes", "GB/s"))
         sizes = [size for size, _ in self.points]
         require(sizes == sorted(set(sizes)), "points", sizes, "bytes must rise strictly")
+        times = [size / rate for size, rate in self.points]
+        # Fitted curves have steps where the protocol changes, but no more than that.
+        steady = all(later > earlier / 2 for earlier, later in itertools.pairwise(times))
+        require(steady, "points", self.points, "more bytes must not take less time")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fsdpbench.cli.requests.request import make_request, request_of_space
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
-from fsdpbench.results.reproduce import node_stated, run_command
+from fsdpbench.results.reproduce import nodes_of, run_command
 from fsdpbench.sweep.prediction import as_simulated
 from fsdpbench.validation.predict import config_of
 from fsdpbench.validation.runs.runs_file import cases_of_file
@@ -51,7 +51,7 @@ def test_what_is_stated_of_a_node_is_in_the_configuration() -> None:
         ({"gpus_per_node": 4, "gpus_used_per_node": 8}, "the 4 of a node, not 8"),
         (
             {"gpus_used_per_node": 4, "device": "cpu", "hardware": None},
-            "--gpus-used-per-node is for simulated",
+            "is for simulated GPUs; leave it out with cpu",
         ),
         ({"hardware": "h100-80gb+node-4", "gpus_per_node": 8}, "state one of them"),
     ],
@@ -86,7 +86,7 @@ def test_the_command_repeats_the_nodes() -> None:
     assert "--gpus-used-per-node" not in run_command(one(gpus=4))
     # Recorded before a node could be stated: four of eight GPUs were used, and are again.
     before = Config.from_dict({**one().to_dict(), "gpus_per_node": 4})
-    assert node_stated(before) == {"gpus_per_node": 8, "gpus_used_per_node": 4}
+    assert nodes_of(before) == {"gpus_per_node": 8, "gpus_used_per_node": 4}
 
 
 def test_real_nodes_are_simulated_as_they_were() -> None:
