@@ -177,6 +177,6 @@ def _machine(hardware: str, stamp: int) -> tuple[list[tuple[str, frozenset[str]]
 
 def _stamp(hardware: str | None) -> int:
     try:
-        return os.stat(hardware or "").st_mtime_ns
+        return os.stat(re.sub(r"\+(node|nic)-.*", "", hardware or "")).st_mtime_ns
     except OSError:
         return 0  # a packaged profile's name
