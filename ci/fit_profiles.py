@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fsdpbench.sim.hardware.profile as hardware
-from fsdpbench.calibrate.tables.chips import CHIPS
 from fsdpbench.calibrate.tables.fitting import FittedChip, fit_chips
 from fsdpbench.calibrate.tables.writing import with_tables
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
 from fsdpbench.sim.costs.isolated import IsolatedPrices
+from fsdpbench.sim.hardware.chips import OPERATOR_CHIPS
 from fsdpbench.sim.hardware.profile import load_profile
 
 PROFILES = Path(hardware.__file__).parents[1] / "profiles"
@@ -46,7 +46,7 @@ def main() -> None:
 
 def write(fitted: dict[str, FittedChip]) -> None:
     for gpu, tables in fitted.items():
-        chip = CHIPS[gpu]
+        chip = OPERATOR_CHIPS[gpu]
         path = PROFILES / f"{chip.profile}.toml"
         content = with_tables(path.read_text(), load_profile(chip.profile), chip, tables)
         hardware.parse_profile(content, path.name)
@@ -61,9 +61,16 @@ def report(rows: Sequence[Measured], splits: int, path: Path) -> None:
     inside: dict[Key, list[float]] = {}
     runs: dict[Key, list[float]] = {}
     held: dict[Key, list[float]] = {}
-    collect(inside, rows, {gpu: IsolatedPrices(load_profile(chip.profile)) for gpu, chip in CHIPS.items()})
+    known = OPERATOR_CHIPS.items()
     collect(
-        runs, rows, {gpu: IsolatedPrices(load_profile(chip.profile), False) for gpu, chip in CHIPS.items()}
+        inside,
+        rows,
+        {gpu: IsolatedPrices(load_profile(chip.profile)) for gpu, chip in known},
+    )
+    collect(
+        runs,
+        rows,
+        {gpu: IsolatedPrices(load_profile(chip.profile), False) for gpu, chip in known},
     )
     for split in range(splits):
         draw = random.Random(split)
@@ -71,7 +78,7 @@ def report(rows: Sequence[Measured], splits: int, path: Path) -> None:
         fitted = fit_chips([row for row, is_out in zip(rows, out, strict=True) if not is_out])
         prices = {
             gpu: IsolatedPrices(
-                dataclasses.replace(load_profile(CHIPS[gpu].profile), libraries=tables.libraries)
+                dataclasses.replace(load_profile(OPERATOR_CHIPS[gpu].profile), libraries=tables.libraries)
             )
             for gpu, tables in fitted.items()
         }

@@ -30,7 +30,7 @@ from fsdpbench.cli.terminal.progress import make_progress
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.launch import fork_server
 from fsdpbench.results.residuals.table import Condition, Quantity, read_table
-from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile, with_nic
+from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 from fsdpbench.validation.predict import predict
 from fsdpbench.validation.runs.case import Case
 from fsdpbench.validation.runs.paper import paper_cases
@@ -179,9 +179,8 @@ def with_key(case: Case, key: Key | None, folder: Path) -> Case | None:
         return None
     if key.name == "nic.efficiency" and case.gpus <= 8:
         return None
-    base, _, rate = case.hardware.partition("+nic-")
-    path = write_profile(key, base, folder)
-    hardware = with_nic(str(path), float(rate)) if rate else str(path)
+    base, plus, node = case.hardware.partition("+")
+    hardware = f"{write_profile(key, base, folder)}{plus}{node}"
     return dataclasses.replace(case, hardware=hardware, chip=case.chip or case.hardware)
 
 

@@ -34,6 +34,7 @@ class ConfigFile(msgspec.Struct, frozen=True):
     hardware: dict[str, Any] | str | None = None
     gpus: int | None = None
     gpus_per_node: int | None = None
+    gpus_used_per_node: int | None = None
     software: str | None = None
     command: str | list[str] | None = None
 

@@ -167,9 +167,10 @@ def _sharding(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Ca
             "keep", Kind.FREE, place, "memory allows to keep parameters from forward to backward", write
         )
     config = result["config"]
-    nodes = config["gpus"] // config["gpus_per_node"]
-    if nodes > 1 and config["gpus"] % config["gpus_per_node"] == 0 and given["mesh"] in (None, 1):
-        sizes = f"({nodes}, {config['gpus_per_node']})"
+    ranks = config.get("gpus_used_per_node") or config["gpus_per_node"]
+    nodes = config["gpus"] // ranks
+    if nodes > 1 and config["gpus"] % ranks == 0 and given["mesh"] in (None, 1):
+        sizes = f"({nodes}, {ranks})"
         mesh = f'init_device_mesh("cuda", {sizes}, mesh_dim_names=("replicate", "shard"))'
         more = "sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=" if is_fsdp1 else "mesh="
         if strategy == "FULL_SHARD":

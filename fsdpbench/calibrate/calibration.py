@@ -103,12 +103,16 @@ def calibrate(
     for title, step in _steps(run, _QUICK_LOAD_SECONDS if quick else _LOAD_SECONDS):
         report(title)
         step()
+    node = machine.ranks_per_node if machine.world_size > 1 else base.gpus_per_node
+    # A network that was not measured stays shared out to the GPUs as it was.
+    nic = run.profile.nic if "nic.gb_s_per_node" in run.measured else base.with_nodes(node, None).nic
     profile = dataclasses.replace(
         run.profile,
         name=name,
         title=machine.name,
         source=_source(machine),
-        gpus_per_node=machine.ranks_per_node if machine.world_size > 1 else base.gpus_per_node,
+        gpus_per_node=node,
+        nic=nic,
         sources=MappingProxyType({}),
         estimated=(),
         # Of the base's software and chip; what was measured here is to price runs.

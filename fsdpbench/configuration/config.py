@@ -91,6 +91,8 @@ class Config:
     """What `fsdpbench explain` asks of simulated GPUs besides."""
     soak: SoakSettings | None = None
     """Many steps on end instead of a few that are timed and traced."""
+    gpus_used_per_node: int | None = None
+    """How many GPUs of each simulated node run ranks; `None`: all `gpus_per_node`."""
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -106,7 +108,7 @@ class Config:
             raise UsageError(
                 f"--software {self.software} is for simulated GPUs; leave it out with --device {self.device}"
             )
-        check_world(self.gpus, self.gpus_per_node)
+        check_world(self.gpus, self.gpus_per_node, self.gpus_used_per_node)
         self._check_soak()
 
     def _check_soak(self) -> None:
@@ -126,6 +128,11 @@ class Config:
         return self.device == "sim" or self.emulate
 
     @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each node."""
+        return self.gpus_used_per_node or self.gpus_per_node
+
+    @property
     def name(self) -> str:
         """Readable, file-system safe, the same for the same configuration in every sweep, and its own: one
         that is too long ends in a hash of what was cut off."""
@@ -133,6 +140,7 @@ class Config:
         jitter += ["sanitized"] if self.sanitize else []
         jitter += [] if self.software is None else [_of_software(self.software)]
         jitter += [] if self.soak is None else [f"soak-{self.soak.steps}"]
+        jitter += [] if self.gpus_used_per_node is None else [f"used-{self.gpus_used_per_node}-a-node"]
         if self.script is not None:
             stem = self.script.name.removesuffix(".py")
             words = [stem, f"{self.gpus}x", Path(str(self.hardware)).stem, *jitter]
@@ -163,7 +171,7 @@ class Config:
         record["shape_given"] = dict(self.shape_given)
         record["settings"] = self.settings.to_dict()
         record["measurement"] = dataclasses.asdict(self.measurement)
-        for absent in ("script", "jitter", "sanitize", "software", "what_if", "soak"):
+        for absent in ("script", "jitter", "sanitize", "software", "what_if", "soak", "gpus_used_per_node"):
             if not record[absent]:
                 del record[absent]
         if self.jitter is not None:
@@ -213,15 +221,18 @@ def _cut(name: str) -> str:
     return f"{name[: _LONGEST_NAME - _HASH_LENGTH - 1].rstrip('-')}-{digest}"
 
 
-def check_world(gpus: int, gpus_per_node: int) -> None:
-    """Raises `UsageError` unless `gpus` fill whole nodes (or less than one)."""
+def check_world(gpus: int, gpus_per_node: int, used: int | None = None) -> None:
+    """Raises `UsageError` unless `gpus` fill whole nodes (or less than one), as far as these are `used`."""
     if not 1 <= gpus <= MOST_GPUS:
         raise UsageError(f"--gpus must be from 1 to {MOST_GPUS:,}, not {gpus}")
     if gpus_per_node < 1:
         raise UsageError(f"--gpus-per-node must be at least 1, not {gpus_per_node}")
-    if gpus > gpus_per_node and gpus % gpus_per_node:
-        fits = gpus // gpus_per_node * gpus_per_node
+    if used is not None and not 1 <= used <= gpus_per_node:
+        raise UsageError(f"--gpus-used-per-node must be from 1 to the {gpus_per_node} of a node, not {used}")
+    ranks, flag = (gpus_per_node, "--gpus-per-node") if used is None else (used, "--gpus-used-per-node")
+    if gpus > ranks and gpus % ranks:
+        fits = gpus // ranks * ranks
         raise UsageError(
-            f"--gpus {gpus} does not fill nodes of {gpus_per_node} GPUs: "
-            f"use {fits} or {fits + gpus_per_node}, or another --gpus-per-node"
+            f"--gpus {gpus} does not fill nodes of {ranks} GPUs: use {fits} or {fits + ranks}, "
+            f"or another {flag}"
         )

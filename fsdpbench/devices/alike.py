@@ -10,13 +10,12 @@ from fsdpbench.devices.detection import visible_gpus
 
 def profile_like(device_name: str, memory_bytes: int) -> str | None:
     """By the driver's name of the device and, among those, the size of its memory; None if none is alike."""
-    from fsdpbench.sim.hardware.profile import profile_names
+    from fsdpbench.sim.hardware.profile import load_profile, profile_names
 
     words = device_name.lower().replace("-", " ").split()
     alike = [name for name in profile_names() if all(part in words for part in _chip_of(name))]
     gib = memory_bytes / 2**30
-    sized = [name for name in alike if f"{round(gib / 40) * 40}gb" in name]
-    return next(iter(sized or alike), None)
+    return min(alike, key=lambda name: abs(load_profile(name).memory.capacity_gib - gib), default=None)
 
 
 def _chip_of(profile: str) -> list[str]:

@@ -21,6 +21,7 @@ from fsdpbench.devices.peaks import peak_flops_of
 from fsdpbench.devices.profiling import profile_steps
 from fsdpbench.errors import BenchError
 from fsdpbench.measuring.warmup import is_stable
+from fsdpbench.sim.hardware.chips import peaks_source
 from fsdpbench.torch_internals import cuda_attach_out_of_memory_observer
 
 
@@ -119,6 +120,7 @@ class CudaDevice:
             "simulated": rehearsed is not None,
             "source": source,
             "memory_bytes": properties.total_memory,
+            "peaks": peaks_source(properties.name),
             "cuda": torch.version.cuda,
             "nccl": ".".join(map(str, torch.cuda.nccl.version())),
         }

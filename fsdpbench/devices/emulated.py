@@ -39,7 +39,7 @@ class EmulatedCpu(CpuDevice):
 
 
 def _join_emulated(config: Config, placement: Placement) -> None:
-    network = Network(_profile(config), config.gpus, config.gpus_per_node)
+    network = Network(_profile(config), config.gpus, config.ranks_per_node)
     timeout = timedelta(seconds=config.measurement.timeout_s)
     init_process_group(network, placement.rank, timeout)
 
@@ -50,6 +50,7 @@ def _labelled(described: dict[str, Any], config: Config) -> dict[str, Any]:
     return described | {
         "emulated": True,
         "network": profile.name,
+        "node_network": profile.node_words(config.ranks_per_node),
         "source": f"rank 0 of {config.gpus} {measured}; collectives take the time of the "
         f"network of {profile.title} ({profile.source})",
     }

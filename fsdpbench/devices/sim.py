@@ -23,6 +23,7 @@ from fsdpbench.sim import Simulation
 from fsdpbench.sim.account import Lines, MemoryAccount
 from fsdpbench.sim.allocator.conf import AllocatorConf
 from fsdpbench.sim.graph.session import GraphSession
+from fsdpbench.sim.hardware.keys import KEYS
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 from fsdpbench.sim.replay.session import ReplaySession
 from fsdpbench.sim.software.trainer import Trainer
@@ -63,7 +64,7 @@ class SimDevice(Tells):
         self._simulation = Simulation.start(
             self._profile,
             self._config.gpus,
-            self._config.gpus_per_node,
+            self._config.ranks_per_node,
             rank=self._placement.rank,
             allocator_conf=None
             if self._what_if.allocator is None
@@ -180,7 +181,8 @@ def _with_room(profile: HardwareProfile, room: float) -> HardwareProfile:
     """The same GPU with `room` times the memory."""
     if room == 1.0:
         return profile
-    return replace(profile, memory=replace(profile.memory, capacity_gib=room * profile.memory.capacity_gib))
+    capacity = min(room * profile.memory.capacity_gib, KEYS["memory.capacity_gib"].most)
+    return replace(profile, memory=replace(profile.memory, capacity_gib=capacity))
 
 
 def _retries() -> int:

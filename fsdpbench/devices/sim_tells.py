@@ -30,6 +30,8 @@ class Tells:
             "source": self._profile.source,
             "memory_bytes": self._profile.memory_bytes,
         }
+        if self._config.gpus > self._config.ranks_per_node:
+            described["node_network"] = self._profile.node_words(self._config.ranks_per_node)
         if self._config.jitter is not None:
             told = self._config.jitter.to_text()
             described |= {"jitter": told, "title": f"{self._profile.title} with jitter ({told})"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 
@@ -11,13 +12,19 @@ def to_toml(tables: Mapping[str, object]) -> str:
 
     Raises `TypeError` for a value that TOML has no form for.
     """
-    plain = {key: value for key, value in tables.items() if not isinstance(value, Mapping)}
-    lines = [f"{key} = {_value(value)}" for key, value in plain.items() if value is not None]
+    lines = _lines({key: value for key, value in tables.items() if not isinstance(value, Mapping)})
     for key, table in tables.items():
         if isinstance(table, Mapping):
-            lines += ["", f"[{key}]"]
-            lines += [f"{name} = {_value(value)}" for name, value in table.items() if value is not None]
+            lines += ["", f"[{_name(key)}]", *_lines(table)]
     return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _lines(table: Mapping[str, object]) -> list[str]:
+    return [f"{_name(name)} = {_value(value)}" for name, value in table.items() if value is not None]
+
+
+def _name(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
 
 
 def _value(value: object) -> str:
@@ -28,7 +35,7 @@ def _value(value: object) -> str:
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{name} = {_value(item)}" for name, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{_name(name)} = {_value(item)}" for name, item in value.items()) + " }"
     if isinstance(value, Sequence):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     raise TypeError(f"TOML has no form for {value!r}")

@@ -137,7 +137,7 @@ def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:
             config = replace(
                 config, sanitize=False, measurement=replace(steps, timed_steps=timed, traced_steps=0)
             )
-        local = rank % config.gpus_per_node
+        local = rank % config.ranks_per_node
         run_script(config, Placement(rank, config.gpus, local), own, rank_0=folder)
         code = 0
     except BaseException:

@@ -12,4 +12,4 @@ def rehearse(config: Config, placement: Placement) -> None:
     if config.device == "cuda" and simulated_cuda() is not None:
         from fsdpbench.script.rehearsal import rehearse_where_asked
 
-        rehearse_where_asked(placement, config.gpus_per_node)
+        rehearse_where_asked(placement, config.ranks_per_node)

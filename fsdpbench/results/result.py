@@ -23,6 +23,9 @@ from fsdpbench.results.measured import measured
 from fsdpbench.results.provenance import environment
 from fsdpbench.results.records import OPTIONAL, TRACE_FOLDER, Status, compiled_graphs, read_records
 from fsdpbench.results.residuals.intervals import interval_of
+from fsdpbench.sim.hardware.keys import far_figures
+from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.software import CURRENT, load_software
 
 SCHEMA = 1
 _WORST_FIRST = (Status.CRASH, Status.TIMEOUT, Status.OOM, Status.ERROR, Status.RACE)
@@ -112,7 +115,7 @@ def build_result(config: Config, folder: Path, outcome: Outcome, draw: Draw | No
         "device": config.device,
         "hardware": first.get("hardware") or {"name": config.hardware, "simulated": config.device == "sim"},
         **_software(config),
-        "environment": environment(config),
+        "environment": environment(config) | _doubts(config),
         "status": outcome.status.value,
         "cause": cause,
         "compiled": None if config.script else _has_compiled(config, first),
@@ -156,6 +159,15 @@ def not_applicable_result(config: Config, reasons: dict[str, str]) -> dict[str, 
         "unknown_operators": {},
         "traces": [],
     }
+
+
+def _doubts(config: Config) -> dict[str, list[str]]:
+    """The `warnings` about a simulated machine and its software, if there are any."""
+    if config.hardware is None:
+        return {}
+    software = load_software(config.software or CURRENT)
+    found = software.applied_to(load_profile(config.hardware)).doubts() + far_figures(software)
+    return {"warnings": found} if found else {}
 
 
 def _software(config: Config) -> dict[str, str]:

@@ -151,13 +151,13 @@ class _Run:
 
 def _set_environment(config: Config, placement: Placement) -> None:
     """What torchrun sets."""
-    nodes = -(-config.gpus // config.gpus_per_node)
+    nodes = -(-config.gpus // config.ranks_per_node)
     os.environ |= {
         "RANK": str(placement.rank),
         "LOCAL_RANK": str(placement.local_rank),
         "WORLD_SIZE": str(config.gpus),
-        "LOCAL_WORLD_SIZE": str(config.gpus_per_node),
-        "GROUP_RANK": str(placement.rank // config.gpus_per_node),
+        "LOCAL_WORLD_SIZE": str(config.ranks_per_node),
+        "GROUP_RANK": str(placement.rank // config.ranks_per_node),
         "GROUP_WORLD_SIZE": str(nodes),
         "ROLE_RANK": str(placement.rank),
         "ROLE_WORLD_SIZE": str(config.gpus),

@@ -34,6 +34,8 @@ class Target:
     sanitize: bool = False
     software: str | None = None
     """The software profile of all its systems; `None`: each system's own."""
+    gpus_used_per_node: int | None = None
+    """As in a `Config`."""
 
     def workload(self) -> Workload:
         try:
@@ -55,23 +57,25 @@ def make_target(
     emulate: bool = False,
     sanitize: bool = False,
     software: str | None = None,
+    gpus_used_per_node: int | None = None,
+    nic_gb_s: float | None = None,
 ) -> Target:
     """Check and complete a target. `device` is resolved already. Raises `UsageError`.
 
-    With `emulate`, `hardware` names the network's profile.
+    With `emulate`, `hardware` names the network's profile. What is stated of simulated nodes is part of it.
     """
-    from fsdpbench.sim.hardware.profile import ProfileError, load_profile
-
-    per_node = gpus_per_node
     modelled = device == "sim" or emulate
+    per_node, used = gpus_per_node or max(gpus, 1), None
     if modelled:
         hardware = hardware or (profile_of_this_machine() if emulate else None) or DEFAULT_HARDWARE
-        try:
-            per_node = per_node or load_profile(hardware).gpus_per_node
-        except ProfileError as error:
-            raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
-    per_node = min(per_node or max(gpus, 1), max(gpus, 1))
-    check_world(gpus, per_node)
+        stated = (gpus_per_node, gpus_used_per_node, nic_gb_s)
+        hardware, per_node, used = simulated_nodes(hardware, gpus, *stated)
+    elif gpus_used_per_node is not None or nic_gb_s is not None:
+        raise UsageError(
+            f"what --gpus-used-per-node and --nic-gb-s say is for simulated GPUs; leave it out with {device}"
+        )
+    per_node = min(per_node, max(gpus, 1))
+    check_world(gpus, per_node, used)
     if data is not None and not is_there(Path(data)):
         raise UsageError(f"--data {data}: no such file or folder")
     target = Target(
@@ -86,9 +90,27 @@ def make_target(
         gpus_per_node=per_node,
         data=str(Path(data).resolve()) if data else None,
         measurement=measurement or Measurement.default_for(device),
+        gpus_used_per_node=used,
     )
     target.workload()
     return target
+
+
+def simulated_nodes(
+    hardware: str, gpus: int, per_node: int | None, used: int | None, nic_gb_s: float | None
+) -> tuple[str, int, int | None]:
+    """The machine's name with what is stated of its nodes, the GPUs of a node, and how many of them are used
+    where that is not all. Raises `UsageError`."""
+    from fsdpbench.sim.hardware.profile import ProfileError, load_profile, stated_machine
+
+    try:
+        hardware = stated_machine(hardware, per_node, nic_gb_s)
+        whole = load_profile(hardware).gpus_per_node
+    except ProfileError as error:
+        raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
+    if used is not None:
+        check_world(used, whole, used)
+    return hardware, whole, used if used is not None and used < min(whole, gpus) else None
 
 
 def make_config(target: Target, system: str, settings: Settings, workload: Workload) -> Config:
@@ -108,6 +130,7 @@ def make_config(target: Target, system: str, settings: Settings, workload: Workl
         hardware=target.hardware,
         gpus=target.gpus,
         gpus_per_node=target.gpus_per_node,
+        gpus_used_per_node=target.gpus_used_per_node,
         settings=settings.changed(seq=seq),
         measurement=target.measurement,
         data=target.data,

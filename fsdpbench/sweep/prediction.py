@@ -26,6 +26,7 @@ from fsdpbench.devices.alike import profile_of_this_machine
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.reports.ranks import shared_ranks
 from fsdpbench.results.records import Status
+from fsdpbench.sim.hardware.profile import stated_machine
 from fsdpbench.sweep.arithmetic import cannot_fit
 from fsdpbench.systems import get_system
 
@@ -137,6 +138,8 @@ def as_simulated(config: Config, hardware: str | None = None) -> Config | None:
             if config.device == "cpu"
             else config.hardware or profile_of_this_machine() or DEFAULT_HARDWARE
         )
+    if config.device != "sim" and not config.emulate and config.gpus > config.gpus_per_node:
+        hardware = stated_machine(hardware, config.gpus_per_node)
     changed = replace(
         config,
         device="sim",

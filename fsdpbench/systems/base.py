@@ -173,7 +173,7 @@ def shard_size_of(config: Config) -> int:
     if settings.strategy == "NO_SHARD":
         return 1
     if "HYBRID" in settings.strategy:
-        node = max(min(config.gpus, config.gpus_per_node) // degrees.tp, 1)
+        node = max(min(config.gpus, config.ranks_per_node) // degrees.tp, 1)
         return settings.shard_size or node
     return degrees.sharding
 

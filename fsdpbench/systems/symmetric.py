@@ -31,10 +31,10 @@ def refuse_symmetric_memory(config: Config, shard_size: int) -> dict[str, str]:
     why = _of_device(config)
     if why is None and shard_size == 1:
         why = "nothing is gathered where nothing is sharded"
-    elif why is None and shard_size > config.gpus_per_node:
+    elif why is None and shard_size > config.ranks_per_node:
         why = (
-            f"copy engines reach the {config.gpus_per_node} GPUs of a node, and {shard_size} share a copy of "
-            "the model: strategy=HYBRID_SHARD"
+            f"copy engines reach the {config.ranks_per_node} GPUs of a node, and {shard_size} share a copy "
+            "of the model: strategy=HYBRID_SHARD"
         )
     for other in PARALLEL if why is None else ():
         if getattr(config.settings, other) > 1:

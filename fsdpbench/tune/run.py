@@ -21,6 +21,7 @@ from fsdpbench.errors import BenchError
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.provenance import content_key
+from fsdpbench.results.reproduce import nodes_of
 from fsdpbench.results.store import Store
 from fsdpbench.sweep.arithmetic import cannot_fit
 from fsdpbench.sweep.prediction import as_simulated
@@ -252,7 +253,7 @@ def one_point_space(config: Config) -> dict[str, Any]:
         "hardware": config.hardware,
         "software": config.software,
         "gpus": config.gpus,
-        "gpus_per_node": config.gpus_per_node,
+        **nodes_of(config),
         "data": config.data,
         "settings": {name: value for name, value in settings.items() if value is not None},
     }

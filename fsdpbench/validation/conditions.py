@@ -19,6 +19,7 @@ from pathlib import Path
 
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.results.residuals.table import Condition
+from fsdpbench.sim.hardware.profile import load_profile, stated_machine
 from fsdpbench.sim.software import CURRENT, load_software
 from fsdpbench.systems import get_system
 from fsdpbench.validation.held_out import held_out_cases
@@ -43,7 +44,9 @@ def under(
         return held_out_cases(cases, folder)
     if condition is Condition.NETWORK:
         return [
-            dataclasses.replace(case, hardware=case.chip)
+            dataclasses.replace(
+                case, hardware=stated_machine(case.chip, load_profile(case.hardware).gpus_per_node)
+            )
             for case in cases
             if case.chip and case.network is Network.STATED
         ]

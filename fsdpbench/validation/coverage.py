@@ -172,7 +172,7 @@ def _held_out_bars(times: Sequence[Judged]) -> list[Bar]:
 def _width(prediction: Prediction, figure: Figure) -> Width:
     case, config = prediction.case, Config.from_dict(prediction.result["config"])
     unknown: list[Unknown] = [reason for reason in unknowns(config) if reason is not Unknown.NETWORK]
-    if case.network is Network.NOT_STATED and config.gpus > config.gpus_per_node:
+    if case.network is Network.NOT_STATED and config.gpus > config.ranks_per_node:
         unknown.append(Unknown.NETWORK)
     if not figure.is_time:
         of_memory = [reason for reason in unknown if reason not in _MEMORY_FREE]

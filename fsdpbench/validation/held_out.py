@@ -110,7 +110,7 @@ def _write(folder: Path, hardware: str, chip: str) -> Path:
     keys_from, own = _KEYS_FROM[chip], load_profile(hardware)
     keys = with_keys_of(load_profile(chip), load_profile(keys_from))
     keys["nic"] = {"gb_s_per_node": own.nic.gb_s_per_node}
-    head = {"base": chip, "name": f"{own.name}-keys-of-{keys_from}"}
+    head = {"base": chip, "name": f"{own.name}-keys-of-{keys_from}", "gpus_per_node": own.gpus_per_node}
     folder.mkdir(parents=True, exist_ok=True)
     path = (folder / f"{head['name']}.toml").resolve()
     path.write_text(to_toml({**head, **keys}))

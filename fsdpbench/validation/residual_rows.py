@@ -47,7 +47,7 @@ def _residual(
         fitted=case.fitted,
         compiled=bool(config["settings"].get("compile")),
         gpus=config["gpus"],
-        nodes=-(-config["gpus"] // config["gpus_per_node"]),
+        nodes=-(-config["gpus"] // (config.get("gpus_used_per_node") or config["gpus_per_node"])),
         network=case.network.value,
         retries=float(prediction.result.get("alloc_retries_per_step") or 0.0),
         full=_share_of_memory(prediction),

@@ -174,6 +174,9 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
             source = str(row.hardware.get("software_source") or "not stated")
             profiles.setdefault(f"software {row.result.software}", source)
     told = "; ".join(f"{name} (source: {source})" for name, source in profiles.items())
+    doubts = dict.fromkeys(
+        str(doubt) for row in simulated for doubt in (row.result.environment or {}).get("warnings") or ()
+    )
     scope = (
         "Every figure on this page"
         if len(simulated) == len(rows)
@@ -181,7 +184,8 @@ def simulated_words(rows: Sequence[Configuration]) -> str | None:
     )
     verb = "comes" if len(simulated) == len(rows) else "come"
     how = "The FSDP code was run; time and memory were simulated."
-    return f"{scope} {verb} from simulated GPUs{f': {told}' if told else ''}. {how}"
+    doubtful = f" Doubtful: {'; '.join(doubts)}." if doubts else ""
+    return f"{scope} {verb} from simulated GPUs{f': {told}' if told else ''}. {how}{doubtful}"
 
 
 def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
@@ -207,8 +211,8 @@ def _facts(view: RunView, ranked: Sequence[Ranked]) -> list[tuple[str, str]]:
     if gpus:
         ranks = "ranks on CPU" if device == "cpu" else f"× {hardware}" if hardware else "GPUs"
         facts.append(("on", f"{gpus} {ranks}"))
-    if device:
-        facts.append(("device", str(device)))
+    network = common([row.hardware.get("node_network") for row in rows])
+    facts += [(name, str(value)) for name, value in (("device", device), ("network", network)) if value]
     finished = len(view.with_status(Status.OK))
     facts.append(("configurations", f"{len(rows)}, {finished} finished"))
     torch = common([_torch_version(row) for row in rows])

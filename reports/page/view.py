@@ -256,8 +256,9 @@ def _settings(config: ConfigFile, result: ResultFile) -> dict[str, Any]:
     around: dict[str, Any] = {"model": config.model or None, "system": config.system or None}
     around["device"] = config.device or None
     around |= {"hardware": hardware, "gpus": config.gpus, "gpus_per_node": config.gpus_per_node}
-    if config.software is not None:
-        around["software"] = config.software
+    for name in ("gpus_used_per_node", "software"):
+        if (value := getattr(config, name)) is not None:
+            around[name] = value
     around |= config.settings
     if around.get("compile") is None and result.compiled is not None:  # a script, which decides it itself
         around["compile"] = result.compiled

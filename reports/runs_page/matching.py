@@ -10,7 +10,7 @@ from statistics import fmean
 from fsdpbench.reports.page.display import setting
 from fsdpbench.reports.page.ranking import Ranked
 
-_OF_THE_RUN = frozenset({"device", "hardware", "gpus", "gpus_per_node", "software"})
+_OF_THE_RUN = frozenset({"device", "hardware", "gpus", "gpus_per_node", "gpus_used_per_node", "software"})
 """What may differ between runs that are compared: where they ran, not what."""
 
 

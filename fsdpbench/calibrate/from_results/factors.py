@@ -27,10 +27,15 @@ class Factor(StrEnum):
 
 @dataclass(frozen=True)
 class ScaledProfile:
-    """A profile (a packaged one's name, also with `+nic-N`) with some of its parts scaled."""
+    """A profile (a packaged one's name, also with `+node-N+nic-M`) with some of its parts scaled."""
 
     base: str
     factors: Mapping[Factor, float]
+
+    @property
+    def _packaged(self) -> str:
+        """The base without what its name states of a node."""
+        return self.base.partition("+")[0]
 
     def keys(self) -> dict[str, dict[str, Any]]:
         """The scaled keys by section. A rate that would exceed the chip's peak is at it."""
@@ -45,7 +50,7 @@ class ScaledProfile:
                 "efficiency": {kind: _share(share * factor) for kind, share in efficiency.items()}
             }
         network = self.factors.get(Factor.NETWORK)
-        if network is not None or "+nic-" in self.base:
+        if network is not None or self.base != self._packaged:
             tables["nic"] = {"gb_s_per_node": round(profile.nic.gb_s_per_node * (network or 1.0), 4)}
         return tables
 
@@ -61,7 +66,9 @@ class ScaledProfile:
     def write(self, path: Path, sources: Mapping[str, str], source: str) -> HardwareProfile:
         """Write the profile's file; returns what it says."""
         profile = load_profile(self.base)
-        head = {"base": self.base.split("+nic-")[0], "name": path.stem, "title": profile.title}
+        head: dict[str, Any] = {"base": self._packaged, "name": path.stem, "title": profile.title}
+        if self.base != self._packaged:
+            head["gpus_per_node"] = profile.gpus_per_node
         path.write_text(to_toml({**head, "source": source, **self.keys(), "sources": dict(sources)}))
         return load_profile(path)
 

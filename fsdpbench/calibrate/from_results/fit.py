@@ -136,7 +136,7 @@ def _check(runs: Sequence[MeasuredRun], factors: Sequence[Factor]) -> None:
             f"--fit {', '.join(factors)}: {len(factors)} factors need as many different runs, here are "
             f"{len(distinct)}; each more would be chosen, not found"
         )
-    one_node = all(run.config.gpus <= run.config.gpus_per_node for run in runs)
+    one_node = all(run.config.gpus <= run.config.ranks_per_node for run in runs)
     if Factor.NETWORK in factors and one_node:
         raise UsageError(
             "--fit network: no run is on several nodes; links inside a node are measured by "

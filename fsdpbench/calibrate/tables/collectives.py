@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fsdpbench.calibrate.tables.chips import Chip
 from fsdpbench.calibrate.tables.grid_fit import Task
 from fsdpbench.files.operator_tables import Measured
 from fsdpbench.sim.costs.grid import Array
+from fsdpbench.sim.hardware.chips import Chip
 from fsdpbench.sim.hardware.library_sections import RankCurve
 
 _SIZES = tuple(1 << power for power in range(9, 30))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fsdpbench.calibrate.tables.attention import fit_attention
-from fsdpbench.calibrate.tables.chips import CHIPS
 from fsdpbench.calibrate.tables.collectives import fit_collectives
 from fsdpbench.calibrate.tables.products import fit_products
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured
+from fsdpbench.sim.hardware.chips import OPERATOR_CHIPS
 from fsdpbench.sim.hardware.library_sections import LibraryTables
 
 SOURCE = "operator tables of ai-dynamo/aiconfigurator (Apache-2.0), August 2026, one node"
@@ -24,12 +24,12 @@ class FittedChip:
 
 
 def fit_chips(rows: Sequence[Measured], source: str = SOURCE) -> dict[str, FittedChip]:
-    """Tables of every chip in ``rows`` that `CHIPS` knows."""
-    rows = [row for row in rows if row.gpu in CHIPS]
+    """Tables of every chip in ``rows`` that `OPERATOR_CHIPS` knows."""
+    rows = [row for row in rows if row.gpu in OPERATOR_CHIPS]
     of_kind = {kind: [row for row in rows if row.kind == kind] for kind in (COLLECTIVE, PRODUCT, ATTENTION)}
-    products = fit_products(of_kind[PRODUCT], CHIPS)
-    attention = fit_attention(of_kind[ATTENTION], CHIPS)
-    collectives = fit_collectives(of_kind[COLLECTIVE], CHIPS)
+    products = fit_products(of_kind[PRODUCT], OPERATOR_CHIPS)
+    attention = fit_attention(of_kind[ATTENTION], OPERATOR_CHIPS)
+    collectives = fit_collectives(of_kind[COLLECTIVE], OPERATOR_CHIPS)
     found: dict[str, dict[str, LibraryTables]] = {}
     for row in rows:
         libraries = found.setdefault(row.gpu, {})
@@ -37,7 +37,7 @@ def fit_chips(rows: Sequence[Measured], source: str = SOURCE) -> dict[str, Fitte
             continue
         parts: dict[str, Any] = {}
         if row.kind == COLLECTIVE:
-            parts = {"collectives": collectives[row.gpu], "switch_from": CHIPS[row.gpu].switch_from}
+            parts = {"collectives": collectives[row.gpu], "switch_from": OPERATOR_CHIPS[row.gpu].switch_from}
         else:
             of_library = {
                 key[2]: table for key, table in products.items() if key[:2] == (row.gpu, row.library)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fsdpbench.calibrate.tables.chips import Chip
 from fsdpbench.calibrate.tables.fitting import FittedChip
+from fsdpbench.sim.hardware.chips import Chip
 from fsdpbench.sim.hardware.library_sections import (
     AttentionTable,
     FactorGrid,

@@ -64,6 +64,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, str]:
         "model": str(config.get("model")),
         **{f"shape {name}": str(value) for name, value in sorted(shape.items())},
         "gpus_per_node": str(config.get("gpus_per_node")),
+        **{name: str(config[name]) for name in ("gpus_used_per_node",) if config.get(name)},
         "data": str(config.get("data")),
     }
     if facts["device"] == "sim":

@@ -139,7 +139,11 @@ _LISTS: dict[str, Callable[[], list[Row]]] = {
 _OF_MODELS = {"parameters": "parameters", "training_state_bytes": "state"}
 _SHAPE_WIDTH = 29
 """Columns for a shape's first fields, so that the table has 80; `--json` has them all."""
-_NOTES = {"models": "state: parameters, gradients, AdamW's moments; all ranks. --json: whole shapes"}
+_NOTES = {
+    "models": "state: parameters, gradients, AdamW's moments; all ranks. --json: whole shapes",
+    "settings": "nodes, one value for a sweep: gpus_per_node (GPUs that one node has), nic_gb_s (network of "
+    "one node),\ngpus_used_per_node (GPUs of each node that run ranks; default all)",
+}
 
 
 def _flat(row: Row) -> dict[str, str]:

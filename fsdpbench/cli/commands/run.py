@@ -95,7 +95,10 @@ def command(assignments: tuple[str, ...], as_json: bool, **options: Any) -> None
             advice = _advice(config, result)
     else:
         result = _run_model(assignments, options)
-    for line in (*buffer_notes(result), *soak_notes(result)):
+    network = (result.get("hardware") or {}).get("node_network")
+    notes = [f"network: {network}"] if network else []
+    notes += [f"doubtful: {doubt}" for doubt in (result.get("environment") or {}).get("warnings") or ()]
+    for line in (*notes, *buffer_notes(result), *soak_notes(result)):
         tell(one_line(line))
     for line in sanitizer_notes(result, terminal_width()):
         tell(one_line(line))

@@ -26,7 +26,7 @@ def calibrate_from_results(
     tables = [path for path in paths if path.suffix == ".csv"]
     runs = from_results.runs_of_results([path for path in paths if path not in tables], device)
     runs += [run for path in tables for run in _runs_of_table(path)]
-    base = base or _one_chip(runs)
+    base = base or _with_their_nodes(_one_chip(runs), runs)
     factors = _factors(fit, runs)
     tell(f"fitting {', '.join(factors)} of {base} to {len(runs)} measured run{'s'[: len(runs) > 1]}")
     fork_server.start("sim")
@@ -67,12 +67,21 @@ def _one_chip(runs: Sequence[MeasuredRun]) -> str:
     return chips[0]
 
 
+def _with_their_nodes(chip: str, runs: Sequence[MeasuredRun]) -> str:
+    """The chip's profile with the nodes that all runs on several had, whose network is fitted."""
+    from fsdpbench.sim.hardware.profile import stated_machine
+
+    sizes = {run.config.gpus_per_node for run in runs if run.config.gpus > run.config.ranks_per_node}
+    stated = len(sizes) == 1 and "+" not in chip and not any(run.config.gpus_used_per_node for run in runs)
+    return stated_machine(chip, sizes.pop()) if stated else chip
+
+
 def _factors(given: str | None, runs: Sequence[MeasuredRun]) -> list[Factor]:
     """What is asked for; else the network of runs on several nodes, and computation on one."""
     from fsdpbench.calibrate.from_results import Factor
 
     if given is None:
-        several = any(run.config.gpus > run.config.gpus_per_node for run in runs)
+        several = any(run.config.gpus > run.config.ranks_per_node for run in runs)
         return [Factor.NETWORK if several else Factor.COMPUTE]
     words = [word.strip() for word in given.split(",")]
     unknown = [word for word in words if word not in set(Factor)]

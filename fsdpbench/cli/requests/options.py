@@ -73,7 +73,7 @@ _TARGET = (
         type=Positive(1e6),
         default=None,
         metavar="GB/S",
-        help="Network of a node each way, instead of the profile's: 50 for 400 Gb/s.",
+        help="Network of one node each way, of as many GPUs as --gpus-per-node says: 50 for 400 Gb/s.",
     ),
     click.option(
         "--emulate",
@@ -88,7 +88,12 @@ _TARGET = (
         "FILE.toml.",
     ),
     click.option("--gpus", default=None, help="Total number of ranks (default 8); `sweep` takes a list."),
-    click.option("--gpus-per-node", type=whole(), default=None, help="Number of ranks on each node."),
+    click.option("--gpus-per-node", type=whole(), help="GPUs that one node has (default: the profile's)."),
+    click.option(
+        "--gpus-used-per-node",
+        type=whole(),
+        help="Simulated GPUs: run ranks on only so many GPUs of each node (default: all).",
+    ),
     click.option(
         "--data",
         help="Training data: a text file (bytes are tokens), a folder of images or a click log. Default: "

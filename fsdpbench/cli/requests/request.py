@@ -14,6 +14,7 @@ from fsdpbench.configuration.numbers import whole_number
 from fsdpbench.configuration.settings import Value, show_value
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
+from fsdpbench.results.reproduce import node_stated
 from fsdpbench.sweep.hf_model import usual_settings, with_hf_model
 from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target
 from fsdpbench.sweep.shape_text import parse_shape
@@ -58,6 +59,7 @@ class SweepRequest:
         """The space as its TOML file says it; `fsdpbench sweep FILE` asks for the same again."""
         target, space = self.target, self.space
         several = len(space.targets) > 1
+        most = max(space.targets, key=_size)
         return {
             "schema": 1,
             "model": target.model,
@@ -70,7 +72,7 @@ class SweepRequest:
             "sanitize": target.sanitize or None,
             "software": target.software,
             "gpus": self.gpus if several else target.gpus,
-            "gpus_per_node": max(t.gpus_per_node for t in space.targets),
+            **node_stated(most.hardware, most.gpus, most.gpus_per_node, most.gpus_used_per_node),
             "data": target.data,
             "max_points": space.max_points,
             "sample_seed": space.sample_seed or None,
@@ -108,8 +110,11 @@ class SweepRequest:
         if target.device == "sim":
             from fsdpbench.sim.hardware.profile import load_profile
 
-            title = load_profile(target.hardware or "").title
-            where = f"simulating {gpus} x {title} ({self.choice.reason})"
+            profile, largest = load_profile(target.hardware or ""), max(self.space.targets, key=_size)
+            ranks = largest.gpus_used_per_node or largest.gpus_per_node
+            title = profile.title.partition(f", {profile.nic.gb_s_per_node:g} GB/s a node")[0]
+            network = f", {profile.node_words(ranks)}" if largest.gpus > ranks else ""
+            where = f"simulating {gpus} x {title}{network} ({self.choice.reason})"
         elif target.emulate:
             where = f"emulating {gpus} ranks on one {target.device}, network of {target.hardware}"
         else:
@@ -179,12 +184,13 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
     """The target in `given`, its device resolved, and why it is that one."""
     given = with_hf_model(given)
     (gpus,) = _one_count(given.get("gpus"))
-    hardware = hardware_of(given)
+    hardware = given.get("hardware")
     emulate = bool(given.get("emulate"))
+    of_simulation = given.get("nic_gb_s") is not None or given.get("gpus_used_per_node") is not None
     choice = choose_device(
         check_device(given.get("device") or "auto"),
         gpus,
-        hardware,
+        hardware or (DEFAULT_HARDWARE if of_simulation else None),
         elsewhere=given.get("launcher") not in (None, "local"),
         emulate=emulate,
     )
@@ -202,9 +208,9 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
         device=choice.device,
         hardware=hardware,
         gpus=gpus,
-        gpus_per_node=None
-        if given.get("gpus_per_node") is None
-        else whole("gpus_per_node", given["gpus_per_node"]),
+        gpus_per_node=_count(given, "gpus_per_node"),
+        gpus_used_per_node=_count(given, "gpus_used_per_node"),
+        nic_gb_s=given.get("nic_gb_s"),
         data=given.get("data"),
         measurement=measurement,
         emulate=emulate,
@@ -212,14 +218,6 @@ def target_of(given: Mapping[str, Any]) -> tuple[Target, Choice]:
         software=given.get("software"),
     )
     return target, choice
-
-
-def hardware_of(given: Mapping[str, Any]) -> str | None:
-    """The profile that `given` names, with its `--nic-gb-s`."""
-    from fsdpbench.sim.hardware.profile import with_nic
-
-    hardware, rate = given.get("hardware"), given.get("nic_gb_s")
-    return hardware if rate is None else with_nic(hardware or DEFAULT_HARDWARE, rate)
 
 
 def gpu_counts(given: object) -> list[int]:
@@ -252,10 +250,19 @@ def _one_count(given: object) -> list[int]:
     return counts
 
 
+def _size(target: Target) -> int:
+    return target.gpus
+
+
+def _count(given: Mapping[str, Any], name: str) -> int | None:
+    return None if given.get(name) is None else whole(name, given[name])
+
+
 def _node_size(given: Mapping[str, Any], largest: Target) -> int:
-    """GPUs of a full node, also where fewer than that are asked for."""
-    if given.get("gpus_per_node") is not None:
-        return whole("gpus_per_node", given["gpus_per_node"])
+    """Ranks of a full node, also where fewer than that are asked for."""
+    for name in ("gpus_used_per_node", "gpus_per_node"):
+        if (stated := _count(given, name)) is not None:
+            return stated
     if largest.device == "sim":
         from fsdpbench.sim.hardware.profile import load_profile
 

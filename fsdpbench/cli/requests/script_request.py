@@ -95,16 +95,11 @@ def script_config(options: Mapping[str, Any], assignments: tuple[str, ...]) -> C
 
 def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
     from fsdpbench.configuration.config import DEFAULT_HARDWARE, Config, Measurement
-    from fsdpbench.sim.hardware.profile import ProfileError, load_profile
+    from fsdpbench.sweep.planning import simulated_nodes  # needs the models: only when a script runs
 
     gpus = _world(options)
-    from fsdpbench.cli.requests.request import hardware_of  # needs the models: only when a script runs
-
-    hardware = hardware_of(options) or DEFAULT_HARDWARE
-    try:
-        per_node = options.get("gpus_per_node") or load_profile(hardware).gpus_per_node
-    except ProfileError as error:
-        raise UsageError(f"{error} (`fsdpbench list hardware` lists them all)") from None
+    stated = [options.get(name) for name in ("gpus_per_node", "gpus_used_per_node", "nic_gb_s")]
+    hardware, per_node, used = simulated_nodes(options.get("hardware") or DEFAULT_HARDWARE, gpus, *stated)
     timeout = options.get("timeout") or 600.0
     measurement = Measurement(2, 3, traced_steps=2, timeout_s=timeout, most_timed_steps=8)
     return Config(
@@ -115,6 +110,7 @@ def _config(source: ScriptSource, options: Mapping[str, Any]) -> Config:
         hardware=hardware,
         gpus=gpus,
         gpus_per_node=min(per_node, gpus),
+        gpus_used_per_node=used,
         settings=Settings.of(),
         measurement=measurement,
         script=source,

@@ -20,6 +20,7 @@ from fsdpbench.cli.output import make_console
 from fsdpbench.cli.terminal.side_by_side import print_side_by_side
 from fsdpbench.cli.terminal.units import each
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
+from fsdpbench.reports.outside_text import printable
 from fsdpbench.reports.page import best_sentence, load_run
 from fsdpbench.reports.page.chosen import is_risky
 from fsdpbench.reports.page.ranking import metric_of, rank, varying_settings
@@ -173,19 +174,25 @@ def _stored(row: Configuration) -> dict[str, Any]:
 
 
 def _print_doubts(console: Console, rows: Sequence[Configuration]) -> None:
-    """What makes measured figures doubtful, the same doubt once."""
-    measured = [row for row in rows if row.status is Status.OK and not row.simulated]
-    warnings = [(_stored(row).get("environment") or {}).get("warnings") or [] for row in measured]
-    doubtful = [told for told in warnings if told]
-    if not doubtful:
+    """What makes figures doubtful, the same doubt once; one row speaks for a simulated machine."""
+    finished = [row for row in rows if row.status is Status.OK]
+    machines = {(row.hardware.get("name"), row.result.software): row for row in finished if row.simulated}
+    measured = [row for row in finished if not row.simulated]
+    doubtful = [told for row in measured if (told := _warnings(row))]
+    lines = [text for row in machines.values() for text in _warnings(row)]
+    if doubtful:
+        kinds = dict.fromkeys(text.split(":")[0] for told in doubtful for text in told)
+        lines.append(f"{len(doubtful)} of {len(measured)} measured: {'; '.join(kinds)}")
+    if not lines:
         return
-    kinds = dict.fromkeys(text.split(":")[0] for told in doubtful for text in told)
     console.print()
-    console.print(
-        Text(f"Doubtful: {len(doubtful)} of {len(measured)} measured: {'; '.join(kinds)}", style="yellow"),
-        soft_wrap=True,
-    )
+    for line in dict.fromkeys(lines):
+        console.print(Text(f"Doubtful: {line}", style="yellow"), soft_wrap=True)
     console.print("  environment.warnings in each result.json tells more.", highlight=False)
+
+
+def _warnings(row: Configuration) -> list[str]:
+    return [printable(str(text)) for text in (_stored(row).get("environment") or {}).get("warnings") or []]
 
 
 def _print_intervals(console: Console, rows: Sequence[Configuration], shared: Counter[str]) -> None:

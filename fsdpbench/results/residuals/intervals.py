@@ -84,7 +84,7 @@ def unknowns(config: Config) -> tuple[Unknown, ...]:
     variants = list(itertools.takewhile(lambda layer: "compute" not in layer[1], layers))
     if not any(name in chips for name, _ in layers[: len(variants) + 1]):
         found.append(Unknown.CHIP)
-    if config.gpus > config.gpus_per_node and not any("nic" in keys for _, keys in variants):
+    if config.gpus > config.ranks_per_node and not any("nic" in keys for _, keys in variants):
         found.append(Unknown.NETWORK)
     own, named = config.software or CURRENT, {name for _, name in software}
     if own not in named and own in software_names() and _is_todays(own):
@@ -177,6 +177,6 @@ def _machine(hardware: str, stamp: int) -> tuple[list[tuple[str, frozenset[str]]
 
 def _stamp(hardware: str | None) -> int:
     try:
-        return os.stat(hardware or "").st_mtime_ns
+        return os.stat(re.sub(r"\+(node|nic)-.*", "", hardware or "")).st_mtime_ns
     except OSError:
         return 0  # a packaged profile's name

@@ -11,19 +11,18 @@ import dataclasses
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, Measured
 from fsdpbench.sim.costs.kernels import KernelCosts
 from fsdpbench.sim.costs.library import LibraryCosts
+from fsdpbench.sim.hardware.chips import OPERATOR_CHIPS
 from fsdpbench.sim.hardware.network import Network
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile, profile_names
 from fsdpbench.sim.hardware.rank_curves import curve_seconds
 
-# Chips that come in several sizes of memory, of which tables do not say which.
-_PROFILES = {"a100": "a100-80gb", "h100": "h100-80gb"}
 _TYPES = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
 
 
 def profile_of(gpu: str) -> HardwareProfile | None:
     """The packaged profile of a chip as tables name it; None if there is none."""
     name = gpu.lower().replace("_", "-")
-    name = _PROFILES.get(name, name)
+    name = OPERATOR_CHIPS[name].profile if name in OPERATOR_CHIPS else name
     return load_profile(name) if name in profile_names() else None
 
 

@@ -14,18 +14,9 @@ from fsdpbench.sim.device.memory_history import MemoryModule
 from fsdpbench.sim.device.random_numbers import RandomNumbers
 from fsdpbench.sim.device.streams import Event, Stream, StreamContext, switch_to
 from fsdpbench.sim.distributed.symmetric import use_pool
+from fsdpbench.sim.hardware.chips import chip_of
 from fsdpbench.sim.timing.timeline import DEFAULT_STREAM
 
-# Compute capability by a word of the profile's title; other titles are taken for an A100.
-_CAPABILITIES = {
-    "RTX PRO 6000": (12, 0),
-    "B300": (10, 3),
-    "B200": (10, 0),
-    "H200": (9, 0),
-    "H100": (9, 0),
-    "L40S": (8, 9),
-    "A100": (8, 0),
-}
 _WARP_SIZE = 32
 
 
@@ -116,9 +107,9 @@ class DeviceModule(MemoryFunctions, RandomNumbers, types.ModuleType):
         return DeviceProperties(profile.title, profile.memory_bytes, profile.sm_count, *capability)
 
     def get_device_capability(self, device: Any = None) -> tuple[int, int]:
-        """(major, minor) of the hardware profile's GPU."""
-        title = ACCELERATOR.kernel_costs.profile.title
-        return next((version for name, version in _CAPABILITIES.items() if name in title), (8, 0))
+        """(major, minor) of the hardware profile's GPU; an unknown title is taken for an A100."""
+        chip = chip_of(ACCELERATOR.kernel_costs.profile.title)
+        return (8, 0) if chip is None else chip.capability
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """Types that autocast may choose."""

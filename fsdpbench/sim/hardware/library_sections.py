@@ -12,21 +12,18 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fsdpbench.sim.hardware.sections import ProfileError
+from fsdpbench.sim.hardware.keys import require
+from fsdpbench.sim.hardware.sections import TILE, require_columns
 
 PRODUCT_TYPES = ("bf16", "fp8", "nvfp4")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
-def _require(condition: bool, key: str, value: object, rule: str) -> None:
-    if not condition:
-        raise ProfileError(f"{key} = {value!r}: {rule}")
-
-
 def _require_rising(key: str, values: tuple[float, ...]) -> None:
     rising = len(values) > 0 and values[0] > 0 and list(values) == sorted(set(values))
-    _require(rising, key, values, "must be positive and rise strictly")
+    require(rising, key, values, "must be positive and rise strictly")
 
 
 @dataclass(frozen=True)
@@ -38,14 +35,13 @@ class FactorGrid:
 
     axes: tuple[tuple[float, ...], ...]
     factors: tuple[float, ...]
+    table: ClassVar[str] = "libraries.factors"
 
     def __post_init__(self) -> None:
         for axis in self.axes:
             _require_rising("axes", axis)
         wanted = math.prod(map(len, self.axes))
-        _require(len(self.factors) == wanted, "factors", len(self.factors), f"must be {wanted} values")
-        for factor in self.factors:
-            _require(0.05 <= factor <= 20, "factors", factor, "each must be between 0.05 and 20")
+        require(len(self.factors) == wanted, "factors", len(self.factors), f"must be {wanted} values")
 
 
 @dataclass(frozen=True)
@@ -69,23 +65,11 @@ class ProductTable:
     cache_mib: float
     cache_gain: float
     factors: FactorGrid
+    table: ClassVar[str] = "libraries.products"
 
     def __post_init__(self) -> None:
-        for tile in self.tiles:
-            _require(
-                len(tile) == 3 and min(tile) > 0,
-                "tiles",
-                tile,
-                "each is [rows, columns, efficiency], all positive",
-            )
-        _require(len(self.tiles) > 0, "tiles", self.tiles, "needs at least one tile")
-        for key in ("peak_tflops", "operand_bytes", "cache_mib", "sustained", "memory_efficiency"):
-            _require(getattr(self, key) > 0, f"{key}", getattr(self, key), "must be positive")
-        for key in ("prologue_k", "wave_quantisation", "floor_us", "quantise"):
-            _require(getattr(self, key) >= 0, f"{key}", getattr(self, key), "must not be negative")
-        _require(self.sustained <= 1, "sustained", self.sustained, "is a share in (0, 1]")
-        _require(self.cache_gain >= 1, "cache_gain", self.cache_gain, "is a factor of at least 1")
-        _require(len(self.factors.axes) == 3, "factors.axes", len(self.factors.axes), "are m, n and k")
+        require_columns("tiles", self.tiles, TILE)
+        require(len(self.factors.axes) == 3, "factors.axes", len(self.factors.axes), "are m, n and k")
 
 
 @dataclass(frozen=True)
@@ -101,14 +85,11 @@ class AttentionTable:
     wave_quantisation: float
     floor_us: float
     factors: FactorGrid
+    table: ClassVar[str] = "libraries.attention"
 
     def __post_init__(self) -> None:
-        for key in ("forward_tflops", "head_dim_64", "memory_efficiency"):
-            _require(getattr(self, key) > 0, f"{key}", getattr(self, key), "must be positive")
-        for key in ("wave_quantisation", "floor_us"):
-            _require(getattr(self, key) >= 0, f"{key}", getattr(self, key), "must not be negative")
         axes = len(self.factors.axes)
-        _require(axes == 4, "factors.axes", axes, "are batch x heads, length, shared heads, head size")
+        require(axes == 4, "factors.axes", axes, "are batch x heads, length, shared heads, head size")
 
 
 @dataclass(frozen=True)
@@ -117,14 +98,13 @@ class RankCurve:
 
     ranks: int
     points: tuple[tuple[float, ...], ...]
+    table: ClassVar[str] = "libraries.collectives"
 
     def __post_init__(self) -> None:
-        _require(self.ranks >= 2, "ranks", self.ranks, "must be at least 2")
-        for point in self.points:
-            _require(len(point) == 2 and min(point) > 0, "points", point, "each is [bytes, us], positive")
+        require_columns("points", self.points, ("bytes", "us"))
         sizes, times = (tuple(point[index] for point in self.points) for index in (0, 1))
         _require_rising("points", sizes)
-        _require(list(times) == sorted(times), "points", times, "more bytes must not take less")
+        require(list(times) == sorted(times), "points", times, "more bytes must not take less")
 
 
 @dataclass(frozen=True)
@@ -141,15 +121,15 @@ class LibraryTables:
     attention: AttentionTable | None = None
     collectives: Mapping[str, tuple[RankCurve, ...]] = dataclasses.field(default_factory=dict)
     switch_from: int = 0
+    table: ClassVar[str] = "libraries"
 
     def __post_init__(self) -> None:
         for kind in self.products:
-            _require(kind in PRODUCT_TYPES, "products", kind, f"known types are {', '.join(PRODUCT_TYPES)}")
+            require(kind in PRODUCT_TYPES, "products", kind, f"known types are {', '.join(PRODUCT_TYPES)}")
         for kind, curves in self.collectives.items():
-            _require(kind in COLLECTIVES, "collectives", kind, f"known are {', '.join(COLLECTIVES)}")
-            _require(len(curves) > 0, f"collectives.{kind}", curves, "needs at least one curve")
+            require(kind in COLLECTIVES, "collectives", kind, f"known are {', '.join(COLLECTIVES)}")
+            require(len(curves) > 0, f"collectives.{kind}", curves, "needs at least one curve")
             _require_rising(f"collectives.{kind}.ranks", tuple(float(curve.ranks) for curve in curves))
-        _require(
+        require(
             bool(self.source), "source", self.source, "must not be empty: say where the figures come from"
         )
-        _require(self.switch_from >= 0, "switch_from", self.switch_from, "must not be negative")

@@ -33,14 +33,18 @@ _GATHERS = ("all_gather", "reduce_scatter")
 _UNEVEN = 1.12
 # Between two nodes a buffer leaves each once and not twice, but for what is under way before the first of it
 # comes back: all-reduces of 16 H100 (3200 Gb/s a node) and 16 A100 (400 Gb/s), 64 MiB to 16 GiB, say 73 and
-# 48 MB (bus bandwidths of 209 to 487 and of 48 to 77 GB/s, the latter more than its NICs have).
-_FILLS_TWO_NODES = 60e6
+# 48 MB (bus bandwidths of 209 to 487 and of 48 to 77 GB/s, the latter more than its NICs have), on 8 GPUs a
+# node: bytes a GPU.
+_FILLS_TWO_NODES = 60e6 / 8
 # A collective of one rank is a copy or nothing.
 _ALONE_S = 3e-6
 
 
 class Network:
-    """Collective durations for ``world_size`` ranks, ``gpus_per_node`` of them a node, in order of rank."""
+    """Collective durations for ``world_size`` ranks, in order of rank, ``gpus_per_node`` of them a node.
+
+    A node is the profile's; of fewer ranks than it has GPUs, each still has one rail of the node's NICs.
+    """
 
     def __init__(self, profile: HardwareProfile, world_size: int, gpus_per_node: int) -> None:
         if world_size < 1 or gpus_per_node < 1:
@@ -163,8 +167,7 @@ class Network:
 
     def _carried(self, nbytes: int, rails: int) -> float:
         """Bytes that leave each of two nodes, which are the root of one tree and a leaf of the other."""
-        share = min(rails, self.gpus_per_node) / self.profile.gpus_per_node
-        return nbytes + min(float(nbytes), _FILLS_TWO_NODES * share)
+        return nbytes + min(float(nbytes), _FILLS_TWO_NODES * min(rails, self.gpus_per_node))
 
     def _node_bandwidth(self, size: int, nodes: int) -> float:
         """Bytes a second that leave a node: its NICs' rails in use, never more than NVLink brings to them."""

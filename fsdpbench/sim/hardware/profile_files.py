@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fsdpbench.files.reading import UnreadableFileError, is_there, parse_toml, read_toml
+from fsdpbench.sim.hardware.keys import ProfileError
 from fsdpbench.sim.hardware.profile_tables import build
-from fsdpbench.sim.hardware.sections import ProfileError
 
 P = TypeVar("P")
 
@@ -26,6 +26,10 @@ class ProfileFolder(Generic[P]):
     kind: str
     folder: Path
     made: type[P]
+    rebase: Callable[[dict[str, Any], dict[str, Any]], None] = lambda below, above: None
+    """Adjusts a base's table to the file that builds on it."""
+    judge: Callable[[Any], None] = lambda profile: None
+    """Raises `ProfileError` for a profile whose figures cannot be true together."""
 
     def names(self) -> list[str]:
         """Names of the profiles that come with the package, sorted."""
@@ -91,6 +95,7 @@ class ProfileFolder(Generic[P]):
     def _make(self, table: dict[str, Any], origin: str) -> P:
         try:
             profile = build(self.made, self._on_its_base(table), "")
+            self.judge(profile)
         except ProfileError as error:
             raise ProfileError(f"{self.kind} profile {origin}: {error}") from None
         assert isinstance(profile, self.made)
@@ -106,6 +111,7 @@ class ProfileFolder(Generic[P]):
         if base not in known:
             raise ProfileError(f"base = {base!r} is not a packaged profile; known are {', '.join(known)}")
         below = self._on_its_base(dict(self._table(base)))
+        self.rebase(below, table)
         return _merged(below, table)
 
 

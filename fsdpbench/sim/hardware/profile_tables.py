@@ -9,6 +9,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from fsdpbench.reports.outside_text import printable
+from fsdpbench.sim.hardware.keys import ProfileError
 from fsdpbench.sim.hardware.library_sections import (
     AttentionTable,
     FactorGrid,
@@ -16,11 +18,12 @@ from fsdpbench.sim.hardware.library_sections import (
     ProductTable,
     RankCurve,
 )
-from fsdpbench.sim.hardware.sections import LinkCurve, ProfileError
+from fsdpbench.sim.hardware.sections import LinkCurve
 
 _UNPLACED = (LinkCurve, AttentionTable, FactorGrid, LibraryTables, ProductTable, RankCurve)
 _LARGEST = 1e18
 """No figure of a machine comes near it; beyond, products of figures overflow."""
+_LONGEST_TEXT, _LONGEST_LIST = 2000, 1000
 
 
 def build(cls: type, table: Mapping[str, Any], prefix: str) -> object:
@@ -45,6 +48,14 @@ def build(cls: type, table: Mapping[str, Any], prefix: str) -> object:
         raise ProfileError(f"{prefix}{error}" if cls in _UNPLACED else str(error)) from None
 
 
+def _listed(value: Any, key: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ProfileError(f"{key} = {value!r}: must be a list")
+    if len(value) > _LONGEST_LIST:
+        raise ProfileError(f"{key}: {len(value):,} entries; at most {_LONGEST_LIST:,} are possible")
+    return value
+
+
 def _convert(hint: Any, value: Any, key: str) -> Any:
     """Check one TOML value against a field's type and turn lists into tuples, tables into dataclasses."""
     if dataclasses.is_dataclass(hint):
@@ -55,10 +66,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
     if origin is types.UnionType:  # X | None: what is there is an X
         return _convert(arguments[0], value, key)
     if origin is tuple:
-        if not isinstance(value, list):
-            raise ProfileError(f"{key} = {value!r}: must be a list")
         inner = arguments[0] if len(arguments) == 2 and arguments[1] is Ellipsis else float
-        return tuple(_convert(inner, item, f"{key}[{index}]") for index, item in enumerate(value))
+        return tuple(_convert(inner, item, f"{key}[{at}]") for at, item in enumerate(_listed(value, key)))
     if origin is not None:  # Mapping[str, X]
         if not isinstance(value, Mapping):
             raise ProfileError(f"{key} = {value!r}: must be a table")
@@ -70,6 +79,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
             raise ProfileError(f"{key} = {value!r}: must be a finite number, up to {_LARGEST:g}")
         return float(value)
     if type(value) is hint:
+        if isinstance(value, str) and (len(value) > _LONGEST_TEXT or printable(value) != value):
+            raise ProfileError(f"{key}: must be one line of up to {_LONGEST_TEXT:,} printable characters")
         return value
     names = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
     raise ProfileError(f"{key} = {value!r}: must be {names.get(hint, hint)}")

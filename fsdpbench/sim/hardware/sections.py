@@ -1,48 +1,31 @@
-"""The sections of a hardware profile: frozen dataclasses that check their own figures.
+"""The sections of a hardware profile: frozen dataclasses.
 
 Fields carry the TOML file's names, units included, so that a figure reads the same in the file, in the code
-and in a report. What the figures mean for a cost stands with the models in `fsdpbench.sim.costs` and
-`fsdpbench.sim.hardware.network`.
+and in a report. Their ranges: `fsdpbench.sim.hardware.keys`. What the figures
+mean for a cost stands with the models in `fsdpbench.sim.costs` and `fsdpbench.sim.hardware.network`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from fsdpbench.errors import UsageError
+from fsdpbench.sim.hardware.keys import require
 
 GIB = 1 << 30
 MIB = 1 << 20
 DTYPES = ("bf16", "fp16", "tf32", "fp32")
+TILE = ("rows", "columns", "efficiency")
 
 
-class ProfileError(UsageError):
-    """A hardware or software profile that is unknown, unreadable or inconsistent; the message names file and
-    key."""
-
-
-def _require(condition: bool, key: str, value: object, rule: str) -> None:
-    if not condition:
-        raise ProfileError(f"{key} = {value!r}: {rule}")
-
-
-def _require_not_negative(owner: object, section: str, *keys: str) -> None:
-    for key in keys:
-        value = getattr(owner, key)
-        _require(value >= 0, f"{section}.{key}", value, "must not be negative")
-
-
-def _require_share(owner: object, section: str, key: str) -> None:
-    value = getattr(owner, key)
-    _require(0 < value <= 1, f"{section}.{key}", value, "is a share in (0, 1]")
-
-
-def _require_positive(owner: object, section: str, *keys: str) -> None:
-    for key in keys:
-        value = getattr(owner, key)
-        _require(value > 0, f"{section}.{key}", value, "must be positive")
+def require_columns(key: str, rows: Sequence[Sequence[float]], columns: Sequence[str]) -> None:
+    """Raise `ProfileError` unless there are rows, each with a positive figure for every column."""
+    require(len(rows) > 0, key, list(rows), f"needs at least one [{', '.join(columns)}]")
+    for row in rows:
+        whole = len(row) == len(columns) and min(row) > 0
+        require(whole, key, list(row), f"each is [{', '.join(columns)}], all positive")
 
 
 @dataclass(frozen=True)
@@ -57,16 +40,6 @@ class MemoryProfile:
     context_mib: float
     nccl_mib_per_communicator: float
     bandwidth_gb_s: float
-
-    def __post_init__(self) -> None:
-        _require_positive(self, "memory", "capacity_gib", "bandwidth_gb_s")
-        _require(self.context_mib >= 0, "memory.context_mib", self.context_mib, "must not be negative")
-        _require(
-            self.context_mib * MIB < self.capacity_gib * GIB,
-            "memory.context_mib",
-            self.context_mib,
-            "must be smaller than memory.capacity_gib",
-        )
 
 
 @dataclass(frozen=True)
@@ -85,20 +58,10 @@ class ComputeProfile:
     issue_share: float = 0.75
 
     def __post_init__(self) -> None:
-        _require(
-            0 <= self.clock_spread <= 0.1, "compute.clock_spread", self.clock_spread, "is a share up to 0.1"
-        )
-        _require_positive(self, "compute", "sm_count", "fp32_lanes")
-        _require_share(self, "compute", "issue_share")
         for dtype in DTYPES:
-            _require(
+            require(
                 dtype in self.peak_tflops, "compute.peak_tflops", dict(self.peak_tflops), f"lacks {dtype}"
             )
-        for dtype, peak in self.peak_tflops.items():
-            _require(
-                dtype in DTYPES, f"compute.peak_tflops.{dtype}", peak, f"known types are {', '.join(DTYPES)}"
-            )
-            _require(peak > 0, f"compute.peak_tflops.{dtype}", peak, "must be positive")
 
 
 @dataclass(frozen=True)
@@ -119,17 +82,7 @@ class GemmProfile:
     floor_us: float
 
     def __post_init__(self) -> None:
-        _require(len(self.tiles) > 0, "gemm.tiles", self.tiles, "needs at least one tile")
-        for tile in self.tiles:
-            _require(
-                len(tile) == 3 and min(tile) > 0,
-                "gemm.tiles",
-                tile,
-                "each is [rows, columns, efficiency], all positive",
-            )
-        for key in ("sustained", "under_load", "weight_grad", "memory_efficiency"):
-            _require_share(self, "gemm", key)
-        _require_not_negative(self, "gemm", "prologue_k", "floor_us", "wave_quantisation")
+        require_columns("gemm.tiles", self.tiles, TILE)
 
 
 @dataclass(frozen=True)
@@ -147,12 +100,6 @@ class AttentionProfile:
     wave_quantisation: float
     floor_us: float
 
-    def __post_init__(self) -> None:
-        _require_positive(self, "attention", "forward_tflops", "backward_tflops")
-        for key in ("under_load", "head_dim_64", "memory_efficiency"):
-            _require_share(self, "attention", key)
-        _require_not_negative(self, "attention", "floor_us", "wave_quantisation")
-
 
 @dataclass(frozen=True)
 class BandwidthProfile:
@@ -166,13 +113,8 @@ class BandwidthProfile:
     fused_gain: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(
-            "pointwise" in self.efficiency, "bandwidth.efficiency", dict(self.efficiency), "lacks pointwise"
-        )
-        for kind, share in self.efficiency.items():
-            _require(0 < share <= 1, f"bandwidth.efficiency.{kind}", share, "is a share in (0, 1]")
-        _require_not_negative(self, "bandwidth", "floor_us")
-        _require_positive(self, "bandwidth", "fused_gain")
+        kinds = dict(self.efficiency)
+        require("pointwise" in kinds, "bandwidth.efficiency", kinds, "lacks pointwise")
 
 
 @dataclass(frozen=True)
@@ -194,24 +136,22 @@ class CpuProfile:
     cuda_free_us: float
     cuda_free_us_per_gib: float
 
-    def __post_init__(self) -> None:
-        _require_not_negative(self, "cpu", *(field.name for field in dataclasses.fields(self)))
-
 
 @dataclass(frozen=True)
 class LinkCurve:
     """Bus bandwidth of a collective by the bytes that one rank sends: ``points`` of ``[bytes, GB/s]``."""
 
     points: tuple[tuple[float, float], ...]
+    table: ClassVar[str] = "nvlink"
 
     def __post_init__(self) -> None:
-        _require(len(self.points) > 0, "points", self.points, "needs at least one [bytes, GB/s]")
-        for point in self.points:
-            _require(
-                len(point) == 2 and min(point) > 0, "points", point, "each is [bytes, GB/s], both positive"
-            )
-        sizes = [point[0] for point in self.points]
-        _require(sizes == sorted(set(sizes)), "points", sizes, "bytes must rise strictly")
+        require_columns("points", self.points, ("bytes", "GB/s"))
+        sizes = [size for size, _ in self.points]
+        require(sizes == sorted(set(sizes)), "points", sizes, "bytes must rise strictly")
+        times = [size / rate for size, rate in self.points]
+        # Fitted curves have steps where the protocol changes, but no more than that.
+        steady = all(later > earlier / 2 for earlier, later in itertools.pairwise(times))
+        require(steady, "points", self.points, "more bytes must not take less time")
 
 
 @dataclass(frozen=True)
@@ -233,10 +173,6 @@ class NvlinkProfile:
     all_reduce: LinkCurve
     copy_engine_gathers: bool = False
 
-    def __post_init__(self) -> None:
-        _require_positive(self, "nvlink", "peak_gb_s", "curve_ranks")
-        _require_not_negative(self, "nvlink", "base_us", "per_rank_us", "ranks_exponent")
-
 
 @dataclass(frozen=True)
 class NicProtocol:
@@ -251,11 +187,7 @@ class NicProtocol:
     bandwidth_share: float
     most_gb_s: float = 1e6
     gathers: bool = True
-
-    def __post_init__(self) -> None:
-        _require_not_negative(self, "protocols", "nvlink_hop_us", "nic_hop_us")
-        _require_share(self, "protocols", "bandwidth_share")
-        _require_positive(self, "protocols", "most_gb_s")
+    table: ClassVar[str] = "nic.protocols"
 
     def carries(self, bandwidth: float) -> float:
         """Bytes a second of ``bandwidth``, that of the links."""
@@ -273,11 +205,7 @@ class NicProfile:
     protocols: tuple[NicProtocol, ...]
 
     def __post_init__(self) -> None:
-        _require_positive(self, "nic", "gb_s_per_node")
-        _require_share(self, "nic", "efficiency")
-        _require_share(self, "nic", "tree_share")
-        _require_not_negative(self, "nic", "base_us")
-        _require(len(self.protocols) > 0, "nic.protocols", self.protocols, "needs at least one")
+        require(len(self.protocols) > 0, "nic.protocols", self.protocols, "needs at least one")
 
 
 @dataclass(frozen=True)
@@ -292,15 +220,6 @@ class ContentionProfile:
     communication_slowdown: float
     kernel_share: float = 0.0
 
-    def __post_init__(self) -> None:
-        _require(
-            0 <= self.kernel_share <= 1, "contention.kernel_share", self.kernel_share, "is a share up to 1"
-        )
-        for key in ("compute_slowdown", "communication_slowdown"):
-            _require(
-                getattr(self, key) >= 1, f"contention.{key}", getattr(self, key), "is a factor of at least 1"
-            )
-
 
 @dataclass(frozen=True)
 class HostLinkProfile:
@@ -310,7 +229,3 @@ class HostLinkProfile:
     gb_s: float
     latency_us: float
     memory_gb_s: float = 38.0
-
-    def __post_init__(self) -> None:
-        _require_positive(self, "host_link", "gb_s", "memory_gb_s")
-        _require(self.latency_us >= 0, "host_link.latency_us", self.latency_us, "must not be negative")

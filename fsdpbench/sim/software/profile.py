@@ -9,20 +9,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from fsdpbench.sim.hardware.keys import ProfileError, check_figures, require
 from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.hardware.sections import ProfileError
 
 CURRENT = "current"
 """The profile that changes nothing."""
-_FASTEST = 10.0
-_MOST_HOST_US = 1e9
-
-
-def _require(condition: bool, key: str, value: object, rule: str) -> None:
-    if not condition:
-        raise ProfileError(f"{key} = {value!r}: {rule}")
 
 
 @dataclass(frozen=True)
@@ -44,11 +37,6 @@ class AttentionSoftware:
     forward_rate: float = 1.0
     backward_rate: float = 1.0
     unpads: bool = False
-
-    def __post_init__(self) -> None:
-        for key in ("forward_rate", "backward_rate"):
-            rate = getattr(self, key)
-            _require(0 < rate <= _FASTEST, f"attention.{key}", rate, f"is a factor in (0, {_FASTEST:g}]")
 
 
 @dataclass(frozen=True)
@@ -111,18 +99,11 @@ class TrainerSoftware:
     host_us: float = 0.0
 
     def __post_init__(self) -> None:
-        _require(0 <= self.metrics <= 1000, "trainer.metrics", self.metrics, "is a count from 0 to 1000")
-        _require(
-            not self.metrics or self.keeps_outputs,
+        require(
+            self.metrics <= 0 or self.keeps_outputs,
             "trainer.metrics",
             self.metrics,
             "they are taken of kept outputs: say trainer.keeps_outputs = true",
-        )
-        _require(
-            0 <= self.host_us <= _MOST_HOST_US,
-            "trainer.host_us",
-            self.host_us,
-            f"is a time from 0 to {_MOST_HOST_US:g} us",
         )
 
 
@@ -142,8 +123,10 @@ class SoftwareProfile:
     trainer: TrainerSoftware = TrainerSoftware()
     llama: LlamaSoftware = LlamaSoftware()
     sources: Mapping[str, str] = field(default_factory=dict)
+    table: ClassVar[str] = "software"
 
     def __post_init__(self) -> None:
+        check_figures(self)
         for key in ("name", "title", "source"):
             if not getattr(self, key):
                 raise ProfileError(f"{key} must not be empty")

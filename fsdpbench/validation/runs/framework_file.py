@@ -1,7 +1,8 @@
 """Published runs of any model and framework from a CSV file, in the columns that `COLUMNS` names.
 
 A row names a model and its settings as the bench has them. `status` is `ok` or `oom`; `network` is
-`N Gb/s a node`, `one node` or `not stated`; memory is in GiB. What a publication leaves open is in
+`N Gb/s a node`, `one node` or `not stated`; `gpus_per_node`, where it is not the chip's usual one, says of how
+many GPUs; memory is in GiB. What a publication leaves open is in
 `confidence`; where that is not `stated...`, it counts as assumed.
 """
 
@@ -15,7 +16,7 @@ from fsdpbench.configuration.config import ShapeValue
 from fsdpbench.configuration.numbers import finite_number, whole_number
 from fsdpbench.configuration.settings import Settings, Value
 from fsdpbench.errors import UsageError
-from fsdpbench.sim.hardware.profile import profile_names, with_nic
+from fsdpbench.sim.hardware.profile import ProfileError, profile_names, stated_machine
 from fsdpbench.systems import get_system
 from fsdpbench.validation.runs import epochs
 from fsdpbench.validation.runs.case import Case, Figure, Network
@@ -93,6 +94,11 @@ def case_of_row(row: Row) -> Case:
     except UsageError as error:
         raise row.wrong("system", str(error)) from None
     gpus, network = row.count("gpus"), _network(row)
+    per_node = row.count("gpus_per_node") if row.text("gpus_per_node") else None
+    try:
+        hardware = stated_machine(chip, per_node, network if isinstance(network, float) else None)
+    except ProfileError as error:
+        raise row.wrong("network", str(error)) from None
     confidence = row.text("confidence")
     source = row.text("source")
     return Case(
@@ -101,7 +107,7 @@ def case_of_row(row: Row) -> Case:
         source=source,
         model=row.text("model"),
         shape=shape,
-        hardware=with_nic(chip, network) if isinstance(network, float) else chip,
+        hardware=hardware,
         chip=chip,
         gpus=gpus,
         network=Network.STATED if isinstance(network, float) else network,

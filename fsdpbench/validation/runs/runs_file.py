@@ -17,7 +17,7 @@ from fsdpbench.configuration.numbers import finite_number, whole_number
 from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
 from fsdpbench.files.reading import read_text
-from fsdpbench.sim.hardware.profile import profile_names
+from fsdpbench.sim.hardware.profile import profile_names, stated_machine
 from fsdpbench.validation.runs import framework_file
 from fsdpbench.validation.runs import llm_foundry
 from fsdpbench.validation.runs.case import Case, Figure
@@ -48,7 +48,7 @@ def cases_of_file(path: Path) -> list[Case]:
 
 
 def _case(path: Path, line: int, given: dict[str, str | None]) -> Case:
-    row = {name: given[name] or "" for name in COLUMNS}
+    row = {name: given.get(name) or "" for name in (*COLUMNS, "gpus_per_node")}
 
     def read(column: str, as_number: Callable[[str], N]) -> N:
         try:
@@ -88,7 +88,8 @@ def _case(path: Path, line: int, given: dict[str, str | None]) -> Case:
         source=row["source"],
         model="gpt",
         shape=llm_foundry.shape_of(shape) if known else shape,
-        hardware=hardware,
+        hardware=stated_machine(hardware, number("gpus_per_node")) if row["gpus_per_node"] else hardware,
+        chip=hardware if row["gpus_per_node"] else "",
         gpus=gpus,
         settings=llm_foundry.settings_of(settings) if known else settings,
         published={Figure.TOKENS: read("tokens_per_s_per_gpu", finite_number)},

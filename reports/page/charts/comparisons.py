@@ -90,7 +90,7 @@ def _peer_row(system: str, entry: Ranked, varying: Sequence[str]) -> tuple[str, 
 
 def scaling(ranked: Sequence[Ranked], varying: Sequence[str], metric: Metric) -> Chart | None:
     """Throughput per GPU over GPU counts, a line for each set of otherwise equal settings (the best ones)."""
-    others = [name for name in varying if name not in ("gpus", "gpus_per_node")]
+    others = [name for name in varying if name not in ("gpus", "gpus_per_node", "gpus_used_per_node")]
     lines: dict[str, dict[int, Ranked]] = {}
     for entry in ranked:
         if entry.throughput and entry.row.config.gpus:

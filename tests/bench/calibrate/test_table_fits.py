@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsdpbench.calibrate.tables.chips import CHIPS
 from fsdpbench.calibrate.tables.collectives import fit_collectives
 from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import COLLECTIVE, Measured, read_folder
+from fsdpbench.sim.hardware.chips import OPERATOR_CHIPS
 from fsdpbench.sim.hardware.library_sections import LibraryTables
 from fsdpbench.sim.hardware.rank_curves import curve_seconds
 
@@ -32,12 +32,12 @@ def _curve(op: str, slow: float, without: int) -> list[Measured]:
 
 def test_a_missing_size_follows_the_curve_of_its_pair() -> None:
     rows = _curve("all_gather", 1.6, DIP) + _curve("reduce_scatter", 1.6, 0)
-    tables = LibraryTables("1", "a test", collectives=fit_collectives(rows, CHIPS)["b200"])
+    tables = LibraryTables("1", "a test", collectives=fit_collectives(rows, OPERATOR_CHIPS)["b200"])
     wanted = (8.0 + DIP / 600e3) * 1.6
     found = curve_seconds(tables, "all_gather", DIP, 8)
     assert found is not None
     assert found * 1e6 == pytest.approx(wanted, rel=0.12)
-    alone = fit_collectives(_curve("all_gather", 1.6, DIP), CHIPS)["b200"]
+    alone = fit_collectives(_curve("all_gather", 1.6, DIP), OPERATOR_CHIPS)["b200"]
     missed = curve_seconds(LibraryTables("1", "a test", collectives=alone), "all_gather", DIP, 8)
     assert missed is not None
     assert abs(missed * 1e6 - wanted) > abs(found * 1e6 - wanted)
@@ -45,7 +45,7 @@ def test_a_missing_size_follows_the_curve_of_its_pair() -> None:
 
 def test_times_rise_with_the_bytes_whatever_was_measured() -> None:
     rows = _curve("all_gather", 0.2, 0)
-    (curve,) = fit_collectives(rows, CHIPS)["b200"]["all_gather"]
+    (curve,) = fit_collectives(rows, OPERATOR_CHIPS)["b200"]["all_gather"]
     times = [us for _, us in curve.points]
     assert times == sorted(times)
 

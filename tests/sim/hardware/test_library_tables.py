@@ -140,9 +140,17 @@ B200_FILE = Path(hardware.__file__).parents[1] / "profiles" / "b200.toml"
     ("old", "new", "message"),
     [
         ('runs_use = ["nccl", "trtllm"]', 'runs_use = ["cutlass"]', "runs_use names 'cutlass', which is no"),
-        ("ranks = 2", "ranks = 1", "libraries.nccl.collectives.all_gather[0].ranks = 1: must be at least 2"),
-        ("[512, ", "[-512, ", "[bytes, us], positive"),
-        ("switch_from = 6", "switch_from = -6", "libraries.nccl.switch_from = -6: must not be negative"),
+        (
+            "ranks = 2",
+            "ranks = 1",
+            "libraries.nccl.collectives.all_gather[0].ranks = 1: must be from 2",
+        ),
+        ("[512, ", "[-512, ", "[bytes, us], all positive"),
+        (
+            "switch_from = 6",
+            "switch_from = -6",
+            "libraries.nccl.switch_from = -6: must be from 0",
+        ),
         ("products.bf16]", "products.bf17]", "products"),
         ("axes = [[64, 256,", "axes = [[256, 64,", "must be positive and rise strictly"),
         ("axes = [[64, 256,", "axes = [[256,", "must be 100 values"),

@@ -67,7 +67,7 @@ def test_a_users_own_file_is_read_by_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("backward_rate = 0.5", "backward_rate = 0", "attention.backward_rate = 0.0: is a factor in (0, 10]"),
+        ("backward_rate = 0.5", "backward_rate = 0", "attention.backward_rate = 0.0: must be from 0.001"),
         ("backward_rate = 0.5", "backward_rate = inf", "attention.backward_rate = inf: must be a finite"),
         ("backward_rate = 0.5", "backward_rate = true", "attention.backward_rate = True: must be a number"),
         ("backward_rate = 0.5", "unpads = 1", "attention.unpads = 1: must be true or false"),
@@ -84,8 +84,8 @@ def test_a_users_own_file_is_read_by_its_path(tmp_path: Path) -> None:
             "are"),
         ('name = "mine"', 'name = = "mine"', "is not usable TOML"),
         ("[attention]\nbackward_rate = 0.5", "[trainer]\nmetrics = 2", "say trainer.keeps_outputs = true"),
-        ("[attention]\nbackward_rate = 0.5", "[trainer]\nmetrics = -1", "trainer.metrics = -1: is a count"),
-        ("[attention]\nbackward_rate = 0.5", "[trainer]\nhost_us = -1", "trainer.host_us = -1.0: is a time"),
+        ("[attention]\nbackward_rate = 0.5", "[trainer]\nmetrics = -1", "trainer.metrics = -1: must be"),
+        ("[attention]\nbackward_rate = 0.5", "[trainer]\nhost_us = -1", "trainer.host_us = -1.0: must be"),
     ],
 )  # fmt: skip
 def test_mistakes_name_file_key_and_value(old: str, new: str, message: str) -> None:
@@ -112,9 +112,9 @@ def test_values_are_read_as_they_are_or_refused_by_their_key(
         f"[trainer]\nkeeps_outputs = true\nhost_us = {host!r}\nmetrics = {metrics}\n"
     )
     wrong = {
-        "attention.forward_rate": not 0 < forward <= 10,
-        "attention.backward_rate": not 0 < backward <= 10,
-        "trainer.host_us": not 0 <= host <= 1e9,
+        "attention.forward_rate": not 0.001 <= forward <= 10,
+        "attention.backward_rate": not 0.001 <= backward <= 10,
+        "trainer.host_us": not 0 <= host <= 1e8,
         "trainer.metrics": not 0 <= metrics <= 1000,
     }
     if any(wrong.values()):

@@ -1,0 +1,98 @@
+"""What data sheets say of chips: one table for peaks on real devices, profiles, capabilities and calibration.
+
+The table is `chips.csv`: dense rates in TFLOPS (half of those that are printed with sparsity), GB as the
+maker counts them. A chip is found by the name that the driver gives a device; a name that the table does not
+explain to its last word is unknown, since variants differ (H100 SXM 989, H100 PCIe 756 TFLOPS in bf16).
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_PEAKS = ("bf16", "fp16", "tf32", "fp32", "fp8", "nvfp4")
+# What drivers and profiles add to a chip's name, which changes no rate.
+_ADDED = re.compile(r"nvidia|amd|instinct|tesla|sxm\d?|oam|hbm3e?|ac")
+_SIZE = re.compile(r"(\d+)gb?")
+
+
+@dataclass(frozen=True)
+class Chip:
+    """``words`` are in its device's name, with its memory's size or without. ``profile``: the packaged one.
+    ``operators``: how measured operator tables name it; ``family`` chips share what a library does, and from
+    ``switch_from`` GPUs the measured NCCL reduces in the NVLink switch (0: never seen).
+    """
+
+    words: tuple[str, ...]
+    memory_gb: tuple[int, ...]
+    profile: str
+    operators: str
+    family: str
+    capability: tuple[int, int]
+    sm_count: int
+    bandwidth_gb_s: float
+    cache_mib: float
+    switch_from: int
+    peak_tflops: Mapping[str, float]
+    source: str
+
+    @property
+    def memory_bandwidth(self) -> float:
+        """Bytes a second."""
+        return self.bandwidth_gb_s * 1e9
+
+    def explains(self, words: list[str]) -> bool:
+        """Whether a device whose name has these words is this chip."""
+        rest = [word for word in words if word not in self.words]
+        sizes = [int(found[1]) for word in rest if (found := _SIZE.fullmatch(word))]
+        others = [word for word in rest if not _SIZE.fullmatch(word) and not _ADDED.fullmatch(word)]
+        return set(self.words) <= set(words) and not others and set(sizes) <= set(self.memory_gb)
+
+
+@functools.lru_cache(maxsize=256)
+def chip_of(device_name: str) -> Chip | None:
+    """The chip of a device as its driver names it (`NVIDIA H100 80GB HBM3`), or as a profile's title does;
+    what follows a comma is not read. None for a chip that the table does not have."""
+    words = re.findall(r"[a-z0-9]+", device_name.lower().partition(",")[0])
+    return next((chip for chip in CHIPS if chip.explains(words)), None)
+
+
+def peaks_source(device_name: str) -> str:
+    """Where the peaks of a device come from, or why there are none."""
+    chip = chip_of(device_name)
+    if chip is not None:
+        return chip.source
+    return f"none: {device_name!r} is not in the table of chips, and relatives have other rates"
+
+
+def _read() -> tuple[Chip, ...]:
+    with Path(__file__).with_name("chips.csv").open(encoding="utf-8", newline="") as file:
+        return tuple(map(_chip, csv.DictReader(file)))
+
+
+def _chip(row: Mapping[str, str]) -> Chip:
+    major, minor = row["capability"].split(".")
+    return Chip(
+        words=tuple(row["words"].split()),
+        memory_gb=tuple(map(int, row["memory_gb"].split())),
+        profile=row["profile"],
+        operators=row["operators"],
+        family=row["family"],
+        capability=(int(major), int(minor)),
+        sm_count=int(row["sm_count"]),
+        bandwidth_gb_s=float(row["bandwidth_gb_s"]),
+        cache_mib=float(row["cache_mib"]),
+        switch_from=int(row["switch_from"]),
+        peak_tflops={dtype: float(row[dtype]) for dtype in _PEAKS if row[dtype]},
+        source=row["source"],
+    )
+
+
+CHIPS = _read()
+"""From the most special name to the most general."""
+OPERATOR_CHIPS: Mapping[str, Chip] = {chip.operators: chip for chip in CHIPS if chip.operators}
+"""By the name in tables of measured operators."""
