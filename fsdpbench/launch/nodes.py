@@ -28,6 +28,7 @@ from fsdpbench.errors import BenchError
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
 from fsdpbench.launch.rank_files import LOG_FOLDER
 from fsdpbench.lifetime import PARENT, die_with_parent
+from fsdpbench.reports.reading import MIB, read_tail
 from fsdpbench.results.records import Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records
 
@@ -167,7 +168,7 @@ def _log(nodes: Nodes) -> str:
 def _last_error(folder: Path) -> str:
     """The last line of any node's log that names an error."""
     for path in sorted((folder / LOG_FOLDER).glob("node*_stderr.log")):
-        lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+        lines = [line.strip() for line in read_tail(path, MIB).splitlines()]
         named = [line for line in lines if "Error" in line.split(":")[0]]
         if named:
             return named[-1]
