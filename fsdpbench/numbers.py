@@ -1,7 +1,7 @@
 """Numbers that people write: ASCII digits, within bounds, with a unit where one is due.
 
 Python's `int` and `float` take more (`+1`, `1_0`, digits of every script, `infinity`, white space): text from
-outside becomes a number here and nowhere else (`tests/docs/test_readers.py`).
+outside becomes a number here and nowhere else (`tests/docs/test_writers.py`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import shutil
 import signal
 import sys
 import time
@@ -32,6 +31,7 @@ from fsdpbench.reports.analysis import RankAnalysis
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.kept import pack
 from fsdpbench.reports.trace import Trace
+from fsdpbench.reports.writing import append_to, remove
 from fsdpbench.results.machine_state import environment_of, observe
 from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records, write_result
@@ -135,7 +135,7 @@ def record_result(
     try:
         return write_result(config, folder, outcome, duration_s, started, observed, cpu_s, draw)
     except OSError as error:
-        shutil.rmtree(folder / TRACE_FOLDER, ignore_errors=True)
+        remove(folder / TRACE_FOLDER)
         cause = f"the result cannot be written: {error.strerror or error}"
     except Exception as error:
         traceback.print_exc()
@@ -157,6 +157,6 @@ def timestamp() -> str:
 def _log_to(folder: Path) -> None:
     for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
         stream.flush()
-        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        handle = append_to(folder / name)
         os.dup2(handle, stream.fileno())
         os.close(handle)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import signal
 import sys
 import time
@@ -28,7 +27,9 @@ from typing import Any
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.lifetime import die_with_parent
+from fsdpbench.reports.writing import append_to, remove
 from fsdpbench.results.machine_state import usable_cores
 from fsdpbench.results.records import Status, read_records, record_path
 from fsdpbench.results.result import Outcome, outcome_of_records
@@ -61,7 +62,7 @@ def run_checked(config: Config, folder: Path) -> Outcome:
         _leave(folder, _record(logs, difference))
         outcome = _with_difference(config, outcome, difference)
     for rank in ranks[1:]:
-        shutil.rmtree(folder_of(folder, rank) / "files", ignore_errors=True)  # as large as real checkpoints
+        remove(folder_of(folder, rank) / "files")  # as large as real checkpoints
     return outcome
 
 
@@ -150,7 +151,7 @@ def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:
 
 def _log_to(folder: Path) -> None:
     for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
-        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        handle = append_to(folder / name)
         os.dup2(handle, stream.fileno())
         os.close(handle)
 
@@ -224,6 +225,4 @@ def _leave(folder: Path, record: dict[str, Any]) -> None:
         content = read_json_object(path)
     except UnreadableFileError:
         return  # rank 0 died without one
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({**content, "rank_check": record}, indent=1))
-    os.replace(partial, path)
+    write_whole(path, json.dumps({**content, "rank_check": record}, indent=1))

@@ -21,11 +21,13 @@ from fsdpbench.workloads.families.gpt import GPTShape
 from fsdpbench.workloads.shape import make_shape
 
 NOT_WHOLE = (
-    "+1", "1_0", "１２", "٣", "४", "²", "①", "Ⅷ", "0x10", "0b1", "1e3", "1.0", " 1", "1 ", "1\n", "\t1", "1\u00a0",
+    "+1", "1_0", "１２", "٣", "४", "²", "①", "Ⅷ", "0x10", "0b1", "1e3", "1.0", " 1", "1 ",
+    "1\n", "\t1", "1\u00a0",
     "--1", "- 1", "", "-", "one", "1,", "9" * 41, "1\0", "\u200b1", "−1",
 )  # fmt: skip
 NOT_FINITE = (
-    "+1", "1_0.5", "1.5_0", "１.５", "٣", "infinity", "-inf", "nan", "NaN", "1e400", "0x1p3", " 1.5", "1.5\n", "1..5",
+    "+1", "1_0.5", "1.5_0", "１.５", "٣", "infinity", "-inf", "nan", "NaN", "1e400", "0x1p3", " 1.5",
+    "1.5\n", "1..5",
     ".", "e5", "1e", "1e5.0", "", "²", "1,5", "1\u066b5",
 )  # fmt: skip
 SPACED = (" 1", "1 ", "\t1")
@@ -76,6 +78,14 @@ def options() -> list[tuple[str, click.Option]]:
     return found
 
 
+def refuses(option: click.Option, text: str) -> bool:
+    try:
+        option.type.convert(text, option, None)
+    except click.BadParameter:
+        return True
+    return False
+
+
 def test_every_option_that_takes_a_number_takes_ascii_digits_alone() -> None:
     seen = 0
     for command, option in options():
@@ -86,9 +96,7 @@ def test_every_option_that_takes_a_number_takes_ascii_digits_alone() -> None:
         seen += 1
         wrong = NOT_WHOLE if isinstance(option.type, click.IntRange) else NOT_FINITE
         for text in wrong:
-            with pytest.raises(click.BadParameter):
-                option.type.convert(text, option, None)
-                pytest.fail(f"{command} {option.opts}: took {text!r}")
+            assert refuses(option, text), f"{command} {option.opts} takes {text!r}"
     assert seen > 20
 
 

@@ -1,9 +1,9 @@
 """Every regular expression of the source, and texts that repeat each phrase that it knows.
 
 `patterns()` evaluates the first argument of each call of `re` in the four source folders in its module, and
-takes what its module's constants hold. `texts(pattern, size)` repeats the phrases of an expression: whole, cut,
-and one with a long run of each class of characters after it. An expression that looks for its end from each
-of them takes time that grows with the square.
+takes what its module's constants hold. `texts(pattern, size)` repeats the phrases of an expression: whole,
+cut, and one with a long run of each class of characters after it. An expression that looks for its end from
+each of them takes time that grows with the square.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 
 
@@ -62,7 +63,7 @@ class ScaledProfile:
         """Write the profile's file; returns what it says."""
         profile = load_profile(self.base)
         head = {"base": self.base.split("+nic-")[0], "name": path.stem, "title": profile.title}
-        path.write_text(to_toml({**head, "source": source, **self.keys(), "sources": dict(sources)}))
+        write_whole(path, to_toml({**head, "source": source, **self.keys(), "sources": dict(sources)}))
         return load_profile(path)
 
 
