@@ -16,7 +16,7 @@ MOST_GPUS = 1 << 20
 _MOST_DIGITS = 40
 """Python refuses some thousand digits, and takes its time before that."""
 _WHOLE = re.compile(r"-?[0-9]+")
-_DECIMAL = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DECIMAL = re.compile(r"-?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]+)?")
 _WITH_UNIT = re.compile(r"(.*[0-9.])\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 

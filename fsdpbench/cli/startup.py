@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TextIO
@@ -17,8 +18,18 @@ def begin() -> None:
     _open_streams()
 
 
+_FILES = 64
+"""Files that a command and its workers may have open at the same time; torch alone needs a dozen."""
+
+
 def check_place() -> None:
-    """Raises `BenchError` where this process is in a folder that was removed: not even torch starts there."""
+    """Raises `BenchError` where this process is in a folder that was removed, or may open too few files: not
+    even torch starts there."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _FILES:
+        if 0 <= hard < _FILES:
+            raise BenchError(f"{soft} open files are the limit here, and {_FILES} are needed: ulimit -n 1024")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, hard))
     try:
         os.getcwd()
     except OSError:

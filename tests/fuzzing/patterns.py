@@ -141,7 +141,7 @@ def texts(pattern: re.Pattern[Any], size: int) -> Iterator[tuple[str, str | byte
     for sample, run in phrases(pattern):
         made = {f"{sample!r} x n": (sample * size)[:size]} if sample else {}
         if run:
-            for fill in {run, " "} if run == "x" else {run}:  # a class of nearly everything: blanks too
+            for fill in {"x": ("x", " "), " ": (" ", "\n")}.get(run, (run,)):  # of large classes several
                 made |= {f"{sample!r}, {fill!r} x n, {end!r}": sample + fill * size + end for end in _ENDS}
                 made[f"{sample + fill + fill!r} x n"] = ((sample + fill + fill) * size)[:size]
         for name, text in made.items():

@@ -1,8 +1,8 @@
 """Nothing that a command writes goes through a link: what it leads to has the same bytes afterwards.
 
-Each command is run once in a folder of its own; whatever it wrote there is what it writes. Then each such file
-and folder is replaced by a link, symbolic, hard, to nothing, to a folder, to itself, or by a pipe, and the
-command is run again: with the results that are there, and with its first configuration damaged, so
+Each command is run once in a folder of its own; whatever it wrote there is what it writes. Then each
+such file and folder is replaced by a link, symbolic, hard, to nothing, to a folder, to itself, or by a pipe,
+and the command is run again: with the results that are there, and with its first configuration damaged, so
 that it runs again.
 """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -49,13 +50,13 @@ def _seconds(pattern: Pattern, text: Any) -> float:
     return time.process_time() - began
 
 
-def steep(each: Pattern) -> list[str]:
+def steep(each: Pattern) -> Iterator[str]:
     made: dict[str, dict[int, Any]] = {}
     for size in SIZES:
         for name, text in texts(each.pattern, size):
             made.setdefault(name, {})[size] = text
     found = (growth(each, name, by_size) for name, by_size in made.items())
-    return [f"{each.place} {each.pattern.pattern!r:.90}: {words}" for words in found if words]
+    yield from (f"{each.place} {each.pattern.pattern!r:.90}: {words}" for words in found if words)
 
 
 @pytest.mark.campaign
@@ -69,11 +70,13 @@ def test_no_expression_of_the_source_is_steep(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     "expression",
-    [r"worker \(pid[^)]*\) is killed", r"^\s*\[rank\d+\]:", r"a for\s+.+\s*$", r"ub_\w*_rs"],
+    [r"worker \(pid[^)]*\) is killed", r"(?m)^\s*\[rank\d+\]:", r"a for\s+.+\s*$", r"ub_\w*_rs"],
 )
 def test_the_oracle_sees_a_steep_expression(expression: str) -> None:
-    assert steep(Pattern("here", re.compile(expression, re.MULTILINE)))
+    assert any(steep(Pattern("here", re.compile(expression))))
 
 
 def test_the_oracle_lets_a_linear_expression_pass() -> None:
-    assert not steep(Pattern("here", re.compile(r"worker \(pid[^)]{0,200}+\) is killed|[0-9]++ bytes")))
+    assert not any(
+        steep(Pattern("here", re.compile(r"worker \(pid[^)]{0,200}+\) is|(?<![0-9])[0-9]++ bytes")))
+    )
