@@ -175,7 +175,7 @@ def _read_all(
 ) -> bytes:
     """To the end. `silent`: nothing is to be read yet, for all that is known."""
     parts: list[bytes] = []
-    size = 0
+    size, told = 0, False
     ends = time.monotonic() + _WHOLE_PATIENCE_S
     poll = select.poll()
     poll.register(handle, select.POLLIN)
@@ -184,8 +184,9 @@ def _read_all(
         if silent and not poll.poll(1000 * patience):
             if on_wait is None:
                 raise UnreadableError(origin, f"gave nothing for {patience:g} s: does a process write to it?")
-            on_wait()
-            on_wait = _wait_on
+            if not told:
+                on_wait()
+            told = True
             poll.poll()
         try:
             part = os.read(handle, MIB)
@@ -200,10 +201,6 @@ def _read_all(
             raise _too_large(origin, largest)
         if on_wait is None and time.monotonic() > ends:
             raise UnreadableError(origin, f"was not at its end after {_WHOLE_PATIENCE_S:g} s")
-
-
-def _wait_on() -> None:
-    """What a reader is waiting for has been said."""
 
 
 def _too_large(origin: object, largest: int) -> UnreadableError:

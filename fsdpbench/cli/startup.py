@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
@@ -18,18 +19,20 @@ def begin() -> None:
     _open_streams()
 
 
-_FILES = 64
-"""Files that a command and its workers may have open at the same time; torch alone needs a dozen."""
+_FILES = 56
+"""Files that a command and a few workers open at the same time; torch alone needs a dozen."""
 
 
 def check_place() -> None:
     """Raises `BenchError` where this process is in a folder that was removed, or may open too few files: not
     even torch starts there."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < _FILES:
-        if 0 <= hard < _FILES:
-            raise BenchError(f"{soft} open files are the limit here, and {_FILES} are needed: ulimit -n 1024")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, hard))
+    (soft, hard), needed = resource.getrlimit(resource.RLIMIT_NOFILE), _FILES
+    with contextlib.suppress(OSError):
+        needed += len(os.listdir("/dev/fd"))
+    if 0 <= soft < needed:
+        if 0 <= hard < needed:
+            raise BenchError(f"{soft} open files are the limit here, and {needed} are needed: ulimit -n 1024")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     try:
         os.getcwd()
     except OSError:

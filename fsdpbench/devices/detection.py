@@ -23,9 +23,7 @@ class Choice:
 
 def has_gpu_driver() -> bool:
     """Whether a GPU's driver is installed; torch is not asked."""
-    return simulated_cuda() is not None or any(
-        Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")
-    )
+    return simulated_cuda() is not None or any(Path(node).exists() for node in _DRIVER_NODES)
 
 
 def visible_gpus() -> int:

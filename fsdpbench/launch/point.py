@@ -25,13 +25,14 @@ from typing import Any
 from fsdpbench.configuration.config import Config
 from fsdpbench.files.shared_log import add_record
 from fsdpbench.launch.nodes import Nodes, lead
+from fsdpbench.launch.rank_files import log_to
 from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.lifetime import die_with_parent
 from fsdpbench.reports.analysis import RankAnalysis
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.kept import pack
 from fsdpbench.reports.trace import Trace
-from fsdpbench.reports.writing import append_to, remove
+from fsdpbench.reports.writing import remove
 from fsdpbench.results.machine_state import environment_of, observe
 from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records, write_result
@@ -58,7 +59,7 @@ def run_point(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     try:
-        _log_to(path)
+        log_to(path)
     except FileNotFoundError:
         os._exit(1)  # its sweep was interrupted as it started, and has removed the folder
     began, started = time.monotonic(), timestamp()
@@ -152,11 +153,3 @@ def _keep(log: str, trace: Trace, rank: RankAnalysis) -> None:
 def timestamp() -> str:
     """Now, in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _log_to(folder: Path) -> None:
-    for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
-        stream.flush()
-        handle = append_to(folder / name)
-        os.dup2(handle, stream.fileno())
-        os.close(handle)

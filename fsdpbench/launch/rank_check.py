@@ -28,8 +28,9 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
 from fsdpbench.files.whole_files import write_whole
+from fsdpbench.launch.rank_files import log_to
 from fsdpbench.lifetime import die_with_parent
-from fsdpbench.reports.writing import append_to, remove
+from fsdpbench.reports.writing import remove
 from fsdpbench.results.machine_state import usable_cores
 from fsdpbench.results.records import Status, read_records, record_path
 from fsdpbench.results.result import Outcome, outcome_of_records
@@ -132,7 +133,7 @@ def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:
         own = folder_of(folder, rank)
         if rank:
             own.mkdir(parents=True, exist_ok=True)
-            _log_to(own)
+            log_to(own)
             steps = config.measurement
             timed = steps.timed_steps + steps.traced_steps  # as many steps as rank 0, and no trace
             config = replace(
@@ -147,13 +148,6 @@ def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _log_to(folder: Path) -> None:
-    for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
-        handle = append_to(folder / name)
-        os.dup2(handle, stream.fileno())
-        os.close(handle)
 
 
 # --------------------------------------------------------------------------------------------------- verdicts

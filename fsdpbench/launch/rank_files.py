@@ -8,11 +8,14 @@ stacks was not told to: it died by itself.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpbench.reports.reading import read_tail
+from fsdpbench.reports.writing import append_to
 
 LOG_FOLDER = "logs"
 _TAIL_BYTES = 1 << 16
@@ -78,3 +81,12 @@ def innermost_frame(stacks: str) -> str | None:
         if match:
             return f"{match['function']} ({Path(match['file']).name}:{match['line']})"
     return None
+
+
+def log_to(folder: Path) -> None:
+    """Send what this process says to the logs in `folder`. Raises `FileNotFoundError` if that is gone."""
+    for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
+        stream.flush()
+        handle = append_to(folder / name)
+        os.dup2(handle, stream.fileno())
+        os.close(handle)

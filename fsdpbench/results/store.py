@@ -196,8 +196,7 @@ class Store:
         return found
 
     def _own(self, name: str) -> StoredPoint | None:
-        """The point in a folder of this one. A link to another is read for reports, and not gone on with:
-        what it leads to would be rewritten."""
+        """The point in a folder of this one. A link is read for reports alone: a sweep would write behind it."""
         return None if (self.folder / name).is_symlink() else self._read(self.folder / name)
 
     @staticmethod

@@ -4,16 +4,13 @@
     until 2.0   Tried to allocate A (GPU 0; T total capacity; U already allocated; F free; R reserved in
     total by PyTorch)
     since 2.1   Tried to allocate A. GPU 0 has a total capacity of T of which F is free. Including
-    non-PyTorch memory,
-                this process has P memory in use. Of the allocated memory U is allocated by PyTorch, and C
-                is reserved
-                by PyTorch but unallocated.
+                non-PyTorch memory, this process has P memory in use. Of the allocated memory U is allocated
+                by PyTorch, and C is reserved by PyTorch but unallocated.
 
-Variants: `capacty` (2.1), a limit (`L allowed`), other processes (`Process 7 has X memory in use`),
-private pools of CUDA
-graphs, HIP and XPU instead of CUDA. Other forms tell less: MPS, the CPU's allocator, and the driver's own
-"CUDA error: out of memory", which NCCL and libraries meet too; the kernel's or Slurm's that it ended a
-process since host memory was used up; a loader's, of shared memory.
+Variants: `capacty` (2.1), a limit (`L allowed`), other processes (`Process 7 has X memory in use`), private
+pools of CUDA graphs, HIP and XPU instead of CUDA. Other forms tell less: MPS, the CPU's allocator, and the
+driver's own "CUDA error: out of memory", which NCCL and libraries meet too; the kernel's or Slurm's that it
+ended a process since host memory was used up; a loader's, of shared memory.
 Source: c10/cuda/CUDACachingAllocator.cpp, c10/core/impl/alloc_cpu.cpp, aten/src/ATen/mps/MPSAllocator.mm
 of these releases.
 """
@@ -82,13 +79,9 @@ class OomMessage:
     """One message. Bytes; None is what it does not tell.
 
     source: `CUDA`, `HIP`, `XPU`, `MPS`, `CPU`, `driver` where not torch's allocator ran out, `killed` where
-    the host's
-    kernel ended a process, `shm` where shared memory was full. process:
-    what this
-    process holds in all, others: what each other process holds (in number of `others_seen`, summed).
-    allowed: the
-    limit of `set_per_process_memory_fraction`. private_pools: of CUDA graphs, part of allocated.
-    position: where it
+    the host's kernel ended a process, `shm` where shared memory was full. process: what this process holds
+    in all, others: what each other process holds (in number of `others_seen`, summed). allowed: the limit of
+    `set_per_process_memory_fraction`. private_pools: of CUDA graphs, part of allocated. position: where it
     begins in the text.
     """
 
@@ -226,7 +219,7 @@ def _one(pattern: re.Pattern[str], text: str) -> int | None:
 
 
 def _bytes(text: str) -> int | None:
-    """The size; None for what is none (`1.2.3 GiB`), or is beyond 2^63."""
+    """The size; None where it is not one (`1.2.3 GiB`), or is beyond 2^63."""
     try:
         size = with_unit(text, _UNITS)
     except ValueError:

@@ -51,10 +51,10 @@ COMMANDS = {
         "report run --format csv -o page.csv",
     ),
     "report of runs": (SWEEP, "report run run -o runs.html"),
-    "watch": (SWEEP, "watch run --once"),
+    "watch": (SWEEP, "watch run --wait 5 --timeout 30"),
     "analyze": (SWEEP, "analyze run -o page.html"),
     "explain": (f"explain {SHAPE} --no-changes -o page.html",),
-    "baseline": (SWEEP, "baseline create run baseline.json", "baseline update baseline.json run"),
+    "baseline": (SWEEP, "baseline create run baseline.json", "baseline update baseline.json"),
     "calibrate": ("calibrate --device sim --hardware h100-80gb --gpus 2 --quick -o profile.toml",),
 }
 KINDS = ("link", "hard link", "link to nothing", "link to a folder", "link to itself", "pipe")
@@ -84,17 +84,24 @@ def digest(folder: Path) -> dict[str, str]:
     return found
 
 
+def inodes(folder: Path) -> dict[str, int]:
+    """What is written is another file, by its inode, than the one before."""
+    return {path.relative_to(folder).as_posix(): path.lstat().st_ino for path in sorted(folder.rglob("*"))}
+
+
 def first_run(commands: CommandServer, folder: Path, words: tuple[str, ...]) -> Done:
     folder.mkdir(parents=True)
     (folder / "train.py").write_text(SCRIPT)
+    before: dict[str, int] = {}
     for each in words:
+        before = inodes(folder)
         done = commands.run_case(each.split(), folder, timeout=120)
         assert done.code == 0, str(done)
-    written = [name for name in digest(folder) if name != "train.py"]
-    points = [name for name in written if name.startswith("run/") and name.endswith("/config.json")]
+    written = [name for name, inode in inodes(folder).items() if before.get(name) != inode]
+    points = [name for name in inodes(folder) if name.startswith("run/") and name.endswith("/config.json")]
     for point in points[:1]:
         written += [each.format(point=Path(point).parent.name) for each in ALWAYS]
-    return Done(folder, tuple(dict.fromkeys(name for name in written if name != "run")))
+    return Done(folder, tuple(dict.fromkeys(name for name in written if name not in ("run", "train.py"))))
 
 
 def place(kind: str, path: Path, outside: Path) -> bool:

@@ -11,14 +11,12 @@ import click
 
 from fsdpbench.cli.output import show_json, tell
 from fsdpbench.cli.values import PossiblePath, whole
+from fsdpbench.devices.detection import number_of_launcher
 from fsdpbench.errors import UsageError
 from fsdpbench.numbers import MOST_GPUS
 
 if TYPE_CHECKING:
     from fsdpbench.calibrate import Machine
-
-
-_RANKS = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
 
 
 @click.command("calibrate")
@@ -123,10 +121,10 @@ def _check_output(output: Path) -> None:
 def _rehearse() -> None:
     """In CI the GPU is a simulated one, if the environment says so."""
     from fsdpbench.devices.base import Placement
-    from fsdpbench.devices.detection import number_of_launcher
     from fsdpbench.script.rehearsal import rehearse_where_asked
 
-    rank, world, local = (number_of_launcher(name, default) for name, default in _RANKS)
+    world = number_of_launcher("WORLD_SIZE", 1)
+    rank, local = number_of_launcher("RANK", 0), number_of_launcher("LOCAL_RANK", 0)
     per_node = number_of_launcher("LOCAL_WORLD_SIZE", world)
     rehearse_where_asked(Placement(rank, world, local), per_node, host_clock=True)
 
@@ -138,8 +136,6 @@ def _process_group(device: str) -> Iterator[None]:
 
     import torch
     import torch.distributed as dist
-
-    from fsdpbench.devices.detection import number_of_launcher
 
     if device == "cuda" and number_of_launcher("WORLD_SIZE", 1) > 1:
         local = number_of_launcher("LOCAL_RANK", 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _LONGEST_TEXT = 64 << 20
 _STDIN = "-"
+_WAITING = "waiting for the message on standard input (Ctrl-D ends it, Ctrl-C gives up)"
 
 
 @click.command("explain")
@@ -123,11 +125,12 @@ def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
 
     try:
         if source == _STDIN:
-            content_read = read_standard_input(_LONGEST_TEXT, _say_waiting)
+            content_read = read_standard_input(_LONGEST_TEXT, partial(tell, _WAITING))
         else:
             content_read = read_bytes(Path(source), _LONGEST_TEXT, await_writer=True)
     except UnreadableError as error:
-        raise UsageError(f"{error} (the part with the error is enough: tail -c 1M LOG)") from None
+        way_out = ": `tail -c 1M` of a log is enough" if "larger" in error.reason else ""
+        raise UsageError(f"{error}{way_out}") from None
     report = read_log(content_read.decode(errors="replace"))
     if report is None:
         raise UsageError(
@@ -136,10 +139,6 @@ def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
         )
     content["message"] = report.to_dict()
     texts.append(describe_report(report))
-
-
-def _say_waiting() -> None:
-    tell("waiting for the message on standard input (Ctrl-D ends it, Ctrl-C gives up)")
 
 
 def _recorded(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

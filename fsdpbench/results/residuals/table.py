@@ -79,10 +79,8 @@ def write_table(residuals: Iterable[Residual], path: Path = TABLE) -> None:
     """One line a residual."""
     names = [spec.name for spec in fields(Residual)]
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    for residual in residuals:
-        writer.writerow([_shown(getattr(residual, name)) for name in names])
+    rows = ([_shown(getattr(residual, name)) for name in names] for residual in residuals)
+    csv.writer(text, lineterminator="\n").writerows([names, *rows])
     write_whole(path, text.getvalue())
 
 

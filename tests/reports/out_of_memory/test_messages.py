@@ -340,8 +340,8 @@ def test_a_size_that_is_none_is_unknown(digits: str) -> None:
     size = f"{digits} GiB"
     text = (
         f"CUDA out of memory. Tried to allocate {size}. GPU {digits} has a total capacity of {size} of "
-        f"which {size} is free. Process {digits} has {size} memory in use. this process has {size} memory in use. "
-        f"Of the allocated memory {size} is allocated by PyTorch, and {size} is reserved by PyTorch but "
+        f"which {size} is free. Process {digits} has {size} memory in use. this process has {size} memory in "
+        f"use. Of the allocated memory {size} is allocated by PyTorch, and {size} is reserved by PyTorch but "
         f"unallocated.\nDefaultCPUAllocator: can't allocate memory: you tried to allocate {digits} bytes\n"
         f"[rank{digits}]: Failed to CUDA calloc {digits} bytes\n"
         f"CUDA out of memory. Tried to allocate 1 GiB (GPU {digits}; {size} total capacity; {size} already "
