@@ -5,7 +5,7 @@
     append_to     a log: a link there makes room for a file
     remove        a link, not what it leads to
 
-What a user names and is not a file (`/dev/stdout`, a device, a pipe) is written into, without waiting for ever.
+What a user names and is not a file (`/dev/stdout`, a device, a pipe) is written into, within seconds.
 """
 
 from __future__ import annotations

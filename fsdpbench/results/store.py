@@ -196,7 +196,7 @@ class Store:
         return found
 
     def _own(self, name: str) -> StoredPoint | None:
-        """The point in a folder of this one. A link is read for reports alone: a sweep would write behind it."""
+        """The point in a folder of this one. A link is read for reports alone: none writes behind it."""
         return None if (self.folder / name).is_symlink() else self._read(self.folder / name)
 
     @staticmethod
