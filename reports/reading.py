@@ -12,23 +12,26 @@ import os
 import re
 import select
 import stat
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.numbers import LARGEST_INTEGER as LARGEST_INTEGER
 from fsdpbench.reports.outside_text import one_line
 
 MIB = 1 << 20
 LARGEST_JSON = 64 * MIB
 LARGEST_TOML = 16 * MIB
-LARGEST_INTEGER = 2**63 - 1
 DEEPEST = 100
 _MOST_KEY_PARTS = 64
 _LONGEST_REASON = 300
 _PIPE_PATIENCE_S = 10.0
+_WHOLE_PATIENCE_S = 60.0
+_SILENCE_S = 1.0
 _LONG_KEY = re.compile(
-    r"""^[ \t]*\[{0,2}(?:[ \t]*(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.)"""
+    r"""^[ \t]*+\[{0,2}+(?:[ \t]*+(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.)"""
     rf"{{{_MOST_KEY_PARTS}}}",
     re.MULTILINE,
 )
@@ -119,18 +122,16 @@ def _text(content: bytes | str, origin: str) -> str:
         raise UnreadableError(origin, f"is not UTF-8 text (at byte {error.start:,})") from None
 
 
-def read_bytes(path: Path, largest: int) -> bytes:
-    """A file's content. Raises `UnreadableError`, also for what is not a file or larger than `largest`."""
+def read_bytes(path: Path, largest: int, *, await_writer: bool = False) -> bytes:
+    """A file's content; of a pipe that has no writer (yet) nothing, or with `await_writer` what comes within
+    seconds. Raises `UnreadableError`, also for what is not a file or larger than `largest`."""
     try:
-        # Not blocking: a pipe without a writer would hold the command for ever.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = _opened(path)
         try:
             found = os.fstat(handle)
-            if stat.S_ISDIR(found.st_mode):
-                raise UnreadableError(path, "is a folder, not a file")
             if stat.S_ISREG(found.st_mode) and found.st_size > largest:
                 raise _too_large(path, largest)
-            return _read_all(path, handle, largest)
+            return _read_all(path, handle, largest, await_writer)
         finally:
             os.close(handle)
     except OSError as error:
@@ -141,23 +142,66 @@ def read_bytes(path: Path, largest: int) -> bytes:
         raise UnreadableError(path, f"is not a valid path ({error})") from None
 
 
-def _read_all(path: Path, handle: int, largest: int) -> bytes:
+def read_standard_input(largest: int, on_wait: Callable[[], None]) -> bytes:
+    """Standard input, to its end: for as long as its writer lives, and `on_wait` is called where that takes
+    long. Raises `UnreadableError` past `largest`."""
+    try:
+        return _read_all("standard input", 0, largest, True, on_wait)
+    except OSError as error:
+        raise UnreadableError("standard input", f"cannot be read ({error.strerror or error})") from None
+
+
+def read_tail(path: Path, most: int) -> str:
+    """The last `most` bytes of a log, as far as they are text; empty where there is none."""
+    try:
+        with open(_opened(path), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read(most).decode(errors="replace")
+    except (OSError, UnreadableError):
+        return ""
+
+
+def _opened(path: Path) -> int:
+    # Not blocking: a pipe without a writer would hold the command for ever.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISDIR(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UnreadableError(path, "is a folder, not a file")
+    return handle
+
+
+def _read_all(
+    origin: object, handle: int, largest: int, silent: bool, on_wait: Callable[[], None] | None = None
+) -> bytes:
+    """To the end. `silent`: nothing is to be read yet, for all that is known."""
     parts: list[bytes] = []
-    size = 0
+    size, told = 0, False
+    ends = time.monotonic() + _WHOLE_PATIENCE_S
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
     while True:
+        patience = _PIPE_PATIENCE_S if on_wait is None else _SILENCE_S
+        if silent and not poll.poll(1000 * patience):
+            if on_wait is None:
+                raise UnreadableError(origin, f"gave nothing for {patience:g} s: does a process write to it?")
+            if not told:
+                on_wait()
+            told = True
+            poll.poll()
         try:
             part = os.read(handle, MIB)
         except BlockingIOError:
-            if not select.select([handle], [], [], _PIPE_PATIENCE_S)[0]:
-                raise UnreadableError(path, f"gave nothing for {_PIPE_PATIENCE_S:g} s") from None
+            silent = True
             continue
         if not part:
             return b"".join(parts)
         parts.append(part)
         size += len(part)
         if size > largest:
-            raise _too_large(path, largest)
+            raise _too_large(origin, largest)
+        if on_wait is None and time.monotonic() > ends:
+            raise UnreadableError(origin, f"was not at its end after {_WHOLE_PATIENCE_S:g} s")
 
 
-def _too_large(path: Path, largest: int) -> UnreadableError:
-    return UnreadableError(path, f"is larger than {largest // MIB} MiB, and no such file of this bench is")
+def _too_large(origin: object, largest: int) -> UnreadableError:
+    return UnreadableError(origin, f"is larger than {largest // MIB} MiB, more than is read of such files")

@@ -1,35 +1,114 @@
-"""Writes into what is at a path already and is not a plain file, without waiting for ever."""
+"""The one place that opens files for writing (`tests/docs/test_writers.py`): none through a link.
+
+    write_whole   a file beside its place, renamed over what is there: a file, or a link, symbolic or hard
+    replacing     the same for what writes its file itself
+    append_to     a log: a link there makes room for a file
+    remove        a link, not what it leads to
+
+What a user names and is not a file (`/dev/stdout`, a device, a pipe) is written into, within seconds.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
+import shutil
+import socket
 import stat
 import time
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _READER_PATIENCE_S = 10.0
 _POLL_S = 0.02
+_STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")
+"""Where links lead to the standard streams of this process."""
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write `content` (text as UTF-8) to `path`, whole or not at all, instead of what is there. Raises
+    `OSError`."""
+    # What no UTF-8 can say (bytes of a foreign path) is written as Python escapes it.
+    encoded = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    if is_written_into(path):
+        with os.fdopen(_opened(path), "wb") as into:
+            into.write(encoded)
+        return
+    with replacing(path) as aside, create(aside) as file:
+        file.write(encoded)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, ending: str = ".partial") -> Iterator[Path]:
+    """A name beside `path` that is this process's own: what is there in the end replaces `path`."""
+    with own_name(path, ending) as aside:
+        yield aside
+        os.replace(aside, path)
+
+
+@contextlib.contextmanager
+def own_name(path: Path, ending: str = ".partial") -> Iterator[Path]:
+    """A name beside `path` that is this process's own; what is there in the end is removed."""
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{os.getpid()}@{host()}{ending}")
+    try:
+        yield aside
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def create(path: Path) -> BinaryIO:
+    """A file where nothing is, not even a link. Raises `OSError`."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
+
+
+def append_to(path: Path) -> int:
+    """A handle to add to a log; what is there and is not the one name of a file is replaced. Raises
+    `OSError`."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        handle = os.open(path, flags, 0o644)
+        found = os.fstat(handle)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            return handle
+        os.close(handle)
+    remove(path)
+    return os.open(path, flags | os.O_EXCL, 0o644)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder, a file or a link, if it is there and lets itself be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def host() -> str:
+    """This machine's name, as a part of a file's name."""
+    return re.sub(r"[^\w.-]", "_", socket.gethostname())[:64]
 
 
 def is_written_into(path: Path) -> bool:
-    """Whether `path` is a link, a device or a pipe, which a new file must not replace."""
-    return path.is_symlink() or (path.exists() and not path.is_file())
-
-
-def write_into(path: Path, content: bytes) -> None:
-    """Write to what is at `path`. Raises `OSError`, also for a pipe without a reader."""
-    with os.fdopen(_opened(path), "wb") as file:
-        file.write(content)
+    """Whether `path` is a standard stream, a device or a pipe, which a new file must not replace."""
+    if path.is_symlink():
+        return str(path.absolute().parent) in _STREAMS
+    return path.exists() and not path.is_file()
 
 
 def _opened(path: Path) -> int:
-    """A handle that blocks from here on: a reader may take its time (`| less`)."""
+    """A handle that blocks from here on: a reader may take its time (`| less`). Raises `OSError`, also for a
+    pipe without a reader."""
     ends = time.monotonic() + _READER_PATIENCE_S
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC
     while True:
         try:
-            handle = os.open(path, flags, 0o666)
+            handle = os.open(path, flags)
         except OSError as error:
             if error.errno != errno.ENXIO or not stat.S_ISFIFO(path.stat().st_mode):
                 raise

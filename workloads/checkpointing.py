@@ -76,7 +76,7 @@ class ActivationCheckpointing:
         Raises:
             WorkloadError: it is none of these.
         """
-        match = re.fullmatch(r"(none|full|op|(op-)?every-([1-9]\d*))(:([1-9]\d*))?(\+head)?", text)
+        match = re.fullmatch(r"(none|full|op|(op-)?every-([1-9][0-9]*))(:([1-9][0-9]*))?(\+head)?", text)
         if match is None:
             raise WorkloadError(
                 f"activation_checkpointing '{text}' is not known: use none, full, every-K (K from 1), op or "

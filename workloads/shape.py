@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
+from fsdpbench.numbers import finite_number, whole_number
 from fsdpbench.workloads.errors import ShapeError
 
 S = TypeVar("S")
 
-_LARGEST_INTEGER = 2**63 - 1
 _MOST_LAYERS = 10_000
 """Each is modules and parameters of its own: far more than anybody trains would only take hours to build."""
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -54,21 +53,15 @@ def _value(name: str, type_name: Any, value: Any) -> Any:
         try:
             if isinstance(value, bool | float):
                 raise ValueError
-            number = int(value)
-            if abs(number) > _LARGEST_INTEGER:
-                raise ValueError
-            return number
-        except (TypeError, ValueError):
+            return whole_number(str(value))
+        except ValueError:
             raise ShapeError(
                 f"shape field {name} is {value!r}: it must be a whole number below 2^63"
             ) from None
     if type_name == "float":
         try:
-            decimal = float(value)
-            if not math.isfinite(decimal):
-                raise ValueError
-            return decimal
-        except (TypeError, ValueError, OverflowError):
+            return finite_number(str(value))
+        except ValueError:
             raise ShapeError(f"shape field {name} is {value!r}: it must be a finite number") from None
     return str(value)
 

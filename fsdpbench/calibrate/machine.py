@@ -13,7 +13,6 @@ profile back, and that is how the calibration is tested where there is no GPU.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from fsdpbench.devices.detection import number_of_launcher
 
 _FILLER = 8192
 _ROUNDS = 5
@@ -100,16 +101,16 @@ class Machine:
 
 def cuda_machine() -> Machine:
     """The GPU of this process, among the ranks that torchrun's environment names (one without it)."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    local = number_of_launcher("LOCAL_RANK", 0)
     device = torch.device("cuda", local)
     torch.cuda.set_device(device)
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = number_of_launcher("WORLD_SIZE", 1)
     return Machine(
         device,
         time.perf_counter_ns,
-        rank=int(os.environ.get("RANK", "0")),
+        rank=number_of_launcher("RANK", 0),
         world_size=world,
-        ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", str(world))),
+        ranks_per_node=number_of_launcher("LOCAL_WORLD_SIZE", world),
     )
 
 

@@ -5,6 +5,7 @@ Python's own remedy is exit code 1, which a pipeline reads as a regression.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import sys
@@ -16,6 +17,9 @@ from fsdpbench import __version__
 
 def told(error: BaseException) -> str:
     """One line on `error`: what and where, and the file that holds the traceback."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        way_out = "raise the limit (ulimit -n 4096) or take fewer --jobs; what is finished is kept"
+        return f"{error.strerror}: {way_out}"
     where = _place(error)
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TextIO
@@ -17,8 +19,20 @@ def begin() -> None:
     _open_streams()
 
 
+_FILES = 56
+"""Files that a command and a few workers open at the same time; torch alone needs a dozen."""
+
+
 def check_place() -> None:
-    """Raises `BenchError` where this process is in a folder that was removed: not even torch starts there."""
+    """Raises `BenchError` where this process is in a folder that was removed, or may open too few files: not
+    even torch starts there."""
+    (soft, hard), needed = resource.getrlimit(resource.RLIMIT_NOFILE), _FILES
+    with contextlib.suppress(OSError):
+        needed += len(os.listdir("/dev/fd"))
+    if 0 <= soft < needed:
+        if 0 <= hard < needed:
+            raise BenchError(f"{soft} open files are the limit here, and {needed} are needed: ulimit -n 1024")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     try:
         os.getcwd()
     except OSError:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fsdpbench.configuration.numbers import LARGEST_INTEGER
+from fsdpbench.numbers import LARGEST_INTEGER, finite_number, whole_number
 
 MOST_RUNS = 10_000
 MOST_JOBS = 1024
@@ -19,9 +18,19 @@ MOST_SECONDS = 10**8
 _NEVER_A_FILE = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
+class _Whole(click.IntRange):
+    """A whole number as `numbers.whole_number` reads it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(whole_number(str(value)), param, ctx)
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}.", param, ctx)
+
+
 def whole(least: int = 1, most: int = LARGEST_INTEGER) -> click.IntRange:
     """A whole number from `least` to `most`."""
-    return click.IntRange(min=least, max=most)
+    return _Whole(min=least, max=most)
 
 
 class Positive(click.FloatRange):
@@ -31,10 +40,10 @@ class Positive(click.FloatRange):
         super().__init__(min=0, max=most, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):  # no bound says anything of nan
+        try:
+            return super().convert(finite_number(str(value)), param, ctx)
+        except ValueError:
             self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return number
 
 
 class PossiblePath(click.Path):

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.jitter import JitterSettings
-from fsdpbench.configuration.numbers import MOST_GPUS
 from fsdpbench.configuration.script_source import ScriptSource
 from fsdpbench.configuration.settings import SETTINGS, Settings, show_value
 from fsdpbench.configuration.soak import SoakSettings
 from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import MOST_GPUS
 
 DEVICES = ("cuda", "cpu", "sim")
 DEFAULT_HARDWARE = "a100-80gb"

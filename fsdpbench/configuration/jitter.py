@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from fsdpbench.configuration.numbers import finite_number, whole_number
+from fsdpbench.numbers import finite_number, whole_number
 
 
 class JitterError(ValueError):

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.numbers import finite_number, whole_number
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import finite_number, whole_number
+from fsdpbench.reports.reading import UnreadableError, read_text
 
 PADDED, PACKED = "padded", "packed"
 LAYOUTS = (PADDED, PACKED)
@@ -138,13 +139,9 @@ def _lognormal(words: list[str]) -> tuple[float, float]:
 def read_lengths(path: Path) -> tuple[int, ...]:
     """The whole numbers in a file, one a line (blank lines do not count). Raises `UsageError`."""
     try:
-        if path.stat().st_size > MOST_FILE_BYTES:
-            raise UsageError(f"--seq-lengths {path}: more than {MOST_FILE_BYTES >> 20} MiB")
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"--seq-lengths {path}: {error.strerror or error}; {_HOW}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"--seq-lengths {path}: no text file; {_HOW}") from None
+        lines = read_text(path, MOST_FILE_BYTES).splitlines()
+    except UnreadableError as error:
+        raise UsageError(f"--seq-lengths {error}; {_HOW}") from None
     found = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.errors import UsageError
+from fsdpbench.reports.reading import LARGEST_JSON, UnreadableError, read_bytes
 
 _LEFT_OUT = ("module", "check_ranks")
 """Not recorded where they say nothing."""
@@ -52,9 +53,9 @@ class ScriptSource:
     ) -> ScriptSource:
         """Raises `UsageError` if the file cannot be read."""
         try:
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError as error:
-            raise UsageError(f"--script {path}: cannot be read ({error.strerror})") from None
+            digest = hashlib.sha256(read_bytes(path, LARGEST_JSON)).hexdigest()
+        except UnreadableError as error:
+            raise UsageError(f"--script {error}") from None
         return cls(str(path), arguments, digest, steps_by, to_the_end, module, check_ranks)
 
     @property

@@ -38,4 +38,4 @@ def plain_text(value: object) -> str:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value).strip()
+    return str(value).strip(" \t")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fsdpbench.configuration.numbers import LARGEST_INTEGER
 from fsdpbench.configuration.setting import Setting
 from fsdpbench.configuration.setting_values import (
     checkpointing,
@@ -15,6 +14,7 @@ from fsdpbench.configuration.setting_values import (
     words_or,
     wrap,
 )
+from fsdpbench.numbers import LARGEST_INTEGER
 
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 

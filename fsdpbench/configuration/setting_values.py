@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fsdpbench.configuration.numbers import LARGEST_INTEGER, finite_number, whole_number
+from fsdpbench.numbers import LARGEST_INTEGER, finite_number, whole_number
 
 Value = int | float | str | bool | None
 MOST_OF_A_SIZE = 2**31 - 1

@@ -13,6 +13,7 @@ import os
 from dataclasses import dataclass
 
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import whole_number
 
 VARIABLE = "FSDPBENCH_SIMULATED_CUDA"
 _GPUS = 8
@@ -33,9 +34,10 @@ def simulated_cuda() -> SimulatedCuda | None:
     if not text:
         return None
     profile, _, gpus = text.partition(":")
-    if not profile or (gpus and not (gpus.isdecimal() and 1 <= int(gpus) <= _MOST_GPUS)):
+    try:
+        return SimulatedCuda(profile, whole_number(gpus or str(_GPUS), 1, _MOST_GPUS if profile else 0))
+    except ValueError:
         raise UsageError(
             f"{VARIABLE}={text!r}: write a hardware profile, and how many GPUs are here (1 to {_MOST_GPUS}): "
             "h100-80gb:2"
-        )
-    return SimulatedCuda(profile, int(gpus or _GPUS))
+        ) from None

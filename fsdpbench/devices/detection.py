@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import whole_number
 
 _DRIVER_NODES = ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")
 
@@ -22,9 +23,7 @@ class Choice:
 
 def has_gpu_driver() -> bool:
     """Whether a GPU's driver is installed; torch is not asked."""
-    return simulated_cuda() is not None or any(
-        Path(node).exists() for node in ("/dev/nvidia0", "/dev/kfd", "/dev/nvidiactl")
-    )
+    return simulated_cuda() is not None or any(Path(node).exists() for node in _DRIVER_NODES)
 
 
 def visible_gpus() -> int:
@@ -37,6 +36,15 @@ def visible_gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def number_of_launcher(name: str, otherwise: int) -> int:
+    """Return a number that torchrun sets in the environment. Raises `UsageError` for another text there."""
+    text = os.environ.get(name, str(otherwise))
+    try:
+        return whole_number(text, 0)
+    except ValueError:
+        raise UsageError(f"{name}={text!r} in the environment is not a whole number from 0") from None
 
 
 def choose_device(
@@ -53,7 +61,7 @@ def choose_device(
         return Choice("sim", "as asked")
     if asked == "cpu":
         return Choice("cpu", "as asked")
-    found, launched = visible_gpus(), int(os.environ.get("WORLD_SIZE", "0"))
+    found, launched = visible_gpus(), number_of_launcher("WORLD_SIZE", 0)
     enough = found >= gpus or (found > 0 and launched >= gpus)
     if asked == "cuda":
         if not enough and not elsewhere:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from fsdpbench.devices.base import Tracer
+from fsdpbench.reports.writing import replacing
 
 _SUFFIX = ".json.gz"
 
@@ -32,7 +32,5 @@ def profile_steps(
     with profiler:
         profiler.step()  # ends the empty warm-up: recording starts here
         yield profiler
-    # The profiler compresses by the file's name.
-    partial = path.with_name(path.name.removesuffix(_SUFFIX) + ".partial" + _SUFFIX)
-    profiler.export_chrome_trace(str(partial))
-    os.replace(partial, path)
+    with replacing(path, _SUFFIX) as partial:  # the profiler compresses by the file's name
+        profiler.export_chrome_trace(str(partial))

@@ -195,7 +195,7 @@ def _of_script(config: Config, script: ScriptSource) -> Iterator[Change]:
         name, equals, value = argument.partition("=")
         place += 0 if equals else 1
         value = value if equals else script.arguments[place] if place < len(script.arguments) else ""
-        if not _BATCH.fullmatch(name) or not value.isdigit() or int(value) < 2:
+        if not _BATCH.fullmatch(name) or not re.fullmatch("[0-9]{1,18}", value) or int(value) < 2:
             continue
         for parts in (2, 4):
             if int(value) % parts:

@@ -195,7 +195,7 @@ class FolderLock:
                 self._lost = True
                 return
             with contextlib.suppress(OSError):  # a full disk or a network that is away: the next beat tries
-                os.utime(self._path)
+                os.utime(self._path, follow_symlinks=False)
 
     def _is_mine(self) -> bool:
         """Whether the lock file is this holder's. A file that cannot be read says nothing against it."""

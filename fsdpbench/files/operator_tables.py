@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fsdpbench.configuration.numbers import finite_number, whole_number
 from fsdpbench.errors import UsageError
 from fsdpbench.files.reading import read_text
+from fsdpbench.numbers import finite_number, whole_number
 
 COLLECTIVE, PRODUCT, ATTENTION = "nccl", "gemm", "attention"
 FILES = {COLLECTIVE: "nccl.csv", PRODUCT: "gemm.csv", ATTENTION: "attention_forward.csv"}

@@ -7,13 +7,10 @@ import ctypes
 import errno
 import os
 import re
-import socket
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 from fsdpbench import interruption
-from fsdpbench.reports.writing import is_written_into, write_into
+from fsdpbench.reports import writing
 
 _NO_REPLACE = 1
 _AT_FDCWD = -100
@@ -23,19 +20,15 @@ _NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.E
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write `content` (text as UTF-8) to `path`, instead of what is there. Raises `OSError`."""
-    if is_written_into(path):
-        write_into(path, _encoded(content))
-        return
-    with _aside(path) as aside:
-        aside.write_bytes(_encoded(content))
-        os.replace(aside, path)
+    with interruption.unwinding():
+        writing.write_whole(path, content)
 
 
-def write_new(path: Path, content: str | bytes) -> None:
+def write_new(path: Path, content: bytes) -> None:
     """Write `content` to `path` where nothing is yet. Raises `FileExistsError`, or another `OSError`."""
-    with _aside(path) as aside:
-        with aside.open("wb") as file:
-            file.write(_encoded(content))
+    with interruption.unwinding(), writing.own_name(path) as aside:
+        with writing.create(aside) as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         move_new(aside, path)
@@ -57,30 +50,9 @@ def clear_leftovers(folder: Path) -> None:
     """Remove what writers in `folder` left that were killed."""
     for path in folder.glob(".*"):
         found = _ASIDE.match(path.name)
-        if found and found["host"] in (None, _host()) and not _lives(int(found["pid"])):
+        if found and found["host"] in (None, writing.host()) and not _lives(int(found["pid"])):
             with contextlib.suppress(OSError):
                 path.unlink()
-
-
-@contextlib.contextmanager
-def _aside(path: Path) -> Iterator[Path]:
-    """A name beside `path` that is this process's own; what is there in the end is removed."""
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.{os.getpid()}@{_host()}.partial")
-    with interruption.unwinding():
-        try:
-            yield aside
-        finally:
-            with contextlib.suppress(OSError):
-                aside.unlink(missing_ok=True)
-
-
-def _encoded(content: str | bytes) -> bytes:
-    # What no UTF-8 can say (bytes of a foreign path) is written as Python escapes it.
-    return content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
-
-
-def _host() -> str:
-    return re.sub(r"[^\w.-]", "_", socket.gethostname())[:64]
 
 
 def _lives(pid: int) -> bool:

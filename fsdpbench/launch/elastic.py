@@ -36,6 +36,7 @@ from fsdpbench.launch.rank_files import LOG_FOLDER, RankFiles
 from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.launch.verdict import judge
 from fsdpbench.lifetime import die_with_parent
+from fsdpbench.reports.writing import append_to
 from fsdpbench.results.records import Status, read_records
 from fsdpbench.results.result import Outcome
 
@@ -119,7 +120,7 @@ def _rank_main(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     faulthandler.enable(file=sys.stderr)
-    stacks = RankFiles(Path(folder), placement.rank).stopped.open("w")
+    stacks = os.fdopen(append_to(RankFiles(Path(folder), placement.rank).stopped), "w")
     faulthandler.register(signal.SIGTERM, file=stacks, all_threads=True, chain=True)
     pids[placement.local_rank] = os.getpid()
     try:

@@ -26,8 +26,11 @@ from typing import Any
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.launch.rank_files import LOG_FOLDER
 from fsdpbench.lifetime import PARENT, die_with_parent
+from fsdpbench.reports.reading import MIB, read_tail
+from fsdpbench.reports.writing import append_to
 from fsdpbench.results.records import Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records
 
@@ -78,9 +81,7 @@ def lead(config: Config, folder: Path, nodes: Nodes, run_id: str | None = None) 
 
 def announce(folder: Path, run_id: str) -> None:
     """Tell the other nodes, whole or not at all, that `folder` is to be run."""
-    partial = folder / f"{LAUNCH_FILE}.partial"
-    partial.write_text(json.dumps({"run_id": run_id}))
-    os.replace(partial, folder / LAUNCH_FILE)
+    write_whole(folder / LAUNCH_FILE, json.dumps({"run_id": run_id}))
 
 
 def follow(folder: Path, nodes: Nodes, is_over: Callable[[], bool], patience_s: float) -> int:
@@ -115,8 +116,8 @@ def run_agent(config: Config, folder: Path, nodes: Nodes, run_id: str) -> tuple[
     """Run this node's ranks under torchrun until they end or time is up: (exit code, whether it was)."""
     (folder / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
     with (
-        (folder / LOG_FOLDER / f"node{nodes.rank}_stdout.log").open("ab") as stdout,
-        (folder / LOG_FOLDER / f"node{nodes.rank}_stderr.log").open("ab") as stderr,
+        os.fdopen(append_to(folder / LOG_FOLDER / f"node{nodes.rank}_stdout.log"), "ab") as stdout,
+        os.fdopen(append_to(folder / LOG_FOLDER / f"node{nodes.rank}_stderr.log"), "ab") as stderr,
     ):
         process = subprocess.Popen(
             _command(config, folder, nodes, run_id),
@@ -167,7 +168,7 @@ def _log(nodes: Nodes) -> str:
 def _last_error(folder: Path) -> str:
     """The last line of any node's log that names an error."""
     for path in sorted((folder / LOG_FOLDER).glob("node*_stderr.log")):
-        lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+        lines = [line.strip() for line in read_tail(path, MIB).splitlines()]
         named = [line for line in lines if "Error" in line.split(":")[0]]
         if named:
             return named[-1]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import shutil
 import signal
 import sys
 import time
@@ -26,12 +25,14 @@ from typing import Any
 from fsdpbench.configuration.config import Config
 from fsdpbench.files.shared_log import add_record
 from fsdpbench.launch.nodes import Nodes, lead
+from fsdpbench.launch.rank_files import log_to
 from fsdpbench.launch.rehearse import rehearse
 from fsdpbench.lifetime import die_with_parent
 from fsdpbench.reports.analysis import RankAnalysis
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.kept import pack
 from fsdpbench.reports.trace import Trace
+from fsdpbench.reports.writing import remove
 from fsdpbench.results.machine_state import environment_of, observe
 from fsdpbench.results.records import TRACE_FOLDER, Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records, write_result
@@ -58,7 +59,7 @@ def run_point(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     try:
-        _log_to(path)
+        log_to(path)
     except FileNotFoundError:
         os._exit(1)  # its sweep was interrupted as it started, and has removed the folder
     began, started = time.monotonic(), timestamp()
@@ -135,7 +136,7 @@ def record_result(
     try:
         return write_result(config, folder, outcome, duration_s, started, observed, cpu_s, draw)
     except OSError as error:
-        shutil.rmtree(folder / TRACE_FOLDER, ignore_errors=True)
+        remove(folder / TRACE_FOLDER)
         cause = f"the result cannot be written: {error.strerror or error}"
     except Exception as error:
         traceback.print_exc()
@@ -152,11 +153,3 @@ def _keep(log: str, trace: Trace, rank: RankAnalysis) -> None:
 def timestamp() -> str:
     """Now, in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _log_to(folder: Path) -> None:
-    for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
-        stream.flush()
-        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(handle, stream.fileno())
-        os.close(handle)

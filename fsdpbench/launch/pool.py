@@ -25,6 +25,7 @@ from fsdpbench.files.shared_log import SharedLog
 from fsdpbench.launch import fork_server
 from fsdpbench.launch.nodes import Nodes
 from fsdpbench.launch.point import record_result, run_point, timestamp
+from fsdpbench.reports.reading import MIB, read_tail
 from fsdpbench.results.records import Status, read_records
 from fsdpbench.results.result import Outcome, outcome_of_records
 
@@ -154,10 +155,7 @@ def _how_it_died(point: _Running) -> str:
 
 
 def _last_line(path: Path) -> str:
-    try:
-        lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
-    except OSError:
-        return ""
+    lines = [line.strip() for line in read_tail(path, MIB).splitlines()]
     return next((line for line in reversed(lines) if line), "")
 
 

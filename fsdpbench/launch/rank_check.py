@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import signal
 import sys
 import time
@@ -28,7 +27,10 @@ from typing import Any
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
+from fsdpbench.files.whole_files import write_whole
+from fsdpbench.launch.rank_files import log_to
 from fsdpbench.lifetime import die_with_parent
+from fsdpbench.reports.writing import remove
 from fsdpbench.results.machine_state import usable_cores
 from fsdpbench.results.records import Status, read_records, record_path
 from fsdpbench.results.result import Outcome, outcome_of_records
@@ -61,7 +63,7 @@ def run_checked(config: Config, folder: Path) -> Outcome:
         _leave(folder, _record(logs, difference))
         outcome = _with_difference(config, outcome, difference)
     for rank in ranks[1:]:
-        shutil.rmtree(folder_of(folder, rank) / "files", ignore_errors=True)  # as large as real checkpoints
+        remove(folder_of(folder, rank) / "files")  # as large as real checkpoints
     return outcome
 
 
@@ -131,7 +133,7 @@ def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:
         own = folder_of(folder, rank)
         if rank:
             own.mkdir(parents=True, exist_ok=True)
-            _log_to(own)
+            log_to(own)
             steps = config.measurement
             timed = steps.timed_steps + steps.traced_steps  # as many steps as rank 0, and no trace
             config = replace(
@@ -146,13 +148,6 @@ def _run_rank(config: Config, folder: Path, rank: int, parent: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _log_to(folder: Path) -> None:
-    for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
-        handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(handle, stream.fileno())
-        os.close(handle)
 
 
 # --------------------------------------------------------------------------------------------------- verdicts
@@ -224,6 +219,4 @@ def _leave(folder: Path, record: dict[str, Any]) -> None:
         content = read_json_object(path)
     except UnreadableFileError:
         return  # rank 0 died without one
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({**content, "rank_check": record}, indent=1))
-    os.replace(partial, path)
+    write_whole(path, json.dumps({**content, "rank_check": record}, indent=1))

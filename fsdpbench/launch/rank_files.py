@@ -8,9 +8,14 @@ stacks was not told to: it died by itself.
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from fsdpbench.reports.reading import read_tail
+from fsdpbench.reports.writing import append_to
 
 LOG_FOLDER = "logs"
 _TAIL_BYTES = 1 << 16
@@ -49,15 +54,15 @@ class RankFiles:
 
     def was_stopped(self) -> bool:
         """Whether the rank was told to end (and had not ended before)."""
-        return bool(_tail(self.stopped))
+        return bool(read_tail(self.stopped, _TAIL_BYTES))
 
     def error_lines(self) -> list[str]:
         """The last lines of its error log that are not blank."""
-        return [line.strip() for line in _tail(self.stderr).splitlines() if line.strip()]
+        return [line.strip() for line in read_tail(self.stderr, _TAIL_BYTES).splitlines() if line.strip()]
 
     def place(self) -> str | None:
         """Where the main thread stood when the rank was stopped, its innermost frame: `barrier (x.py:12)`."""
-        return innermost_frame(_tail(self.stopped))
+        return innermost_frame(read_tail(self.stopped, _TAIL_BYTES))
 
     def remove_empty(self) -> None:
         for path in (self.stdout, self.stderr, self.stopped):
@@ -78,11 +83,10 @@ def innermost_frame(stacks: str) -> str | None:
     return None
 
 
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+def log_to(folder: Path) -> None:
+    """Send what this process says to the logs in `folder`. Raises `FileNotFoundError` if that is gone."""
+    for stream, name in ((sys.stdout, "stdout.log"), (sys.stderr, "stderr.log")):
+        stream.flush()
+        handle = append_to(folder / name)
+        os.dup2(handle, stream.fileno())
+        os.close(handle)

@@ -23,9 +23,12 @@ from typing import Any
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.launch.nodes import Nodes, lead, run_agent
 from fsdpbench.launch.point import record_result, run_point, timestamp
 from fsdpbench.reports.outside_text import printable
+from fsdpbench.reports.reading import MIB, read_tail
+from fsdpbench.reports.writing import append_to, remove
 from fsdpbench.results.records import Status
 from fsdpbench.results.result import Outcome
 
@@ -84,13 +87,15 @@ class SlurmPool:
         self._jobs: list[_Job] = []
 
     def __enter__(self) -> SlurmPool:
+        if self._folder.is_symlink():
+            remove(self._folder)
         self._folder.mkdir(exist_ok=True)
         self._cancel(self._remembered())
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._cancel([entry.job.job_id for entry in self._jobs])
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove(self._folder)
 
     @property
     def running(self) -> list[Config]:
@@ -141,7 +146,7 @@ class SlurmPool:
         for (config, folder), job in zip(pairs, jobs, strict=True):
             self._jobs.append(_Job(config, folder, job, time.monotonic(), timestamp()))
         ids = {job.job_id.split("_")[0] for job in jobs}
-        with (self._folder / "jobs").open("a") as file:
+        with os.fdopen(append_to(self._folder / "jobs"), "a") as file:
             file.writelines(f"{job_id}\n" for job_id in sorted(ids))
 
     def _executor(self, config: Config) -> Any:
@@ -189,7 +194,7 @@ class SlurmPool:
             return None
         outcome = _outcome_of_state(entry.job.job_id, state or "forgotten by Slurm")
         with contextlib.suppress(OSError):
-            shutil.copyfile(entry.job.paths.stderr, entry.folder / "stderr.log")
+            write_whole(entry.folder / "stderr.log", read_tail(Path(entry.job.paths.stderr), MIB))
         took = time.monotonic() - entry.began
         return record_result(entry.config, entry.folder, outcome, took, entry.started)
 

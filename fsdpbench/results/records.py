@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.files.reading import UnreadableFileError, read_json_object
+from fsdpbench.files.whole_files import write_whole
 
 TRACE_FOLDER = "trace"
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")
@@ -121,13 +121,11 @@ class RankRecord:
         """Write into `folder`/trace, over an earlier record of this rank."""
         path = record_path(folder, self.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
         content = asdict(self)
         for name in (*OPTIONAL, *_REAL_TIME):
             if content[name] is None:
                 del content[name]
-        partial.write_text(json.dumps({"schema": 1, **content}, indent=1))
-        os.replace(partial, path)
+        write_whole(path, json.dumps({"schema": 1, **content}, indent=1))
         return path
 
 

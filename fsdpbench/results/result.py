@@ -7,13 +7,13 @@ files and the ranks' records through `reports`, on every device alike.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.analysis import analyze
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.model import Analysis
@@ -85,9 +85,7 @@ def write_result(
     for record in read_records(folder)[:1]:
         if "loader" in record:
             result["bench"]["loader"] = record["loader"]
-    partial = folder / "result.json.partial"
-    partial.write_text(json.dumps(result, indent=1, sort_keys=False, allow_nan=False))
-    os.replace(partial, folder / "result.json")
+    write_whole(folder / "result.json", json.dumps(result, indent=1, allow_nan=False))
     return result
 
 

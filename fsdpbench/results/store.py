@@ -32,6 +32,7 @@ from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.plugins import foreign_identity, foreign_model
 from fsdpbench.reports.run_files import ConfigFile, ResultFile
+from fsdpbench.reports.writing import remove
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.records import Status
 from fsdpbench.results.reproduce import run_command
@@ -126,7 +127,7 @@ class Store:
         that was held on the folder has gone to another sweep."""
         self._lock.check()
         folder = self.folder / f"{_WORK_PREFIX}{point_folder_name(config, run)}"
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
         folder.mkdir()
         write_whole(folder / "config.json", json.dumps(config_record(config), indent=1))
         return folder
@@ -143,17 +144,17 @@ class Store:
         if os.path.lexists(final):  # a link to nothing would be in the way too
             # Aside first: killed between the two renames, the folder is missing, never half there.
             aside = self.folder / f"{_WORK_PREFIX}old-{final.name}"
-            _remove(aside)
+            remove(aside)
             os.rename(final, aside)
             os.rename(work, final)
-            _remove(aside)
+            remove(aside)
         else:
             os.rename(work, final)
         return final
 
     def runs(self, config: Config) -> list[dict[str, Any]]:
         """The results of all whole runs of `config`, the first one first; empty if that is not there."""
-        first = self._read(self.folder / point_folder_name(config))
+        first = self._own(point_folder_name(config))
         if first is None:
             return []
         others = (self._read(path) for path in sorted(self.folder.glob(f"{first.folder.name}{_RUN_SUFFIX}*")))
@@ -164,7 +165,7 @@ class Store:
         found = {}
         for config in points:
             for run in range(1, repeat + 1):
-                point = self._read(self.folder / point_folder_name(config, run))
+                point = self._own(point_folder_name(config, run))
                 if point is not None and point.key == content_key(config):
                     found[point.key, run] = Status(point.result["status"])
         return found
@@ -194,6 +195,10 @@ class Store:
                 found.append(point)
         return found
 
+    def _own(self, name: str) -> StoredPoint | None:
+        """The point in a folder of this one. A link is read for reports alone: none writes behind it."""
+        return None if (self.folder / name).is_symlink() else self._read(self.folder / name)
+
     @staticmethod
     def _read(folder: Path) -> StoredPoint | None:
         """The point in `folder`; None if there is none, or a broken one: files that the report cannot read
@@ -221,7 +226,7 @@ class Store:
     def _clear_leftovers(self) -> None:
         clear_leftovers(self.folder)
         for path in self.folder.glob(f"{_WORK_PREFIX}*"):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
 
 
 @contextlib.contextmanager
@@ -262,11 +267,3 @@ def config_record(config: Config) -> dict[str, Any]:
         "model_from": foreign_model(config.model),
         **config.to_dict(),
     }
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder, a file or a link, if it is there and lets itself be removed."""
-    if path.is_symlink() or path.is_file():
-        path.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(path, ignore_errors=True)

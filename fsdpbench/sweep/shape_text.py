@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from fsdpbench.configuration.config import ShapeValue
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import finite_number, whole_number
 
 
 def parse_shape(text: str | None) -> dict[str, ShapeValue]:
@@ -23,9 +26,7 @@ def _typed(text: str) -> ShapeValue:
     lowered = text.lower()
     if lowered in ("true", "false"):
         return lowered == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
+    for read in (whole_number, finite_number):
+        with contextlib.suppress(ValueError):
+            return read(text)
     return text

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.residuals.table import Condition
 from fsdpbench.sim.hardware.profile import load_profile, stated_machine
 from fsdpbench.sim.software import CURRENT, load_software
@@ -74,5 +75,5 @@ def _on_one_stream(software: str | None, folder: Path) -> str | None:
     folder.mkdir(parents=True, exist_ok=True)
     path = (folder / f"{software}-one-stream.toml").resolve()
     head = {"base": software, "name": path.stem}
-    path.write_text(to_toml({**head, "collectives": {"own_streams": False}}))
+    write_whole(path, to_toml({**head, "collectives": {"own_streams": False}}))
     return str(path)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 from fsdpbench.sim.software import load_software
 from fsdpbench.systems import get_system
@@ -113,5 +114,5 @@ def _write(folder: Path, hardware: str, chip: str) -> Path:
     head = {"base": chip, "name": f"{own.name}-keys-of-{keys_from}", "gpus_per_node": own.gpus_per_node}
     folder.mkdir(parents=True, exist_ok=True)
     path = (folder / f"{head['name']}.toml").resolve()
-    path.write_text(to_toml({**head, **keys}))
+    write_whole(path, to_toml({**head, **keys}))
     return path

@@ -10,8 +10,8 @@ from typing import Any
 
 from fsdpbench.reports.out_of_memory.message import OomMessage, find_messages
 
-_FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>[^\n]+)')
-_RANK = re.compile(r"^\s*(?:\[(?:default|rank)(?P<rank>\d+)\]\s*:?)")
+_FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>[0-9]{1,9}), in (?P<name>[^\n]+)')
+_RANK = re.compile(r"^\s*(?:\[(?:default|rank)(?P<rank>[0-9]{1,9})\]\s*:?)")
 _NEW_TRACEBACK = "Traceback (most recent call last)"
 _INSTALLED = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>")
 _PHASES = (

@@ -4,16 +4,13 @@
     until 2.0   Tried to allocate A (GPU 0; T total capacity; U already allocated; F free; R reserved in
     total by PyTorch)
     since 2.1   Tried to allocate A. GPU 0 has a total capacity of T of which F is free. Including
-    non-PyTorch memory,
-                this process has P memory in use. Of the allocated memory U is allocated by PyTorch, and C
-                is reserved
-                by PyTorch but unallocated.
+                non-PyTorch memory, this process has P memory in use. Of the allocated memory U is allocated
+                by PyTorch, and C is reserved by PyTorch but unallocated.
 
-Variants: `capacty` (2.1), a limit (`L allowed`), other processes (`Process 7 has X memory in use`),
-private pools of CUDA
-graphs, HIP and XPU instead of CUDA. Other forms tell less: MPS, the CPU's allocator, and the driver's own
-"CUDA error: out of memory", which NCCL and libraries meet too; the kernel's or Slurm's that it ended a
-process since host memory was used up; a loader's, of shared memory.
+Variants: `capacty` (2.1), a limit (`L allowed`), other processes (`Process 7 has X memory in use`), private
+pools of CUDA graphs, HIP and XPU instead of CUDA. Other forms tell less: MPS, the CPU's allocator, and the
+driver's own "CUDA error: out of memory", which NCCL and libraries meet too; the kernel's or Slurm's that it
+ended a process since host memory was used up; a loader's, of shared memory.
 Source: c10/cuda/CUDACachingAllocator.cpp, c10/core/impl/alloc_cpu.cpp, aten/src/ATen/mps/MPSAllocator.mm
 of these releases.
 """
@@ -24,19 +21,12 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-_UNITS = {
-    "bytes": 1,
-    "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
-    "TiB": 1 << 40,
-    "PiB": 1 << 50,
-    "EiB": 1 << 60,
-    "KB": 1 << 10,
-    "MB": 1 << 20,
-    "GB": 1 << 30,
-}
-_SIZE = r"([\d.]+ (?:bytes|[KMGTPE]i?B))"
+from fsdpbench.numbers import LARGEST_INTEGER, whole_number, with_unit
+
+_UNITS = {"bytes": 1}
+_UNITS |= {f"{letter}{b}": 1 << 10 * power for power, letter in enumerate("kmgtpe", 1) for b in ("ib", "b")}
+_SIZE = r"(?<![\d.])([\d.]++ (?:bytes|[KMGTPE]i?B))"
+"""One scan a run of digits: without the look behind, each of its digits would begin another."""
 _START = re.compile(
     r"\b(CUDA|HIP|XPU) out of memory\. Tried to allocate (?:more than 1EB memory|" + _SIZE + ")"
 )
@@ -58,16 +48,17 @@ _MPS = re.compile(
 _CPU = re.compile(
     r"DefaultCPUAllocator: (?:can't allocate memory: you tried to allocate|not enough memory: you "
     r"tried to allocate)"
-    r" (\d+) bytes|unable to mmap (\d+) bytes from file <[^>]*>: Cannot allocate memory"
+    r" (\d+) bytes|unable to mmap (\d+) bytes from file <[^>]{0,4096}+>: Cannot allocate memory"
 )
 _KILLED = re.compile(
     r"Out of memory: Kill(?:ed)? process \d+|Memory cgroup out of memory: Kill(?:ed)? process \d+"
-    r"|Detected \d+ oom[_-]kill event|have been OOM Killed|worker \(pid[^)]*\) is killed by signal: Killed"
+    r"|Detected \d+ oom[_-]kill event|have been OOM Killed"
+    r"|worker \(pid[^)]{0,200}+\) is killed by signal: Killed"
 )
 """The host had no memory left, and its kernel ended a process."""
 _SHARED = re.compile(
     r"workers are out of shared memory|insufficient shared memory \(shm\)"
-    r"|creating shared memory segment \S*nccl\S* \(size (\d+)\)"
+    r"|creating shared memory segment (?=\S*nccl)\S*+ \(size (\d+)\)"
 )
 """`/dev/shm` was full: what loaders hand over batches in, and NCCL's ranks of one machine talk through."""
 _DRIVER = re.compile(
@@ -78,7 +69,7 @@ _DRIVER = re.compile(
     r"|miopenStatusAllocFailed|Triton Error \[(?:CUDA|HIP)\]: out of memory"
     r"|Failed to (?:CUDA|HIP) (?:calloc|malloc|host alloc)(?: async)? (?P<asked>\d+) bytes"
 )
-_LAUNCHERS_MARK = re.compile(r"^\s*\[(?:rank|default)\d+\]:", re.MULTILINE)
+_LAUNCHERS_MARK = re.compile(r"^[ \t]*+\[(?:rank|default)\d+\]:", re.MULTILINE)
 """What torch and its launcher put before each line, also inside of a message that was folded."""
 _LONGEST = 2000
 
@@ -88,13 +79,9 @@ class OomMessage:
     """One message. Bytes; None is what it does not tell.
 
     source: `CUDA`, `HIP`, `XPU`, `MPS`, `CPU`, `driver` where not torch's allocator ran out, `killed` where
-    the host's
-    kernel ended a process, `shm` where shared memory was full. process:
-    what this
-    process holds in all, others: what each other process holds (in number of `others_seen`, summed).
-    allowed: the
-    limit of `set_per_process_memory_fraction`. private_pools: of CUDA graphs, part of allocated.
-    position: where it
+    the host's kernel ended a process, `shm` where shared memory was full. process: what this process holds
+    in all, others: what each other process holds (in number of `others_seen`, summed). allowed: the limit of
+    `set_per_process_memory_fraction`. private_pools: of CUDA graphs, part of allocated. position: where it
     begins in the text.
     """
 
@@ -157,7 +144,7 @@ def find_messages(text: str) -> list[OomMessage]:
         found.append(
             OomMessage("MPS", asked, others=others, allocated=ours, allowed=allowed, position=match.start())
         )
-    found += [OomMessage("CPU", int(m[1] or m[2]), position=m.start()) for m in _CPU.finditer(joined)]
+    found += [OomMessage("CPU", _whole(m[1] or m[2]), position=m.start()) for m in _CPU.finditer(joined)]
     found += [OomMessage("driver", _whole(m["asked"]), position=m.start()) for m in _DRIVER.finditer(joined)]
     found += [OomMessage("killed", position=m.start()) for m in _KILLED.finditer(joined)]
     found += [OomMessage("shm", _whole(m[1]), position=m.start()) for m in _SHARED.finditer(joined)]
@@ -174,16 +161,16 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
         return OomMessage(
             start[1],
             asked,
-            int(old[1]),
+            _whole(old[1]),
             total=_bytes(old[2]),
             free=_bytes(old[4]),
             allowed=allowed,
             allocated=allocated,
-            unallocated=cached if reserved is None else max(reserved - allocated, 0),
+            unallocated=cached if reserved is None or allocated is None else max(reserved - allocated, 0),
             position=start.start(),
         )
     capacity = _CAPACITY.search(text)
-    others = [_bytes(size) for _, size in _OTHERS.findall(text)]
+    others = [size for _, told in _OTHERS.findall(text) if (size := _bytes(told)) is not None]
     total = _bytes(capacity[2]) if capacity else None
     held, unallocated = _one(_ALLOCATED, text), _one(_UNALLOCATED, text)
     process = _one(_IN_USE, text)
@@ -192,7 +179,7 @@ def _of_allocator(start: re.Match[str], text: str) -> OomMessage:
     return OomMessage(
         start[1],
         asked,
-        gpu=int(capacity[1]) if capacity else None,
+        gpu=_whole(capacity[1]) if capacity else None,
         total=total,
         free=_bytes(capacity[3]) if capacity and capacity[3] else None,
         process=process,
@@ -220,7 +207,10 @@ def _this_process(others: list[int], total: int, reserved: int) -> int | None:
 
 
 def _whole(text: str | None) -> int | None:
-    return None if text is None else int(text)
+    try:
+        return None if text is None else whole_number(text, 0)
+    except ValueError:
+        return None
 
 
 def _one(pattern: re.Pattern[str], text: str) -> int | None:
@@ -228,9 +218,10 @@ def _one(pattern: re.Pattern[str], text: str) -> int | None:
     return _bytes(found[1]) if found else None
 
 
-def _bytes(text: str) -> int:
-    number, unit = text.split(" ")
+def _bytes(text: str) -> int | None:
+    """The size; None where it is not one (`1.2.3 GiB`), or is beyond 2^63."""
     try:
-        return round(float(number) * _UNITS[unit])
-    except ValueError:  # "1.2.3"
-        return 0
+        size = with_unit(text, _UNITS)
+    except ValueError:
+        return None
+    return size if size <= LARGEST_INTEGER else None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.analysis.measures.snapshot import load_snapshot, own_line, read_snapshot
+from fsdpbench.reports.out_of_memory.text import told
 from fsdpbench.reports.trace import TraceError, TraceLimits
 
 OPTIMIZER = "optimizer states and temporaries"
@@ -20,7 +21,7 @@ BACKWARD = "allocated in backward (gradients, recomputed activations)"
 FORWARD = "activations and others of forward"
 OTHER = "others (parameters, inputs)"
 BEFORE = "allocated before the history began"
-_FILES = {OPTIMIZER: "/torch/optim/", FORWARD: "/torch/nn/modules/", BACKWARD: "/torch/autograd/__init__"}
+_FILES = {OPTIMIZER: "/torch/optim/", BACKWARD: "/torch/autograd/__init__", FORWARD: "/torch/nn/modules/"}
 _FUNCTIONS = (
     (GATHERED, ("all_gather", "unshard", "allgather")),
     (REDUCED, ("reduce_scatter", "post_backward", "reduce_grad")),
@@ -31,12 +32,10 @@ _MOST = 12
 
 @dataclass(frozen=True)
 class SnapshotOom:
-    """What a snapshot says about its last out-of-memory error; bytes. None and empty: the history does not
-    tell.
+    """What a snapshot says about its last out-of-memory error; bytes. None, empty: the history does not say.
 
-    held: by category. lines: by the user's line that allocated, largest first. growth: bytes alive that
-    were made in
-    each tenth of the history, oldest first.
+    held: by category. lines: by the user's line that allocated, largest first. growth: bytes alive that were
+    made in each tenth of the history, oldest first.
     """
 
     device: int
@@ -129,8 +128,8 @@ def _at_oom(totals: Any, history: Sequence[Mapping[str, Any]]) -> SnapshotOom:
 
 def _free(entry: Mapping[str, Any]) -> int | None:
     """torch writes the device's free bytes of an `oom` into `addr` (older) or `device_free`."""
-    told = entry.get("device_free", entry.get("addr"))
-    return None if told is None else int(told)
+    free = entry.get("device_free", entry.get("addr"))
+    return None if free is None else int(free)
 
 
 def _category(frames: Sequence[Mapping[str, Any]]) -> str:
@@ -139,11 +138,7 @@ def _category(frames: Sequence[Mapping[str, Any]]) -> str:
     for category, words in _FUNCTIONS:
         if any(word in name for _, name in names for word in words):
             return category
-    for category, part in (
-        (OPTIMIZER, _FILES[OPTIMIZER]),
-        (BACKWARD, _FILES[BACKWARD]),
-        (FORWARD, _FILES[FORWARD]),
-    ):
+    for category, part in _FILES.items():
         if any(part in file for file, _ in names):
             return category
     return FORWARD if any(name == "forward" for _, name in names) else OTHER
@@ -151,32 +146,17 @@ def _category(frames: Sequence[Mapping[str, Any]]) -> str:
 
 def describe_snapshot(found: SnapshotOom) -> str:
     """Several lines, for people."""
-    from fsdpbench.reports.out_of_memory.text import told
-
-    head = (
-        f"GPU {found.device}: {told(found.asked)} asked for"
-        if found.asked is not None
-        else (
-            f"GPU {found.device}: the history holds no out-of-memory error; the figures are those of its peak"
-        )
-    )
-    lines = [
-        head,
-        "",
-        f"  {'phase':<12}{found.phase or 'unknown'}",
-        f"  {'line':<12}{found.line or 'unknown'}",
-        "",
-    ]
-    lines += ["held by"]
+    head = "the history holds no out-of-memory error; the figures are those of its peak"
+    if found.asked is not None:
+        head = f"{told(found.asked)} asked for"
+    lines = [f"GPU {found.device}: {head}", "", f"  {'phase':<12}{found.phase or 'unknown'}"]
+    lines += [f"  {'line':<12}{found.line or 'unknown'}", "", "held by"]
     lines += [f"  {what:<58}{told(size):>12}" for what, size in found.held.items()]
     lines += [f"  {'free pieces of segments in use (fragmentation)':<58}{told(found.split):>12}"]
     lines += [f"  {'outside the allocator':<58}{'unknown':>12}"]
     if found.lines:
-        lines += [
-            "",
-            "by line",
-            *(f"  {told(size):>12}  {count:>6} x  {line}" for line, size, count in found.lines),
-        ]
+        lines += ["", "by line"]
+        lines += [f"  {told(size):>12}  {count:>6} x  {line}" for line, size, count in found.lines]
     if found.growth and min(found.growth[2:]) > 0.05 * max(sum(found.growth), 1):
         lines += [
             "",

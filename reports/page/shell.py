@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from fsdpbench.reports.page.offline import island, own_file, policy
-from fsdpbench.reports.writing import is_written_into, write_into
+from fsdpbench.reports.writing import write_whole
 
 
 def render_page(template: str, scripts: Sequence[str], **values: Any) -> str:
@@ -32,16 +31,7 @@ def render_page(template: str, scripts: Sequence[str], **values: Any) -> str:
 
 def write_page(target: Path, page: str) -> Path:
     """Write `page` to `target`, whole or not at all. Raises `OSError`."""
-    content = page.encode("utf-8", errors="backslashreplace")  # a folder's name may be no text
-    if is_written_into(target):
-        write_into(target, content)
-        return target
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_whole(target, page)
     return target
 
 

@@ -17,7 +17,7 @@ VARIABLE = "FSDPBENCH_TRACE_LIMITS"
 
 _LEAST = {"unpacked": 1, "depth": 4, "event": 4 << 20, "events": 1}
 _MOST = 2**62
-_WRITTEN = re.compile(r"([0-9]{1,19})\s*([kmgt]?i?b?)", re.IGNORECASE)
+_WRITTEN = re.compile(r"([0-9]{1,19})\s*([kmgt]?i?b?)", re.IGNORECASE | re.ASCII)
 _UNITS = {
     "": 1,
     "b": 1,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 
 
@@ -69,7 +70,7 @@ class ScaledProfile:
         head: dict[str, Any] = {"base": self._packaged, "name": path.stem, "title": profile.title}
         if self.base != self._packaged:
             head["gpus_per_node"] = profile.gpus_per_node
-        path.write_text(to_toml({**head, "source": source, **self.keys(), "sources": dict(sources)}))
+        write_whole(path, to_toml({**head, "source": source, **self.keys(), "sources": dict(sources)}))
         return load_profile(path)
 
 

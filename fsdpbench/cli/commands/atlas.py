@@ -11,9 +11,9 @@ import click
 
 from fsdpbench.cli.output import show, show_json, tell
 from fsdpbench.cli.values import MOST_JOBS, PossiblePath, whole
-from fsdpbench.configuration.numbers import MOST_GPUS, whole_number
 from fsdpbench.errors import SomeFailedError, UsageError
 from fsdpbench.launch import fork_server
+from fsdpbench.numbers import MOST_GPUS, whole_number
 
 if TYPE_CHECKING:
     from fsdpbench.atlas.names import Extent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +11,12 @@ import click
 
 from fsdpbench.cli.output import show_json, tell
 from fsdpbench.cli.values import PossiblePath, whole
-from fsdpbench.configuration.numbers import MOST_GPUS
+from fsdpbench.devices.detection import number_of_launcher
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import MOST_GPUS
 
 if TYPE_CHECKING:
     from fsdpbench.calibrate import Machine
-
-
-_RANKS = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
 
 
 @click.command("calibrate")
@@ -126,8 +123,9 @@ def _rehearse() -> None:
     from fsdpbench.devices.base import Placement
     from fsdpbench.script.rehearsal import rehearse_where_asked
 
-    rank, world, local = (int(os.environ.get(name, default)) for name, default in _RANKS)
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    world = number_of_launcher("WORLD_SIZE", 1)
+    rank, local = number_of_launcher("RANK", 0), number_of_launcher("LOCAL_RANK", 0)
+    per_node = number_of_launcher("LOCAL_WORLD_SIZE", world)
     rehearse_where_asked(Placement(rank, world, local), per_node, host_clock=True)
 
 
@@ -139,8 +137,8 @@ def _process_group(device: str) -> Iterator[None]:
     import torch
     import torch.distributed as dist
 
-    if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        local = int(os.environ["LOCAL_RANK"])
+    if device == "cuda" and number_of_launcher("WORLD_SIZE", 1) > 1:
+        local = number_of_launcher("LOCAL_RANK", 0)
         torch.cuda.set_device(local)
         timeout = datetime.timedelta(seconds=120)
         dist.init_process_group("nccl", timeout=timeout, device_id=torch.device("cuda", local))

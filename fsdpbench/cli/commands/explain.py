@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _LONGEST_TEXT = 64 << 20
 _STDIN = "-"
+_WAITING = "waiting for the message on standard input (Ctrl-D ends it, Ctrl-C gives up)"
 
 
 @click.command("explain")
@@ -120,16 +121,17 @@ def _read_snapshot(path: Path, content: dict[str, Any], texts: list[str]) -> Non
 
 def _read_text(source: str, content: dict[str, Any], texts: list[str]) -> None:
     from fsdpbench.reports.out_of_memory import describe_report, read_log
+    from fsdpbench.reports.reading import UnreadableError, read_bytes, read_standard_input
 
     try:
         if source == _STDIN:
-            text = sys.stdin.buffer.read(_LONGEST_TEXT).decode(errors="replace")
+            content_read = read_standard_input(_LONGEST_TEXT, partial(tell, _WAITING))
         else:
-            with open(source, "rb") as file:
-                text = file.read(_LONGEST_TEXT).decode(errors="replace")
-    except OSError as error:
-        raise UsageError(f"{source}: cannot be read ({error.strerror})") from None
-    report = read_log(text)
+            content_read = read_bytes(Path(source), _LONGEST_TEXT, await_writer=True)
+    except UnreadableError as error:
+        way_out = ": `tail -c 1M` of a log is enough" if "larger" in error.reason else ""
+        raise UsageError(f"{error}{way_out}") from None
+    report = read_log(content_read.decode(errors="replace"))
     if report is None:
         raise UsageError(
             f"{source}: no out-of-memory message of torch or CUDA is in it; paste it from 'CUDA out of "
@@ -178,22 +180,26 @@ def _measured_config(
     from fsdpbench.devices.alike import profile_like
     from fsdpbench.reports.out_of_memory import describe_report, read_log
 
-    hardware = result.get("hardware") or {}
     if record.get("device") == "cuda" and not options.get("hardware"):
-        found = profile_like(str(hardware.get("name")), int(hardware.get("memory_bytes") or 0))
+        name, memory = (_field(result, "hardware", key) for key in ("name", "memory_bytes"))
+        found = profile_like(str(name), memory if isinstance(memory, int) else 0)
         if found is None:
-            raise UsageError(
-                f"{path}: no profile is like its {hardware.get('name')}; name one with --hardware"
-            )
+            raise UsageError(f"{path}: no profile is like its {name}; name one with --hardware")
         options["hardware"] = found
-    report = read_log(str((result.get("cause") or {}).get("message") or ""))
+    report = read_log(str(_field(result, "cause", "message") or ""))
     if report is not None and record.get("device") == "cuda":
         content["message"] = report.to_dict()
         texts.append(describe_report(report))
     try:
         return Config.from_dict(record)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: its configuration cannot be read ({error})") from None
+
+
+def _field(result: dict[str, Any], name: str, key: str) -> Any:
+    """A value of an object in the result; None where there is no such object."""
+    found = result.get(name)
+    return found.get(key) if isinstance(found, dict) else None
 
 
 def _asked_for(options: dict[str, Any], assignments: tuple[str, ...]) -> Config | None:

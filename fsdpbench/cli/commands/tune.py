@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath
 from fsdpbench.errors import UsageError
 from fsdpbench.files.reading import read_json_object
 from fsdpbench.launch import fork_server
+from fsdpbench.numbers import with_unit
 
 if TYPE_CHECKING:
     from fsdpbench.tune.run import Answer, Effort, Goal
@@ -133,11 +133,8 @@ def parse_memory(text: str | None) -> int | None:
     """Bytes of `80GB`, `40 GiB`, `8e10`. Raises `UsageError`."""
     if text is None:
         return None
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     try:
-        if match is None or match[2] not in _UNITS:
-            raise ValueError
-        size = round(float(match[1]) * _UNITS[match[2]])
+        size = with_unit(text, _UNITS)
     except ValueError:
         raise UsageError(f"--memory {text!r}: write a size, as in 80GB or 40GiB") from None
     if size < 1:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fsdpbench.configuration.config import DEFAULT_HARDWARE, Measurement
-from fsdpbench.configuration.numbers import whole_number
 from fsdpbench.configuration.settings import Value, show_value
 from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import whole_number
 from fsdpbench.results.reproduce import node_stated
 from fsdpbench.sweep.hf_model import usual_settings, with_hf_model
 from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target
@@ -224,7 +224,7 @@ def gpu_counts(given: object) -> list[int]:
     """World sizes: a number, a list, or a text of numbers between commas. Raises `UsageError`."""
     if given is None:
         return [DEFAULT_GPUS]
-    items = given if isinstance(given, list | tuple) else str(given).split(",")
+    items = given if isinstance(given, list | tuple) else str(given).replace(", ", ",").split(",")
     counts = list(dict.fromkeys(whole("gpus", item) for item in items))
     if not counts or min(counts) < 1:
         raise UsageError(f"--gpus must be at least 1, not {given}")

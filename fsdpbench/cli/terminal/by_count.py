@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +10,7 @@ import click
 
 from fsdpbench.cli.values import Positive
 from fsdpbench.errors import UsageError
+from fsdpbench.numbers import with_unit
 
 if TYPE_CHECKING:
     from fsdpbench.workloads import Workload
@@ -100,9 +100,8 @@ def parse_tokens(text: str | None) -> float | None:
     """`1T`, `300B`, `2e12`. Raises `UsageError`."""
     if text is None:
         return None
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmbt]?)\s*", text.lower())
     try:
-        count = float(match[1]) * _SCALES[match[2]] if match else 0.0
+        count = float(with_unit(text, _SCALES))
     except ValueError:
         count = 0.0
     if not 1 <= count <= _MOST_TOKENS:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import csv
 import functools
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
+
+from fsdpbench.files.whole_files import write_whole
 
 TABLE = Path(__file__).with_name("residuals.csv")
 
@@ -75,11 +78,10 @@ class Residual:
 def write_table(residuals: Iterable[Residual], path: Path = TABLE) -> None:
     """One line a residual."""
     names = [spec.name for spec in fields(Residual)]
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(names)
-        for residual in residuals:
-            writer.writerow([_shown(getattr(residual, name)) for name in names])
+    text = io.StringIO(newline="")
+    rows = ([_shown(getattr(residual, name)) for name in names] for residual in residuals)
+    csv.writer(text, lineterminator="\n").writerows([names, *rows])
+    write_whole(path, text.getvalue())
 
 
 @functools.cache

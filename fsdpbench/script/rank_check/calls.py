@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from fsdpbench.files.reading import read_json_object
+from fsdpbench.files.whole_files import write_whole
 
 T = TypeVar("T")
 LOG_NAME = "collectives.json"
@@ -109,9 +109,7 @@ class RankLog:
             "stacks": stacks.items,
             "calls": calls,
         }
-        partial = folder / f"{LOG_NAME}.partial"
-        partial.write_text(json.dumps(content))
-        os.replace(partial, folder / LOG_NAME)
+        write_whole(folder / LOG_NAME, json.dumps(content))
 
     @classmethod
     def read(cls, folder: Path) -> RankLog:

@@ -13,6 +13,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.files.whole_files import write_whole
+
 FILE_NAME = "values.pickle"
 _LARGEST = 16 << 20
 _MOST_IN_ALL = 256 << 20
@@ -65,7 +67,7 @@ class Values:
 
     def write(self, folder: Path) -> None:
         """Leave them in `folder`."""
-        (folder / FILE_NAME).write_bytes(pickle.dumps((self._by_call, self.placed)))
+        write_whole(folder / FILE_NAME, pickle.dumps((self._by_call, self.placed)))
 
     @classmethod
     def read(cls, folder: Path) -> Values:

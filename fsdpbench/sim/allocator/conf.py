@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from fsdpbench.numbers import finite_number, whole_number
+
 MIB = 1 << 20
 UNLIMITED = (1 << 63) - 1
 # One entry a power of two of the size in MiB: 1 and below, 2, 4, ..., 32768 and above.
@@ -136,11 +138,11 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 def _parse_value(key: str, value: str) -> tuple[str, object]:
     if key == "max_split_size_mb":
-        return "max_split_bytes", int(value) * MIB
+        return "max_split_bytes", whole_number(value) * MIB
     if key == "max_non_split_rounding_mb":
-        return "max_non_split_rounding_bytes", int(value) * MIB
+        return "max_non_split_rounding_bytes", whole_number(value) * MIB
     if key in ("garbage_collection_threshold", "per_process_memory_fraction"):
-        return key, float(value)
+        return key, finite_number(value)
     if key == "expandable_segments":
         if value not in ("True", "False"):
             raise AllocatorConfError(f"expandable_segments:{value}: must be True or False")
@@ -155,16 +157,16 @@ def _parse_value(key: str, value: str) -> tuple[str, object]:
 def _parse_divisions(value: str) -> tuple[int, ...]:
     """``4`` for all sizes, or ``[256:1,512:2,>:8]``: divisions by power of two in MiB, ``>`` for the rest."""
     if not value.startswith("["):
-        return (int(value),) * POWER2_INTERVALS
+        return (whole_number(value),) * POWER2_INTERVALS
     table = [0] * POWER2_INTERVALS
     last = -1
     for number, item in enumerate(value.strip("[]").split(",")):
         bound, _, divisions = item.partition(":")
         if bound.strip() == ">":
-            table[last + 1 :] = [int(divisions)] * (POWER2_INTERVALS - last - 1)
+            table[last + 1 :] = [whole_number(divisions)] * (POWER2_INTERVALS - last - 1)
             continue
-        last = min(max(int(bound).bit_length() - 1, 0), POWER2_INTERVALS - 1)
+        last = min(max(whole_number(bound).bit_length() - 1, 0), POWER2_INTERVALS - 1)
         if number == 0:
-            table[:last] = [int(divisions)] * last
-        table[last] = int(divisions)
+            table[:last] = [whole_number(divisions)] * last
+        table[last] = whole_number(divisions)
     return tuple(table)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.sim.allocator.caching import CachingAllocator
 from fsdpbench.sim.allocator.conf import UNLIMITED
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent, Block
@@ -34,7 +35,7 @@ def dump_snapshot(
 ) -> Path:
     """Write a snapshot as the viewer reads it (pickle) and return the path."""
     target = Path(path)
-    target.write_bytes(pickle.dumps(take_snapshot(allocator, events), protocol=4))
+    write_whole(target, pickle.dumps(take_snapshot(allocator, events), protocol=4))
     return target
 
 

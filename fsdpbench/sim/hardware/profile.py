@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.numbers import finite_number
+from fsdpbench.numbers import finite_number
 from fsdpbench.sim.hardware.keys import ProfileError, check_figures, far_figures
 from fsdpbench.sim.hardware.library_sections import LibraryTables
 from fsdpbench.sim.hardware.profile_files import ProfileFolder

@@ -7,7 +7,6 @@ thread a stream; the host's process has one thread.
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from fsdpbench.reports.writing import create, replacing
 from fsdpbench.sim.hardware.profile import HardwareProfile
 from fsdpbench.sim.trace.events import (
     CudaSync,
@@ -83,12 +83,10 @@ def write_trace(
     lines[0] = _head(header, path.name) + lines[0]
     lines[-1] += "\n]\n}\n"
     text = ",\n".join(lines)
-    temporary = path.with_name(path.name + ".part")
-    with open(temporary, "wb") as raw:
+    with replacing(path) as temporary, create(temporary) as raw:
         # No file name and no time in the gzip header: equal events give equal bytes.
         with gzip.GzipFile("", "wb", compresslevel=_GZIP_LEVEL, fileobj=raw, mtime=0) as packed:
             packed.write(text.encode())
-    os.replace(temporary, path)
 
 
 def _json(value: Any) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fsdpbench.configuration.config import ShapeValue
-from fsdpbench.configuration.numbers import finite_number, whole_number
+from fsdpbench.numbers import finite_number, whole_number
 from fsdpbench.configuration.settings import Settings, Value
 from fsdpbench.errors import UsageError
 from fsdpbench.sim.hardware.profile import ProfileError, profile_names, stated_machine
@@ -29,7 +29,7 @@ COLUMNS = (
 )  # fmt: skip
 _GIB_IN_GB = 2**30 / 1e9
 _COMPILED = {"yes": True, "no": False}
-_BITS_OF_A_NODE = re.compile(r"([0-9.]+) Gb/s a node")
+_BITS_OF_A_NODE = re.compile(r"(?<![0-9.])([0-9.]++) Gb/s a node")
 
 
 def is_framework_file(columns: tuple[str, ...]) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fsdpbench.configuration.config import ShapeValue
-from fsdpbench.configuration.numbers import finite_number, whole_number
+from fsdpbench.numbers import finite_number, whole_number
 from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
 from fsdpbench.files.reading import read_text

@@ -31,11 +31,12 @@ class CollectiveType(StrEnum):
 
 COLLECTIVE_TYPES = tuple(CollectiveType)
 
+# Runs of any letters are bounded: a name may be megabytes of them.
 # In this order: "reduce_scatter" and "all_reduce" hold "reduce", "allgather" is a part of other names.
 _TYPE_PATTERNS = (
-    (re.compile(r"reduce_?scatter|userbuffers_\w*_rs(_|$)", re.I), CollectiveType.REDUCE_SCATTER),
+    (re.compile(r"reduce_?scatter|userbuffers_\w{0,99}_rs(_|$)", re.I), CollectiveType.REDUCE_SCATTER),
     (
-        re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce|userbuffers_\w*_sum", re.I),
+        re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce|userbuffers_\w{0,99}_sum", re.I),
         CollectiveType.ALL_REDUCE,
     ),
     (re.compile(r"all_?gather|(^|[_:])f?collect(_|$)|(^|[_:])gather", re.I), CollectiveType.ALL_GATHER),
@@ -48,7 +49,7 @@ _TYPE_PATTERNS = (
     (
         re.compile(
             r"send_?recv|(^|[_:])(i?send|i?recv)|(put|get|wait|signal)_?(nbi|signal|mem|until|block|wrapper)"
-            r"|shmemi?x?_\w*(put|get|wait|signal|p2p)|(put|wait)_signal|stream_(write|wait)_value",
+            r"|shmemi?x?_\w{0,99}(put|get|wait|signal|p2p)|(put|wait)_signal|stream_(write|wait)_value",
             re.I,
         ),
         CollectiveType.SEND_RECV,
@@ -60,12 +61,13 @@ _TYPE_PATTERNS = (
 _COMMUNICATION_KERNEL = re.compile(
     r"^(void )?(nccl|rccl|msccl|hccl|oneccl|ucc_|oneapi::ccl)|ncclDevKernel|ncclKernel|mscclKernel|mscclpp"
     # torch's symmetric memory (CUDASymmetricMemoryOps.cu): multimem_*, one_shot_*, two_shot_*, signals.
-    r"|(^|[ :_])multimem_\w+|(one|two)_shot_\w*(reduce|gather|scatter)|_symm_mem|symm(etric)?_mem(ory)?[_:]"
+    r"|(^|[ :_])multimem_\w+|(one|two)_shot_\w{0,99}(reduce|gather|scatter)|_symm_mem"
+    r"|symm(etric)?_mem(ory)?[_:]"
     r"|(^|[ :])(barrier|put_signal|wait_signal)_kernel|stream_(write|wait)_value"
     # NVSHMEM, rocSHMEM, and what is built on them.
-    r"|(nv|roc|ish|open)?shmem(i|x|m)?_\w+|all_to_all_vdev|deep_ep::|(intra|inter)node(_ll)?::\w*(dispatch|combine)"
+    r"|(nv|roc|ish|open)?shmem(i|x|m)?_\w+|all_to_all_vdev|deep_ep::|(intra|inter)node(_ll)?::\w{0,99}(dispatch|combine)"
     # Custom all-reduces of vLLM, SGLang, TensorRT-LLM, FlashInfer, Transformer Engine.
-    r"|cross_device_reduce|quick_?reduce::|all_?reduce_(fusion|prototype|kernel)|trtllm_\w*all_?reduce|userbuffers_",
+    r"|cross_device_reduce|quick_?reduce::|all_?reduce_(fusion|prototype|kernel)|trtllm_\w{0,99}all_?reduce|userbuffers_",
     re.IGNORECASE,
 )
 

@@ -17,7 +17,9 @@ from fsdpbench.reports.analysis.device.nesting import NOTHING, SpanIndex, index_
 from fsdpbench.reports.trace import MISSING, Category, Trace
 from fsdpbench.reports.trace.model import Int32, Int64
 
-_EVENT = re.compile(r"^FSDP::(?P<event>\w+?)(?:\s*\((?P<unit>[^()]*)\)|\s+for\s+(?P<target>.+))?\s*$")
+_EVENT = re.compile(
+    r"^FSDP::(?P<event>\w+?)(?:\s*+\((?P<unit>[^()]*+)\)|\s++for\s++(?P<target>\S(?:.*\S)?))?\s*+$"
+)
 
 _OF_NO_UNIT = ("inputs_to_device", "cast_forward_inputs", "cast_forward_outputs")
 """torch's annotations that never name their unit, whichever it is."""

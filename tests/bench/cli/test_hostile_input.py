@@ -86,12 +86,12 @@ def refusal(done: CompletedProcess[str]) -> str:
     return told
 
 
-def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+def test_a_pipe_is_written_to_and_a_link_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("old")
     (tmp_path / "link").symlink_to("target")
     write_whole(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "target").read_text() == "new"
+    assert not (tmp_path / "link").is_symlink()
+    assert ((tmp_path / "link").read_text(), (tmp_path / "target").read_text()) == ("new", "old")
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     write_whole(tmp_path / "pipe", "told")

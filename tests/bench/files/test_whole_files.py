@@ -35,7 +35,7 @@ def test_of_many_that_make_a_file_one_does(
 
     def made(text: str) -> bool:
         try:
-            write_new(tmp_path / "lock", text)
+            write_new(tmp_path / "lock", text.encode())
         except FileExistsError:
             return False
         return True
@@ -51,7 +51,7 @@ def test_what_cannot_replace_a_folder_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "name").mkdir()
     for write in (write_whole, write_new):
         with pytest.raises(OSError, match="name"):
-            write(tmp_path / "name", "text")
+            write(tmp_path / "name", b"text")
     (tmp_path / "source").touch()
     with pytest.raises(FileExistsError):
         move_new(tmp_path / "source", tmp_path / "name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -315,3 +316,42 @@ def test_a_process_that_the_driver_knows_by_another_number_is_this_one() -> None
 def test_a_message_folded_by_a_launcher_that_marks_lines_is_read() -> None:
     folded = "[rank0]: " + TORCH_2_1.replace("of which ", "of which\n[rank0]: ")
     assert find_messages(folded)[0].to_dict() == find_messages(TORCH_2_1)[0].to_dict()
+
+
+@pytest.mark.parametrize(
+    "phrase",
+    [
+        "worker (pid",
+        "unable to mmap 1 bytes from file <",
+        "creating shared memory segment nccl",
+        "nccl",
+        "\n",
+        "1",
+    ],
+)
+def test_a_repeated_phrase_costs_no_more_than_its_length(phrase: str) -> None:
+    began = time.process_time()
+    read_log(("creating shared memory segment " + phrase * 400_000)[:400_000])
+    assert time.process_time() - began < 4.0  # a tenth of a second; quadratic half a minute
+
+
+@pytest.mark.parametrize("digits", ["9" * 400, "9" * 5000, "1.2.3", "٣", "1e400"])
+def test_a_size_that_is_none_is_unknown(digits: str) -> None:
+    size = f"{digits} GiB"
+    text = (
+        f"CUDA out of memory. Tried to allocate {size}. GPU {digits} has a total capacity of {size} of "
+        f"which {size} is free. Process {digits} has {size} memory in use. this process has {size} memory in "
+        f"use. Of the allocated memory {size} is allocated by PyTorch, and {size} is reserved by PyTorch but "
+        f"unallocated.\nDefaultCPUAllocator: can't allocate memory: you tried to allocate {digits} bytes\n"
+        f"[rank{digits}]: Failed to CUDA calloc {digits} bytes\n"
+        f"CUDA out of memory. Tried to allocate 1 GiB (GPU {digits}; {size} total capacity; {size} already "
+        f"allocated; {size} free; {size} reserved in total by PyTorch)"
+    )
+    report = read_log(text)
+    assert report is not None
+    assert describe_report(report)
+    for message in find_messages(text):
+        assert all(
+            value in (None, 1 << 30)
+            for value in (message.asked, message.total, message.free, message.process)
+        )

@@ -1,0 +1,55 @@
+"""Numbers that people write: ASCII digits, within bounds, with a unit where one is due.
+
+Python's `int` and `float` take more (`+1`, `1_0`, digits of every script, `infinity`, white space): text from
+outside becomes a number here and nowhere else (`tests/docs/test_writers.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+LARGEST_INTEGER = 2**63 - 1
+MOST_GPUS = 1 << 20
+"""Far above any cluster; what is listed for each rank (meshes, groups) takes seconds there."""
+_MOST_DIGITS = 40
+"""Python refuses some thousand digits, and takes its time before that."""
+_WHOLE = re.compile(r"-?[0-9]+")
+_DECIMAL = re.compile(r"-?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]+)?")
+_WITH_UNIT = re.compile(r"(.*[0-9.])\s*([a-z]*)", re.IGNORECASE | re.ASCII)
+
+
+def whole_number(text: str, least: int = -LARGEST_INTEGER, most: int = LARGEST_INTEGER) -> int:
+    """Return the number in `text`. Raises `ValueError` that says the bound which it does not keep."""
+    if len(text) > _MOST_DIGITS or not _WHOLE.fullmatch(text):
+        raise ValueError(f"not a whole number up to {bound(most)}")
+    number = int(text)
+    if number < least:
+        raise ValueError(f"at least {least}")
+    if number > most:
+        raise ValueError(f"at most {bound(most)}")
+    return number
+
+
+def finite_number(text: str) -> float:
+    """Return the number in `text`. Raises `ValueError` for other text, and where it is beyond a double."""
+    if not _DECIMAL.fullmatch(text) or not math.isfinite(number := float(text)):
+        raise ValueError("expected a finite number")
+    return number
+
+
+def with_unit(text: str, units: Mapping[str, int]) -> int:
+    """Return the number in `text` times its unit, in any case (`80GB`, `40 GiB`). Raises `ValueError`."""
+    found = _WITH_UNIT.fullmatch(text)
+    if found is None or found[2].lower() not in units:
+        raise ValueError(f"expected a number, and one of {', '.join(filter(None, units))}")
+    product = finite_number(found[1]) * units[found[2].lower()]
+    if not math.isfinite(product):
+        raise ValueError("expected a finite number")
+    return round(product)
+
+
+def bound(number: int) -> str:
+    """Return a bound as people read it."""
+    return "2^63-1" if number == LARGEST_INTEGER else f"{number:,}"

@@ -1,0 +1,82 @@
+"""The time of every regular expression of the source grows with its text, and not with the square of it.
+
+By processor time of doubled texts, so that nothing depends on the machine's speed: four times the text of a
+linear expression takes four times as long, of a quadratic one sixteen times.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from patterns import Pattern, patterns, texts
+
+SIZES = (250, 1000, 4000, 16_000, 64_000)
+_MEASURABLE_S = 0.02
+_STEEP = 9.0
+_TOO_LONG_S = 0.3
+
+
+OWN = {
+    "fsdpbench/sim/strict/devices.py _IS_OUT": "torch's own list of operators",
+    "fsdpbench/files/whole_files.py _ASIDE": "the name of a file: 255 characters",
+    "fsdpbench/sim/strict/devices.py:68": "torch's own list of operators",
+    "fsdpbench/sim/compile/traces/guards.py _TENSOR": "lines of torch's guards",
+}
+"""Expressions for text that is not from outside."""
+
+
+def growth(pattern: Pattern, name: str, make: dict[int, Any]) -> str | None:
+    """What is wrong with its growth; None if nothing is."""
+    before = 0.0
+    for size in SIZES:
+        took = min(_seconds(pattern, make[size]) for _ in range(2))
+        if took > _MEASURABLE_S and before and took / before > _STEEP:
+            took = min(took, *(_seconds(pattern, make[size]) for _ in range(3)))
+            if took / before > _STEEP:
+                return f"{name}: {before:.4f} s for a quarter of it, {took:.4f} s for {size:,} characters"
+        if took > _TOO_LONG_S:
+            return f"{name}: {took:.2f} s for {size:,} characters"
+        before = took
+    return None
+
+
+def _seconds(pattern: Pattern, text: Any) -> float:
+    began = time.process_time()
+    pattern.use(text)
+    return time.process_time() - began
+
+
+def steep(each: Pattern) -> Iterator[str]:
+    made: dict[str, dict[int, Any]] = {}
+    for size in SIZES:
+        for name, text in texts(each.pattern, size):
+            made.setdefault(name, {})[size] = text
+    found = (growth(each, name, by_size) for name, by_size in made.items())
+    yield from (f"{each.place} {each.pattern.pattern!r:.90}: {words}" for words in found if words)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1800)
+def test_no_expression_of_the_source_is_steep(capsys: pytest.CaptureFixture[str]) -> None:
+    failures = [found for each in patterns() if each.place not in OWN for found in steep(each)]
+    with capsys.disabled():
+        print(f"\n{len(patterns())} expressions tried, {len(failures)} steep texts")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [r"worker \(pid[^)]*\) is killed", r"(?m)^\s*\[rank\d+\]:", r"a for\s+.+\s*$", r"ub_\w*_rs"],
+)
+def test_the_oracle_sees_a_steep_expression(expression: str) -> None:
+    assert any(steep(Pattern("here", re.compile(expression))))
+
+
+def test_the_oracle_lets_a_linear_expression_pass() -> None:
+    assert not any(
+        steep(Pattern("here", re.compile(r"worker \(pid[^)]{0,200}+\) is|(?<![0-9])[0-9]++ bytes")))
+    )
