@@ -13,6 +13,7 @@ import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.operators.execution import carry_out
+from fsdpbench.sim.operators.inputs import call_text, numbers_in
 from fsdpbench.sim.operators.known_values import follow
 from fsdpbench.sim.operators.plans import Plan, make_plan, sparse_refused
 from fsdpbench.sim.operators.special_operators import SPECIAL_OPERATORS
@@ -102,7 +103,8 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
         if plan is None:
             accelerator.require_started()
             plan = plans[frozen] = _plan_of(operator, frozen, args, kwargs)
-        result = carry_out(plan, tensors)
+        inputs = "" if accelerator.trace is None else _inputs_of(plan, operator, args, kwargs, by_type)
+        result = carry_out(plan, tensors, inputs)
         if accelerator.known_values:
             follow(operator, args, kwargs, result)
         return result
@@ -120,6 +122,17 @@ def _plan_of(operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs
         plan = make_plan(ACCELERATOR, operator, args, kwargs)
         shared.add(operator, call, plan)
     return plan
+
+
+def _inputs_of(
+    plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
+) -> str:
+    """What a trace says of the call's inputs."""
+    numbers = numbers_in((*args, *kwargs.values())) if by_type else ()
+    found = plan.inputs.get(numbers)
+    if found is None:
+        found = plan.inputs[numbers] = call_text(operator, args, kwargs)
+    return found
 
 
 def forget_plans() -> None:

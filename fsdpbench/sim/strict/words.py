@@ -19,6 +19,9 @@ _CPP_TYPES = {
     torch.bfloat16: "c10::BFloat16", torch.int64: "long int", torch.int32: "int", torch.int16: "short int",
     torch.int8: "signed char", torch.uint8: "unsigned char", torch.bool: "bool",
     torch.complex64: "c10::complex<float>", torch.complex128: "c10::complex<double>",
+    torch.uint16: "short unsigned int", torch.uint32: "unsigned int", torch.uint64: "long unsigned int",
+    torch.complex32: "c10::complex<c10::Half>", torch.float8_e4m3fn: "c10::Float8_e4m3fn",
+    torch.float8_e5m2: "c10::Float8_e5m2", torch.float8_e8m0fnu: "c10::Float8_e8m0fnu",
 }  # fmt: skip
 
 

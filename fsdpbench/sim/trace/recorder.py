@@ -58,15 +58,13 @@ class TraceRecorder:
             len(self._host) + len(self._device) + len(self._syncs) + len(self._memory) + len(self._instants)
         )
 
-    def cpu_op(
-        self, name: str, start_ns: int, end_ns: int, input_shapes: Sequence[Sequence[int]] | None = None
-    ) -> None:
-        """An operator on the main CPU thread."""
-        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.OPERATOR, name, 0, input_shapes))
+    def cpu_op(self, name: str, start_ns: int, end_ns: int, inputs: str = "") -> None:
+        """An operator on the main CPU thread; `inputs`: as `call_text` and `inputs_text` write them."""
+        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.OPERATOR, name, 0, inputs))
 
     def annotation(self, name: str, start_ns: int, end_ns: int) -> None:
         """A span of ``torch.profiler.record_function`` on the main CPU thread."""
-        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.ANNOTATION, name, 0, None))
+        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.ANNOTATION, name, 0, ""))
 
     def step(self, index: int, start_ns: int, end_ns: int) -> None:
         """``ProfilerStep#index``."""
@@ -76,7 +74,7 @@ class TraceRecorder:
         """A runtime call on the CPU (cudaMalloc, cudaFree, cudaEventQuery); returns its correlation id."""
         self._correlation += 1
         self._host.append(
-            (start_ns, -end_ns, -len(self._host), HostKind.RUNTIME, name, self._correlation, None)
+            (start_ns, -end_ns, -len(self._host), HostKind.RUNTIME, name, self._correlation, "")
         )
         return self._correlation
 

@@ -118,7 +118,13 @@ def _head(header: TraceHeader, name: str) -> str:
     label = {
         "device": "sim",
         "simulated": True,
-        "hardware": {"name": profile.name, "source": profile.source, "links": _links(header)},
+        "hardware": {
+            "name": profile.name,
+            "source": profile.source,
+            "links": _links(header),
+            "peak_flops": profile.narrow_peak_flops | profile.peak_flops,
+            "memory_bytes_per_s": profile.memory_bandwidth,
+        },
     }
     # HTA finds the rank by a pattern that wants a space after the colon.
     distributed = (
@@ -127,8 +133,9 @@ def _head(header: TraceHeader, name: str) -> str:
     )
     return (
         f'{{\n"schemaVersion": 1,\n"fsdpbench": {_json(label)},\n"deviceProperties": [{_json(device)}],\n'
-        f'"distributedInfo": {distributed},\n"profile_memory": 1,\n"displayTimeUnit": "ms",\n'
-        f'"baseTimeNanoseconds": 0,\n"traceName": {_json(name)},\n"traceEvents": [\n'
+        f'"distributedInfo": {distributed},\n"record_shapes": 1,\n"profile_memory": 1,\n'
+        f'"displayTimeUnit": "ms",\n"baseTimeNanoseconds": 0,\n"traceName": {_json(name)},\n'
+        f'"traceEvents": [\n'
     )
 
 
@@ -177,12 +184,11 @@ def _host_events(
     stream_lines: list[str] = []
     external_ids: dict[int, int] = {}
     names: dict[str, str] = {}
-    shapes: dict[Any, str] = {}
     # Open spans: (end, external id, spans by stream or None, quoted name).
     stack: list[tuple[int, int, dict[int, list[int]] | None, str]] = []
     serial = 0
     runtime, is_span = HostKind.RUNTIME, HostKind.ANNOTATION  # members are slow to look up
-    for start, negative_end, _, kind, name, correlation, input_shapes in sorted(host):
+    for start, negative_end, _, kind, name, correlation, inputs in sorted(host):
         end = -negative_end
         while stack and stack[-1][0] <= start:
             _close(stack.pop(), stream_lines)
@@ -204,12 +210,8 @@ def _host_events(
         else:
             serial += 1
             args = f'"External id":{serial}'
-            if input_shapes is not None:
-                key = tuple(map(tuple, input_shapes))
-                text = shapes.get(key)
-                if text is None:
-                    text = shapes[key] = _json(key)
-                args += f',"Input Dims":{text}'
+            if inputs:
+                args += "," + inputs
             spans: dict[int, list[int]] | None = {} if kind is is_span else None
             stack.append((end, serial, spans, quoted))
         lines.append(
