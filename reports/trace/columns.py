@@ -34,7 +34,7 @@ from fsdpbench.reports.trace.model import (
     RetryEvents,
 )
 from fsdpbench.reports.trace.same_instant import in_order
-from fsdpbench.reports.trace.shaped import SHAPED, call_of
+from fsdpbench.reports.trace.shaped import call_of, is_shaped
 from fsdpbench.reports.trace.text.raw import ExactEvent, FloatEvent
 from fsdpbench.reports.trace.times import from_digits, from_floats
 
@@ -43,6 +43,7 @@ DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:", "emulated:")
 """Annotations that process groups, torch's and ours, write around a collective."""
 
+_NO_SIZES = (b"", b"[]", b"null")
 # Plain integers: an enum's members are slow to look up, and to convert.
 _NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}
 _MODULE = int(Category.MODULE)
@@ -85,7 +86,7 @@ class ColumnBuilder:
         self._rows = 0
         self._collectives: dict[int, CollectiveInfo] = {}
         self._calls: dict[int, OperatorCall] = {}
-        self._known_calls: dict[OperatorCall, OperatorCall] = {}
+        self._known_calls: dict[tuple[Any, ...], OperatorCall] = {}
         self._memory = InstantColumns(MemoryEvents)
         self._retries = InstantColumns(RetryEvents)
         self._incomplete = self._uncategorised = self._broken = 0
@@ -214,13 +215,18 @@ class ColumnBuilder:
 
     def _add_operators(self, events: Sequence[AnyEvent], category: Any) -> None:
         operators = np.flatnonzero(category == Category.CPU_OP).tolist()
-        rows = [row for row in operators if events[row].name in SHAPED]
+        rows = [row for row in operators if is_shaped(events[row].name)]
         arguments, broken = decode_arguments([events[row].args for row in rows], CalledArguments)
         self._broken += broken
         for row, each in zip(rows, arguments, strict=True):
-            call = call_of(each)
-            if call is not None:
-                self._calls[self._rows + row] = self._known_calls.setdefault(call, call)
+            key = (bytes(each.sizes), bytes(each.types), bytes(each.values), each.gigabytes)
+            call = self._known_calls.get(key)
+            if call is None:
+                call = self._known_calls[key] = call_of(each)
+            if call.sizes:
+                self._calls[self._rows + row] = call
+            else:
+                self._broken += key[0] not in _NO_SIZES
 
     def _add_spans(self, events: Sequence[AnyEvent], category: Any) -> None:
         annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()

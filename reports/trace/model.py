@@ -118,11 +118,12 @@ class CollectiveInfo:
 class OperatorCall:
     """What an operator was called with (`record_shapes`): for each input its sizes (none for what is not a
     tensor, or has no dimension), its type and, where it is a plain value, its text; all as the file has
-    them."""
+    them. moved: bytes, where a fused kernel states them."""
 
     sizes: tuple[tuple[int, ...], ...]
     types: tuple[str, ...]
     values: tuple[str, ...]
+    moved: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,7 +103,9 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
         if plan is None:
             accelerator.require_started()
             plan = plans[frozen] = _plan_of(operator, frozen, args, kwargs)
-        inputs = "" if accelerator.trace is None else _inputs_of(plan, operator, args, kwargs, by_type)
+        inputs = ""
+        if accelerator.trace is not None:
+            inputs = plan.inputs.get(()) or _inputs_of(plan, operator, args, kwargs, by_type)
         result = carry_out(plan, tensors, inputs)
         if accelerator.known_values:
             follow(operator, args, kwargs, result)

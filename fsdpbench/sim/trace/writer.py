@@ -27,7 +27,7 @@ from fsdpbench.sim.trace.events import (
 
 HOST_PID = 1000
 GPU_PID = 0
-_DEVICE_TYPE_CUDA = 1
+_ON_HOST = f'"pid":{HOST_PID},"tid":{HOST_PID}'
 _GZIP_LEVEL = 1
 _DECIMALS = [f".{thousandths:03d}" for thousandths in range(1000)]
 """Thousands of times are written; looking decimals up takes half as long as formatting them."""
@@ -183,19 +183,25 @@ def _host_events(
     lines: list[str] = []
     stream_lines: list[str] = []
     external_ids: dict[int, int] = {}
-    names: dict[str, str] = {}
+    names: dict[tuple[HostKind, str], tuple[str, str]] = {}
     # Open spans: (end, external id, spans by stream or None, quoted name).
     stack: list[tuple[int, int, dict[int, list[int]] | None, str]] = []
     serial = 0
+    decimals = _DECIMALS
     runtime, is_span = HostKind.RUNTIME, HostKind.ANNOTATION  # members are slow to look up
     for start, negative_end, _, kind, name, correlation, inputs in sorted(host):
         end = -negative_end
         while stack and stack[-1][0] <= start:
             _close(stack.pop(), stream_lines)
-        quoted = names.get(name)
-        if quoted is None:
-            quoted = names[name] = _json(name)
-        begin = _us(start)
+        known = names.get((kind, name))
+        if known is None:
+            quoted = _json(name)
+            known = names[kind, name] = (
+                quoted,
+                f'{{"ph":"X","cat":"{_CATEGORIES[kind]}","name":{quoted},{_ON_HOST},"ts":',
+            )
+        quoted, beginning = known
+        begin, span = f"{start // 1000}{decimals[start % 1000]}", end - start  # `_us`, without a call
         if kind is runtime:
             external = stack[-1][1] if stack else 0
             external_ids[correlation] = external
@@ -203,8 +209,7 @@ def _host_events(
             event = launched.get(correlation)
             if event is not None:
                 lines.append(
-                    f'{{"ph":"s","id":{correlation},"pid":{HOST_PID},"tid":{HOST_PID},"ts":{begin},'
-                    f'"cat":"ac2g","name":"ac2g"}}'
+                    f'{{"ph":"s","id":{correlation},{_ON_HOST},"ts":{begin},"cat":"ac2g","name":"ac2g"}}'
                 )
                 _extend_spans(stack, event)
         else:
@@ -214,10 +219,7 @@ def _host_events(
                 args += "," + inputs
             spans: dict[int, list[int]] | None = {} if kind is is_span else None
             stack.append((end, serial, spans, quoted))
-        lines.append(
-            f'{{"ph":"X","cat":"{_CATEGORIES[kind]}","name":{quoted},"pid":{HOST_PID},"tid":{HOST_PID},'
-            f'"ts":{begin},"dur":{_us(end - start)},"args":{{{args}}}}}'
-        )
+        lines.append(f'{beginning}{begin},"dur":{span // 1000}{decimals[span % 1000]},"args":{{{args}}}}}')
     while stack:
         _close(stack.pop(), stream_lines)
     return lines, external_ids, stream_lines
@@ -295,10 +297,10 @@ def _sync_events(syncs: Sequence[CudaSync], external_ids: Mapping[int, int]) -> 
 
 def _memory_events(memory: Sequence[MemoryEvent]) -> list[str]:
     return [
-        f'{{"ph":"i","cat":"cpu_instant_event","s":"t","name":"[memory]","pid":{HOST_PID},"tid":{HOST_PID},'
-        f'"ts":{_us(time_ns)},"args":{{"Total Reserved":{reserved},"Total Allocated":{allocated},'
+        f'{{"ph":"i","cat":"cpu_instant_event","s":"t","name":"[memory]",{_ON_HOST},'
+        f'"ts":{time_ns // 1000}{_DECIMALS[time_ns % 1000]},"args":{{"Total Reserved":{reserved},"Total Allocated":{allocated},'
         f'{_active(active)}"Bytes":{nbytes},"Addr":{address},'
-        f'"Device Id":0,"Device Type":{_DEVICE_TYPE_CUDA}}}}}'
+        f'"Device Id":0,"Device Type":1}}}}'
         for time_ns, address, nbytes, allocated, active, reserved in memory
     ]
 
@@ -309,6 +311,6 @@ def _active(active: int) -> str:
 
 def _instant(name: str, time_ns: int, args: Mapping[str, Any]) -> str:
     return (
-        f'{{"ph":"i","cat":"cpu_instant_event","s":"t","name":{_json(name)},"pid":{HOST_PID},"tid":{HOST_PID},'
+        f'{{"ph":"i","cat":"cpu_instant_event","s":"t","name":{_json(name)},{_ON_HOST},'
         f'"ts":{_us(time_ns)},"args":{_json(args)}}}'
     )

@@ -12,7 +12,15 @@ from functools import lru_cache
 from math import prod
 
 from fsdpbench.reports.trace import OperatorCall, dtype_bytes
-from fsdpbench.reports.trace.shaped import ATTENTION, CONVOLUTIONS, PASSES, PRODUCTS, SCALED_PRODUCTS
+from fsdpbench.reports.trace.shaped import (
+    ATTENTION,
+    CONVOLUTIONS,
+    GROUPED,
+    PASSES,
+    PRODUCTS,
+    REDUCTIONS,
+    SCALED_PRODUCTS,
+)
 
 _IS_CAUSAL = {
     "_scaled_dot_product_flash_attention": 4,
@@ -25,8 +33,9 @@ _IS_CAUSAL = {
 """Where "causal" stands among the inputs (native_functions.yaml)."""
 
 _OUT_DTYPE = {"_scaled_mm": 6, "_scaled_mm_v2": 9}
-_BYTES_OF_OUT = {"5": 2, "6": 4, "15": 2}
-"""Of float16, float32 and bfloat16, as torch numbers types; else the result is as narrow as what is read."""
+_BYTES_OF = {"5": 2, "6": 4, "7": 8, "15": 2}
+"""Of float16, float32, float64 and bfloat16, as torch numbers types; another result is as wide as what is
+read."""
 
 _MOST_FLOPS = 1 << 80
 _MOST_ELEMENTS = 1 << 50
@@ -47,8 +56,12 @@ def cost_of(name: str, call: OperatorCall) -> CallCost:
     """Of an operator by its name (`aten::mm`)."""
     short = name.removeprefix("aten::")
     first = next((kind for size, kind in zip(call.sizes, call.types, strict=True) if size and kind), "")
+    if call.moved is not None:
+        return CallCost(None, call.moved, first)
     rule = _RULES.get(short)
     try:
+        if short in _BY_TYPE:
+            return CallCost(None, _one_pass(short, call), first)
         flops, elements = rule(short, call) if rule is not None else (None, None)
     except (IndexError, ValueError):  # shapes that this operator does not have
         flops, elements = None, None
@@ -74,9 +87,21 @@ def _scaled_product(name: str, call: OperatorCall) -> tuple[int | None, int | No
     if flops is None or elements is None:
         return None, None
     (m, _), (_, n) = call.sizes[:2]
-    each_of_out = _BYTES_OF_OUT.get(call.values[_OUT_DTYPE[name]], 1)
+    each_of_out = _BYTES_OF.get(call.values[_OUT_DTYPE[name]], 1)
     packed = 2 if "float4" in call.types[0].lower() else 1
     return packed * flops, elements + (each_of_out - 1) * m * n
+
+
+def _grouped_product(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
+    """Rows of one matrix, or columns of the other, divided among groups; or a product of each group."""
+    left, right = call.sizes[:2]
+    (*groups, m, k), (*others, inner, n) = left, right
+    if k != inner or len(groups) > 1 or len(others) > 1:
+        return None, None
+    many = groups[0] if groups and others else 1
+    # Where the inner dimension is divided, each group has a result.
+    results = many if groups or others else (call.sizes[2] or (1,))[0]
+    return 2 * many * m * n * k, prod(left) + prod(right) + results * m * n
 
 
 def _convolution(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
@@ -130,24 +155,33 @@ def _attention(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
     return flops // 2 if causal == "True" else flops, moved
 
 
-def _one_pass(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
-    elements = [prod(size) for size in call.sizes if size]
-    if not elements:
-        return None, None
-    read = 0 if name in ("fill_", "zero_") else sum(elements)
-    if name == "copy_":
-        read = elements[-1]
-    return None, read + max(elements)
+def _one_pass(name: str, call: OperatorCall) -> int | None:
+    """Bytes: each input read in its type, and as much written as the largest of them has."""
+    elements = [
+        (prod(size), dtype_bytes(kind)) for size, kind in zip(call.sizes, call.types, strict=True) if size
+    ]
+    if not elements or sum(count for count, _ in elements) > _MOST_ELEMENTS:
+        return None
+    moved = [count * each for count, each in elements if each is not None]
+    if len(moved) < len(elements):
+        return None
+    written = 0 if name in REDUCTIONS else max(moved)
+    if name == "_to_copy":
+        written = elements[0][0] * (_BYTES_OF.get(call.values[1]) or elements[0][1] or 0)
+    if name in ("fill_", "zero_"):
+        return written
+    return written + (moved[-1] if name == "copy_" else sum(moved))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.strip("[] ").split(",") if word.strip())
 
 
+_BY_TYPE = frozenset((*PASSES, *REDUCTIONS))
 _RULES: dict[str, Callable[[str, OperatorCall], tuple[int | None, int | None]]] = {
     **dict.fromkeys(PRODUCTS, _product),
     **dict.fromkeys(SCALED_PRODUCTS, _scaled_product),
     **dict.fromkeys(CONVOLUTIONS, _convolution),
     **dict.fromkeys(ATTENTION, _attention),
-    **dict.fromkeys(PASSES, _one_pass),
+    GROUPED: _grouped_product,
 }
