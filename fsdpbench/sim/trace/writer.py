@@ -183,8 +183,8 @@ def _host_events(
     lines: list[str] = []
     stream_lines: list[str] = []
     external_ids: dict[int, int] = {}
-    names: dict[tuple[HostKind, str], tuple[str, str]] = {}
-    # Open spans: (end, external id, spans by stream or None, quoted name).
+    beginnings: list[dict[str, str]] = [{} for _ in HostKind]
+    # Open spans: (end, external id, spans by stream or None, name).
     stack: list[tuple[int, int, dict[int, list[int]] | None, str]] = []
     serial = 0
     decimals = _DECIMALS
@@ -193,14 +193,10 @@ def _host_events(
         end = -negative_end
         while stack and stack[-1][0] <= start:
             _close(stack.pop(), stream_lines)
-        known = names.get((kind, name))
-        if known is None:
-            quoted = _json(name)
-            known = names[kind, name] = (
-                quoted,
-                f'{{"ph":"X","cat":"{_CATEGORIES[kind]}","name":{quoted},{_ON_HOST},"ts":',
-            )
-        quoted, beginning = known
+        beginning = beginnings[kind].get(name)
+        if beginning is None:
+            beginning = f'{{"ph":"X","cat":"{_CATEGORIES[kind]}","name":{_json(name)},{_ON_HOST},"ts":'
+            beginnings[kind][name] = beginning
         begin, span = f"{start // 1000}{decimals[start % 1000]}", end - start  # `_us`, without a call
         if kind is runtime:
             external = stack[-1][1] if stack else 0
@@ -218,7 +214,7 @@ def _host_events(
             if inputs:
                 args += "," + inputs
             spans: dict[int, list[int]] | None = {} if kind is is_span else None
-            stack.append((end, serial, spans, quoted))
+            stack.append((end, serial, spans, name))
         lines.append(f'{beginning}{begin},"dur":{span // 1000}{decimals[span % 1000]},"args":{{{args}}}}}')
     while stack:
         _close(stack.pop(), stream_lines)
@@ -242,10 +238,10 @@ def _extend_spans(
 
 
 def _close(entry: tuple[int, int, dict[int, list[int]] | None, str], lines: list[str]) -> None:
-    _, external, spans, quoted = entry
+    _, external, spans, name = entry
     for stream, (start, end) in (spans or {}).items():
         lines.append(
-            f'{{"ph":"X","cat":"gpu_user_annotation","name":{quoted},"pid":{GPU_PID},"tid":{stream},'
+            f'{{"ph":"X","cat":"gpu_user_annotation","name":{_json(name)},"pid":{GPU_PID},"tid":{stream},'
             f'"ts":{_us(start)},"dur":{_us(end - start)},"args":{{"External id":{external}}}}}'
         )
 
@@ -298,8 +294,8 @@ def _sync_events(syncs: Sequence[CudaSync], external_ids: Mapping[int, int]) -> 
 def _memory_events(memory: Sequence[MemoryEvent]) -> list[str]:
     return [
         f'{{"ph":"i","cat":"cpu_instant_event","s":"t","name":"[memory]",{_ON_HOST},'
-        f'"ts":{time_ns // 1000}{_DECIMALS[time_ns % 1000]},"args":{{"Total Reserved":{reserved},"Total Allocated":{allocated},'
-        f'{_active(active)}"Bytes":{nbytes},"Addr":{address},'
+        f'"ts":{time_ns // 1000}{_DECIMALS[time_ns % 1000]},"args":{{"Total Reserved":{reserved},'
+        f'"Total Allocated":{allocated},{_active(active)}"Bytes":{nbytes},"Addr":{address},'
         f'"Device Id":0,"Device Type":1}}}}'
         for time_ns, address, nbytes, allocated, active, reserved in memory
     ]

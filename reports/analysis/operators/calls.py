@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,12 +42,11 @@ class CallGroup:
 
     def rate(self, time: int) -> Rate:
         """Their work over `time`; nothing where it is not known."""
-        flops, moved = self.cost.flops, self.cost.bytes
-        if flops is None and moved is None:
+        if self.cost.flops is None and self.cost.bytes is None:
             return Rate()
-        return Rate(
-            time, *(None if each is None else each * self.count for each in (flops, moved, self.least))
-        )
+        one = (self.cost.flops, self.cost.bytes, self.least)
+        whole: list[Any] = [None if each is None else each * self.count for each in one]
+        return Rate(time, *whole)
 
 
 def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) -> list[CallGroup]:
