@@ -52,6 +52,7 @@ class CalledArguments(Struct, frozen=True, gc=False):
     sizes: Raw = field(name="Input Dims", default=ABSENT)
     types: Raw = field(name="Input type", default=ABSENT)
     values: Raw = field(name="Concrete Inputs", default=ABSENT)
+    strides: Raw = field(name="Input Strides", default=ABSENT)
     gigabytes: Number | None = field(name="kernel_num_gb", default=None)
 
 

@@ -219,7 +219,8 @@ class ColumnBuilder:
         arguments, broken = decode_arguments([events[row].args for row in rows], CalledArguments)
         self._broken += broken
         for row, each in zip(rows, arguments, strict=True):
-            key = (bytes(each.sizes), bytes(each.types), bytes(each.values), each.gigabytes)
+            texts = (each.sizes, each.types, each.values, each.strides)
+            key = (*map(bytes, texts), each.gigabytes)
             call = self._known_calls.get(key)
             if call is None:
                 call = self._known_calls[key] = call_of(each)

@@ -118,11 +118,13 @@ class CollectiveInfo:
 class OperatorCall:
     """What an operator was called with (`record_shapes`): for each input its sizes (none for what is not a
     tensor, or has no dimension), its type and, where it is a plain value, its text; all as the file has
-    them. moved: bytes, where a fused kernel states them."""
+    them. strides: of each input, as far as they are known.  moved: bytes, where a fused kernel states them.
+    """
 
     sizes: tuple[tuple[int, ...], ...]
     types: tuple[str, ...]
     values: tuple[str, ...]
+    strides: tuple[tuple[int, ...], ...] = ()
     moved: int | None = None
 
 

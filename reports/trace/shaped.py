@@ -52,11 +52,13 @@ def is_shaped(name: str) -> bool:
 
 def call_of(arguments: CalledArguments) -> OperatorCall:
     """The call, of plain and bounded values; without sizes where the file tells none that could be."""
-    sizes, types, values = map(_decoded, (arguments.sizes, arguments.types, arguments.values))
+    texts = (arguments.sizes, arguments.types, arguments.values, arguments.strides)
+    sizes, types, values, strides = map(_decoded, texts)
     count = len(sizes) if len(sizes) <= _MOST_INPUTS else 0
     gigabytes = arguments.gigabytes
     moved = round(gigabytes * 1e9) if gigabytes and 0 < gigabytes < _LARGEST / 1e9 else None
-    return OperatorCall(tuple(map(_shape, sizes[:count])), _texts(types, count), _texts(values, count), moved)
+    shapes, steps = (tuple(map(_shape, each[:count])) for each in (sizes, strides))
+    return OperatorCall(shapes, _texts(types, count), _texts(values, count), steps, moved)
 
 
 def _decoded(text: Raw) -> list[Any]:

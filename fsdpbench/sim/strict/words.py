@@ -20,8 +20,7 @@ _CPP_TYPES = {
     torch.int8: "signed char", torch.uint8: "unsigned char", torch.bool: "bool",
     torch.complex64: "c10::complex<float>", torch.complex128: "c10::complex<double>",
     torch.uint16: "short unsigned int", torch.uint32: "unsigned int", torch.uint64: "long unsigned int",
-    torch.complex32: "c10::complex<c10::Half>", torch.float8_e4m3fn: "c10::Float8_e4m3fn",
-    torch.float8_e5m2: "c10::Float8_e5m2", torch.float8_e8m0fnu: "c10::Float8_e8m0fnu",
+    torch.complex32: "c10::complex<c10::Half>",
 }  # fmt: skip
 
 
@@ -56,7 +55,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 def cpp_type(tensor: torch.Tensor) -> str:
     """`float`, `c10::BFloat16`, ..."""
-    return _CPP_TYPES.get(tensor.dtype, str(tensor.dtype))
+    return _CPP_TYPES.get(tensor.dtype) or f"c10::{str(tensor.dtype).removeprefix('torch.').capitalize()}"
 
 
 def legacy_type(tensor: torch.Tensor) -> str:

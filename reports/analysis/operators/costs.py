@@ -33,9 +33,8 @@ _IS_CAUSAL = {
 """Where "causal" stands among the inputs (native_functions.yaml)."""
 
 _OUT_DTYPE = {"_scaled_mm": 6, "_scaled_mm_v2": 9}
-_BYTES_OF = {"5": 2, "6": 4, "7": 8, "15": 2}
-"""Of float16, float32, float64 and bfloat16, as torch numbers types; another result is as wide as what is
-read."""
+_BYTES_OF = {"4": 8, "5": 2, "6": 4, "7": 8, "11": 1, "15": 2, "23": 1, "24": 1, "44": 1}
+"""By type as torch numbers them: int64, float16, float32, float64, bool, bfloat16, and three of 8 bits."""
 
 _MOST_FLOPS = 1 << 80
 _MOST_ELEMENTS = 1 << 50
@@ -63,7 +62,7 @@ def cost_of(name: str, call: OperatorCall) -> CallCost:
         if short in _BY_TYPE:
             return CallCost(None, _one_pass(short, call), first)
         flops, elements = rule(short, call) if rule is not None else (None, None)
-    except (IndexError, ValueError):  # shapes that this operator does not have
+    except (IndexError, KeyError, ValueError):  # shapes that this operator does not have
         flops, elements = None, None
     if (flops or 0) > _MOST_FLOPS or (elements or 0) > _MOST_ELEMENTS:
         flops, elements = None, None
@@ -156,21 +155,24 @@ def _attention(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
 
 
 def _one_pass(name: str, call: OperatorCall) -> int | None:
-    """Bytes: each input read in its type, and as much written as the largest of them has."""
-    elements = [
-        (prod(size), dtype_bytes(kind)) for size, kind in zip(call.sizes, call.types, strict=True) if size
-    ]
-    if not elements or sum(count for count, _ in elements) > _MOST_ELEMENTS:
+    """Bytes: each input read in its type, and as much written as the largest of them has. Of what is expanded
+    (stride 0) each element is read once."""
+    read, whole = [], []
+    for place, size in enumerate(call.sizes):
+        each = dtype_bytes(call.types[place] or None)
+        if size and each is None:
+            return None
+        if size and each is not None:
+            steps = call.strides[place] if place < len(call.strides) else size
+            whole.append(prod(size) * each)
+            read.append(prod(count for count, step in zip(size, steps, strict=False) if step) * each)
+    if not whole or sum(whole) > _MOST_ELEMENTS:
         return None
-    moved = [count * each for count, each in elements if each is not None]
-    if len(moved) < len(elements):
-        return None
-    written = 0 if name in REDUCTIONS else max(moved)
-    if name == "_to_copy":
-        written = elements[0][0] * (_BYTES_OF.get(call.values[1]) or elements[0][1] or 0)
     if name in ("fill_", "zero_"):
-        return written
-    return written + (moved[-1] if name == "copy_" else sum(moved))
+        return whole[0]
+    if name == "_to_copy" and call.values[1]:
+        return read[0] + prod(call.sizes[0]) * _BYTES_OF[call.values[1]]
+    return (read[-1] if name == "copy_" else sum(read)) + (0 if name in REDUCTIONS else max(whole))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
