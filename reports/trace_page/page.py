@@ -157,12 +157,7 @@ def _across(analysis: Analysis) -> list[str]:
 def _content(rank: RankAnalysis) -> dict[str, Any]:
     """For the page's script, which also draws a sweep's configurations."""
     return {
-        "problem": None,
-        "timeline": None,
-        "memory": None,
-        "held": None,
-        "held_by_unit": None,
-        "ranks": None,
+        **dict.fromkeys(("problem", "timeline", "memory", "held", "held_by_unit", "ranks")),
         "settings": [],
         "results": _results(rank),
         "links": [],

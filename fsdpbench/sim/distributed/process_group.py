@@ -252,17 +252,15 @@ _CPU_OPS = {
 def _inputs_of(kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any) -> str:
     """What a trace says of a collective's inputs; groups and reductions have no text there."""
     source, target = (each[0] if len(each) == 1 else each for each in (inputs, outputs))
-    last = (_is_asynchronous(opts), -1)
-    if kind in ("all_gather", "reduce_scatter"):
-        between: tuple[Any, ...] = (None,) * (1 + (kind == "reduce_scatter"))
-        return inputs_text((target, source, *between, *last))
-    if kind == "all_to_all":
-        return inputs_text((target, source, None, [], [], *last))
-    if kind == "broadcast":
-        return inputs_text((outputs, None, getattr(opts, "rootRank", 0), 0, *last))
-    if kind == "barrier":
-        return inputs_text((None, None, [], *last))
-    return inputs_text((outputs, None, None, None, *last))
+    by_kind: dict[str, tuple[Any, ...]] = {
+        "all_gather": (target, source, None),
+        "reduce_scatter": (target, source, None, None),
+        "all_to_all": (target, source, None, [], []),
+        "broadcast": (outputs, None, getattr(opts, "rootRank", 0), 0),
+        "barrier": (None, None, []),
+    }
+    told = by_kind.get(kind, (outputs, None, None, None))
+    return inputs_text((*told, _is_asynchronous(opts), -1))
 
 
 def register_backend() -> None:

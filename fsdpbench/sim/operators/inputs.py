@@ -46,16 +46,11 @@ def inputs_text(values: Iterable[Any]) -> str:
     return _text(_input(value, "") for value in values)
 
 
-def numbers_in(values: Iterable[Any]) -> tuple[Any, ...]:
+def numbers_in(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The plain numbers among a call's arguments, which plans of pointwise operators do not depend on."""
-    found: list[Any] = []
-    for value in values:
-        kind = type(value)
-        if kind is float or kind is int:
-            found.append(value)
-        elif (kind is list or kind is tuple) and value and type(value[0]) in _SCALARS:
-            found.append(tuple(value))
-    return tuple(found)
+    lists = [tuple(each) for each in values if isinstance(each, (list, tuple)) and each]
+    numbers = [each for each in values if type(each) in _SCALARS]
+    return (*numbers, *(each for each in lists if type(each[0]) in _SCALARS))
 
 
 def _text(inputs: Iterable[_Input]) -> str:

@@ -38,7 +38,6 @@ _CALLBACK_IDS = {
     "cudaLaunchKernel": 211,
     "cudaLaunchKernelExC": 430,
     "cudaMemcpyAsync": 41,
-    "cudaMemsetAsync": 51,
     "cudaEventRecord": 135,
     "cudaEventSynchronize": 137,
     "cudaEventQuery": 138,
@@ -160,16 +159,13 @@ def _metadata(
     def line(kind: str, pid: int, tid: int, args: Mapping[str, Any]) -> str:
         return f'{{"ph":"M","name":"{kind}","ts":{start},"pid":{pid},"tid":{tid},"args":{_json(args)}}}'
 
-    lines = [
-        line("process_name", HOST_PID, 0, {"name": "python"}),
-        line("process_labels", HOST_PID, 0, {"labels": "CPU"}),
-        line("process_sort_index", HOST_PID, 0, {"sort_index": HOST_PID}),
-        line("process_name", GPU_PID, 0, {"name": "python"}),
-        line("process_labels", GPU_PID, 0, {"labels": "GPU 0"}),
-        line("process_sort_index", GPU_PID, 0, {"sort_index": 5_000_000}),
-        line("thread_name", HOST_PID, HOST_PID, {"name": f"thread {HOST_PID} (python)"}),
-        line("thread_sort_index", HOST_PID, HOST_PID, {"sort_index": HOST_PID}),
-    ]
+    lines = []
+    for pid, label, order in ((HOST_PID, "CPU", HOST_PID), (GPU_PID, "GPU 0", 5_000_000)):
+        lines.append(line("process_name", pid, 0, {"name": "python"}))
+        lines.append(line("process_labels", pid, 0, {"labels": label}))
+        lines.append(line("process_sort_index", pid, 0, {"sort_index": order}))
+    lines.append(line("thread_name", HOST_PID, HOST_PID, {"name": f"thread {HOST_PID} (python)"}))
+    lines.append(line("thread_sort_index", HOST_PID, HOST_PID, {"sort_index": HOST_PID}))
     for stream in streams:
         lines.append(line("thread_name", GPU_PID, stream, {"name": f"stream {stream} "}))
         lines.append(line("thread_sort_index", GPU_PID, stream, {"sort_index": stream}))

@@ -78,22 +78,12 @@ def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
         name, call = trace.name_of(row), trace.calls[row]
         cost, word = cost_of(name, call), trace.names[ran] if ran != NOTHING else ""
         # What crosses the host's link, or runs on the host, is not held against the device's memory.
-        roof = chip if on_device and not _FROM_OR_TO_HOST.search(word) else None
-        least, bound = _roof(roof, cost, compute_type(cost.dtype, word))
+        least, bound = None, None
+        if chip is not None and on_device and not _FROM_OR_TO_HOST.search(word):
+            least, bound = chip.roof(cost.flops, cost.bytes, compute_type(cost.dtype, word) or "")
         times = int(time[each].sum()), None if ran == NOTHING else ran, int(kernel_time[each].sum())
         found.append(CallGroup(name, call, cost, len(each), *times, least, bound))
     return found
-
-
-def _roof(chip: Chip | None, cost: CallCost, kind: str | None) -> tuple[float | None, str | None]:
-    """ns at the peak, and what binds there."""
-    if chip is None or (cost.flops is not None and (kind or "") not in chip.peak_flops):
-        return None, None
-    least = chip.least_s(cost.flops, cost.bytes, kind)
-    computing = chip.least_s(cost.flops, None, kind)
-    if least is None:
-        return None, None
-    return least * 1e9, "compute" if computing == least else "memory"
 
 
 def operator_totals(calls: list[CallGroup], total: int) -> tuple[OperatorTotal, ...]:

@@ -32,15 +32,14 @@ class Chip:
     peak_flops: Mapping[str, float]
     memory_bandwidth: float
 
-    def least_s(self, flops: float | None, size: float | None, compute_type: str | None) -> float | None:
-        """The seconds that so many FLOPs and bytes of memory take at the peak; None where neither is known.
-
-        Without a peak for the type only the bytes count, and without bytes only the FLOPs.
-        """
-        peak = self.peak_flops.get(compute_type or "")
-        times = [flops / peak] if flops and peak else []
-        times += [size / self.memory_bandwidth] if size else []
-        return max(times, default=None)
+    def roof(self, flops: float | None, size: float | None, kind: str) -> tuple[float | None, str | None]:
+        """The ns that so many FLOPs of a type and bytes of memory take at the peak, and which of them bind;
+        None where that is not known."""
+        peak = self.peak_flops.get(kind)
+        if (flops is not None and peak is None) or not (flops or size):
+            return None, None
+        computing, moving = (flops or 0) / (peak or 1), (size or 0) / self.memory_bandwidth
+        return max(computing, moving) * 1e9, "compute" if computing >= moving else "memory"
 
 
 def chip_of(trace: Trace, known: Mapping[str, Chip]) -> Chip | None:

@@ -57,12 +57,11 @@ def cost_of(name: str, call: OperatorCall) -> CallCost:
     first = next((kind for size, kind in zip(call.sizes, call.types, strict=True) if size and kind), "")
     if call.moved is not None:
         return CallCost(None, call.moved, first)
-    rule = _RULES.get(short)
     try:
         if short in _BY_TYPE:
             return CallCost(None, _one_pass(short, call), first)
-        flops, elements = rule(short, call) if rule is not None else (None, None)
-    except (IndexError, KeyError, ValueError):  # shapes that this operator does not have
+        flops, elements = _RULES[short](short, call)
+    except (IndexError, KeyError, ValueError):  # an operator, or shapes for it, that are not known
         flops, elements = None, None
     if (flops or 0) > _MOST_FLOPS or (elements or 0) > _MOST_ELEMENTS:
         flops, elements = None, None
@@ -105,13 +104,14 @@ def _grouped_product(name: str, call: OperatorCall) -> tuple[int | None, int | N
 
 def _convolution(name: str, call: OperatorCall) -> tuple[int | None, int | None]:
     if name == "convolution_backward":
-        out, image, weight = call.sizes[:3]
+        result, image, weight = call.sizes[:3]
         wanted = call.values[-1].count("True") if call.values[-1] else 0
-        if len(out) < 3 or len(out) != len(weight) or not wanted:
+        if len(result) < 3 or len(result) != len(weight) or not wanted:
             return None, None
         # The gradient of the bias is no product.
         ways = min(wanted, 2)
-        return ways * 2 * prod(out) * prod(weight[1:]), prod(out) + 2 * (prod(image) + prod(weight))
+        products = ways * 2 * prod(result) * prod(weight[1:])
+        return products, prod(result) + 2 * (prod(image) + prod(weight))
     image, weight = call.sizes[:2]
     stride, padding, dilation = (_numbers(call.values[place]) for place in (3, 4, 5))
     if call.values[6] != "False" or len(image) < 3 or len(image) != len(weight):
@@ -119,16 +119,9 @@ def _convolution(name: str, call: OperatorCall) -> tuple[int | None, int | None]
     spatial = len(image) - 2
     if not (len(stride) == len(padding) == len(dilation) == spatial) or min(stride) < 1:
         return None, None
-    out = (
-        image[0],
-        weight[0],
-        *(
-            (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
-            for size, pad, gap, kernel, step in zip(
-                image[2:], padding, dilation, weight[2:], stride, strict=True
-            )
-        ),
-    )
+    moves = zip(image[2:], padding, dilation, weight[2:], stride, strict=True)
+    spans = [(size + 2 * pad - gap * (kernel - 1) - 1) // step + 1 for size, pad, gap, kernel, step in moves]
+    out = [image[0], weight[0], *spans]
     if min(out) < 1:
         return None, None
     return 2 * prod(out) * prod(weight[1:]), prod(image) + prod(weight) + prod(out)

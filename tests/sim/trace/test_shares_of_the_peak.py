@@ -57,7 +57,6 @@ RUNS = {
     "convolutions": "--model regnet-9b --gpus 16 --hardware a100-40gb --batch 8",
     "offloaded": "--model deepvit-8b --gpus 16 --hardware h100-80gb --batch 8 --cpu-offload true",
     "adapters": "--model llama3-8b --gpus 8 --hardware h100-80gb --batch 1 --lora 16",
-    "graph": "--model gpt-350m --gpus 8 --hardware a100-80gb --batch 4 --graph step --system torch-fsdp2",
     "tensor parallel": "--model llama3-8b --gpus 16 --hardware h100-80gb --batch 2 --tp 4",
 }
 
