@@ -195,14 +195,8 @@ def _results(entry: Ranked) -> list[list[str]]:
     pairs += _sampling(result)
     if result.loss:
         known = [value for value in result.loss if value is not None]
-        pairs.append(
-            (
-                "loss",
-                f"{display.number(known[0], 5)} → {display.number(known[-1], 5)}"
-                if known
-                else display.NOTHING,
-            )
-        )
+        ends = " → ".join(display.number(known[place], 5) for place in (0, -1)) if known else display.NOTHING
+        pairs.append(("loss", ends))
     return [list(pair) for pair in pairs if display.NOTHING not in pair[1].split(" / ")[0]]
 
 

@@ -116,13 +116,10 @@ def _tiles(rank: RankAnalysis) -> list[dict[str, str]]:
     """The first rank's figures in large type."""
     step, total = rank.mean_step, rank.time.total or 1
     where = "GPU" if rank.kind == "gpu" else "CPU"
+    computes = (step.compute_only + step.overlapped) / (step.total or 1)
     tiles = [
         ("Mean step", display.ms(step.total / 1e6), f"ms, rank {rank.rank}"),
-        (
-            f"{where} computes",
-            display.percent((step.compute_only + step.overlapped) / (step.total or 1)),
-            "of it",
-        ),
+        (f"{where} computes", display.percent(computes), "of it"),
         ("Waits for communication", display.percent(rank.time.exposed_communication / total), "exposed"),
         (f"{where} idle", display.percent(rank.time.idle / total), "of the step"),
     ]

@@ -102,7 +102,7 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
         plan = plans.get(frozen)
         if plan is None:
             accelerator.require_started()
-            plan = plans[frozen] = _plan_of(operator, frozen, args, kwargs)
+            plan = plans[frozen] = _plan_of(operator, frozen, args, kwargs, by_type)
         inputs = ""
         if accelerator.trace is not None:
             inputs = plan.inputs.get(()) or _inputs_of(plan, operator, args, kwargs, by_type)
@@ -114,7 +114,9 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _plan_of(operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_of(
+    operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
+) -> Plan:
     """Another process's plan of this call, or a new one."""
     shared = ACCELERATOR.shared_plans
     if shared is None or has_own_price(operator):
@@ -122,6 +124,7 @@ def _plan_of(operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs
     plan = shared.find(operator, call)
     if plan is None:
         plan = make_plan(ACCELERATOR, operator, args, kwargs)
+        _inputs_of(plan, operator, args, kwargs, by_type)  # made once a sweep
         shared.add(operator, call, plan)
     return plan
 
