@@ -118,20 +118,10 @@ class ColumnBuilder:
         self._add_operators(complete, category)
         # The process is part of the lane: two processes may number their threads alike.
         threads = [(event.pid, event.tid) for event in complete]
-        lanes = map(self._lanes.__getitem__, threads)
+        lane = np.fromiter(map(self._lanes.__getitem__, threads), np.int32, len(complete))
         names = map(self._names.__getitem__, [event.name for event in complete])
-        self._chunks.append(
-            Events(
-                start,
-                duration,
-                category,
-                np.fromiter(names, np.int32, len(complete)),
-                np.fromiter(lanes, np.int32, len(complete)),
-                correlation,
-                stream,
-                device,
-            )
-        )
+        name = np.fromiter(names, np.int32, len(complete))
+        self._chunks.append(Events(start, duration, category, name, lane, correlation, stream, device))
         self._placed.append((has_start, has_duration))
         self._rows += len(complete)
 

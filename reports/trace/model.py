@@ -7,7 +7,7 @@ All times are integer nanoseconds on the trace's own clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -86,16 +86,7 @@ class Events:
 
     def columns(self) -> tuple[Any, ...]:
         """The arrays, in the order of their declaration (and of `DTYPES`)."""
-        return (
-            self.start,
-            self.duration,
-            self.category,
-            self.name,
-            self.lane,
-            self.correlation,
-            self.stream,
-            self.device,
-        )
+        return tuple(getattr(self, column.name) for column in fields(self))
 
 
 @dataclass(frozen=True)

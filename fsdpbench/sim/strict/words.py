@@ -50,12 +50,12 @@ def scalar_type(tensor: torch.Tensor) -> str:
 
 def name_of(dtype: torch.dtype) -> str:
     """`Float`, `BFloat16`, ..."""
-    return _SCALAR_TYPES.get(dtype, str(dtype))
+    return _SCALAR_TYPES.get(dtype) or str(dtype).removeprefix("torch.").capitalize()
 
 
 def cpp_type(tensor: torch.Tensor) -> str:
     """`float`, `c10::BFloat16`, ..."""
-    return _CPP_TYPES.get(tensor.dtype) or f"c10::{str(tensor.dtype).removeprefix('torch.').capitalize()}"
+    return _CPP_TYPES.get(tensor.dtype) or f"c10::{scalar_type(tensor)}"
 
 
 def legacy_type(tensor: torch.Tensor) -> str:

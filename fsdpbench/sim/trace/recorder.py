@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.trace.events import (
-    CudaSync,
-    DeviceEvent,
-    HostEvent,
-    HostKind,
-    InstantEvent,
-    MemoryEvent,
-)
+from fsdpbench.sim.trace.events import CudaSync, DeviceEvent, HostEvent, HostKind, InstantEvent, MemoryEvent
 from fsdpbench.sim.trace.nccl import kernel_name, metadata_name
 from fsdpbench.sim.trace.writer import TraceHeader, write_trace
 
@@ -51,12 +44,6 @@ class TraceRecorder:
         self._memory: list[MemoryEvent] = []
         self._instants: list[InstantEvent] = []
         self._correlation = 0
-
-    def __len__(self) -> int:
-        """Number of records so far."""
-        return (
-            len(self._host) + len(self._device) + len(self._syncs) + len(self._memory) + len(self._instants)
-        )
 
     def cpu_op(self, name: str, start_ns: int, end_ns: int, inputs: str = "") -> None:
         """An operator on the main CPU thread; `inputs`: as `call_text` and `inputs_text` write them."""

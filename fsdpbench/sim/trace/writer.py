@@ -16,14 +16,7 @@ from typing import Any
 import msgspec
 
 from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.trace.events import (
-    CudaSync,
-    DeviceEvent,
-    HostEvent,
-    HostKind,
-    InstantEvent,
-    MemoryEvent,
-)
+from fsdpbench.sim.trace.events import CudaSync, DeviceEvent, HostEvent, HostKind, InstantEvent, MemoryEvent
 
 HOST_PID = 1000
 GPU_PID = 0
