@@ -43,7 +43,6 @@ DEVICE_CATEGORIES = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 SPAN_PREFIXES = ("gloo:", "mpi:", "ucc:", "nccl:", "emulated:")
 """Annotations that process groups, torch's and ours, write around a collective."""
 
-_NO_SIZES = (b"", b"[]", b"null")
 # Plain integers: an enum's members are slow to look up, and to convert.
 _NUMBERS = {name: int(category) for name, category in CATEGORIES.items()}
 _MODULE = int(Category.MODULE)
@@ -217,7 +216,7 @@ class ColumnBuilder:
             if call.sizes:
                 self._calls[self._rows + row] = call
             else:
-                self._broken += key[0] not in _NO_SIZES
+                self._broken += not (bytes(each.sizes) or b"[").startswith((b"[", b"null"))
 
     def _add_spans(self, events: Sequence[AnyEvent], category: Any) -> None:
         annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()
