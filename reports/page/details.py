@@ -89,18 +89,10 @@ def _detail(
         "problem": row.problem if row.status is not Status.OK else None,
         "warnings": [],
         "verdict": [],
-        "timeline": None,
         "retries": [],
-        "memory": None,
-        "memory_note": None,
+        **dict.fromkeys(("timeline", "memory", "memory_note", "held", "held_by_unit", "ranks")),
+        **dict.fromkeys(("units", "phases", "idle", "communication")),
         **_soak(row),
-        "held": None,
-        "held_by_unit": None,
-        "ranks": None,
-        "units": None,
-        "phases": None,
-        "idle": None,
-        "communication": None,
         "settings": [[name, display.setting(value)[:2000]] for name, value in row.settings.items()],
         "results": _results(entry),
         "links": links(row),
@@ -203,14 +195,8 @@ def _results(entry: Ranked) -> list[list[str]]:
     pairs += _sampling(result)
     if result.loss:
         known = [value for value in result.loss if value is not None]
-        pairs.append(
-            (
-                "loss",
-                f"{display.number(known[0], 5)} → {display.number(known[-1], 5)}"
-                if known
-                else display.NOTHING,
-            )
-        )
+        ends = " → ".join(display.number(known[place], 5) for place in (0, -1)) if known else display.NOTHING
+        pairs.append(("loss", ends))
     return [list(pair) for pair in pairs if display.NOTHING not in pair[1].split(" / ")[0]]
 
 

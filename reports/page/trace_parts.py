@@ -61,11 +61,7 @@ def _phases(analysis: RankAnalysis) -> dict[str, Any] | None:
     spans = [*((name, parts) for name, parts in analysis.phases.items()), ("step", analysis.time)]
     return island_table(
         Table(
-            (
-                "phase",
-                *("compute only", "overlapped", "exposed", "idle", "in all"),
-                "overlap",
-            ),
+            ("phase", "compute only", "overlapped", "exposed", "idle", "in all", "overlap"),
             tuple(_phase_row(name, parts.per(steps)) for name, parts in spans),
         )
     )

@@ -47,11 +47,13 @@ class SpanArguments(Struct, frozen=True, gc=False):
 
 
 class CalledArguments(Struct, frozen=True, gc=False):
-    """Of an operator: what it was called with (with `record_shapes`)."""
+    """Of an operator: what it was called with (with `record_shapes`), as text; what a fused kernel moves."""
 
-    sizes: list[Any] | None = field(name="Input Dims", default=None)
-    types: list[Any] | None = field(name="Input type", default=None)
-    values: list[Any] | None = field(name="Concrete Inputs", default=None)
+    sizes: Raw = field(name="Input Dims", default=ABSENT)
+    types: Raw = field(name="Input type", default=ABSENT)
+    values: Raw = field(name="Concrete Inputs", default=ABSENT)
+    strides: Raw = field(name="Input Strides", default=ABSENT)
+    gigabytes: Number | None = field(name="kernel_num_gb", default=None)
 
 
 class MemoryArguments(Struct, frozen=True, gc=False):

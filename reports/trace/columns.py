@@ -34,7 +34,7 @@ from fsdpbench.reports.trace.model import (
     RetryEvents,
 )
 from fsdpbench.reports.trace.same_instant import in_order
-from fsdpbench.reports.trace.shaped import SHAPED, call_of
+from fsdpbench.reports.trace.shaped import call_of, is_shaped
 from fsdpbench.reports.trace.text.raw import ExactEvent, FloatEvent
 from fsdpbench.reports.trace.times import from_digits, from_floats
 
@@ -85,7 +85,7 @@ class ColumnBuilder:
         self._rows = 0
         self._collectives: dict[int, CollectiveInfo] = {}
         self._calls: dict[int, OperatorCall] = {}
-        self._known_calls: dict[OperatorCall, OperatorCall] = {}
+        self._known_calls: dict[tuple[Any, ...], OperatorCall] = {}
         self._memory = InstantColumns(MemoryEvents)
         self._retries = InstantColumns(RetryEvents)
         self._incomplete = self._uncategorised = self._broken = 0
@@ -117,20 +117,10 @@ class ColumnBuilder:
         self._add_operators(complete, category)
         # The process is part of the lane: two processes may number their threads alike.
         threads = [(event.pid, event.tid) for event in complete]
-        lanes = map(self._lanes.__getitem__, threads)
+        lane = np.fromiter(map(self._lanes.__getitem__, threads), np.int32, len(complete))
         names = map(self._names.__getitem__, [event.name for event in complete])
-        self._chunks.append(
-            Events(
-                start,
-                duration,
-                category,
-                np.fromiter(names, np.int32, len(complete)),
-                np.fromiter(lanes, np.int32, len(complete)),
-                correlation,
-                stream,
-                device,
-            )
-        )
+        name = np.fromiter(names, np.int32, len(complete))
+        self._chunks.append(Events(start, duration, category, name, lane, correlation, stream, device))
         self._placed.append((has_start, has_duration))
         self._rows += len(complete)
 
@@ -214,13 +204,19 @@ class ColumnBuilder:
 
     def _add_operators(self, events: Sequence[AnyEvent], category: Any) -> None:
         operators = np.flatnonzero(category == Category.CPU_OP).tolist()
-        rows = [row for row in operators if events[row].name in SHAPED]
+        rows = [row for row in operators if is_shaped(events[row].name)]
         arguments, broken = decode_arguments([events[row].args for row in rows], CalledArguments)
         self._broken += broken
         for row, each in zip(rows, arguments, strict=True):
-            call = call_of(each)
-            if call is not None:
-                self._calls[self._rows + row] = self._known_calls.setdefault(call, call)
+            texts = (each.sizes, each.types, each.values, each.strides)
+            key = (*map(bytes, texts), each.gigabytes)
+            call = self._known_calls.get(key)
+            if call is None:
+                call = self._known_calls[key] = call_of(each)
+            if call.sizes:
+                self._calls[self._rows + row] = call
+            else:
+                self._broken += not (bytes(each.sizes) or b"[").startswith((b"[", b"null"))
 
     def _add_spans(self, events: Sequence[AnyEvent], category: Any) -> None:
         annotations = np.flatnonzero(category == Category.USER_ANNOTATION).tolist()

@@ -7,7 +7,7 @@ All times are integer nanoseconds on the trace's own clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, ClassVar
@@ -86,16 +86,7 @@ class Events:
 
     def columns(self) -> tuple[Any, ...]:
         """The arrays, in the order of their declaration (and of `DTYPES`)."""
-        return (
-            self.start,
-            self.duration,
-            self.category,
-            self.name,
-            self.lane,
-            self.correlation,
-            self.stream,
-            self.device,
-        )
+        return tuple(getattr(self, column.name) for column in fields(self))
 
 
 @dataclass(frozen=True)
@@ -118,11 +109,14 @@ class CollectiveInfo:
 class OperatorCall:
     """What an operator was called with (`record_shapes`): for each input its sizes (none for what is not a
     tensor, or has no dimension), its type and, where it is a plain value, its text; all as the file has
-    them."""
+    them. strides: of each input, as far as they are known.  moved: bytes, where a fused kernel states them.
+    """
 
     sizes: tuple[tuple[int, ...], ...]
     types: tuple[str, ...]
     values: tuple[str, ...]
+    strides: tuple[tuple[int, ...], ...] = ()
+    moved: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

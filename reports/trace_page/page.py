@@ -116,13 +116,10 @@ def _tiles(rank: RankAnalysis) -> list[dict[str, str]]:
     """The first rank's figures in large type."""
     step, total = rank.mean_step, rank.time.total or 1
     where = "GPU" if rank.kind == "gpu" else "CPU"
+    computes = (step.compute_only + step.overlapped) / (step.total or 1)
     tiles = [
         ("Mean step", display.ms(step.total / 1e6), f"ms, rank {rank.rank}"),
-        (
-            f"{where} computes",
-            display.percent((step.compute_only + step.overlapped) / (step.total or 1)),
-            "of it",
-        ),
+        (f"{where} computes", display.percent(computes), "of it"),
         ("Waits for communication", display.percent(rank.time.exposed_communication / total), "exposed"),
         (f"{where} idle", display.percent(rank.time.idle / total), "of the step"),
     ]
@@ -157,12 +154,7 @@ def _across(analysis: Analysis) -> list[str]:
 def _content(rank: RankAnalysis) -> dict[str, Any]:
     """For the page's script, which also draws a sweep's configurations."""
     return {
-        "problem": None,
-        "timeline": None,
-        "memory": None,
-        "held": None,
-        "held_by_unit": None,
-        "ranks": None,
+        **dict.fromkeys(("problem", "timeline", "memory", "held", "held_by_unit", "ranks")),
         "settings": [],
         "results": _results(rank),
         "links": [],

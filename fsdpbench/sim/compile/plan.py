@@ -14,6 +14,7 @@ from fsdpbench.sim.compile.cuda_graphs import CapturedGraph
 from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
 from fsdpbench.sim.costs.bandwidth import fused
+from fsdpbench.sim.operators.inputs import inputs_text
 from fsdpbench.sim.tensors.storage import forget, record_of
 from fsdpbench.sim.timing.timeline import Work
 from fsdpbench.sim.trace.records import KernelRecord
@@ -149,7 +150,8 @@ class FusedKernel:
         timeline.launch(accelerator.stream, Work.COMPUTE, duration_ns, payload)
         accelerator.operators_launched += 1
         if trace is not None:
-            trace.cpu_op(launch.name, start, timeline.cpu)
+            told = f'"kernel_backend":"triton","kernel_num_gb":{nbytes / 1e9:.9f},{inputs_text(args)}'
+            trace.cpu_op(launch.name, start, timeline.cpu, told)
 
 
 class _Compiled(CpuCosts):

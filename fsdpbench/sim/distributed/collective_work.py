@@ -10,24 +10,12 @@ from torch.distributed import Work
 from torch.futures import Future
 
 from fsdpbench.sim.accelerator import Accelerator
+from fsdpbench.sim.strict.words import scalar_type
 from fsdpbench.sim.timing.timeline import Marker, Timeline
 from fsdpbench.torch_internals import current_graph_task_id, queue_callback
 
 if TYPE_CHECKING:
     from fsdpbench.sim.trace import TraceRecorder
-
-# How torch writes dtypes in the metadata of a collective.
-_TRACE_DTYPES = {
-    torch.float32: "Float",
-    torch.bfloat16: "BFloat16",
-    torch.float16: "Half",
-    torch.float64: "Double",
-    torch.int64: "Long",
-    torch.int32: "Int",
-    torch.uint8: "Byte",
-    torch.int8: "Char",
-    torch.bool: "Bool",
-}
 
 
 class Communicator(Protocol):
@@ -195,24 +183,15 @@ class CollectiveRecord:
         self.kind = kind
         self.in_elems = sum(tensor.numel() for tensor in inputs)
         self.out_elems = sum(tensor.numel() for tensor in outputs)
-        self.dtype = _TRACE_DTYPES.get(outputs[0].dtype, "Byte") if outputs else "Float"
+        self.dtype = scalar_type(outputs[0]) if outputs else "Float"
         self.launch_start_ns = launch_start_ns
         self.launch_end_ns = launch_end_ns
 
     def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
         """Add the collective to a trace, now that its times are known."""
+        times, group = (self.launch_start_ns, self.launch_end_ns, start_ns, end_ns), self.group
         trace.nccl_kernel(
-            self.kind,
-            stream,
-            self.launch_start_ns,
-            self.launch_end_ns,
-            start_ns,
-            end_ns,
-            in_elems=self.in_elems,
-            out_elems=self.out_elems,
-            dtype=self.dtype,
-            group_size=len(self.group.ranks),
-            group_name=self.group.group_name,
-            group_description=self.group.group_desc,
-            group_ranks=self.group.ranks,
-        )
+            self.kind, stream, *times, in_elems=self.in_elems, out_elems=self.out_elems, dtype=self.dtype,
+            group_size=len(group.ranks), group_name=group.group_name, group_description=group.group_desc,
+            group_ranks=group.ranks,
+        )  # fmt: skip

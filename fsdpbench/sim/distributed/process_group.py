@@ -31,6 +31,7 @@ from fsdpbench.sim.distributed.collective_calls import CollectiveCalls
 from fsdpbench.sim.distributed.collective_work import CollectiveRecord, CollectiveWork
 from fsdpbench.sim.distributed.membership import collective_ranks, total_bytes
 from fsdpbench.sim.distributed.symmetric import gathers_by_copy_engines
+from fsdpbench.sim.operators.inputs import inputs_text
 from fsdpbench.sim.operators.known_values import follow_collective
 from fsdpbench.sim.replay.log import RecordedTimeline
 from fsdpbench.sim.tensors.creation import is_on_device, new_tensor
@@ -111,7 +112,8 @@ class SimProcessGroup(CollectiveCalls):
             accelerator.sanitizer.collective(stream, kind, inputs, outputs, awaited=awaited, group=self._name)
         if accelerator.account is not None:
             accelerator.account.collective(kind, inputs, outputs)
-        self._queue(stream, kind, nbytes, inputs, outputs, (members - 1) * grouping.MEMBER_NS, start)
+        told = "" if accelerator.trace is None else _inputs_of(kind, inputs, outputs, opts)
+        self._queue(stream, kind, nbytes, inputs, outputs, (members - 1) * grouping.MEMBER_NS, start, told)
         if accelerator.known_values:
             reduction = getattr(opts, "reduceOp", None)
             follow_collective(kind, self._group_size, reduction, inputs, outputs)
@@ -155,6 +157,7 @@ class SimProcessGroup(CollectiveCalls):
         outputs: list[torch.Tensor],
         extra_ns: int,
         start: int,
+        told: str,
     ) -> None:
         accelerator = self._accelerator
         timeline = accelerator.timeline
@@ -170,7 +173,7 @@ class SimProcessGroup(CollectiveCalls):
             payload = CollectiveRecord(
                 self, kind, inputs, outputs, launched - accelerator.cpu_costs.launch_ns, launched
             )
-            accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched)
+            accelerator.trace.cpu_op(_CPU_OPS.get(kind, f"c10d::{kind}_"), start, launched, told)
         traffic = accelerator.network.traffic_permille(kind, nbytes, self._ranks, uneven=uneven)
         by_copy_engines = gathers_by_copy_engines(kind, outputs, self._ranks, accelerator.network)
         work = WorkKind.COPY if by_copy_engines else WorkKind.COLLECTIVE
@@ -244,6 +247,20 @@ _CPU_OPS = {
     "all_to_all": "c10d::alltoall_base_",
     "barrier": "c10d::barrier",
 }
+
+
+def _inputs_of(kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], opts: Any) -> str:
+    """What a trace says of a collective's inputs; groups and reductions have no text there."""
+    source, target = (each[0] if len(each) == 1 else each for each in (inputs, outputs))
+    by_kind: dict[str, tuple[Any, ...]] = {
+        "all_gather": (target, source, None),
+        "reduce_scatter": (target, source, None, None),
+        "all_to_all": (target, source, None, [], []),
+        "broadcast": (outputs, None, getattr(opts, "rootRank", 0), 0),
+        "barrier": (None, None, []),
+    }
+    told = by_kind.get(kind, (outputs, None, None, None))
+    return inputs_text((*told, _is_asynchronous(opts), -1))
 
 
 def register_backend() -> None:

@@ -19,8 +19,8 @@ _Tensor = torch.Tensor
 _graph_task = current_graph_task_id
 
 
-def carry_out(plan: Plan, tensors: list[_Tensor]) -> Any:
-    """Allocate, launch, and return what the plan says."""
+def carry_out(plan: Plan, tensors: list[_Tensor], inputs: str = "") -> Any:
+    """Allocate, launch, and return what the plan says; `inputs`: what a trace says of them."""
     accelerator = ACCELERATOR
     timeline = accelerator.timeline
     start = timeline.cpu
@@ -49,7 +49,7 @@ def carry_out(plan: Plan, tensors: list[_Tensor]) -> Any:
             accelerator.sanitizer.kernel(accelerator.stream, plan.name, plan.uses, tensors, fresh)
         _launch(plan)
     if accelerator.trace is not None:
-        accelerator.trace.cpu_op(plan.name, start, timeline.cpu)
+        accelerator.trace.cpu_op(plan.name, start, timeline.cpu, inputs)
     return result
 
 

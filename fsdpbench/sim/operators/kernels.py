@@ -13,6 +13,7 @@ import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.operators.execution import carry_out
+from fsdpbench.sim.operators.inputs import call_text, numbers_in
 from fsdpbench.sim.operators.known_values import follow
 from fsdpbench.sim.operators.plans import Plan, make_plan, sparse_refused
 from fsdpbench.sim.operators.special_operators import SPECIAL_OPERATORS
@@ -101,8 +102,11 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
         plan = plans.get(frozen)
         if plan is None:
             accelerator.require_started()
-            plan = plans[frozen] = _plan_of(operator, frozen, args, kwargs)
-        result = carry_out(plan, tensors)
+            plan = plans[frozen] = _plan_of(operator, frozen, args, kwargs, by_type)
+        inputs = ""
+        if accelerator.trace is not None:
+            inputs = plan.inputs.get(()) or _inputs_of(plan, operator, args, kwargs, by_type)
+        result = carry_out(plan, tensors, inputs)
         if accelerator.known_values:
             follow(operator, args, kwargs, result)
         return result
@@ -110,7 +114,9 @@ def make_kernel(operator: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _plan_of(operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_of(
+    operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
+) -> Plan:
     """Another process's plan of this call, or a new one."""
     shared = ACCELERATOR.shared_plans
     if shared is None or has_own_price(operator):
@@ -118,8 +124,20 @@ def _plan_of(operator: Any, call: tuple[Any, ...], args: tuple[Any, ...], kwargs
     plan = shared.find(operator, call)
     if plan is None:
         plan = make_plan(ACCELERATOR, operator, args, kwargs)
+        _inputs_of(plan, operator, args, kwargs, by_type)  # made once a sweep
         shared.add(operator, call, plan)
     return plan
+
+
+def _inputs_of(
+    plan: Plan, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by_type: bool
+) -> str:
+    """What a trace says of the call's inputs."""
+    numbers = numbers_in((*args, *kwargs.values())) if by_type else ()
+    found = plan.inputs.get(numbers)
+    if found is None:
+        found = plan.inputs[numbers] = call_text(operator, args, kwargs)
+    return found
 
 
 def forget_plans() -> None:

@@ -32,9 +32,13 @@ class Plan:
     ``flops``: compute type and FLOPs of a matrix product, where they are counted.
     ``reshaped``: ``(index, shape, strides, bytes)`` of arguments whose geometry the operator changes.
     ``uses``: what it reads and writes, where the sanitizer runs.
+    ``inputs``: what traces say of its inputs, by the numbers of the call (`inputs.py`).
     """
 
-    __slots__ = ("container", "cost", "cpu_ns", "duration_ns", "flops", "name", "outputs", "reshaped", "uses")
+    __slots__ = (
+        *("container", "cost", "cpu_ns", "duration_ns", "flops", "inputs", "name", "outputs", "reshaped"),
+        "uses",
+    )
 
     def __init__(self, name: str, outputs: list[tuple[Any, ...]], container: Any, cost: OperatorCost) -> None:
         self.name = name
@@ -46,6 +50,7 @@ class Plan:
         self.flops: tuple[str, int] | None = None
         self.reshaped: list[tuple[int, tuple[int, ...], tuple[int, ...], int]] = []
         self.uses: tuple[Use, ...] = ()
+        self.inputs: dict[tuple[Any, ...], str] = {}
 
 
 def make_plan(accelerator: Accelerator, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:

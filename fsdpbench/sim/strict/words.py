@@ -19,6 +19,8 @@ _CPP_TYPES = {
     torch.bfloat16: "c10::BFloat16", torch.int64: "long int", torch.int32: "int", torch.int16: "short int",
     torch.int8: "signed char", torch.uint8: "unsigned char", torch.bool: "bool",
     torch.complex64: "c10::complex<float>", torch.complex128: "c10::complex<double>",
+    torch.uint16: "short unsigned int", torch.uint32: "unsigned int", torch.uint64: "long unsigned int",
+    torch.complex32: "c10::complex<c10::Half>",
 }  # fmt: skip
 
 
@@ -48,12 +50,12 @@ def scalar_type(tensor: torch.Tensor) -> str:
 
 def name_of(dtype: torch.dtype) -> str:
     """`Float`, `BFloat16`, ..."""
-    return _SCALAR_TYPES.get(dtype, str(dtype))
+    return _SCALAR_TYPES.get(dtype) or str(dtype).removeprefix("torch.").capitalize()
 
 
 def cpp_type(tensor: torch.Tensor) -> str:
     """`float`, `c10::BFloat16`, ..."""
-    return _CPP_TYPES.get(tensor.dtype, str(tensor.dtype))
+    return _CPP_TYPES.get(tensor.dtype) or f"c10::{scalar_type(tensor)}"
 
 
 def legacy_type(tensor: torch.Tensor) -> str:

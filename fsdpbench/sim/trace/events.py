@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -15,10 +15,10 @@ class HostKind(IntEnum):
     RUNTIME = 2
 
 
-# (start ns, -end ns, -serial, kind, name, correlation or 0, input shapes or None). Sorting these puts an
-# outer span before the inner ones: earlier start, then later end, then recorded later (a span is recorded
-# when it ends).
-HostEvent = tuple[int, int, int, HostKind, str, int, Sequence[Sequence[int]] | None]
+# (start ns, -end ns, -serial, kind, name, correlation or 0, inputs as JSON members). Sorting these
+# puts an outer span before the inner ones: earlier start, then later end, then recorded later (a span is
+# recorded when it ends).
+HostEvent = tuple[int, int, int, HostKind, str, int, str]
 
 # (category, name, stream, start ns, end ns, correlation, further arguments)
 DeviceEvent = tuple[str, str, int, int, int, int, Mapping[str, Any] | None]

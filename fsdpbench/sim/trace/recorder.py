@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.trace.events import (
-    CudaSync,
-    DeviceEvent,
-    HostEvent,
-    HostKind,
-    InstantEvent,
-    MemoryEvent,
-)
+from fsdpbench.sim.trace.events import CudaSync, DeviceEvent, HostEvent, HostKind, InstantEvent, MemoryEvent
 from fsdpbench.sim.trace.nccl import kernel_name, metadata_name
 from fsdpbench.sim.trace.writer import TraceHeader, write_trace
 
@@ -52,21 +45,13 @@ class TraceRecorder:
         self._instants: list[InstantEvent] = []
         self._correlation = 0
 
-    def __len__(self) -> int:
-        """Number of records so far."""
-        return (
-            len(self._host) + len(self._device) + len(self._syncs) + len(self._memory) + len(self._instants)
-        )
-
-    def cpu_op(
-        self, name: str, start_ns: int, end_ns: int, input_shapes: Sequence[Sequence[int]] | None = None
-    ) -> None:
-        """An operator on the main CPU thread."""
-        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.OPERATOR, name, 0, input_shapes))
+    def cpu_op(self, name: str, start_ns: int, end_ns: int, inputs: str = "") -> None:
+        """An operator on the main CPU thread; `inputs`: as `call_text` and `inputs_text` write them."""
+        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.OPERATOR, name, 0, inputs))
 
     def annotation(self, name: str, start_ns: int, end_ns: int) -> None:
         """A span of ``torch.profiler.record_function`` on the main CPU thread."""
-        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.ANNOTATION, name, 0, None))
+        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.ANNOTATION, name, 0, ""))
 
     def step(self, index: int, start_ns: int, end_ns: int) -> None:
         """``ProfilerStep#index``."""
@@ -75,10 +60,9 @@ class TraceRecorder:
     def runtime(self, name: str, start_ns: int, end_ns: int) -> int:
         """A runtime call on the CPU (cudaMalloc, cudaFree, cudaEventQuery); returns its correlation id."""
         self._correlation += 1
-        self._host.append(
-            (start_ns, -end_ns, -len(self._host), HostKind.RUNTIME, name, self._correlation, None)
-        )
-        return self._correlation
+        correlation = self._correlation
+        self._host.append((start_ns, -end_ns, -len(self._host), HostKind.RUNTIME, name, correlation, ""))
+        return correlation
 
     def kernel(
         self,
@@ -151,22 +135,10 @@ class TraceRecorder:
         words = {"HtoD": "Pageable -> Device", "DtoH": "Device -> Pageable", "DtoD": "Device -> Device"}
         correlation = self.runtime("cudaMemcpyAsync", launch_start_ns, launch_end_ns)
         name = f"Memcpy {kind} ({words[kind]})"
-        args = _bandwidth_args(nbytes, end_ns - start_ns)
+        rate = nbytes / (end_ns - start_ns) if end_ns > start_ns else 0
+        args = {"bytes": nbytes, "memory bandwidth (GB/s)": rate}
         self._device.append(("gpu_memcpy", name, stream, start_ns, end_ns, correlation, args))
         return correlation
-
-    def memset(
-        self, stream: int, launch_start_ns: int, launch_end_ns: int, start_ns: int, end_ns: int, nbytes: int
-    ) -> int:
-        """A fill; returns the correlation id."""
-        correlation = self.runtime("cudaMemsetAsync", launch_start_ns, launch_end_ns)
-        args = _bandwidth_args(nbytes, end_ns - start_ns)
-        self._device.append(("gpu_memset", "Memset (Device)", stream, start_ns, end_ns, correlation, args))
-        return correlation
-
-    def event_record(self, stream: int, event_id: int, start_ns: int, end_ns: int) -> int:
-        """cudaEventRecord on the CPU; returns the correlation id that waits refer to."""
-        return self.runtime("cudaEventRecord", start_ns, end_ns)
 
     def stream_wait_event(
         self,
@@ -185,18 +157,8 @@ class TraceRecorder:
         and ends as busy, which a waiting stream is not.
         """
         correlation = self.runtime("cudaStreamWaitEvent", start_ns, end_ns)
-        self._syncs.append(
-            (
-                "Stream Wait Event",
-                stream,
-                wait_end_ns,
-                wait_end_ns,
-                correlation,
-                event_id,
-                record_stream,
-                record_correlation,
-            )
-        )
+        wait = "Stream Wait Event", stream, wait_end_ns, wait_end_ns, correlation, event_id
+        self._syncs.append((*wait, record_stream, record_correlation))
 
     def event_synchronize(
         self, event_id: int, record_stream: int, record_correlation: int, start_ns: int, end_ns: int
@@ -243,7 +205,3 @@ def _ranks_text(ranks: Sequence[int]) -> str:
         return str(list(ranks))
     head = ", ".join(str(rank) for rank in ranks[:29])
     return f"[{head}, ..., {ranks[-1]}]"
-
-
-def _bandwidth_args(nbytes: int, duration_ns: int) -> dict[str, Any]:
-    return {"bytes": nbytes, "memory bandwidth (GB/s)": nbytes / duration_ns if duration_ns > 0 else 0}

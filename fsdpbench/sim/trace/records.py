@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fsdpbench.sim.timing.timeline import DEFAULT_STREAM
@@ -10,81 +11,62 @@ if TYPE_CHECKING:
     from fsdpbench.sim.trace import TraceRecorder
 
 
+@dataclass(slots=True)
 class KernelRecord:
     """What the trace says of a kernel."""
 
-    __slots__ = ("launch_end_ns", "launch_start_ns", "name")
-
-    def __init__(self, name: str, launch_start_ns: int, launch_end_ns: int) -> None:
-        self.name = name
-        self.launch_start_ns = launch_start_ns
-        self.launch_end_ns = launch_end_ns
+    name: str
+    launch_start_ns: int
+    launch_end_ns: int
 
     def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
         """Add the kernel to a trace, now that its times are known."""
         trace.kernel(self.name, stream, self.launch_start_ns, self.launch_end_ns, start_ns, end_ns)
 
 
+@dataclass(slots=True)
 class MemcpyRecord:
     """What the trace says of a copy between host and device."""
 
-    __slots__ = ("kind", "launch_end_ns", "launch_start_ns", "nbytes")
-
-    def __init__(self, kind: str, nbytes: int, launch_start_ns: int, launch_end_ns: int) -> None:
-        self.kind = kind
-        self.nbytes = nbytes
-        self.launch_start_ns = launch_start_ns
-        self.launch_end_ns = launch_end_ns
+    kind: str
+    nbytes: int
+    launch_start_ns: int
+    launch_end_ns: int
 
     def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
         """Add the copy to a trace, now that its times are known."""
-        trace.memcpy(
-            self.kind, stream, self.launch_start_ns, self.launch_end_ns, start_ns, end_ns, nbytes=self.nbytes
-        )
+        launch = self.launch_start_ns, self.launch_end_ns
+        trace.memcpy(self.kind, stream, *launch, start_ns, end_ns, nbytes=self.nbytes)
 
 
+@dataclass(slots=True)
 class EventRecord:
     """What the trace knows of a recorded event, so that waits can refer to it."""
 
-    __slots__ = ("correlation", "event_id", "stream")
-
-    def __init__(self, event_id: int, stream: int, correlation: int) -> None:
-        self.event_id = event_id
-        self.stream = stream
-        self.correlation = correlation
+    event_id: int
+    stream: int
+    correlation: int
 
     @classmethod
     def write(
         cls, trace: TraceRecorder, event_id: int, stream: int, start_ns: int, end_ns: int
     ) -> EventRecord:
         """Add the record of event number ``event_id``, which took the CPU from start to end."""
-        correlation = trace.event_record(trace_stream(stream), event_id, start_ns, end_ns)
-        return cls(event_id, trace_stream(stream), correlation)
+        return cls(event_id, trace_stream(stream), trace.runtime("cudaEventRecord", start_ns, end_ns))
 
 
+@dataclass(slots=True)
 class WaitRecord:
     """What the trace says of a stream that waits for an event."""
 
-    __slots__ = ("event", "launch_end_ns", "launch_start_ns")
-
-    def __init__(self, event: EventRecord, launch_start_ns: int, launch_end_ns: int) -> None:
-        self.event = event
-        self.launch_start_ns = launch_start_ns
-        self.launch_end_ns = launch_end_ns
+    event: EventRecord
+    launch_start_ns: int
+    launch_end_ns: int
 
     def write(self, trace: TraceRecorder, stream: int, start_ns: int, end_ns: int) -> None:
         """Add the wait to a trace, now that its times are known."""
-        event = self.event
-        trace.stream_wait_event(
-            stream,
-            event.event_id,
-            event.stream,
-            event.correlation,
-            self.launch_start_ns,
-            self.launch_end_ns,
-            start_ns,
-            end_ns,
-        )
+        event = self.event.event_id, self.event.stream, self.event.correlation
+        trace.stream_wait_event(stream, *event, self.launch_start_ns, self.launch_end_ns, start_ns, end_ns)
 
 
 def trace_stream(number: int) -> int:

@@ -7,8 +7,8 @@ product split over K and its sum) the longest stands for the work in the kernels
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -23,26 +23,38 @@ _FROM_OR_TO_HOST = re.compile(r"Memcpy (?!DtoD)|CopyHostToDevice|CopyDeviceToHos
 
 
 @dataclass(frozen=True)
-class TimedCall:
-    """One call: its row, its work, and ns of its kernels; `kernel`: place of the longest in the work, None on
-    a CPU."""
+class CallGroup:
+    """Calls of one operator with the same inputs, most of whose time is of kernels of one name.
+
+    count: of calls.  time: ns of all their kernels.  kernel: index of that name, None on a CPU;
+    kernel_time: ns of these kernels, one a call.  least: ns of a call at the peak, where one is known.
+    """
 
     name: str
     call: OperatorCall
     cost: CallCost
+    count: int
     time: int
     kernel: int | None
+    kernel_time: int
     least: float | None
     bound: str | None
 
+    def rate(self, time: int) -> Rate:
+        """Their work over `time`; nothing where it is not known."""
+        if self.cost.flops is None and self.cost.bytes is None:
+            return Rate()
+        one = (self.cost.flops, self.cost.bytes, self.least)
+        whole: list[Any] = [None if each is None else each * self.count for each in one]
+        return Rate(time, *whole)
 
-def timed_calls(trace: Trace, work: Work, on_device: bool, chip: Chip | None) -> Iterator[TimedCall]:
-    """The calls that launched some of `work` (on a CPU: all of the trace), in the trace's order."""
+
+def call_groups(trace: Trace, work: Work, on_device: bool, chip: Chip | None) -> list[CallGroup]:
+    """The calls that launched some of `work` (on a CPU: all of the trace)."""
     rows = np.fromiter(trace.calls, np.int64, len(trace.calls))
     events = trace.events
-    if not len(rows):
-        return
-    if on_device:
+    kernel, kernel_time = np.full(len(rows), NOTHING, np.int64), np.zeros(len(rows), np.int64)
+    if on_device and len(rows):
         index = index_spans(events.lane[rows], events.start[rows], events.end[rows])
         place = index.innermost(work.launch_lane, work.launch)
         place[work.is_communication] = NOTHING
@@ -50,56 +62,42 @@ def timed_calls(trace: Trace, work: Work, on_device: bool, chip: Chip | None) ->
         duration = (work.end - work.start)[mine]
         time = np.zeros(len(rows), np.int64)
         np.add.at(time, place[mine], duration)
-        order = np.argsort(duration, kind="stable")
-        longest = np.full(len(rows), NOTHING, np.int64)
-        longest[place[mine][order]] = mine[order]  # the last one to be written is the longest
+        order = np.argsort(duration, kind="stable")  # of one place the longest is written last
+        kernel[place[mine][order]] = events.name[work.row[mine[order]]]
+        kernel_time[place[mine][order]] = duration[order]
     else:
         time = np.where(np.isin(rows, work.row), events.duration[rows], 0)
-        longest = np.full(len(rows), NOTHING, np.int64)
-    for number in np.flatnonzero(time > 0).tolist():
-        row = int(rows[number])
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    numbers = zip(events.name[rows].tolist(), map(id, trace.calls.values()), kernel.tolist(), strict=True)
+    for number, key in enumerate(numbers):
+        if time[number] > 0:
+            groups.setdefault(key, []).append(number)
+    found = []
+    for (_, _, ran), each in groups.items():
+        row = int(rows[each[0]])
         name, call = trace.name_of(row), trace.calls[row]
-        cost = cost_of(name, call)
-        kernel = int(longest[number]) if longest[number] != NOTHING else None
-        ran = trace.name_of(int(work.row[kernel])) if kernel is not None else ""
+        cost, word = cost_of(name, call), trace.names[ran] if ran != NOTHING else ""
         # What crosses the host's link, or runs on the host, is not held against the device's memory.
-        roof = chip if on_device and not _FROM_OR_TO_HOST.search(ran) else None
-        least, bound = _roof(roof, cost, compute_type(cost.dtype, ran))
-        yield TimedCall(name, call, cost, int(time[number]), kernel, least, bound)
+        least, bound = None, None
+        if chip is not None and on_device and not _FROM_OR_TO_HOST.search(word):
+            least, bound = chip.roof(cost.flops, cost.bytes, compute_type(cost.dtype, word) or "")
+        times = int(time[each].sum()), None if ran == NOTHING else ran, int(kernel_time[each].sum())
+        found.append(CallGroup(name, call, cost, len(each), *times, least, bound))
+    return found
 
 
-def _roof(chip: Chip | None, cost: CallCost, kind: str | None) -> tuple[float | None, str | None]:
-    """ns at the peak, and what binds there."""
-    if chip is None or (cost.flops is not None and (kind or "") not in chip.peak_flops):
-        return None, None
-    least = chip.least_s(cost.flops, cost.bytes, kind)
-    computing = chip.least_s(cost.flops, None, kind)
-    if least is None:
-        return None, None
-    return least * 1e9, "compute" if computing == least else "memory"
-
-
-def operator_totals(calls: list[TimedCall], total: int) -> tuple[OperatorTotal, ...]:
+def operator_totals(calls: list[CallGroup], total: int) -> tuple[OperatorTotal, ...]:
     """By name and shapes, the longest first; `total`: ns of all kernels."""
-    groups: dict[tuple[str, OperatorCall, str | None], list[TimedCall]] = {}
+    groups: dict[tuple[str, OperatorCall, str | None], list[CallGroup]] = {}
     for each in calls:
         groups.setdefault((each.name, each.call, each.bound), []).append(each)
     found = [_total(name, bound, group, total) for (name, _, bound), group in groups.items()]
     return tuple(sorted(found, key=lambda each: (-each.time, each.name, each.shapes)))
 
 
-def _total(name: str, bound: str | None, group: list[TimedCall], total: int) -> OperatorTotal:
+def _total(name: str, bound: str | None, group: list[CallGroup], total: int) -> OperatorTotal:
     cost, time = group[0].cost, sum(each.time for each in group)
-    rate = sum((rate_of(each) for each in group), Rate())
+    rate = sum((each.rate(each.time) for each in group), Rate())
     shapes = ", ".join("x".join(map(str, size)) for size in group[0].call.sizes if size)[:200]
-    share = time / total if total else 0.0
-    return OperatorTotal(
-        name, shapes, cost.dtype, len(group), time, share, cost.flops, cost.bytes, bound, rate
-    )
-
-
-def rate_of(call: TimedCall) -> Rate:
-    """The call's work and time; nothing where its work is not known."""
-    if call.cost.flops is None and call.cost.bytes is None:
-        return Rate()
-    return Rate(call.time, call.cost.flops, call.cost.bytes, call.least)
+    share, count = time / total if total else 0.0, sum(each.count for each in group)
+    return OperatorTotal(name, shapes, cost.dtype, count, time, share, cost.flops, cost.bytes, bound, rate)

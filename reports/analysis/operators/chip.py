@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fsdpbench.reports.trace import Trace
 
@@ -31,25 +32,36 @@ class Chip:
     peak_flops: Mapping[str, float]
     memory_bandwidth: float
 
-    def least_s(self, flops: float | None, size: float | None, compute_type: str | None) -> float | None:
-        """The seconds that so many FLOPs and bytes of memory take at the peak; None where neither is known.
-
-        Without a peak for the type only the bytes count, and without bytes only the FLOPs.
-        """
-        peak = self.peak_flops.get(compute_type or "")
-        times = [flops / peak] if flops and peak else []
-        times += [size / self.memory_bandwidth] if size else []
-        return max(times, default=None)
+    def roof(self, flops: float | None, size: float | None, kind: str) -> tuple[float | None, str | None]:
+        """The ns that so many FLOPs of a type and bytes of memory take at the peak, and which of them bind;
+        None where that is not known."""
+        peak = self.peak_flops.get(kind)
+        if (flops is not None and peak is None) or not (flops or size):
+            return None, None
+        computing, moving = (flops or 0) / (peak or 1), (size or 0) / self.memory_bandwidth
+        return max(computing, moving) * 1e9, "compute" if computing >= moving else "memory"
 
 
 def chip_of(trace: Trace, known: Mapping[str, Chip]) -> Chip | None:
-    """The chip known for any device, else by the trace's own label, else by its first device's name."""
+    """The chip known for any device, else the one that the trace's own label describes, else that known by
+    the label's name or by the first device's."""
     if ANY_CHIP in known:
         return known[ANY_CHIP]
     hardware = (trace.simulated or {}).get("hardware")
-    names = [hardware.get("name")] if isinstance(hardware, Mapping) else []
-    names += [device.get("name") for device in trace.devices]
-    return next((known[name] for name in names if isinstance(name, str) and name in known), None)
+    label = hardware if isinstance(hardware, Mapping) else {}
+    names = [label.get("name"), *(device.get("name") for device in trace.devices)]
+    by_name = (known[name] for name in names if isinstance(name, str) and name in known)
+    return described(label) or next(by_name, None)
+
+
+def described(hardware: Mapping[str, Any]) -> Chip | None:
+    """The chip that a description of hardware tells the peaks of; None where it tells none."""
+    try:
+        peaks = {str(kind): float(peak) for kind, peak in hardware["peak_flops"].items()}
+        found = Chip(str(hardware["name"])[:200], peaks, float(hardware["memory_bytes_per_s"]))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+    return found if all(0 < rate < 1e30 for rate in (*peaks.values(), found.memory_bandwidth)) else None
 
 
 def compute_type(input_type: str, kernel: str) -> str | None:

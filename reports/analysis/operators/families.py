@@ -20,7 +20,8 @@ _FAMILIES = (
     ("embedding and index", r"index|gather|scatter|sort|topk"),
     ("copy", r"memcpy|memset|copy|CatArray|\bcat\b|fill|transpose"),
     ("reduction", r"reduce|triton_(red|per)_|sum|mean|norm_"),
-    ("elementwise", r"elementwise|vectorized|triton_poi_|dropout|gelu|relu|silu|aten::(add|mul|div|sub)_?\b"),
+    ("elementwise", r"elementwise|vectorized|triton_poi_|dropout|gelu|relu|silu"),
+    ("elementwise", r"(aten::|^)(add|mul|div|sub|clamp)(_|_kernel)?\b"),
 )
 _PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _FAMILIES)
 

@@ -10,13 +10,13 @@ from fsdpbench.reports import intervals
 from fsdpbench.reports.analysis.device.activity import Activity, Work
 from fsdpbench.reports.analysis.device.nesting import NOTHING, index_spans
 from fsdpbench.reports.analysis.device.windows import Window, containing
-from fsdpbench.reports.analysis.operators.calls import TimedCall, operator_totals, rate_of, timed_calls
+from fsdpbench.reports.analysis.operators.calls import CallGroup, call_groups, operator_totals
 from fsdpbench.reports.analysis.operators.chip import Chip
 from fsdpbench.reports.analysis.operators.families import family_of
 from fsdpbench.reports.analysis.operators.model import DeviceUse, KernelTotal, Rate, WorkTables
 from fsdpbench.reports.analysis.operators.modules import module_totals
 from fsdpbench.reports.trace import Trace
-from fsdpbench.reports.trace.model import Int64
+from fsdpbench.reports.trace.model import Int32, Int64
 
 
 def work_tables(
@@ -30,7 +30,7 @@ def work_tables(
     inside = containing([window.mark for window in windows], whole.asked()) >= 0
     work, time = whole.select(inside), every[inside]
     total = int(time.sum())
-    calls = list(timed_calls(trace, work, on_device, chip))
+    calls = call_groups(trace, work, on_device, chip)
     kernels = _kernels(trace, work, time, total, calls, activity)
     return WorkTables(
         total=total,
@@ -55,14 +55,14 @@ def _own_times(trace: Trace, work: Work) -> Int64:
 
 
 def _kernels(
-    trace: Trace, work: Work, time: Int64, total: int, calls: Sequence[TimedCall], activity: Activity
+    trace: Trace, work: Work, time: Int64, total: int, calls: Sequence[CallGroup], activity: Activity
 ) -> tuple[KernelTotal, ...]:
     names = trace.events.name[work.row]
     found, where = np.unique(names, return_inverse=True)
     counts = np.bincount(where, minlength=len(found))
     times = np.zeros(len(found), np.int64)
     np.add.at(times, where, time)
-    rates = _rates(work, where, calls, activity)
+    rates = _rates(work, found, where, calls, activity)
     kinds: dict[int, tuple[bool, bool]] = {}
     flags = zip(where.tolist(), work.is_communication.tolist(), work.is_copy.tolist(), strict=True)
     for place, is_communication, is_copy in flags:
@@ -81,16 +81,17 @@ def _kernels(
     )
 
 
-def _rates(work: Work, where: Int64, calls: Sequence[TimedCall], activity: Activity) -> dict[int, Rate]:
+def _rates(
+    work: Work, found: Int32, where: Int64, calls: Sequence[CallGroup], activity: Activity
+) -> dict[int, Rate]:
     """By place of the name: known work of the operators whose longest kernel it is, and of collectives by
     their wire bytes against the links' peak."""
     rates: dict[int, Rate] = {}
     duration = work.end - work.start
     for call in calls:
-        if call.kernel is not None and (call.cost.flops is not None or call.cost.bytes is not None):
-            place, rate = int(where[call.kernel]), rate_of(call)
-            alone = Rate(int(duration[call.kernel]), rate.flops, rate.bytes, rate.least)
-            rates[place] = rates.get(place, Rate()) + alone
+        if call.kernel is not None:
+            place = int(np.searchsorted(found, call.kernel))
+            rates[place] = rates.get(place, Rate()) + call.rate(call.kernel_time)
     collectives = activity.collectives
     sent = {
         int(row): (int(wire), float(roof))

@@ -123,7 +123,7 @@ def _roof_note(tables: WorkTables) -> str:
     if tables.roof is not None:
         told.append(f"The peak is {tables.roof}'s: peak FLOP/s of the type, bandwidth of memory or of links.")
     elif any(each.rate.time for each in tables.kernels):
-        told.append("No profile is known for this device: --hardware names the peak.")
+        told.append("No peak is known for this device (`fsdpbench analyze --hardware` names a profile).")
     if not tables.operators:
         told.append("The trace has no shapes (record_shapes=True): FLOPs and bytes are not known.")
     return " ".join(told)

@@ -257,3 +257,17 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         read_trace(tmp_path / "none.json")
     with pytest.raises(TraceError, match="folder"):
         read_trace(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_doubted"),
+    [([[4]] * 65, False), ([], False), (None, False), (5, True), ({"a": 1}, True), ("[4]", True)],
+)
+def test_sizes_of_another_kind_are_doubted_and_many_inputs_are_not(
+    tmp_path: Path, sizes: Any, is_doubted: bool
+) -> None:
+    arguments = {"Input Dims": sizes, "Input type": ["float"] * 65}
+    stack = kernel(cat="cpu_op", name="aten::add", args=arguments)
+    trace = read_trace(write(tmp_path / "rank0_trace.json", document(kernel(), stack)))
+    assert any("cannot be read" in problem for problem in trace.problems) is is_doubted
+    assert not trace.calls

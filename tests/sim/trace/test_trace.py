@@ -28,8 +28,8 @@ def two_steps() -> TraceRecorder:
         recorder.cpu_op("c10d::_allgather_base_", at + 1000, at + 5000)
         recorder.annotation("FSDP::all_gather (blocks.0)", at + 500, at + 6000)
         recorder.kernel("gemm", COMPUTE, at + 8000, at + 9000, at + 20_000, at + 40_000, {"grid": [8, 1, 1]})
-        recorder.cpu_op("aten::mm", at + 7000, at + 9000, [[4, 8], [8, 16]])
-        record = recorder.event_record(COMMUNICATION, 3, at + 9100, at + 9200)
+        recorder.cpu_op("aten::mm", at + 7000, at + 9000, '"Input Dims":[[4,8],[8,16]]')
+        record = recorder.runtime("cudaEventRecord", at + 9100, at + 9200)
         recorder.stream_wait_event(
             COMPUTE, 3, COMMUNICATION, record, at + 9300, at + 9400, at + 40_000, at + 50_000
         )

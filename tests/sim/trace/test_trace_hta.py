@@ -27,7 +27,7 @@ def write(folder) -> None:
             in_elems=100, out_elems=800, dtype="BFloat16", group_size=8, group_name="0", group_ranks=range(8),
         )  # fmt: skip
         recorder.cpu_op("c10d::_allgather_base_", at + 9 * US, at + 15 * US)
-        record = recorder.event_record(20, 1, at + 16 * US, at + 17 * US)
+        record = recorder.runtime("cudaEventRecord", at + 16 * US, at + 17 * US)
         recorder.kernel("gemm", 7, at + 21 * US, at + 24 * US, at + 369 * US + 500, at + 500 * US)
         recorder.cpu_op("aten::mm", at + 20 * US, at + 25 * US)
         recorder.stream_wait_event(7, 1, 20, record, at + 26 * US, at + 27 * US, at + 500 * US, at + 500 * US)
