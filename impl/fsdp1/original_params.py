@@ -16,7 +16,7 @@ from torch import nn
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.gradients.unreduced import UnreducedOriginals, assign_gradient
 from ..runtime.offload import HostOffload
-from ..runtime.presentation import TRAINS, ShownInPlace, UnitParameter, Unreduced
+from ..runtime.presentation import TRAINS, Change, ShownInPlace, UnitParameter, Unreduced
 from ..shared.cuts import Cuts
 from ..shared.layout import UnitLayout
 from ..shared.shown import is_shown
@@ -76,7 +76,7 @@ class OriginalPresentation(ShownInPlace):
 
     # -- what the user changes -------------------------------------------------------------------------------
 
-    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
+    def take_up_changes(self, before_write: Callable[[], None]) -> Change:
         if self.shows_full:
             refuse_shown_full()
         if not is_shown(self._show_sharded):
@@ -88,8 +88,9 @@ class OriginalPresentation(ShownInPlace):
         if trains != self._trains:
             self._trains = trains
             follow_requires_grad(self._parameters, self._unsharded, trains)
+        change = Change.NEW_DATA if wrote else Change.IN_PLACE if self.changed() else Change.NONE
         self._versions = list(map(_VERSION, self.sharded))
-        return wrote
+        return change
 
     def changed(self) -> bool:
         return self._versions != list(map(_VERSION, self.sharded))

@@ -8,6 +8,7 @@ of their gradients are views of what the reduce-scatter returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,12 +17,14 @@ from torch.distributed.tensor import DTensor
 
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.offload import HOST, HostOffload, new_shard
-from ..runtime.presentation import ShownInPlace, UnitParameter, Unreduced
+from ..runtime.presentation import Change, ShownInPlace, UnitParameter, Unreduced
 from ..shared.cuts import Cuts
 from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.torch_internals import DisableTorchFunction, foreach_add_
 from .extensions import is_extended
+
+_VERSION = attrgetter("_version")
 
 
 class DTensorPresentation(ShownInPlace):
@@ -44,6 +47,7 @@ class DTensorPresentation(ShownInPlace):
         self._offload = offload
         self._layout = layout
         self._cuts: dict[tuple[int, ...], Cuts] = {}
+        self._versions: list[int] = []
         self.shard = self._cut(originals)
         self.sharded = [
             self._make_sharded(plan, segment, original)
@@ -82,15 +86,18 @@ class DTensorPresentation(ShownInPlace):
     half_converted = False
     """Whether one of several modules wrapped as one was converted (``.to``), and the others were not yet."""
 
-    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
-        """Nothing to do: freezing is followed where the parameters are shown, the rest by ``readopt``."""
+    def take_up_changes(self, before_write: Callable[[], None]) -> Change:
+        """See ``Presentation``. Freezing is followed where the parameters are shown, the rest by ``readopt``."""
         if self.half_converted:
             self.readopt()  # which says what is wrong
-        return False
+        versions = list(map(_VERSION, self.sharded))
+        if versions == self._versions:
+            return Change.NONE
+        self._versions = versions
+        return Change.IN_PLACE
 
     def changed(self) -> bool:
-        """Gathered parameters stay as they are until they are resharded, as the user asked for."""
-        return False
+        return self._versions != list(map(_VERSION, self.sharded))
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         key = (gradient.numel(), *which, *offsets)

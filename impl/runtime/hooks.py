@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from ..shared.annotations import NOTHING, span
-from ..shared.pytree import caster, collect_grad_tensors, map_tensors, mover
+from ..shared.pytree import caster, collect_grad_tensors, map_tensors, mover, tensors_of_output
 from ..shared.settings import ScheduleSettings
 from .boundary import (
     Boundary,
@@ -34,7 +34,6 @@ from .boundary import (
     hand_back,
     in_transform,
     outside_transforms,
-    warn_of_view,
 )
 from .stage import Stage, StageState, stage_of
 from .tree import Runtime, build_runtime, in_backward
@@ -211,12 +210,15 @@ class HookedStage(Stage):
         return output if self._cast_output is None else map_tensors(self._cast_output, output)
 
     def _hook_outputs(self, output: Any) -> Any:
-        tensors = [output] if isinstance(output, torch.Tensor) else collect_grad_tensors(output, [])
+        tensors = [output] if isinstance(output, torch.Tensor) else tensors_of_output(output)
         for tensor in tensors:
             if tensor.requires_grad:
-                if tensor._base is not None:
-                    warn_of_view(self.modules)
                 tensor.register_hook(self.pre_backward)
+                # An operation in place on a view (x += y) gives it another node, without its hooks; the node
+                # of what it is a view of stays in the graph.
+                base = tensor._base
+                if base is not None and base.grad_fn is not None:
+                    base.register_hook(self.pre_backward)
         return map_tensors(self._hook_transformed, output) if in_transform() else output
 
     def _hook_transformed(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -243,6 +245,8 @@ class HookedStage(Stage):
         """All inputs got their gradients, so all that this stage computed has been through backward."""
         runtime = self.runtime
         runtime.begin_backward()  # no output's hook did, where modules wrapped as one ran in part
+        if self.state is not StageState.BACKWARD:
+            self.check_entered()
         runtime.post_backward(self)
 
 

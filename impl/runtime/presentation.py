@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from operator import attrgetter
 from typing import Protocol
 
@@ -15,6 +16,14 @@ from ..shared.torch_internals import DisableTorchFunction, current_graph_task_id
 from .gradient_state import GradientState
 
 TRAINS = attrgetter("requires_grad")
+
+
+class Change(Enum):
+    """What the user did to sharded parameters since the last gather."""
+
+    NONE = auto()
+    IN_PLACE = auto()
+    NEW_DATA = auto()
 
 
 class WholeForm(Protocol):
@@ -73,10 +82,10 @@ class Presentation(Protocol):
     def unreduced(self) -> Unreduced | None:
         """Shows gradients that were not reduced yet, where the front end does."""
 
-    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
-        """Follow what the user did to the sharded parameters; whether the shard was written to.
+    def take_up_changes(self, before_write: Callable[[], None]) -> Change:
+        """Follow what the user did to the sharded parameters, and return that.
 
-        Called before each gather. ``before_write`` is called before the shard is written to.
+        Called before each gather. ``before_write`` is called before new data is written to the shard.
         """
 
     def changed(self) -> bool:

@@ -174,7 +174,7 @@ class Schedule:
             if unit.state is UnitState.SHARDED and unit.unshard_in_backward:
                 if unit.fetches:
                     self._limiter.wait(unit.labels.limiter_wait)
-                unit.all_gather()
+                unit.all_gather(for_backward=True)
 
     def after_gradients(self, stage: Stage) -> None:
         """A stage's gradients were computed and are about to be reduced."""
@@ -195,6 +195,11 @@ class Schedule:
             # Its backward may have been already, where this stage ends later than the order says.
             if position - ahead in target.forward_positions:
                 self.gather_for_backward(target)
+
+    def next_in_backward(self) -> Stage | None:
+        """The stage whose backward comes next by the recorded order, if any is left."""
+        left = (stage for stage in reversed(self._post_forward_order) if stage.forward_positions)
+        return next(left, None)
 
     def end_backward(self) -> None:
         """Forget the order of the forward that this backward belonged to."""

@@ -14,7 +14,7 @@ from torch import nn
 from ..shared.settings import ScheduleSettings
 from .context import Context
 from .streams import Streams
-from .unit import Unit, UnitState
+from .unit import OUTPUTS_NEEDED, Unit, UnitState
 
 _STAGE = "_fsdp_stage"
 """Attribute (kept out of the module's own registries) that holds a wrapped module's stage."""
@@ -103,6 +103,7 @@ class Stage:
             if unit.reshard_after_forward is None:
                 # The root's parameters are the first that backward needs again.
                 unit.reshard_after_forward = not is_root
+                unit.kept_without_grad = False
                 self._decided.append(unit)
 
     def leave(self) -> None:
@@ -127,6 +128,20 @@ class Stage:
         if self.state is not StageState.IDLE:
             name = self.units[0].name if self.units else type(self.modules[0]).__name__
             raise error(f"{what} was called inside the {self.state.name.lower()} of unit '{name}'")
+
+    def check_entered(self, *, only_late: bool = False) -> None:
+        """Raise RuntimeError if gradients of this stage came beside an all-gather that it does not wait for.
+
+        Args:
+            only_late: whether just its units with a gradient are looked at, as at the end of backward.
+        """
+        for unit in self.units:
+            if unit.state is not UnitState.GATHERING or (only_late and not unit.has_new_gradients()):
+                continue
+            raise RuntimeError(
+                f"backward came to unit '{unit.name}' without its pre-backward hook: its gradients are not "
+                f"computed from its parameters, whose all-gather is still running. {OUTPUTS_NEEDED}"
+            )
 
     def drop_unused_gather(self) -> None:
         """Release parameters that were gathered ahead and not used."""

@@ -25,7 +25,8 @@ from .order_check import order_check
 from .schedule import Schedule
 from .stage import Stage, StageState, stage_of
 from .streams import Event, Streams
-from .unit import Unit, UnitState
+from .unit import OUTPUTS_NEEDED, Unit, UnitState
+from .writes import count_steps
 
 _GRAD = attrgetter("grad")
 _log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Runtime(Context):
         self.reducer = Reducer(self.streams, settings.memory_handover)
         self.schedule = Schedule(settings, self.limiter, self.reducer.lent, self.streams.has_streams)
         self.order_check = order_check(stages)
+        count_steps(unit for stage in stages for unit in stage.units)
         self.forward_root: Stage | None = None
         """The stage whose forward is the outermost one running now; not the root where a part runs alone."""
         self.is_last_backward = True
@@ -72,10 +74,10 @@ class Runtime(Context):
         self.let_gathers_wait(event)
 
     def _drop_what_changed(self) -> None:
-        """Drop parameters that an earlier forward left gathered, where the shards were written to since."""
+        """Drop parameters that were gathered before their shards were written to."""
         for stage in self.stages:
             for unit in stage.units:
-                if unit.state is UnitState.UNSHARDED and unit.presentation.changed():
+                if unit.state is not UnitState.SHARDED and unit.is_stale:
                     unit.reshard()
 
     def _drop_what_was_skipped(self) -> None:
@@ -110,7 +112,7 @@ class Runtime(Context):
         """Some stage's backward starts: have the end of this backward pass call back, once."""
         if not self._callback_queued:
             self._callback_queued = True
-            queue_callback(self._end_backward)
+            queue_callback(_EndOfBackward(self))
             self._take_back_unreduced()
             if self.gathers_wait:
                 self.let_gathers_wait()
@@ -156,6 +158,8 @@ class Runtime(Context):
     def _finish_backward(self, stage: Stage) -> None:
         """The whole backward is done: what did not come to its post-backward does now."""
         if stage.state is not StageState.REDUCED or _has_late_gradients(stage):
+            if not stage.in_backward:
+                stage.check_entered(only_late=True)
             self.post_backward(stage)
         for unit in stage.units:
             state = unit.gradients
@@ -164,11 +168,12 @@ class Runtime(Context):
                 self.show_unreduced(unit)
         stage.end_backward()
 
-    def _end_backward(self) -> None:
-        self._callback_queued = False
+    def end_backward(self) -> None:
+        """Autograd is done: reduce what is left, and wait for it."""
         self.forward_root = None
         for stage in self.stages:
             self._finish_backward(stage)
+        self._callback_queued = False
         self.reducer.finish()
         self.await_host_read()
         if self.is_last_backward:
@@ -299,6 +304,31 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
             stage.leave()  # none of them is half in a tree: the user may mend what was wrong
         raise
     return runtime
+
+
+class _EndOfBackward:
+    """Called when backward is over. Where it fails, autograd drops it uncalled, which says so."""
+
+    __slots__ = ("_runtime",)
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime: Runtime | None = runtime
+
+    def __call__(self) -> None:
+        runtime, self._runtime = self._runtime, None
+        assert runtime is not None
+        runtime.end_backward()
+
+    def __del__(self) -> None:
+        stage = None if self._runtime is None else self._runtime.schedule.next_in_backward()
+        if stage is not None:
+            _log.warning(
+                "backward failed before the pre-backward hook of unit '%s' ran. If the error is about a tensor "
+                "that was modified by an inplace operation, or that has no memory (a storage of size 0), then "
+                "backward came to this unit without its hook, or another way around. %s",
+                stage.units[0].name,
+                OUTPUTS_NEEDED,
+            )
 
 
 def in_backward() -> bool:

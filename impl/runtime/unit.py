@@ -15,8 +15,10 @@ goes. Both sets exist once; showing one or the other in the modules is a few dic
 How the one comes from the other: ``gathering.py``.
 
 Why views stay valid for autograd: everything that writes parameter memory goes through the buffer's own
-tensor, while each parameter was made from ``.data`` and so has a version counter of its own. Autograd's check
-of saved tensors therefore sees no change, and there is none: each gather writes what was there before.
+tensor, while each parameter was made from ``.data`` and so has a version counter of its own. Gathering the
+values that were there before is no change to autograd, whose check of saved tensors compares versions. All
+else is: the counters are moved on while a gather is under way, so that backward refuses to read what it has
+not waited for, and for good where the shard was written to since the gather before.
 """
 
 from __future__ import annotations
@@ -33,15 +35,24 @@ from ..collectives.custom_comm import AllGather
 from ..shared.annotations import UnitLabels, span
 from ..shared.layout import UnitLayout
 from ..shared.settings import UnitPrecision
+from ..shared.torch_internals import increment_version, set_versions
 from .context import Context
 from .gathering import Gathering
 from .gradient_state import GradientState
 from .offload import HostOffload
 from .post_forward import SmallerGroup
-from .presentation import Presentation, UnitParameter
+from .presentation import Change, Presentation, UnitParameter
 
 VERSION = attrgetter("_version")
 """How often a tensor was written to."""
+
+_NEXT = (1).__add__
+
+OUTPUTS_NEEDED = (
+    "The hook is on the tensors that the unit's forward returns: return each one that the loss needs, in a "
+    "tuple, list, dictionary or object, instead of storing it elsewhere, and do not remove hooks"
+)
+"""How autograd comes to each unit through its pre-backward hook."""
 
 
 class UnitState(Enum):
@@ -91,6 +102,9 @@ class Unit(Gathering):
         self.refuses_writes = False
         """Whether training refuses a forward that writes to its gathered parameters."""
         self._versions: list[int] = []
+        self.writes = 0
+        """How often the shard was written to, as far as optimizers, version counters and new data show."""
+        self._gathered_writes = 0
         self._hidden = False
         self.smaller = smaller
         self.gradients = GradientState()
@@ -130,6 +144,7 @@ class Unit(Gathering):
         if self.smaller is not None:
             self.smaller.forget()
         self.unsharded = []
+        self._versions = []
         self._gathered = self._full = self._own_part = None
         self._copy_out = None
 
@@ -157,11 +172,23 @@ class Unit(Gathering):
 
     # -- unshard ---------------------------------------------------------------------------------------------
 
-    def all_gather(self) -> None:
-        """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet."""
+    def all_gather(self, *, for_backward: bool = False) -> None:
+        """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet.
+
+        Raises:
+            RuntimeError: it is ``for_backward``, and the shard was written to since forward gathered it.
+        """
         if self.state is not UnitState.SHARDED:
             return
         self.take_up_changes()
+        keeps = self.smaller is not None and self.smaller.holds
+        if self.writes != self._gathered_writes and not keeps:
+            if for_backward:
+                raise RuntimeError(self._written_before_backward())
+            self._gathered_writes = self.writes
+            self._versions = list(map(_NEXT, self._versions))
+        if self._versions:
+            increment_version(self.unsharded)
         if self.fetches:
             if self._context is not None and self._context.rank_check is not None:
                 self._context.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
@@ -176,8 +203,24 @@ class Unit(Gathering):
 
     def take_up_changes(self) -> None:
         """Take up what the user assigned to or froze of the sharded parameters since the last gather."""
-        if self.presentation.take_up_changes(self._await_reads) and self._context is not None:
+        change = self.presentation.take_up_changes(self._await_reads)
+        if change is Change.NONE:
+            return
+        self.writes += 1
+        if change is Change.NEW_DATA and self._context is not None:
             self._context.let_gathers_wait()
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the shard was written to since it was gathered."""
+        return self.writes != self._gathered_writes or self.presentation.changed()
+
+    def _written_before_backward(self) -> str:
+        return (
+            f"parameters of unit '{self.name}' were written to between its forward and its backward (by an "
+            "optimizer step, load_state_dict() or new data): gradients would be computed from other values "
+            "than the outputs. Call backward() first, or run forward again after the write"
+        )
 
     def _await_reads(self) -> None:
         """The shard is about to be written to: copies out of it, if it is on the host, have to be done."""
@@ -213,6 +256,8 @@ class Unit(Gathering):
                 self._take_full().tensor.copy_(self.shard)
             if not self.unsharded:
                 self._make_parameters()
+            elif self._versions:
+                set_versions(self.unsharded, self._versions)
             self.presentation.show_unsharded()
         self.state = UnitState.UNSHARDED
 
@@ -248,6 +293,10 @@ class Unit(Gathering):
                 "again. Leave such a module out with ignored_modules, or write after the step, inside of "
                 "summon_full_params()"
             )
+
+    def has_new_gradients(self) -> bool:
+        """Whether this backward left gradients here; not known, and so denied, where earlier ones did."""
+        return not self.gradients.held_back and any(p.grad is not None for p in self.unsharded)
 
     # -- reshard ---------------------------------------------------------------------------------------------
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Set
 from dataclasses import fields, is_dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
 
 TensorFunction = Callable[[torch.Tensor], torch.Tensor]
+
+_HOLD_NO_OUTPUTS = (int, float, str, type(None), torch.dtype, torch.device, torch.nn.Module, type, FunctionType)
+_MOST_OBJECTS = 100
+"""Objects of unknown kinds that are searched in one output."""
 
 
 def map_tensors(function: TensorFunction, value: Any) -> Any:
@@ -63,6 +69,34 @@ def collect_grad_tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Te
             if f.init:
                 collect_grad_tensors(getattr(value, f.name), found)
     return found
+
+
+def tensors_of_output(output: Any) -> list[torch.Tensor]:
+    """The tensors that require grad in ``output``, also in attributes of objects of other kinds than
+    ``map_tensors`` knows.
+    """
+    found: list[torch.Tensor] = []
+    _search(output, found, set())
+    return found
+
+
+def _search(value: Any, found: list[torch.Tensor], seen: set[int]) -> None:
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad:
+            found.append(value)
+    elif isinstance(value, (tuple, list, deque, Set)):
+        for item in value:
+            _search(item, found, seen)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            _search(item, found, seen)
+    elif not isinstance(value, _HOLD_NO_OUTPUTS) and id(value) not in seen and len(seen) < _MOST_OBJECTS:
+        slots = [name for kind in type(value).__mro__ for name in kind.__dict__.get("__slots__", ())]
+        inside = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
+        if inside:
+            seen.add(id(value))  # objects may refer to each other
+            for item in inside:
+                _search(item, found, seen)
 
 
 def caster(dtype: torch.dtype) -> TensorFunction:
