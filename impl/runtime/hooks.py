@@ -213,13 +213,22 @@ class HookedStage(Stage):
         tensors = [output] if isinstance(output, torch.Tensor) else tensors_of_output(output)
         for tensor in tensors:
             if tensor.requires_grad:
-                tensor.register_hook(self.pre_backward)
                 # An operation in place on a view (x += y) gives it another node, without its hooks; the node
                 # of what it is a view of stays in the graph.
                 base = tensor._base
-                if base is not None and base.grad_fn is not None:
-                    base.register_hook(self.pre_backward)
+                if base is not None:
+                    self._hook_base(base)
+                if tensor.grad_fn is None:
+                    self.check_freed(tensor)
+                else:
+                    tensor.register_hook(self.pre_backward)
         return map_tensors(self._hook_transformed, output) if in_transform() else output
+
+    def _hook_base(self, base: torch.Tensor) -> None:
+        if base.grad_fn is not None:
+            base.register_hook(self.pre_backward)
+        elif base.requires_grad:
+            self.check_freed(base)
 
     def _hook_transformed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Inside ``torch.func`` an output may not show that it requires a gradient."""

@@ -143,6 +143,17 @@ class Stage:
                 f"computed from its parameters, whose all-gather is still running. {OUTPUTS_NEEDED}"
             )
 
+    def check_freed(self, returned: torch.Tensor) -> None:
+        """Raise RuntimeError if ``returned``, a leaf, is a parameter whose memory is free by now."""
+        for unit in self.units:
+            for parameter, unsharded in zip(unit.parameters, unit.unsharded, strict=False):
+                if unsharded is returned and unit.state is not UnitState.UNSHARDED and unit.owns_memory:
+                    raise RuntimeError(
+                        f"forward of unit '{unit.name}' returns its parameter '{parameter.fqn}' or a view of "
+                        "it, which is sharded again when forward ends: return a clone, or keep the unit "
+                        "gathered between forward and backward (reshard_after_forward=False, SHARD_GRAD_OP)"
+                    )
+
     def drop_unused_gather(self) -> None:
         """Release parameters that were gathered ahead and not used."""
         self.unsharded_by_hand = False

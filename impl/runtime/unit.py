@@ -17,8 +17,8 @@ How the one comes from the other: ``gathering.py``.
 Why views stay valid for autograd: everything that writes parameter memory goes through the buffer's own
 tensor, while each parameter was made from ``.data`` and so has a version counter of its own. Gathering the
 values that were there before is no change to autograd, whose check of saved tensors compares versions. All
-else is: the counters are moved on while a gather is under way, so that backward refuses to read what it has
-not waited for, and for good where the shard was written to since the gather before.
+else is: the counters are moved on until a gather has been waited for, so that backward refuses to read what
+is not there, and for good where the shard was written to since the gather before.
 """
 
 from __future__ import annotations
@@ -187,8 +187,6 @@ class Unit(Gathering):
                 raise RuntimeError(self._written_before_backward())
             self._gathered_writes = self.writes
             self._versions = list(map(_NEXT, self._versions))
-        if self._versions:
-            increment_version(self.unsharded)
         if self.fetches:
             if self._context is not None and self._context.rank_check is not None:
                 self._context.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
@@ -256,7 +254,7 @@ class Unit(Gathering):
                 self._take_full().tensor.copy_(self.shard)
             if not self.unsharded:
                 self._make_parameters()
-            elif self._versions:
+            elif self._versions and self.owns_memory:
                 set_versions(self.unsharded, self._versions)
             self.presentation.show_unsharded()
         self.state = UnitState.UNSHARDED
@@ -316,6 +314,8 @@ class Unit(Gathering):
                 self._abandon()
             else:
                 self._free_parameters(hold)
+                if self._versions and self.owns_memory:
+                    increment_version(self.unsharded)
                 self.presentation.show_sharded()
                 self._hidden = False
         self.state = UnitState.SHARDED
