@@ -175,7 +175,8 @@ class FlatPresentation:
             )
 
     def changed(self) -> bool:
-        return self.flat_param._version != self._version
+        flat = self.flat_param
+        return flat._version != self._version or flat.data_ptr() != self.shard.data_ptr()
 
     def flat(self) -> FlatParameter:
         """The flat parameter."""

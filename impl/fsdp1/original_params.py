@@ -93,7 +93,8 @@ class OriginalPresentation(ShownInPlace):
         return change
 
     def changed(self) -> bool:
-        return self._versions != list(map(_VERSION, self.sharded))
+        written = self._versions != list(map(_VERSION, self.sharded))
+        return written or self._addresses != list(map(_ADDRESS, self.sharded))
 
     @torch.no_grad()
     def _take_up_replaced(self) -> None:

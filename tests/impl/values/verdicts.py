@@ -54,13 +54,18 @@ class Course:
     error: Exception | None = None
 
 
-def course_of(model: nn.Module, program: Program) -> Course:
+def course_of(model: nn.Module, program: Program, looks: bool) -> Course:
     course = Course()
     torch.manual_seed(3)
     try:
         for seen in program(model):
             values = {k: v.detach().clone() if isinstance(v, torch.Tensor) else v for k, v in seen.items()}
-            course.seen.append({**values, **whole(model)})
+            course.seen.append({**values, **(whole(model) if looks else {})})
+        if not looks:
+            for module in model.modules():
+                if hasattr(module, "reshard"):  # what stays gathered after backward shows no gradients
+                    module.reshard()
+            course.seen.append(whole(model))
     except Exception as error:
         course.error = error
     return course
@@ -83,13 +88,19 @@ def judge(plain: Course, ours: Course, told: Told) -> tuple[str, str]:
     return (TOLD, words) if any("unit '" in line for line in told.lines) else (UNNAMED, words)
 
 
-def compare(make: Callable[[], nn.Module], units: Any, program: Program, wrap: Wrap) -> tuple[str, str]:
-    """Run ``program`` on the plain model and on the wrapped one."""
+def compare(
+    make: Callable[[], nn.Module], units: Any, program: Program, wrap: Wrap, *, looks: bool = True
+) -> tuple[str, str]:
+    """Run ``program`` on the plain model and on the wrapped one.
+
+    Args:
+        looks: whether all parameters and gradients are looked at after each step, not at the end alone.
+    """
     torch.manual_seed(1)
     plain = make()
     torch.manual_seed(1)
     model = make()
     with listening() as told:
-        theirs = course_of(plain, program)
-        ours = course_of(wrap(model, units(model)), program)
+        theirs = course_of(plain, program, looks)
+        ours = course_of(wrap(model, units(model)), program, looks)
     return judge(theirs, ours, told)
