@@ -24,6 +24,7 @@ from __future__ import annotations
 import torch
 
 from ..shared.settings import MemoryHandover, ScheduleSettings
+from ..shared.torch_internals import current_graph_task_id
 from .gradients.lent import LentMemory
 from .late_prefetch import LatePrefetch
 from .rate_limiter import RateLimiter
@@ -68,8 +69,11 @@ class Schedule:
     # -- gathers ---------------------------------------------------------------------------------------------
 
     def gather(self, stage: Stage) -> None:
-        """Issue the gathers of a stage that is sharded."""
+        """Issue the gathers of a stage that is sharded, or whose shard was written to since it was gathered."""
         for unit in stage.units:
+            if unit.state is UnitState.UNSHARDED and unit.writes != unit.gathered_writes:
+                if current_graph_task_id() == -1:  # backward uses what forward did
+                    unit.reshard()
             if unit.state is UnitState.SHARDED:
                 if unit.fetches:
                     self._limiter.wait(unit.labels.limiter_wait)

@@ -173,8 +173,9 @@ class Runtime(Context):
         self.forward_root = None
         for stage in self.stages:
             self._finish_backward(stage)
-        self._callback_queued = False
         self.reducer.finish()
+        self.reducer.check_finished()
+        self._callback_queued = False
         self.await_host_read()
         if self.is_last_backward:
             self.gathers_wait = True  # the optimizer comes, perhaps before another pass over the same graph
@@ -188,6 +189,14 @@ class Runtime(Context):
             for stage in self.stages:
                 stage.forward_positions.clear()
                 stage.drop_unused_gather()
+
+    def not_ready(self) -> Stage | None:
+        """A stage whose backward started without its parameters, else the one whose backward comes next."""
+        for stage in self.stages:
+            gathers = (unit for unit in stage.units if unit.unshard_in_backward)
+            if stage.state is StageState.BACKWARD and any(u.state is not UnitState.UNSHARDED for u in gathers):
+                return stage
+        return self.schedule.next_in_backward()
 
     @torch.no_grad()
     def show_unreduced(self, unit: Unit) -> None:
@@ -219,8 +228,13 @@ class Runtime(Context):
             RuntimeError: the failed backward was adding to such gradients, so that it is unknown
                 what they were; they are dropped.
         """
-        if self._callback_queued or (self.forward_root is stage and len(stage.modules) == 1):
-            _log.warning("the iteration before did not finish (was there an exception?): FSDP drops it")
+        unfinished = stage.state is StageState.BACKWARD or stage.state is StageState.REDUCED
+        if self._callback_queued or unfinished or (self.forward_root is stage and len(stage.modules) == 1):
+            names = [each.units[0].name for each in self.stages if each.in_backward and each.units]
+            _log.warning(
+                "the iteration before did not finish (was there an exception?): FSDP drops it%s",
+                f", and gradients of unit '{names[0]}'" if names else "",
+            )
             spoilt = self._spoilt_units()
             self.reset()
             if spoilt:
@@ -320,12 +334,12 @@ class _EndOfBackward:
         runtime.end_backward()
 
     def __del__(self) -> None:
-        stage = None if self._runtime is None else self._runtime.schedule.next_in_backward()
+        stage = None if self._runtime is None else self._runtime.not_ready()
         if stage is not None:
             _log.warning(
-                "backward failed before the pre-backward hook of unit '%s' ran. If the error is about a tensor "
-                "that was modified by an inplace operation, or that has no memory (a storage of size 0), then "
-                "backward came to this unit without its hook, or another way around. %s",
+                "backward failed before the parameters of unit '%s' were there. If the error is about a tensor "
+                "that was modified by an inplace operation, or about a storage of size 0, then autograd came to "
+                "the unit without its pre-backward hook. %s",
                 stage.units[0].name,
                 OUTPUTS_NEEDED,
             )

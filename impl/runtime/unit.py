@@ -104,7 +104,7 @@ class Unit(Gathering):
         self._versions: list[int] = []
         self.writes = 0
         """How often the shard was written to, as far as optimizers, version counters and new data show."""
-        self._gathered_writes = 0
+        self.gathered_writes = 0
         self._hidden = False
         self.smaller = smaller
         self.gradients = GradientState()
@@ -182,10 +182,10 @@ class Unit(Gathering):
             return
         self.take_up_changes()
         keeps = self.smaller is not None and self.smaller.holds
-        if self.writes != self._gathered_writes and not keeps:
+        if self.writes != self.gathered_writes and not keeps:
             if for_backward:
                 raise RuntimeError(self._written_before_backward())
-            self._gathered_writes = self.writes
+            self.gathered_writes = self.writes
             self._versions = list(map(_NEXT, self._versions))
         if self.fetches:
             if self._context is not None and self._context.rank_check is not None:
@@ -211,7 +211,7 @@ class Unit(Gathering):
     @property
     def is_stale(self) -> bool:
         """Whether the shard was written to since it was gathered."""
-        return self.writes != self._gathered_writes or self.presentation.changed()
+        return self.writes != self.gathered_writes or self.presentation.changed()
 
     def _written_before_backward(self) -> str:
         return (
@@ -240,6 +240,8 @@ class Unit(Gathering):
         with span(self.labels.wait_all_gather):
             if self.fetches:
                 self._finish_gather()
+                if self._work is not None or self._event is not None:
+                    raise RuntimeError(f"the all-gather of unit '{self.name}' was not waited for")
             if self.smaller is not None and self.smaller.serves:
                 self._take_full()
                 self.smaller.copy_out()

@@ -146,6 +146,12 @@ class Reducer:
         self._returns.finish()
         self.lent.finish()
 
+    def check_finished(self) -> None:
+        """Raise RuntimeError if gradients are on their way that nothing waited for."""
+        if self._in_flight or self._last:
+            names = ", ".join(f"unit '{each.unit.name}'" for each in self._in_flight)
+            raise RuntimeError(f"backward ended without waiting for the gradients of {names or 'its units'}")
+
     def discard(self) -> None:
         """Wait for what is in flight and deliver nothing: the iteration failed."""
         for reduction in self._in_flight:

@@ -55,17 +55,14 @@ class Course:
 
 
 def course_of(model: nn.Module, program: Program, looks: bool) -> Course:
-    course = Course()
+    course, held = Course(), dict(model.named_parameters())
     torch.manual_seed(3)
     try:
         for seen in program(model):
             values = {k: v.detach().clone() if isinstance(v, torch.Tensor) else v for k, v in seen.items()}
-            course.seen.append({**values, **(whole(model) if looks else {})})
+            course.seen.append({**values, **(whole(model, held) if looks else {})})
         if not looks:
-            for module in model.modules():
-                if hasattr(module, "reshard"):  # what stays gathered after backward shows no gradients
-                    module.reshard()
-            course.seen.append(whole(model))
+            course.seen.append(whole(model, held))
     except Exception as error:
         course.error = error
     return course
@@ -81,7 +78,7 @@ def judge(plain: Course, ours: Course, told: Told) -> tuple[str, str]:
     if ours.error is None:
         return (EQUAL, "") if plain.error is None else (PASSES, str(plain.error)[:150])
     words = f"{type(ours.error).__name__}: {ours.error}"[:150]
-    if plain.error is not None and len(ours.seen) == len(plain.seen):
+    if plain.error is not None and len(ours.seen) >= len(plain.seen):
         return BOTH_RAISE, words
     if "unit '" in str(ours.error) or "embers of one" in str(ours.error):
         return NAMED, words
@@ -104,3 +101,18 @@ def compare(
         theirs = course_of(plain, program, looks)
         ours = course_of(wrap(model, units(model)), program, looks)
     return judge(theirs, ours, told)
+
+
+def under(mutant: Callable[[], Any], program: Program) -> Program:
+    """``program``, where FSDP is a mutant while the model runs; not while it is looked at."""
+
+    def mutated(model: nn.Module) -> Iterator[dict[str, Any]]:
+        steps = program(model)
+        while True:
+            with mutant():
+                seen = next(steps, None)
+            if seen is None:
+                return
+            yield seen
+
+    return mutated

@@ -75,8 +75,12 @@ def clean(name: str) -> str:
     return name.replace("_fsdp_wrapped_module.", "").replace("_checkpoint_wrapped_module.", "")
 
 
-def whole(model: nn.Module) -> dict[str, torch.Tensor | None]:
-    """Every parameter and gradient whole, under the plain model's names."""
+def whole(model: nn.Module, held: dict[str, nn.Parameter]) -> dict[str, torch.Tensor | None]:
+    """Every parameter and gradient whole, under the plain model's names.
+
+    Args:
+        held: the parameters that an optimizer has, by names.
+    """
     found: dict[str, torch.Tensor | None] = {}
     if is_flat(model):
         with impl.FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
@@ -85,7 +89,7 @@ def whole(model: nn.Module) -> dict[str, torch.Tensor | None]:
                 grad = parameter.grad
                 found[f"grad of {clean(name)}"] = None if grad is None else grad.detach().clone()
         return found
-    for name, parameter in model.named_parameters():
+    for name, parameter in held.items():
         for shown, value in ((name, parameter.detach()), (f"grad of {name}", parameter.grad)):
             full = value.full_tensor() if hasattr(value, "full_tensor") else value
             found[clean(shown)] = None if full is None else full.clone()
