@@ -201,7 +201,6 @@ MUTANTS |= {
     "gathered after backward": lambda: _after("post_backward", _gather),
 }
 QUICK_MUTANTS = (
-    "no pre-forward of blocks.1", "no hooks on outputs of blocks.1", "no pre-backward of blocks.0",
-    "no post-backward of blocks.1", "no wait in backward", "no drop of what changed",
-    "pre-backward after post-backward", "gathered again in backward",
+    "no pre-forward of blocks.1", "no hooks on outputs of blocks.1", "no wait in backward",
+    "gathered again in backward",
 )  # fmt: skip

@@ -156,7 +156,7 @@ class Block(nn.Module):
         return returned
 
     def forward(self, x: torch.Tensor) -> Any:
-        hidden = torch.tanh(self.second(torch.tanh(self.first(x))))
+        hidden = self.second(torch.tanh(self.first(x)))  # what is changed in place must not be saved
         return OUTPUTS[self.output][0](self, hidden, x)
 
 

@@ -14,7 +14,7 @@ from values.wraps import Wrap, differences, whole
 
 EQUAL, BOTH_RAISE, NAMED, TOLD = "equal", "both raise", "error that names the unit", "error, unit in the log"
 UNNAMED, PASSES, WRONG = "error without a unit", "runs where plain raises", "WRONG"
-SOUND = {EQUAL, BOTH_RAISE, NAMED, TOLD}
+UNSEEN = "write through .data"
 
 
 @dataclass
