@@ -17,7 +17,7 @@ from ..runtime.gradient_state import gradients_arrived
 from ..runtime.gradients.laying_out import fill_missing
 from ..runtime.gradients.unreduced import UnreducedFlat
 from ..runtime.offload import HostOffload, new_shard
-from ..runtime.presentation import Change, ModulePlace, UnitParameter, Unreduced
+from ..runtime.presentation import ModulePlace, UnitParameter, Unreduced
 from ..shared.copy_in import copy_in
 from ..shared.layout import UnitLayout
 from ..shared.shown import Assignments, assignments, is_shown, show
@@ -79,6 +79,8 @@ class FlatPresentation:
         order: in which whole parameters are registered, when these are shown.
     """
 
+    writes = 0
+
     def __init__(
         self,
         layout: UnitLayout,
@@ -126,7 +128,7 @@ class FlatPresentation:
 
     # -- what the user changes -------------------------------------------------------------------------------
 
-    def take_up_changes(self, before_write: Callable[[], None]) -> Change:
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
         if self.shows_full:
             refuse_shown_full()
         flat = self.flat_param
@@ -149,9 +151,9 @@ class FlatPresentation:
             with torch.no_grad():
                 self.shard.copy_(flat.view(-1))
             flat.data = self.shard.data
-        change = Change.NEW_DATA if wrote else Change.IN_PLACE if self.changed() else Change.NONE
+        self.writes += wrote or self.changed()
         self._version = flat._version
-        return change
+        return wrote
 
     def _refuse_replaced(self) -> NoReturn:
         described, place = next(

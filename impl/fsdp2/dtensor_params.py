@@ -8,7 +8,6 @@ of their gradients are views of what the reduce-scatter returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,14 +16,12 @@ from torch.distributed.tensor import DTensor
 
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.offload import HOST, HostOffload, new_shard
-from ..runtime.presentation import Change, ShownInPlace, UnitParameter, Unreduced
+from ..runtime.presentation import VERSION, ShownInPlace, UnitParameter, Unreduced
 from ..shared.cuts import Cuts
 from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
 from ..shared.torch_internals import DisableTorchFunction, foreach_add_
 from .extensions import is_extended
-
-_VERSION = attrgetter("_version")
 
 
 class DTensorPresentation(ShownInPlace):
@@ -86,18 +83,18 @@ class DTensorPresentation(ShownInPlace):
     half_converted = False
     """Whether one of several modules wrapped as one was converted (``.to``), and the others were not yet."""
 
-    def take_up_changes(self, before_write: Callable[[], None]) -> Change:
-        """See ``Presentation``. Freezing is followed where the parameters are shown, the rest by ``readopt``."""
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
+        """Count writes: freezing is followed where the parameters are shown, new data by ``readopt``."""
         if self.half_converted:
             self.readopt()  # which says what is wrong
-        versions = list(map(_VERSION, self.sharded))
-        if versions == self._versions:
-            return Change.NONE
-        self._versions = versions
-        return Change.IN_PLACE
+        versions = list(map(VERSION, self.sharded))
+        if versions != self._versions:
+            self._versions = versions
+            self.writes += 1
+        return False
 
     def changed(self) -> bool:
-        return self._versions != list(map(_VERSION, self.sharded))
+        return self._versions != list(map(VERSION, self.sharded))
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         key = (gradient.numel(), *which, *offsets)

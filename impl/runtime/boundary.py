@@ -105,6 +105,8 @@ class TransformedBoundary(torch.autograd.Function):
     """The same inside of ``torch.func``."""
 
     generate_vmap_rule = True
+    jvp = Boundary.jvp
+    backward = Boundary.backward
 
     @staticmethod
     def forward(hooks: BackwardHooks, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -114,14 +116,6 @@ class TransformedBoundary(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.hooks = inputs[0]
         ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def jvp(ctx: Any, _: object, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tangents
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        return Boundary.backward(ctx, *gradients)
 
 
 class Output(torch.autograd.Function):

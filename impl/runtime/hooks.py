@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from ..shared.annotations import NOTHING, span
-from ..shared.pytree import caster, collect_grad_tensors, map_tensors, mover, tensors_of_output
+from ..shared.pytree import caster, collect_grad_tensors, map_tensors, mover
 from ..shared.settings import ScheduleSettings
 from .boundary import (
     Boundary,
@@ -35,9 +35,10 @@ from .boundary import (
     in_transform,
     outside_transforms,
 )
+from .presentation import VERSION
 from .stage import Stage, StageState, stage_of
 from .tree import Runtime, build_runtime, in_backward
-from .unit import VERSION, Unit
+from .unit import Unit
 
 
 class HookedStage(Stage):
@@ -107,9 +108,7 @@ class HookedStage(Stage):
                 args, kwargs = self._cast(mover(self.device), args, kwargs)
             args, kwargs = self._cast(self._cast_root_input, args, kwargs)
         args, kwargs = self._cast(self._cast_input, args, kwargs)
-        if not entering:
-            return args, kwargs
-        if not self.units:
+        if not entering or not self.units:
             return args, kwargs
         with span(self.units[0].labels.pre_forward):
             with outside_transforms() if in_transform() else NOTHING:
@@ -193,9 +192,7 @@ class HookedStage(Stage):
                                 unit.check_writes()
                             unit.reshard_in_forward(hold)
                     runtime.schedule.leave_forward(self)
-                if torch.is_grad_enabled():
-                    output = self._hook_outputs(output)
-        elif torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             output = self._hook_outputs(output)
         self.state = StageState.IDLE
         if runtime.forward_root is self:
@@ -210,25 +207,17 @@ class HookedStage(Stage):
         return output if self._cast_output is None else map_tensors(self._cast_output, output)
 
     def _hook_outputs(self, output: Any) -> Any:
-        tensors = [output] if isinstance(output, torch.Tensor) else tensors_of_output(output)
+        tensors = [output] if isinstance(output, torch.Tensor) else collect_grad_tensors(output, [], set())
         for tensor in tensors:
-            if tensor.requires_grad:
-                # An operation in place on a view (x += y) gives it another node, without its hooks; the node
-                # of what it is a view of stays in the graph.
-                base = tensor._base
-                if base is not None:
-                    self._hook_base(base)
-                if tensor.grad_fn is None:
-                    self.check_freed(tensor)
-                else:
-                    tensor.register_hook(self.pre_backward)
+            # An operation in place on a view (x += y) gives it another node, without the hooks of the one
+            # before; the node of the tensor that it is a view of stays in the graph.
+            for each in (tensor, tensor._base):
+                if each is not None and each.requires_grad:
+                    if each.grad_fn is None:
+                        self.check_freed(each)
+                    else:
+                        each.register_hook(self.pre_backward)
         return map_tensors(self._hook_transformed, output) if in_transform() else output
-
-    def _hook_base(self, base: torch.Tensor) -> None:
-        if base.grad_fn is not None:
-            base.register_hook(self.pre_backward)
-        elif base.requires_grad:
-            self.check_freed(base)
 
     def _hook_transformed(self, tensor: torch.Tensor) -> torch.Tensor:
         """Inside ``torch.func`` an output may not show that it requires a gradient."""

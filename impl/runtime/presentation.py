@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from operator import attrgetter
 from typing import Protocol
 
@@ -16,14 +15,8 @@ from ..shared.torch_internals import DisableTorchFunction, current_graph_task_id
 from .gradient_state import GradientState
 
 TRAINS = attrgetter("requires_grad")
-
-
-class Change(Enum):
-    """What the user did to sharded parameters since the last gather."""
-
-    NONE = auto()
-    IN_PLACE = auto()
-    NEW_DATA = auto()
+VERSION = attrgetter("_version")
+"""How often a tensor was written to."""
 
 
 class WholeForm(Protocol):
@@ -82,10 +75,13 @@ class Presentation(Protocol):
     def unreduced(self) -> Unreduced | None:
         """Shows gradients that were not reduced yet, where the front end does."""
 
-    def take_up_changes(self, before_write: Callable[[], None]) -> Change:
-        """Follow what the user did to the sharded parameters, and return that.
+    writes: int
+    """How often the shard was written to, as far as optimizers, version counters and new data show."""
 
-        Called before each gather. ``before_write`` is called before new data is written to the shard.
+    def take_up_changes(self, before_write: Callable[[], None]) -> bool:
+        """Follow what the user did to the sharded parameters; whether new data was written to the shard.
+
+        Called before each gather. ``before_write`` is called before the shard is written to.
         """
 
     def changed(self) -> bool:
@@ -123,6 +119,7 @@ class ShownInPlace:
     """
 
     sharded: list[nn.Parameter]
+    writes = 0
     follows_freezing = False
     """Whether unsharded parameters are frozen and thawed as they are shown."""
 

@@ -68,16 +68,20 @@ class Schedule:
 
     # -- gathers ---------------------------------------------------------------------------------------------
 
-    def gather(self, stage: Stage) -> None:
-        """Issue the gathers of a stage that is sharded, or whose shard was written to since it was gathered."""
+    def gather(self, stage: Stage, *, for_backward: bool = False) -> None:
+        """Issue the gathers of a stage that is sharded, or whose shards were written to since.
+
+        Args:
+            for_backward: leave what forward gathered as it is, and units that backward does not need.
+        """
         for unit in stage.units:
-            if unit.state is UnitState.UNSHARDED and unit.writes != unit.gathered_writes:
-                if current_graph_task_id() == -1:  # backward uses what forward did
-                    unit.reshard()
-            if unit.state is UnitState.SHARDED:
+            stale = unit.state is UnitState.UNSHARDED and unit.presentation.writes != unit.gathered_writes
+            if stale and current_graph_task_id() == -1:
+                unit.reshard()
+            if unit.state is UnitState.SHARDED and (unit.unshard_in_backward or not for_backward):
                 if unit.fetches:
                     self._limiter.wait(unit.labels.limiter_wait)
-                unit.all_gather()
+                unit.all_gather(for_backward=for_backward)
 
     @staticmethod
     def await_stage(stage: Stage, hold: int = 0) -> None:
@@ -156,29 +160,19 @@ class Schedule:
 
     def enter_backward(self, stage: Stage) -> None:
         """A stage's backward starts: have its parameters, prefetch those of the next."""
-        self.gather_for_backward(stage)
+        self.gather(stage, for_backward=True)
         position = stage.forward_positions.pop() if stage.forward_positions else -1
         stage.backward_position = position
         early = stage.backward_targets or self.settings.backward_prefetch == "pre"
         self._late.enter_backward(stage)
-        # Without streams a copy is done when it is made.
-        if early and not self._prefetch_before_wait and self._late.puts_off(stage):
-            self.await_stage(stage)
-            self._late.put_off(stage)
-            return
-        if early and self._prefetch_before_wait:
+        if early and self._prefetch_before_wait:  # without streams, where a copy is done when it is made
             self._prefetch_backward(stage)
         self.await_stage(stage)
         if early and not self._prefetch_before_wait:
-            self._prefetch_backward(stage)
-
-    def gather_for_backward(self, stage: Stage) -> None:
-        """Issue a stage's gathers unless it was told that backward does not need its parameters."""
-        for unit in stage.units:
-            if unit.state is UnitState.SHARDED and unit.unshard_in_backward:
-                if unit.fetches:
-                    self._limiter.wait(unit.labels.limiter_wait)
-                unit.all_gather(for_backward=True)
+            if self._late.puts_off(stage):
+                self._late.put_off(stage)
+            else:
+                self._prefetch_backward(stage)
 
     def after_gradients(self, stage: Stage) -> None:
         """A stage's gradients were computed and are about to be reduced."""
@@ -189,7 +183,7 @@ class Schedule:
     def _prefetch_backward(self, stage: Stage) -> None:
         if stage.backward_targets:
             for target in stage.backward_targets:
-                self.gather_for_backward(target)
+                self.gather(target, for_backward=True)
             return
         position = stage.backward_position
         for ahead in range(1, self.settings.backward_prefetch_depth + 1):
@@ -198,12 +192,11 @@ class Schedule:
             target = self._post_forward_order[position - ahead]
             # Its backward may have been already, where this stage ends later than the order says.
             if position - ahead in target.forward_positions:
-                self.gather_for_backward(target)
+                self.gather(target, for_backward=True)
 
-    def next_in_backward(self) -> Stage | None:
-        """The stage whose backward comes next by the recorded order, if any is left."""
-        left = (stage for stage in reversed(self._post_forward_order) if stage.forward_positions)
-        return next(left, None)
+    def next_in_backward(self) -> list[Stage]:
+        """The stages whose backward is to come, in the recorded order."""
+        return [stage for stage in reversed(self._post_forward_order) if stage.forward_positions]
 
     def end_backward(self) -> None:
         """Forget the order of the forward that this backward belonged to."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..shared.settings import ScheduleSettings
 from .context import Context
+from .gradient_state import any_gradient
 from .streams import Streams
 from .unit import OUTPUTS_NEEDED, Unit, UnitState
 
@@ -126,33 +127,35 @@ class Stage:
     def check_idle(self, what: str, error: type[Exception] = RuntimeError) -> None:
         """Raise if this stage is inside forward or backward, where ``what`` must not be called."""
         if self.state is not StageState.IDLE:
-            name = self.units[0].name if self.units else type(self.modules[0]).__name__
-            raise error(f"{what} was called inside the {self.state.name.lower()} of unit '{name}'")
+            raise error(f"{what} was called inside the {self.state.name.lower()} of unit '{self.name}'")
+
+    @property
+    def name(self) -> str:
+        """How errors call this stage."""
+        return self.units[0].name if self.units else type(self.modules[0]).__name__
 
     def check_entered(self, *, only_late: bool = False) -> None:
-        """Raise RuntimeError if gradients of this stage came beside an all-gather that it does not wait for.
-
-        Args:
-            only_late: whether just its units with a gradient are looked at, as at the end of backward.
+        """Raise RuntimeError if backward computed something here (``only_late``: if it shows in gradients)
+        beside an all-gather that it does not wait for.
         """
         for unit in self.units:
-            if unit.state is not UnitState.GATHERING or (only_late and not unit.has_new_gradients()):
-                continue
-            raise RuntimeError(
-                f"backward came to unit '{unit.name}' without its pre-backward hook: its gradients are not "
-                f"computed from its parameters, whose all-gather is still running. {OUTPUTS_NEEDED}"
-            )
+            late = any_gradient(unit.unsharded) and not unit.gradients.held_back
+            if unit.state is UnitState.GATHERING and (late or not only_late):
+                raise RuntimeError(
+                    f"backward came to unit '{unit.name}' without its pre-backward hook, beside the gather of "
+                    f"its parameters. {OUTPUTS_NEEDED}"
+                )
 
     def check_freed(self, returned: torch.Tensor) -> None:
         """Raise RuntimeError if ``returned``, a leaf, is a parameter whose memory is free by now."""
         for unit in self.units:
-            for parameter, unsharded in zip(unit.parameters, unit.unsharded, strict=False):
-                if unsharded is returned and unit.state is not UnitState.UNSHARDED and unit.owns_memory:
-                    raise RuntimeError(
-                        f"forward of unit '{unit.name}' returns its parameter '{parameter.fqn}' or a view of "
-                        "it, which is sharded again when forward ends: return a clone, or keep the unit "
-                        "gathered between forward and backward (reshard_after_forward=False, SHARD_GRAD_OP)"
-                    )
+            freed = unit.owns_memory and unit.state is not UnitState.UNSHARDED
+            if freed and any(parameter is returned for parameter in unit.unsharded):
+                raise RuntimeError(
+                    f"forward of unit '{unit.name}' returns a parameter or a view of one, of shape "
+                    f"{tuple(returned.shape)}: it is sharded again when forward ends. Return a clone, or "
+                    "keep the unit gathered (reshard_after_forward=False, ShardingStrategy.SHARD_GRAD_OP)"
+                )
 
     def drop_unused_gather(self) -> None:
         """Release parameters that were gathered ahead and not used."""
@@ -177,10 +180,7 @@ class Stage:
             if not keep or self.in_backward:
                 unit.gradients.drop(unit.unsharded)
         self.forward_positions.clear()
-        self.backward_position = -1
-        self.to_run.clear()
-        self._entered = None  # of a forward that an exception ended, or checkpointing
-        self.state = StageState.IDLE
+        self.end_backward()
 
     def end_backward(self) -> None:
         """The whole backward is over."""

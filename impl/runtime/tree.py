@@ -7,8 +7,9 @@ module is the root and which stages it holds.
 from __future__ import annotations
 
 import logging
-from itertools import repeat
-from operator import attrgetter, is_
+from functools import partial
+from typing import Any
+from weakref import ref
 
 import torch
 
@@ -18,6 +19,7 @@ from ..shared.names import NOT_SHOWN, plain_name
 from ..shared.settings import ScheduleSettings
 from ..shared.torch_internals import current_graph_task_id, queue_callback
 from .context import Context
+from .gradient_state import any_gradient
 from .gradients.reduction import Reducer
 from .gradients.unsharded import keep_gradients, take_gradients
 from .host_pages import bytes_of_steps, keep_freed_pages
@@ -28,7 +30,6 @@ from .streams import Event, Streams
 from .unit import OUTPUTS_NEEDED, Unit, UnitState
 from .writes import count_steps
 
-_GRAD = attrgetter("grad")
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +58,8 @@ class Runtime(Context):
         self.ran = False
         """Whether a forward ran; before that the tree may become part of a larger one."""
         self._callback_queued = False
+        self._callback: Any = None
+        """A reference to what autograd calls at the end of backward, and drops without where it fails."""
 
     # -- forward ---------------------------------------------------------------------------------------------
 
@@ -77,7 +80,9 @@ class Runtime(Context):
         """Drop parameters that were gathered before their shards were written to."""
         for stage in self.stages:
             for unit in stage.units:
-                if unit.state is not UnitState.SHARDED and unit.is_stale:
+                if unit.state is UnitState.SHARDED and unit.smaller is None:
+                    continue
+                if unit.presentation.writes != unit.gathered_writes or unit.presentation.changed():
                     unit.reshard()
 
     def _drop_what_was_skipped(self) -> None:
@@ -112,7 +117,9 @@ class Runtime(Context):
         """Some stage's backward starts: have the end of this backward pass call back, once."""
         if not self._callback_queued:
             self._callback_queued = True
-            queue_callback(_EndOfBackward(self))
+            callback = partial(self._end_backward)
+            self._callback = ref(callback, self._backward_dropped)
+            queue_callback(callback)
             self._take_back_unreduced()
             if self.gathers_wait:
                 self.let_gathers_wait()
@@ -157,7 +164,9 @@ class Runtime(Context):
 
     def _finish_backward(self, stage: Stage) -> None:
         """The whole backward is done: what did not come to its post-backward does now."""
-        if stage.state is not StageState.REDUCED or _has_late_gradients(stage):
+        # After the post-backward come gradients of parameters that are used outside of their module.
+        late = (unit.gradients.synchronize and any_gradient(unit.unsharded) for unit in stage.units)
+        if stage.state is not StageState.REDUCED or any(late):
             if not stage.in_backward:
                 stage.check_entered(only_late=True)
             self.post_backward(stage)
@@ -168,8 +177,7 @@ class Runtime(Context):
                 self.show_unreduced(unit)
         stage.end_backward()
 
-    def end_backward(self) -> None:
-        """Autograd is done: reduce what is left, and wait for it."""
+    def _end_backward(self) -> None:
         self.forward_root = None
         for stage in self.stages:
             self._finish_backward(stage)
@@ -190,13 +198,18 @@ class Runtime(Context):
                 stage.forward_positions.clear()
                 stage.drop_unused_gather()
 
-    def not_ready(self) -> Stage | None:
-        """A stage whose backward started without its parameters, else the one whose backward comes next."""
-        for stage in self.stages:
-            gathers = (unit for unit in stage.units if unit.unshard_in_backward)
-            if stage.state is StageState.BACKWARD and any(u.state is not UnitState.UNSHARDED for u in gathers):
-                return stage
-        return self.schedule.next_in_backward()
+    def _backward_dropped(self, _: object) -> None:
+        """Autograd forgets the callback, uncalled where backward failed: its own errors name no unit."""
+        if not self._callback_queued:
+            return
+        entered = [stage for stage in self.stages if stage.state is StageState.BACKWARD]
+        waiting = [s for s in entered if any(unit.state is not UnitState.UNSHARDED for unit in s.units)]
+        if waiting := waiting or self.schedule.next_in_backward():
+            _log.warning(
+                f"backward failed before unit '{waiting[0].name}' had its parameters. If the error is about "
+                "a tensor modified by an inplace operation, or of storage size 0, its pre-backward hook did not "
+                f"run. {OUTPUTS_NEEDED}"
+            )
 
     @torch.no_grad()
     def show_unreduced(self, unit: Unit) -> None:
@@ -230,10 +243,9 @@ class Runtime(Context):
         """
         unfinished = stage.state is StageState.BACKWARD or stage.state is StageState.REDUCED
         if self._callback_queued or unfinished or (self.forward_root is stage and len(stage.modules) == 1):
-            names = [each.units[0].name for each in self.stages if each.in_backward and each.units]
+            at = next((each for each in self.stages if each.in_backward), stage)
             _log.warning(
-                "the iteration before did not finish (was there an exception?): FSDP drops it%s",
-                f", and gradients of unit '{names[0]}'" if names else "",
+                "the iteration before did not finish (an exception?): FSDP drops it, unit '%s'", at.name
             )
             spoilt = self._spoilt_units()
             self.reset()
@@ -320,42 +332,9 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
     return runtime
 
 
-class _EndOfBackward:
-    """Called when backward is over. Where it fails, autograd drops it uncalled, which says so."""
-
-    __slots__ = ("_runtime",)
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime: Runtime | None = runtime
-
-    def __call__(self) -> None:
-        runtime, self._runtime = self._runtime, None
-        assert runtime is not None
-        runtime.end_backward()
-
-    def __del__(self) -> None:
-        stage = None if self._runtime is None else self._runtime.not_ready()
-        if stage is not None:
-            _log.warning(
-                "backward failed before the parameters of unit '%s' were there. If the error is about a tensor "
-                "that was modified by an inplace operation, or about a storage of size 0, then autograd came to "
-                "the unit without its pre-backward hook. %s",
-                stage.units[0].name,
-                OUTPUTS_NEEDED,
-            )
-
-
 def in_backward() -> bool:
     """Whether this code runs inside a backward pass (as a recomputed forward does)."""
     return current_graph_task_id() != -1
-
-
-def _has_late_gradients(stage: Stage) -> bool:
-    """Gradients that came after the post-backward, as those of a parameter used outside of its module."""
-    for unit in stage.units:
-        if unit.gradients.synchronize and not all(map(is_, map(_GRAD, unit.unsharded), repeat(None))):
-            return True
-    return False
 
 
 def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:

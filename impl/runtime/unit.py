@@ -15,17 +15,16 @@ goes. Both sets exist once; showing one or the other in the modules is a few dic
 How the one comes from the other: ``gathering.py``.
 
 Why views stay valid for autograd: everything that writes parameter memory goes through the buffer's own
-tensor, while each parameter was made from ``.data`` and so has a version counter of its own. Gathering the
-values that were there before is no change to autograd, whose check of saved tensors compares versions. All
-else is: the counters are moved on until a gather has been waited for, so that backward refuses to read what
-is not there, and for good where the shard was written to since the gather before.
+tensor, while each parameter was made from ``.data`` and so has a version counter of its own. To autograd,
+whose check of saved tensors compares versions, gathering the same values again changes nothing. The counters
+are moved on until a gather has been waited for, so that backward refuses to read before that, and for good
+where the shard was written to since the gather before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from operator import attrgetter
 
 import torch
 from torch import nn
@@ -41,16 +40,12 @@ from .gathering import Gathering
 from .gradient_state import GradientState
 from .offload import HostOffload
 from .post_forward import SmallerGroup
-from .presentation import Change, Presentation, UnitParameter
-
-VERSION = attrgetter("_version")
-"""How often a tensor was written to."""
+from .presentation import VERSION, Presentation, UnitParameter
 
 _NEXT = (1).__add__
 
 OUTPUTS_NEEDED = (
-    "The hook is on the tensors that the unit's forward returns: return each one that the loss needs, in a "
-    "tuple, list, dictionary or object, instead of storing it elsewhere, and do not remove hooks"
+    "The hook is on what forward returns: return every tensor that the loss needs, store none aside"
 )
 """How autograd comes to each unit through its pre-backward hook."""
 
@@ -102,9 +97,8 @@ class Unit(Gathering):
         self.refuses_writes = False
         """Whether training refuses a forward that writes to its gathered parameters."""
         self._versions: list[int] = []
-        self.writes = 0
-        """How often the shard was written to, as far as optimizers, version counters and new data show."""
         self.gathered_writes = 0
+        """What ``presentation.writes`` was when the shard was gathered last."""
         self._hidden = False
         self.smaller = smaller
         self.gradients = GradientState()
@@ -182,10 +176,14 @@ class Unit(Gathering):
             return
         self.take_up_changes()
         keeps = self.smaller is not None and self.smaller.holds
-        if self.writes != self.gathered_writes and not keeps:
+        if self.presentation.writes != self.gathered_writes and not keeps:
             if for_backward:
-                raise RuntimeError(self._written_before_backward())
-            self.gathered_writes = self.writes
+                raise RuntimeError(
+                    f"parameters of unit '{self.name}' were written to (by an optimizer, for instance) between "
+                    "its forward and its backward: gradients would not belong to its outputs. Call backward() "
+                    "before the write, or forward again after it"
+                )
+            self.gathered_writes = self.presentation.writes
             self._versions = list(map(_NEXT, self._versions))
         if self.fetches:
             if self._context is not None and self._context.rank_check is not None:
@@ -201,24 +199,8 @@ class Unit(Gathering):
 
     def take_up_changes(self) -> None:
         """Take up what the user assigned to or froze of the sharded parameters since the last gather."""
-        change = self.presentation.take_up_changes(self._await_reads)
-        if change is Change.NONE:
-            return
-        self.writes += 1
-        if change is Change.NEW_DATA and self._context is not None:
+        if self.presentation.take_up_changes(self._await_reads) and self._context is not None:
             self._context.let_gathers_wait()
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether the shard was written to since it was gathered."""
-        return self.writes != self.gathered_writes or self.presentation.changed()
-
-    def _written_before_backward(self) -> str:
-        return (
-            f"parameters of unit '{self.name}' were written to between its forward and its backward (by an "
-            "optimizer step, load_state_dict() or new data): gradients would be computed from other values "
-            "than the outputs. Call backward() first, or run forward again after the write"
-        )
 
     def _await_reads(self) -> None:
         """The shard is about to be written to: copies out of it, if it is on the host, have to be done."""
@@ -282,21 +264,13 @@ class Unit(Gathering):
             return
         before, self._versions = self._versions, versions
         if self.owns_memory and torch.is_grad_enabled():
-            written = [
-                parameter.fqn
-                for parameter, old, new in zip(self.parameters, before, versions, strict=True)
-                if old != new
-            ]
+            written = next(i for i, version in enumerate(versions) if version != before[i])
             raise RuntimeError(
-                f"forward wrote to parameter '{written[0]}' of unit '{self.name}' (an embedding with "
-                "max_norm does that): what is written to gathered parameters is lost when they are sharded "
+                f"forward wrote to parameter '{self.parameters[written].fqn}' of unit '{self.name}' (an embedding "
+                "with max_norm does that): what is written to gathered parameters is lost when they are sharded "
                 "again. Leave such a module out with ignored_modules, or write after the step, inside of "
                 "summon_full_params()"
             )
-
-    def has_new_gradients(self) -> bool:
-        """Whether this backward left gradients here; not known, and so denied, where earlier ones did."""
-        return not self.gradients.held_back and any(p.grad is not None for p in self.unsharded)
 
     # -- reshard ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import torch
 
 TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
-_HOLD_NO_OUTPUTS = (int, float, str, type(None), torch.dtype, torch.device, torch.nn.Module, type, FunctionType)
+_HOLD_NONE = (int, float, str, type(None), torch.dtype, torch.device, torch.nn.Module, type, FunctionType)
 _MOST_OBJECTS = 100
 """Objects of unknown kinds that are searched in one output."""
 
@@ -51,19 +51,23 @@ def _same_mapping(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
     return kind(mapped)
 
 
-def collect_grad_tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Append the tensors that require grad to ``found``, in the order in which ``map_tensors`` visits
-    them.
+def collect_grad_tensors(
+    value: Any, found: list[torch.Tensor], objects: set[int] | None = None
+) -> list[torch.Tensor]:
+    """Append the tensors that require grad to ``found``, in the order in which ``map_tensors`` visits them;
+    also those in objects of other kinds, if ``objects`` is given, the addresses of those that were searched.
     """
     if isinstance(value, torch.Tensor):
         if value.requires_grad:
             found.append(value)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            collect_grad_tensors(item, found)
+            collect_grad_tensors(item, found, objects)
     elif isinstance(value, Mapping):
         for item in value.values():
-            collect_grad_tensors(item, found)
+            collect_grad_tensors(item, found, objects)
+    elif objects is not None:
+        _search(value, found, objects)
     elif is_dataclass(value) and not isinstance(value, type):
         for f in fields(value):
             if f.init:
@@ -71,32 +75,16 @@ def collect_grad_tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Te
     return found
 
 
-def tensors_of_output(output: Any) -> list[torch.Tensor]:
-    """The tensors that require grad in ``output``, also in attributes of objects of other kinds than
-    ``map_tensors`` knows.
-    """
-    found: list[torch.Tensor] = []
-    _search(output, found, set())
-    return found
-
-
-def _search(value: Any, found: list[torch.Tensor], seen: set[int]) -> None:
-    if isinstance(value, torch.Tensor):
-        if value.requires_grad:
-            found.append(value)
-    elif isinstance(value, (tuple, list, deque, Set)):
-        for item in value:
-            _search(item, found, seen)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            _search(item, found, seen)
-    elif not isinstance(value, _HOLD_NO_OUTPUTS) and id(value) not in seen and len(seen) < _MOST_OBJECTS:
-        slots = [name for kind in type(value).__mro__ for name in kind.__dict__.get("__slots__", ())]
-        inside = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
-        if inside:
-            seen.add(id(value))  # objects may refer to each other
-            for item in inside:
-                _search(item, found, seen)
+def _search(value: Any, found: list[torch.Tensor], objects: set[int]) -> None:
+    """Search all attributes of an object, which may refer to others and to itself."""
+    if isinstance(value, _HOLD_NONE) or id(value) in objects or len(objects) == _MOST_OBJECTS:
+        return
+    objects.add(id(value))
+    slots = (name for kind in type(value).__mro__ for name in kind.__dict__.get("__slots__", ()))
+    collect_grad_tensors(getattr(value, "__dict__", {}), found, objects)
+    collect_grad_tensors([getattr(value, name, None) for name in slots], found, objects)
+    if isinstance(value, (Set, deque)):
+        collect_grad_tensors(list(value), found, objects)
 
 
 def caster(dtype: torch.dtype) -> TensorFunction:

@@ -147,10 +147,10 @@ class Reducer:
         self.lent.finish()
 
     def check_finished(self) -> None:
-        """Raise RuntimeError if gradients are on their way that nothing waited for."""
+        """Raise RuntimeError if nothing waited for gradients that are on their way."""
         if self._in_flight or self._last:
-            names = ", ".join(f"unit '{each.unit.name}'" for each in self._in_flight)
-            raise RuntimeError(f"backward ended without waiting for the gradients of {names or 'its units'}")
+            units = ", ".join(f"unit '{reduction.unit.name}'" for reduction in self._in_flight)
+            raise RuntimeError(f"backward did not wait for all gradients: {units or 'their last stream'}")
 
     def discard(self) -> None:
         """Wait for what is in flight and deliver nothing: the iteration failed."""

@@ -166,7 +166,6 @@ for _which in STAGES:
         f"no gather in forward{_of}": without(Schedule, "enter_forward", _which),
         f"no gather in backward{_of}": without(Schedule, "enter_backward", _which),
         f"no wait{_of}": static("await_stage", _which),
-        f"no gather for backward{_of}": without(Schedule, "gather_for_backward", _which),
         f"no gather{_of}": without(Schedule, "gather", _which),
         f"no finish of the gather{_of}": without(Unit, "_finish_gather", _which),
         f"no wait of the unit{_of}": without(Unit, "wait_all_gather", _which),
