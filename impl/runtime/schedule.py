@@ -69,11 +69,7 @@ class Schedule:
     # -- gathers ---------------------------------------------------------------------------------------------
 
     def gather(self, stage: Stage, *, for_backward: bool = False) -> None:
-        """Issue the gathers of a stage that is sharded, or whose shards were written to since.
-
-        Args:
-            for_backward: leave what forward gathered as it is, and units that backward does not need.
-        """
+        """Issue the gathers of a stage that is sharded or was written to, if it needs them ``for_backward``."""
         for unit in stage.units:
             stale = unit.state is UnitState.UNSHARDED and unit.presentation.writes != unit.gathered_writes
             if stale and current_graph_task_id() == -1:

@@ -135,15 +135,13 @@ class Stage:
         return self.units[0].name if self.units else type(self.modules[0]).__name__
 
     def check_entered(self, *, only_late: bool = False) -> None:
-        """Raise RuntimeError if backward computed something here (``only_late``: if it shows in gradients)
-        beside an all-gather that it does not wait for.
-        """
+        """Raise RuntimeError if backward came here (``only_late``: left gradients) beside an all-gather."""
         for unit in self.units:
             late = any_gradient(unit.unsharded) and not unit.gradients.held_back
             if unit.state is UnitState.GATHERING and (late or not only_late):
                 raise RuntimeError(
-                    f"backward came to unit '{unit.name}' without its pre-backward hook, beside the gather of "
-                    f"its parameters. {OUTPUTS_NEEDED}"
+                    f"backward came to unit '{unit.name}' without its pre-backward hook, beside the gather "
+                    f"of its parameters. {OUTPUTS_NEEDED}"
                 )
 
     def check_freed(self, returned: torch.Tensor) -> None:

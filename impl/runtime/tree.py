@@ -59,7 +59,6 @@ class Runtime(Context):
         """Whether a forward ran; before that the tree may become part of a larger one."""
         self._callback_queued = False
         self._callback: Any = None
-        """A reference to what autograd calls at the end of backward, and drops without where it fails."""
 
     # -- forward ---------------------------------------------------------------------------------------------
 
@@ -207,8 +206,8 @@ class Runtime(Context):
         if waiting := waiting or self.schedule.next_in_backward():
             _log.warning(
                 f"backward failed before unit '{waiting[0].name}' had its parameters. If the error is about "
-                "a tensor modified by an inplace operation, or of storage size 0, its pre-backward hook did not "
-                f"run. {OUTPUTS_NEEDED}"
+                "a tensor modified by an inplace operation, or of storage size 0, its pre-backward hook did "
+                f"not run. {OUTPUTS_NEEDED}"
             )
 
     @torch.no_grad()
@@ -241,8 +240,8 @@ class Runtime(Context):
             RuntimeError: the failed backward was adding to such gradients, so that it is unknown
                 what they were; they are dropped.
         """
-        unfinished = stage.state is StageState.BACKWARD or stage.state is StageState.REDUCED
-        if self._callback_queued or unfinished or (self.forward_root is stage and len(stage.modules) == 1):
+        failed = self._callback_queued or stage.state in (StageState.BACKWARD, StageState.REDUCED)
+        if failed or (self.forward_root is stage and len(stage.modules) == 1):
             at = next((each for each in self.stages if each.in_backward), stage)
             _log.warning(
                 "the iteration before did not finish (an exception?): FSDP drops it, unit '%s'", at.name

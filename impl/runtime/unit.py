@@ -169,8 +169,7 @@ class Unit(Gathering):
     def all_gather(self, *, for_backward: bool = False) -> None:
         """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet.
 
-        Raises:
-            RuntimeError: it is ``for_backward``, and the shard was written to since forward gathered it.
+        Raises RuntimeError if it is ``for_backward`` and the shard was written to since forward's.
         """
         if self.state is not UnitState.SHARDED:
             return
@@ -179,9 +178,9 @@ class Unit(Gathering):
         if self.presentation.writes != self.gathered_writes and not keeps:
             if for_backward:
                 raise RuntimeError(
-                    f"parameters of unit '{self.name}' were written to (by an optimizer, for instance) between "
-                    "its forward and its backward: gradients would not belong to its outputs. Call backward() "
-                    "before the write, or forward again after it"
+                    f"parameters of unit '{self.name}' were written to between its forward and its backward "
+                    "(by an optimizer, for instance): gradients would not belong to its outputs. Call "
+                    "backward() before that, or forward again after it"
                 )
             self.gathered_writes = self.presentation.writes
             self._versions = list(map(_NEXT, self._versions))
@@ -266,10 +265,9 @@ class Unit(Gathering):
         if self.owns_memory and torch.is_grad_enabled():
             written = next(i for i, version in enumerate(versions) if version != before[i])
             raise RuntimeError(
-                f"forward wrote to parameter '{self.parameters[written].fqn}' of unit '{self.name}' (an embedding "
-                "with max_norm does that): what is written to gathered parameters is lost when they are sharded "
-                "again. Leave such a module out with ignored_modules, or write after the step, inside of "
-                "summon_full_params()"
+                f"forward wrote to parameter '{self.parameters[written].fqn}' of unit '{self.name}' (an "
+                "embedding with max_norm does that), which is lost when it is sharded again. Leave such a "
+                "module out with ignored_modules, or write after the step, inside of summon_full_params()"
             )
 
     # -- reshard ---------------------------------------------------------------------------------------------

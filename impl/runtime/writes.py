@@ -20,8 +20,6 @@ from .gradient_state import any_gradient
 from .unit import Unit
 
 _units: WeakSet[Unit] = WeakSet()
-"""All units whose parameters optimizers may hold."""
-
 _stepped_by: MutableMapping[Optimizer, tuple[int, WeakSet[Unit]]] = WeakKeyDictionary()
 """By optimizer: how many parameters it has, and their units; empty again when there are more units."""
 
@@ -47,7 +45,6 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _units_of(optimizer: Optimizer) -> Iterable[Unit]:
-    """The units with parameters that ``optimizer`` holds."""
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     known = _stepped_by.get(optimizer)
     if known is None or known[0] != count:

@@ -14,7 +14,6 @@ TensorFunction = Callable[[torch.Tensor], torch.Tensor]
 
 _HOLD_NONE = (int, float, str, type(None), torch.dtype, torch.device, torch.nn.Module, type, FunctionType)
 _MOST_OBJECTS = 100
-"""Objects of unknown kinds that are searched in one output."""
 
 
 def map_tensors(function: TensorFunction, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Collectives whose result is not there before they are waited for, the same on every run.
 
-What is gathered or reduced into shows NaN until ``wait`` returns, and memory that is taken is filled with NaN:
-whatever reads one of them too early computes NaN, where gloo would mostly have been quick enough.
+What is gathered or reduced into shows NaN until ``wait`` returns, and memory that is taken is filled with
+NaN: whatever reads one of them too early computes NaN, where gloo would mostly have been quick enough.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _late(function: Any) -> Any:
 def _late_broadcasts(parts: Sequence[torch.Tensor], group: Any) -> Any:
     mine = group.rank()
     made = [part if rank == mine else torch.empty_like(part) for rank, part in enumerate(parts)]
-    works = [dist.broadcast(part.clone() if rank == mine else part, group=group, group_src=rank, async_op=True)
-             for rank, part in enumerate(made)]  # fmt: skip
+    sent = [part.clone() if rank == mine else part for rank, part in enumerate(made)]
+    works = [dist.broadcast(p, group=group, group_src=r, async_op=True) for r, p in enumerate(sent)]
     others = [rank for rank in range(len(parts)) if rank != mine]
     return LateWork(comm.Works(works), [parts[rank] for rank in others], [made[rank] for rank in others])
 

@@ -1,7 +1,7 @@
 """Each hook and each wait of the runtime taken out, and hooks in other orders; what a program then computes.
 
-A mutant replaces one method while a program runs. ``wait()`` of the backend's own work is not among them: it is
-what a wait comes down to, and ``test_what_is_not_waited_for_is_seen`` shows that its loss is NaN.
+A mutant replaces one method while a program runs. ``wait()`` of the backend's own work is not among them: it
+is what a wait comes down to, and ``test_what_is_not_waited_for_is_seen`` shows that its loss is NaN.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def name_of(thing: Any) -> str:
 
 
 def without(owner: type, method: str, which: str = "", instead: Any = None) -> Mutant:
-    """``method`` does nothing, for all or for the unit ``which``, and returns ``instead`` of its arguments."""
+    """``method`` does nothing, for all or for unit ``which``, and returns ``instead`` of its arguments."""
 
     def mutate() -> AbstractContextManager[Any]:
         original = getattr(owner, method)

@@ -1,4 +1,4 @@
-"""Drawn orders of what a training script does to one model, carried out on the plain one and on a wrapped one.
+"""Drawn orders of what a training script does to a model, carried out on the plain and on a wrapped one.
 
 Writes go to the parameters that the script holds: the plain model's, or each rank's part.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -60,7 +60,9 @@ class Run:
         self.losses: list[torch.Tensor] = []
         self.batches = 0
         self.held = list(model.parameters())
-        arguments: dict[str, Any] = {"foreach": {"foreach": True}, "fused": {"fused": True}}.get(optimizer, {})
+        arguments: dict[str, Any] = {"foreach": {"foreach": True}, "fused": {"fused": True}}.get(
+            optimizer, {}
+        )
         kind = torch.optim.AdamW if optimizer == "fused" else torch.optim.SGD
         if optimizer == "fused":
             arguments["eps"] = 0.1
@@ -259,10 +261,8 @@ def accumulate(run: Run) -> dict[str, Any]:
 @operation
 def failing_forward(run: Run) -> dict[str, Any]:
     net_of(run.model).fails = 1
-    try:
+    with suppress(ArithmeticError):
         run.forward()
-    except ArithmeticError:
-        pass
     net_of(run.model).fails = -1
     return {}
 
@@ -285,7 +285,9 @@ def drawn(number: int) -> tuple[str, ...]:
     return tuple(choice.choice(names) for _ in range(choice.randint(4, 10)))
 
 
-def program_of(names: tuple[str, ...], optimizer: str = "") -> Callable[[nn.Module], Iterator[dict[str, Any]]]:
+def program_of(
+    names: tuple[str, ...], optimizer: str = ""
+) -> Callable[[nn.Module], Iterator[dict[str, Any]]]:
     """The operations as a program; each shows its values, and a last forward and backward follow."""
 
     def program(model: nn.Module) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What became of a program: equal to the plain model, an error that names a unit, or values that are wrong."""
+"""What became of a program: equal to the plain model, an error that names a unit, or wrong values."""
 
 from __future__ import annotations
 
