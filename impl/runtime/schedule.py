@@ -69,7 +69,7 @@ class Schedule:
     # -- gathers ---------------------------------------------------------------------------------------------
 
     def gather(self, stage: Stage, *, for_backward: bool = False) -> None:
-        """Issue the gathers of a stage that is sharded or was written to, if it needs them ``for_backward``."""
+        """Issue the gathers of a stage that is sharded or was written to, as needed ``for_backward``."""
         for unit in stage.units:
             stale = unit.state is UnitState.UNSHARDED and unit.presentation.writes != unit.gathered_writes
             if stale and current_graph_task_id() == -1:

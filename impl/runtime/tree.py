@@ -181,7 +181,9 @@ class Runtime(Context):
         for stage in self.stages:
             self._finish_backward(stage)
         self.reducer.finish()
-        self.reducer.check_finished()
+        if self.reducer.in_flight:
+            unit = self.reducer.in_flight[0].unit
+            raise RuntimeError(f"backward ended without waiting for gradients of unit '{unit.name}'")
         self._callback_queued = False
         self.await_host_read()
         if self.is_last_backward:

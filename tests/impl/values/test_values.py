@@ -25,7 +25,7 @@ from values.delayed import late_collectives
 from values.mutants import MUTANTS, QUICK_MUTANTS
 from values.sequences import Net, drawn, program_of
 from values.shapes import CALLERS, OUTPUTS, Model, training
-from values.wraps import QUICK_WRAPS, WRAPS
+from values.wraps import QUICK_WRAPS, WRAPS, sharded
 
 MEASURED = Path(__file__).parents[3] / "ci" / "measured" / "mutants_values.txt"
 Finding = tuple[str, str, str]
@@ -162,6 +162,19 @@ def chosen_shapes(number: int) -> list[tuple[str, str, str]]:
         (*pair, HOWS[0] if choice.random() < 0.7 else choice.choice(HOWS))
         for pair in choice.sample(every, 200)
     ]
+
+
+def case_smaller_groups(rank: int) -> list[Finding]:
+    wrap, names = sharded(2), "forward backward forward step no_grad forward forward step backward"
+    with late_collectives():
+        verdict = verdicts.compare(Net, blocks_of, program_of(tuple(names.split())), wrap, looks=False)
+        return [(names, *verdict)]
+
+
+@pytest.mark.campaign
+def test_the_larger_shard_is_not_old(four_ranks) -> None:
+    """``reshard_after_forward`` as a number: what a forward keeps is not used after a write."""
+    assert not silent(four_ranks.run(case_smaller_groups))
 
 
 @pytest.mark.campaign
