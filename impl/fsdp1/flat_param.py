@@ -151,7 +151,7 @@ class FlatPresentation:
             with torch.no_grad():
                 self.shard.copy_(flat.view(-1))
             flat.data = self.shard.data
-        self.writes += wrote or self.changed()
+        self.writes += wrote or flat._version != self._version
         self._version = flat._version
         return wrote
 

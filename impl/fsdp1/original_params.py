@@ -86,8 +86,9 @@ class OriginalPresentation(ShownInPlace):
         if trains != self._trains:
             self._trains = trains
             follow_requires_grad(self._parameters, self._unsharded, trains)
-        self.writes += wrote or self.changed()
-        self._versions = list(map(VERSION, self.sharded))
+        versions = list(map(VERSION, self.sharded))
+        self.writes += wrote or versions != self._versions
+        self._versions = versions
         return wrote
 
     def changed(self) -> bool:

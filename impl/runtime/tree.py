@@ -164,8 +164,10 @@ class Runtime(Context):
     def _finish_backward(self, stage: Stage) -> None:
         """The whole backward is done: what did not come to its post-backward does now."""
         # After the post-backward come gradients of parameters that are used outside of their module.
-        late = (unit.gradients.synchronize and any_gradient(unit.unsharded) for unit in stage.units)
-        if stage.state is not StageState.REDUCED or any(late):
+        late = False
+        for unit in stage.units:
+            late |= unit.gradients.synchronize and any_gradient(unit.unsharded)
+        if stage.state is not StageState.REDUCED or late:
             if not stage.in_backward:
                 stage.check_entered(only_late=True)
             self.post_backward(stage)
