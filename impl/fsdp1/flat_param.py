@@ -82,6 +82,8 @@ class FlatPresentation:
         order: in which whole parameters are registered, when these are shown.
     """
 
+    writes = 0
+
     def __init__(
         self,
         home: nn.Module,
@@ -168,6 +170,7 @@ class FlatPresentation:
             with torch.no_grad():
                 self.shard.copy_(flat.view(-1))
             flat.data = self.shard.data
+        self.writes += wrote or flat._version != self._version
         self._version = flat._version
         return wrote
 
@@ -193,7 +196,8 @@ class FlatPresentation:
             )
 
     def changed(self) -> bool:
-        return self.flat_param._version != self._version
+        flat = self.flat_param
+        return flat._version != self._version or flat.data_ptr() != self.shard.data_ptr()
 
     def flat(self) -> FlatParameter:
         """The flat parameter."""

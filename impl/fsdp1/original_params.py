@@ -8,7 +8,6 @@ and new objects (``module.weight = nn.Parameter(...)``) act on them; each gather
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 
 import torch
 from torch import nn
@@ -16,7 +15,7 @@ from torch import nn
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.gradients.unreduced import UnreducedOriginals, assign_gradient
 from ..runtime.offload import HostOffload
-from ..runtime.presentation import TRAINS, ShownInPlace, UnitParameter, Unreduced
+from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced
 from ..shared.cuts import Cuts
 from ..shared.layout import UnitLayout
 from ..shared.shown import is_shown
@@ -31,7 +30,6 @@ from .flat_param import (
 )
 
 _ADDRESS = torch.Tensor.data_ptr
-_VERSION = attrgetter("_version")
 
 
 class OriginalPresentation(ShownInPlace):
@@ -88,11 +86,14 @@ class OriginalPresentation(ShownInPlace):
         if trains != self._trains:
             self._trains = trains
             follow_requires_grad(self._parameters, self._unsharded, trains)
-        self._versions = list(map(_VERSION, self.sharded))
+        versions = list(map(VERSION, self.sharded))
+        self.writes += wrote or versions != self._versions
+        self._versions = versions
         return wrote
 
     def changed(self) -> bool:
-        return self._versions != list(map(_VERSION, self.sharded))
+        written = self._versions != list(map(VERSION, self.sharded))
+        return written or self._addresses != list(map(_ADDRESS, self.sharded))
 
     @torch.no_grad()
     def _take_up_replaced(self) -> None:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from ..runtime.gradient_state import gradients_arrived
 from ..runtime.offload import HOST, HostOffload, new_shard
-from ..runtime.presentation import ShownInPlace, UnitParameter, Unreduced
+from ..runtime.presentation import VERSION, ShownInPlace, UnitParameter, Unreduced
 from ..shared.cuts import Cuts
 from ..shared.layout import Segment, UnitLayout, chunk_rows
 from ..shared.placement import ParameterPlan, local_tensor, new_dtensor
@@ -44,6 +44,7 @@ class DTensorPresentation(ShownInPlace):
         self._offload = offload
         self._layout = layout
         self._cuts: dict[tuple[int, ...], Cuts] = {}
+        self._versions: list[int] = []
         self.shard = self._cut(originals)
         self.sharded = [
             self._make_sharded(plan, segment, original)
@@ -83,14 +84,17 @@ class DTensorPresentation(ShownInPlace):
     """Whether one of several modules wrapped as one was converted (``.to``), and the others were not yet."""
 
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
-        """Nothing to do: freezing is followed where the parameters are shown, the rest by ``readopt``."""
+        """Count writes: freezing is followed where the parameters are shown, new data by ``readopt``."""
         if self.half_converted:
             self.readopt()  # which says what is wrong
+        versions = list(map(VERSION, self.sharded))
+        if versions != self._versions:
+            self._versions = versions
+            self.writes += 1
         return False
 
     def changed(self) -> bool:
-        """Gathered parameters stay as they are until they are resharded, as the user asked for."""
-        return False
+        return self._versions != list(map(VERSION, self.sharded))
 
     def deliver(self, gradient: torch.Tensor, which: Sequence[int], offsets: Sequence[int]) -> None:
         key = (gradient.numel(), *which, *offsets)

@@ -332,7 +332,7 @@ def _told_if_sharded(kind: type[nn.Module]) -> Callable[..., Any]:
 def _require_gathered(module: nn.Module) -> None:
     stage = stage_of(module)
     for unit in stage.units if stage is not None else ():
-        if unit.state is UnitState.SHARDED:
+        if unit.state is not UnitState.UNSHARDED:
             raise RuntimeError(
                 f"forward of a {type(module).__name__} was called while its parameters are sharded "
                 f"(unit {unit.name!r}): call the module itself, module(...), call unshard() before, or "

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from ..shared.annotations import NOTHING
 from ..shared.pytree import map_tensors
@@ -107,6 +105,8 @@ class TransformedBoundary(torch.autograd.Function):
     """The same inside of ``torch.func``."""
 
     generate_vmap_rule = True
+    jvp = Boundary.jvp
+    backward = Boundary.backward
 
     @staticmethod
     def forward(hooks: BackwardHooks, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -116,14 +116,6 @@ class TransformedBoundary(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.hooks = inputs[0]
         ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def jvp(ctx: Any, _: object, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tangents
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        return Boundary.backward(ctx, *gradients)
 
 
 class Output(torch.autograd.Function):
@@ -147,14 +139,3 @@ class Output(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         ctx.hooks.pre_backward(gradient)
         return None, gradient
-
-
-def warn_of_view(modules: Sequence[nn.Module]) -> None:
-    """Warn that a stage returned a view, in-place operations on which would drop its hook."""
-    kinds = ", ".join(type(module).__name__ for module in modules)
-    warnings.warn(
-        f"{kinds} returned a view: an operation in place on it (x += y) would drop the hook that gathers its "
-        "parameters for backward. Write x = x + y, or return a clone",
-        UserWarning,
-        stacklevel=2,
-    )

@@ -3,19 +3,12 @@
 A ``FlatBuffer`` is one 1-D tensor that lives as long as its unit; only its *storage* comes and goes
 (``untyped_storage().resize_``). Views into it, and so the parameters, are made once and stay valid.
 
-Memory of one stream that another stream reads may not be given back before the reader is done. The allocator
-knows only its own stream: a block freed there may be handed out there immediately. Two ways to be safe
-(``MemoryHandover``):
+Memory of one stream that another stream reads is given back when the reader is done (``MemoryHandover``):
 
-* ``RECORD_STREAM``: the reader is registered with the block; the allocator then keeps the block until it
-  *sees*, at
-  some later allocation, that the reader is done. The CPU runs ahead of that, so blocks pile up: this is what
-  the rate limiter is for.
-* ``EVENTS``: the owner's stream waits for the reader's event before the block is freed. The block is free
-immediately
-   as far
-  as the CPU is concerned, memory does not depend on timing; the price is that the owner's next work waits.
-  Where that would cost overlap the buffer is *held* for one more turn.
+* ``RECORD_STREAM``: the allocator keeps the block until it *sees*, at some later allocation, that the reader
+  is done. The CPU runs ahead of that, so blocks pile up: the rate limiter is there for this reason.
+* ``EVENTS``: the owner's stream waits for the reader's event, and the block is free immediately for the CPU.
+  Where the wait would cost overlap the buffer is *held* for one more turn.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter, is_
 
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from ..collectives.custom_comm import ReduceScatter
 from ..shared.torch_internals import DisableTorchFunction
 from .streams import Stream
 
+_GRAD = attrgetter("grad")
 _OPTIMIZERS = "_in_backward_optimizers"
 """Where ``_apply_optimizer_in_backward`` keeps a parameter's optimizers."""
 
@@ -68,6 +71,11 @@ class GradientState:
         self.held_back = False
         for parameter in unsharded:
             parameter.grad = None
+
+
+def any_gradient(parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether one of them has a gradient."""
+    return not all(map(is_, map(_GRAD, parameters), repeat(None)))
 
 
 def gradients_arrived(sharded: Sequence[nn.Parameter], which: Iterable[int]) -> None:

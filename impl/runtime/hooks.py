@@ -34,11 +34,11 @@ from .boundary import (
     hand_back,
     in_transform,
     outside_transforms,
-    warn_of_view,
 )
+from .presentation import VERSION
 from .stage import Stage, StageState, stage_of
 from .tree import Runtime, build_runtime, in_backward
-from .unit import VERSION, Unit
+from .unit import Unit
 
 
 class HookedStage(Stage):
@@ -108,9 +108,7 @@ class HookedStage(Stage):
                 args, kwargs = self._cast(mover(self.device), args, kwargs)
             args, kwargs = self._cast(self._cast_root_input, args, kwargs)
         args, kwargs = self._cast(self._cast_input, args, kwargs)
-        if not entering:
-            return args, kwargs
-        if not self.units:
+        if not entering or not self.units:
             return args, kwargs
         with span(self.units[0].labels.pre_forward):
             with outside_transforms() if in_transform() else NOTHING:
@@ -194,9 +192,7 @@ class HookedStage(Stage):
                                 unit.check_writes()
                             unit.reshard_in_forward(hold)
                     runtime.schedule.leave_forward(self)
-                if torch.is_grad_enabled():
-                    output = self._hook_outputs(output)
-        elif torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             output = self._hook_outputs(output)
         self.state = StageState.IDLE
         if runtime.forward_root is self:
@@ -211,12 +207,16 @@ class HookedStage(Stage):
         return output if self._cast_output is None else map_tensors(self._cast_output, output)
 
     def _hook_outputs(self, output: Any) -> Any:
-        tensors = [output] if isinstance(output, torch.Tensor) else collect_grad_tensors(output, [])
+        tensors = [output] if isinstance(output, torch.Tensor) else collect_grad_tensors(output, [], set())
         for tensor in tensors:
-            if tensor.requires_grad:
-                if tensor._base is not None:
-                    warn_of_view(self.modules)
-                tensor.register_hook(self.pre_backward)
+            # An operation in place on a view (x += y) gives it another node, without the hooks of the one
+            # before; the node of the tensor that it is a view of stays in the graph.
+            for each in (tensor, tensor._base):
+                if each is not None and each.requires_grad:
+                    if each.grad_fn is None:
+                        self.check_freed(each)
+                    else:
+                        each.register_hook(self.pre_backward)
         return map_tensors(self._hook_transformed, output) if in_transform() else output
 
     def _hook_transformed(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -243,6 +243,8 @@ class HookedStage(Stage):
         """All inputs got their gradients, so all that this stage computed has been through backward."""
         runtime = self.runtime
         runtime.begin_backward()  # no output's hook did, where modules wrapped as one ran in part
+        if self.state is not StageState.BACKWARD:
+            self.check_entered()
         runtime.post_backward(self)
 
 

@@ -114,7 +114,7 @@ class LatePrefetch:
 
     def reset(self) -> None:
         """The iteration failed."""
-        self._starts = self._lent.lends_inputs
+        self.end_backward()
         if self._stage is not None:
             self._first_gradients[self._stage].miss()
             self._stage = None

@@ -15,6 +15,8 @@ from ..shared.torch_internals import DisableTorchFunction, current_graph_task_id
 from .gradient_state import GradientState
 
 TRAINS = attrgetter("requires_grad")
+VERSION = attrgetter("_version")
+"""How often a tensor was written to."""
 
 
 class WholeForm(Protocol):
@@ -73,8 +75,11 @@ class Presentation(Protocol):
     def unreduced(self) -> Unreduced | None:
         """Shows gradients that were not reduced yet, where the front end does."""
 
+    writes: int
+    """How often the shard was written to, as far as optimizers, version counters and new data show."""
+
     def take_up_changes(self, before_write: Callable[[], None]) -> bool:
-        """Follow what the user did to the sharded parameters; whether the shard was written to.
+        """Follow what the user did to the sharded parameters; whether new data was written to the shard.
 
         Called before each gather. ``before_write`` is called before the shard is written to.
         """
@@ -114,6 +119,7 @@ class ShownInPlace:
     """
 
     sharded: list[nn.Parameter]
+    writes = 0
     follows_freezing = False
     """Whether unsharded parameters are frozen and thawed as they are shown."""
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import torch
 
 from ..shared.settings import MemoryHandover, ScheduleSettings
+from ..shared.torch_internals import current_graph_task_id
 from .gradients.lent import LentMemory
 from .late_prefetch import LatePrefetch
 from .rate_limiter import RateLimiter
@@ -67,13 +68,16 @@ class Schedule:
 
     # -- gathers ---------------------------------------------------------------------------------------------
 
-    def gather(self, stage: Stage) -> None:
-        """Issue the gathers of a stage that is sharded."""
+    def gather(self, stage: Stage, *, for_backward: bool = False) -> None:
+        """Issue the gathers of a stage that is sharded or was written to, as needed ``for_backward``."""
         for unit in stage.units:
-            if unit.state is UnitState.SHARDED:
+            stale = unit.state is UnitState.UNSHARDED and unit.presentation.writes != unit.gathered_writes
+            if stale and current_graph_task_id() == -1:
+                unit.reshard()
+            if unit.state is UnitState.SHARDED and (unit.unshard_in_backward or not for_backward):
                 if unit.fetches:
                     self._limiter.wait(unit.labels.limiter_wait)
-                unit.all_gather()
+                unit.all_gather(for_backward=for_backward)
 
     @staticmethod
     def await_stage(stage: Stage, hold: int = 0) -> None:
@@ -152,29 +156,19 @@ class Schedule:
 
     def enter_backward(self, stage: Stage) -> None:
         """A stage's backward starts: have its parameters, prefetch those of the next."""
-        self.gather_for_backward(stage)
+        self.gather(stage, for_backward=True)
         position = stage.forward_positions.pop() if stage.forward_positions else -1
         stage.backward_position = position
         early = stage.backward_targets or self.settings.backward_prefetch == "pre"
         self._late.enter_backward(stage)
-        # Without streams a copy is done when it is made.
-        if early and not self._prefetch_before_wait and self._late.puts_off(stage):
-            self.await_stage(stage)
-            self._late.put_off(stage)
-            return
-        if early and self._prefetch_before_wait:
+        if early and self._prefetch_before_wait:  # without streams, where a copy is done when it is made
             self._prefetch_backward(stage)
         self.await_stage(stage)
         if early and not self._prefetch_before_wait:
-            self._prefetch_backward(stage)
-
-    def gather_for_backward(self, stage: Stage) -> None:
-        """Issue a stage's gathers unless it was told that backward does not need its parameters."""
-        for unit in stage.units:
-            if unit.state is UnitState.SHARDED and unit.unshard_in_backward:
-                if unit.fetches:
-                    self._limiter.wait(unit.labels.limiter_wait)
-                unit.all_gather()
+            if self._late.puts_off(stage):
+                self._late.put_off(stage)
+            else:
+                self._prefetch_backward(stage)
 
     def after_gradients(self, stage: Stage) -> None:
         """A stage's gradients were computed and are about to be reduced."""
@@ -185,7 +179,7 @@ class Schedule:
     def _prefetch_backward(self, stage: Stage) -> None:
         if stage.backward_targets:
             for target in stage.backward_targets:
-                self.gather_for_backward(target)
+                self.gather(target, for_backward=True)
             return
         position = stage.backward_position
         for ahead in range(1, self.settings.backward_prefetch_depth + 1):
@@ -194,7 +188,11 @@ class Schedule:
             target = self._post_forward_order[position - ahead]
             # Its backward may have been already, where this stage ends later than the order says.
             if position - ahead in target.forward_positions:
-                self.gather_for_backward(target)
+                self.gather(target, for_backward=True)
+
+    def next_in_backward(self) -> list[Stage]:
+        """The stages whose backward is to come, in the recorded order."""
+        return [stage for stage in reversed(self._post_forward_order) if stage.forward_positions]
 
     def end_backward(self) -> None:
         """Forget the order of the forward that this backward belonged to."""

@@ -13,8 +13,9 @@ from torch import nn
 
 from ..shared.settings import ScheduleSettings
 from .context import Context
+from .gradient_state import any_gradient
 from .streams import Streams
-from .unit import Unit, UnitState
+from .unit import OUTPUTS_NEEDED, Unit, UnitState
 
 _STAGE = "_fsdp_stage"
 """Attribute (kept out of the module's own registries) that holds a wrapped module's stage."""
@@ -103,6 +104,7 @@ class Stage:
             if unit.reshard_after_forward is None:
                 # The root's parameters are the first that backward needs again.
                 unit.reshard_after_forward = not is_root
+                unit.kept_without_grad = False
                 self._decided.append(unit)
 
     def leave(self) -> None:
@@ -125,8 +127,33 @@ class Stage:
     def check_idle(self, what: str, error: type[Exception] = RuntimeError) -> None:
         """Raise if this stage is inside forward or backward, where ``what`` must not be called."""
         if self.state is not StageState.IDLE:
-            name = self.units[0].name if self.units else type(self.modules[0]).__name__
-            raise error(f"{what} was called inside the {self.state.name.lower()} of unit '{name}'")
+            raise error(f"{what} was called inside the {self.state.name.lower()} of unit '{self.name}'")
+
+    @property
+    def name(self) -> str:
+        """How errors call this stage."""
+        return self.units[0].name if self.units else type(self.modules[0]).__name__
+
+    def check_entered(self, *, only_late: bool = False) -> None:
+        """Raise RuntimeError if backward came here (``only_late``: left gradients) beside an all-gather."""
+        for unit in self.units:
+            late = any_gradient(unit.unsharded) and not unit.gradients.held_back
+            if unit.state is UnitState.GATHERING and (late or not only_late):
+                raise RuntimeError(
+                    f"backward came to unit '{unit.name}' without its pre-backward hook, beside the gather "
+                    f"of its parameters. {OUTPUTS_NEEDED}"
+                )
+
+    def check_freed(self, returned: torch.Tensor) -> None:
+        """Raise RuntimeError if ``returned``, a leaf, is a parameter whose memory is free by now."""
+        for unit in self.units:
+            freed = unit.owns_memory and unit.state is not UnitState.UNSHARDED
+            if freed and any(parameter is returned for parameter in unit.unsharded):
+                raise RuntimeError(
+                    f"forward of unit '{unit.name}' returns a parameter or a view of one, of shape "
+                    f"{tuple(returned.shape)}: it is sharded again when forward ends. Return a clone, or "
+                    "keep the unit gathered (reshard_after_forward=False, ShardingStrategy.SHARD_GRAD_OP)"
+                )
 
     def drop_unused_gather(self) -> None:
         """Release parameters that were gathered ahead and not used."""
@@ -151,10 +178,7 @@ class Stage:
             if not keep or self.in_backward:
                 unit.gradients.drop(unit.unsharded)
         self.forward_positions.clear()
-        self.backward_position = -1
-        self.to_run.clear()
-        self._entered = None  # of a forward that an exception ended, or checkpointing
-        self.state = StageState.IDLE
+        self.end_backward()
 
     def end_backward(self) -> None:
         """The whole backward is over."""

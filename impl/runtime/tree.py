@@ -7,8 +7,9 @@ module is the root and which stages it holds.
 from __future__ import annotations
 
 import logging
-from itertools import repeat
-from operator import attrgetter, is_
+from functools import partial
+from typing import Any
+from weakref import ref
 
 import torch
 
@@ -18,6 +19,7 @@ from ..shared.names import NOT_SHOWN, plain_name
 from ..shared.settings import ScheduleSettings
 from ..shared.torch_internals import current_graph_task_id, queue_callback
 from .context import Context
+from .gradient_state import any_gradient
 from .gradients.reduction import Reducer
 from .gradients.unsharded import keep_gradients, take_gradients
 from .host_pages import bytes_of_steps, keep_freed_pages
@@ -25,9 +27,9 @@ from .order_check import order_check
 from .schedule import Schedule
 from .stage import Stage, StageState, stage_of
 from .streams import Event, Streams
-from .unit import Unit, UnitState
+from .unit import OUTPUTS_NEEDED, Unit, UnitState
+from .writes import count_steps
 
-_GRAD = attrgetter("grad")
 _log = logging.getLogger(__name__)
 
 
@@ -43,6 +45,7 @@ class Runtime(Context):
         self.reducer = Reducer(self.streams, settings.memory_handover)
         self.schedule = Schedule(settings, self.limiter, self.reducer.lent, self.streams.has_streams)
         self.order_check = order_check(stages)
+        count_steps(unit for stage in stages for unit in stage.units)
         self.forward_root: Stage | None = None
         """The stage whose forward is the outermost one running now; not the root where a part runs alone."""
         self.is_last_backward = True
@@ -55,6 +58,7 @@ class Runtime(Context):
         self.ran = False
         """Whether a forward ran; before that the tree may become part of a larger one."""
         self._callback_queued = False
+        self._callback: Any = None
 
     # -- forward ---------------------------------------------------------------------------------------------
 
@@ -72,10 +76,12 @@ class Runtime(Context):
         self.let_gathers_wait(event)
 
     def _drop_what_changed(self) -> None:
-        """Drop parameters that an earlier forward left gathered, where the shards were written to since."""
+        """Drop parameters that were gathered before their shards were written to."""
         for stage in self.stages:
             for unit in stage.units:
-                if unit.state is UnitState.UNSHARDED and unit.presentation.changed():
+                if unit.state is UnitState.SHARDED and unit.smaller is None:
+                    continue
+                if unit.presentation.writes != unit.gathered_writes or unit.presentation.changed():
                     unit.reshard()
 
     def _drop_what_was_skipped(self) -> None:
@@ -110,7 +116,9 @@ class Runtime(Context):
         """Some stage's backward starts: have the end of this backward pass call back, once."""
         if not self._callback_queued:
             self._callback_queued = True
-            queue_callback(self._end_backward)
+            callback = partial(self._end_backward)
+            self._callback = ref(callback, self._backward_dropped)
+            queue_callback(callback)
             self._take_back_unreduced()
             if self.gathers_wait:
                 self.let_gathers_wait()
@@ -155,7 +163,13 @@ class Runtime(Context):
 
     def _finish_backward(self, stage: Stage) -> None:
         """The whole backward is done: what did not come to its post-backward does now."""
-        if stage.state is not StageState.REDUCED or _has_late_gradients(stage):
+        # After the post-backward come gradients of parameters that are used outside of their module.
+        late = False
+        for unit in stage.units:
+            late |= unit.gradients.synchronize and any_gradient(unit.unsharded)
+        if stage.state is not StageState.REDUCED or late:
+            if not stage.in_backward:
+                stage.check_entered(only_late=True)
             self.post_backward(stage)
         for unit in stage.units:
             state = unit.gradients
@@ -165,11 +179,14 @@ class Runtime(Context):
         stage.end_backward()
 
     def _end_backward(self) -> None:
-        self._callback_queued = False
         self.forward_root = None
         for stage in self.stages:
             self._finish_backward(stage)
         self.reducer.finish()
+        if self.reducer.in_flight:
+            unit = self.reducer.in_flight[0].unit
+            raise RuntimeError(f"backward ended without waiting for gradients of unit '{unit.name}'")
+        self._callback_queued = False
         self.await_host_read()
         if self.is_last_backward:
             self.gathers_wait = True  # the optimizer comes, perhaps before another pass over the same graph
@@ -183,6 +200,19 @@ class Runtime(Context):
             for stage in self.stages:
                 stage.forward_positions.clear()
                 stage.drop_unused_gather()
+
+    def _backward_dropped(self, _: object) -> None:
+        """Autograd forgets the callback, uncalled where backward failed: its own errors name no unit."""
+        if not self._callback_queued:
+            return
+        entered = [stage for stage in self.stages if stage.state is StageState.BACKWARD]
+        waiting = [s for s in entered if any(unit.state is not UnitState.UNSHARDED for unit in s.units)]
+        if waiting := waiting or self.schedule.next_in_backward():
+            _log.warning(
+                f"backward failed before unit '{waiting[0].name}' had its parameters. If the error is about "
+                "a tensor modified by an inplace operation, or of storage size 0, its pre-backward hook did "
+                f"not run. {OUTPUTS_NEEDED}"
+            )
 
     @torch.no_grad()
     def show_unreduced(self, unit: Unit) -> None:
@@ -214,8 +244,12 @@ class Runtime(Context):
             RuntimeError: the failed backward was adding to such gradients, so that it is unknown
                 what they were; they are dropped.
         """
-        if self._callback_queued or (self.forward_root is stage and len(stage.modules) == 1):
-            _log.warning("the iteration before did not finish (was there an exception?): FSDP drops it")
+        failed = self._callback_queued or stage.state in (StageState.BACKWARD, StageState.REDUCED)
+        if failed or (self.forward_root is stage and len(stage.modules) == 1):
+            at = next((each for each in self.stages if each.in_backward), stage)
+            _log.warning(
+                "the iteration before did not finish (an exception?): FSDP drops it, unit '%s'", at.name
+            )
             spoilt = self._spoilt_units()
             self.reset()
             if spoilt:
@@ -304,14 +338,6 @@ def build_runtime(root: Stage, settings: ScheduleSettings) -> Runtime:
 def in_backward() -> bool:
     """Whether this code runs inside a backward pass (as a recomputed forward does)."""
     return current_graph_task_id() != -1
-
-
-def _has_late_gradients(stage: Stage) -> bool:
-    """Gradients that came after the post-backward, as those of a parameter used outside of its module."""
-    for unit in stage.units:
-        if unit.gradients.synchronize and not all(map(is_, map(_GRAD, unit.unsharded), repeat(None))):
-            return True
-    return False
 
 
 def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:

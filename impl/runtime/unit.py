@@ -15,15 +15,16 @@ goes. Both sets exist once; showing one or the other in the modules is a few dic
 How the one comes from the other: ``gathering.py``.
 
 Why views stay valid for autograd: everything that writes parameter memory goes through the buffer's own
-tensor, while each parameter was made from ``.data`` and so has a version counter of its own. Autograd's check
-of saved tensors therefore sees no change, and there is none: each gather writes what was there before.
+tensor, while each parameter was made from ``.data`` and so has a version counter of its own. To autograd,
+whose check of saved tensors compares versions, gathering the same values again changes nothing. The counters
+are moved on until a gather has been waited for, so that backward refuses to read before that, and for good
+where the shard was written to since the gather before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from operator import attrgetter
 
 import torch
 from torch import nn
@@ -33,15 +34,20 @@ from ..collectives.custom_comm import AllGather
 from ..shared.annotations import UnitLabels, span
 from ..shared.layout import UnitLayout
 from ..shared.settings import UnitPrecision
+from ..shared.torch_internals import increment_version, set_versions
 from .context import Context
 from .gathering import Gathering
 from .gradient_state import GradientState
 from .offload import HostOffload
 from .post_forward import SmallerGroup
-from .presentation import Presentation, UnitParameter
+from .presentation import VERSION, Presentation, UnitParameter
 
-VERSION = attrgetter("_version")
-"""How often a tensor was written to."""
+_NEXT = (1).__add__
+
+OUTPUTS_NEEDED = (
+    "The hook is on what forward returns: return every tensor that the loss needs, store none aside"
+)
+"""How autograd comes to each unit through its pre-backward hook."""
 
 
 class UnitState(Enum):
@@ -91,6 +97,8 @@ class Unit(Gathering):
         self.refuses_writes = False
         """Whether training refuses a forward that writes to its gathered parameters."""
         self._versions: list[int] = []
+        self.gathered_writes = 0
+        """What ``presentation.writes`` was when the shard was gathered last."""
         self._hidden = False
         self.smaller = smaller
         self.gradients = GradientState()
@@ -130,6 +138,7 @@ class Unit(Gathering):
         if self.smaller is not None:
             self.smaller.forget()
         self.unsharded = []
+        self._versions = []
         self._gathered = self._full = self._own_part = None
         self._copy_out = None
 
@@ -157,11 +166,24 @@ class Unit(Gathering):
 
     # -- unshard ---------------------------------------------------------------------------------------------
 
-    def all_gather(self) -> None:
-        """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet."""
+    def all_gather(self, *, for_backward: bool = False) -> None:
+        """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet.
+
+        Raises RuntimeError if it is ``for_backward`` and the shard was written to since forward's.
+        """
         if self.state is not UnitState.SHARDED:
             return
         self.take_up_changes()
+        keeps = self.smaller is not None and self.smaller.holds
+        if self.presentation.writes != self.gathered_writes and not keeps:
+            if for_backward:
+                raise RuntimeError(
+                    f"parameters of unit '{self.name}' were written to between its forward and its backward "
+                    "(by an optimizer, for instance): gradients would not belong to its outputs. Call "
+                    "backward() before that, or forward again after it"
+                )
+            self.gathered_writes = self.presentation.writes
+            self._versions = list(map(_NEXT, self._versions))
         if self.fetches:
             if self._context is not None and self._context.rank_check is not None:
                 self._context.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")
@@ -199,6 +221,8 @@ class Unit(Gathering):
         with span(self.labels.wait_all_gather):
             if self.fetches:
                 self._finish_gather()
+                if self._work is not None or self._event is not None:
+                    raise RuntimeError(f"the all-gather of unit '{self.name}' was not waited for")
             if self.smaller is not None and self.smaller.serves:
                 self._take_full()
                 self.smaller.copy_out()
@@ -213,6 +237,8 @@ class Unit(Gathering):
                 self._take_full().tensor.copy_(self.shard)
             if not self.unsharded:
                 self._make_parameters()
+            elif self._versions and self.owns_memory:
+                set_versions(self.unsharded, self._versions)
             self.presentation.show_unsharded()
         self.state = UnitState.UNSHARDED
 
@@ -237,16 +263,11 @@ class Unit(Gathering):
             return
         before, self._versions = self._versions, versions
         if self.owns_memory and torch.is_grad_enabled():
-            written = [
-                parameter.fqn
-                for parameter, old, new in zip(self.parameters, before, versions, strict=True)
-                if old != new
-            ]
+            written = next(i for i, version in enumerate(versions) if version != before[i])
             raise RuntimeError(
-                f"forward wrote to parameter '{written[0]}' of unit '{self.name}' (an embedding with "
-                "max_norm does that): what is written to gathered parameters is lost when they are sharded "
-                "again. Leave such a module out with ignored_modules, or write after the step, inside of "
-                "summon_full_params()"
+                f"forward wrote to parameter '{self.parameters[written].fqn}' of unit '{self.name}' (an "
+                "embedding with max_norm does that), which is lost when it is sharded again. Leave such a "
+                "module out with ignored_modules, or write after the step, inside of summon_full_params()"
             )
 
     # -- reshard ---------------------------------------------------------------------------------------------
@@ -267,6 +288,8 @@ class Unit(Gathering):
                 self._abandon()
             else:
                 self._free_parameters(hold)
+                if self._versions and self.owns_memory:
+                    increment_version(self.unsharded)
                 self.presentation.show_sharded()
                 self._hidden = False
         self.state = UnitState.SHARDED

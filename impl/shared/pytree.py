@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Set
 from dataclasses import fields, is_dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
 
 TensorFunction = Callable[[torch.Tensor], torch.Tensor]
+
+_HOLD_NONE = (int, float, str, type(None), torch.dtype, torch.device, torch.nn.Module, type, FunctionType)
+_MOST_OBJECTS = 100
 
 
 def map_tensors(function: TensorFunction, value: Any) -> Any:
@@ -45,24 +50,40 @@ def _same_mapping(original: Mapping[Any, Any], mapped: dict[Any, Any]) -> Any:
     return kind(mapped)
 
 
-def collect_grad_tensors(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Append the tensors that require grad to ``found``, in the order in which ``map_tensors`` visits
-    them.
+def collect_grad_tensors(
+    value: Any, found: list[torch.Tensor], objects: set[int] | None = None
+) -> list[torch.Tensor]:
+    """Append the tensors that require grad to ``found``, in the order in which ``map_tensors`` visits them;
+    also those in objects of other kinds, if ``objects`` is given, the addresses of those that were searched.
     """
     if isinstance(value, torch.Tensor):
         if value.requires_grad:
             found.append(value)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            collect_grad_tensors(item, found)
+            collect_grad_tensors(item, found, objects)
     elif isinstance(value, Mapping):
         for item in value.values():
-            collect_grad_tensors(item, found)
+            collect_grad_tensors(item, found, objects)
+    elif objects is not None:
+        _search(value, found, objects)
     elif is_dataclass(value) and not isinstance(value, type):
         for f in fields(value):
             if f.init:
                 collect_grad_tensors(getattr(value, f.name), found)
     return found
+
+
+def _search(value: Any, found: list[torch.Tensor], objects: set[int]) -> None:
+    """Search all attributes of an object, which may refer to others and to itself."""
+    if isinstance(value, _HOLD_NONE) or id(value) in objects or len(objects) == _MOST_OBJECTS:
+        return
+    objects.add(id(value))
+    slots = (name for kind in type(value).__mro__ for name in kind.__dict__.get("__slots__", ()))
+    collect_grad_tensors(getattr(value, "__dict__", {}), found, objects)
+    collect_grad_tensors([getattr(value, name, None) for name in slots], found, objects)
+    if isinstance(value, (Set, deque)):
+        collect_grad_tensors(list(value), found, objects)
 
 
 def caster(dtype: torch.dtype) -> TensorFunction:

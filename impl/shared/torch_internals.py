@@ -115,6 +115,7 @@ INTERNALS = {
         "init_process_group(store=), where the caller made one",
     ),
     "has_storage": Internal("torch._C:_has_storage", _DEFERRED),
+    "increment_version": Internal("torch._C:_increment_version", "parameters that backward must not read"),
     "is_profiler_enabled": Internal(
         "torch.autograd.profiler:_is_profiler_enabled", "labels in traces", changes=True
     ),
@@ -135,6 +136,9 @@ INTERNALS = {
     "queue_callback": Internal(
         "torch.autograd:Variable._execution_engine.queue_callback",
         "what is to be done at the end of backward",
+    ),
+    "set_versions": Internal(
+        "torch._C:_autograd._unsafe_set_version_counter", "parameters that come and go, unseen by autograd"
     ),
     "sharded_tensor_from_shards": Internal(
         f"{_SHARDED}:ShardedTensor._init_from_local_shards_and_global_metadata", _SAVED

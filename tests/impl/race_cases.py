@@ -78,22 +78,21 @@ def unshard_after_the_optimizer(
 def backward_twice(model: Any, optimizer: torch.optim.Optimizer, loss: Callable[[], torch.Tensor]) -> None:
     value = loss()
     value.backward(retain_graph=True)
-    optimizer.step()
     value.backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
 def write_between(model: Any, optimizer: torch.optim.Optimizer, loss: Callable[[], torch.Tensor]) -> None:
-    """Before backward gathers again: by hand, and by a state dict."""
-    value = loss()
+    """Before another forward gathers again: by hand, and by a state dict."""
+    loss()
     for module in (*model, model):
         module.reshard()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.5)
     model.load_state_dict(model.state_dict())
-    value.backward()
+    loss().backward()
     optimizer.zero_grad()
 
 

@@ -86,7 +86,8 @@ class Reducer:
 
     def __init__(self, streams: Streams, mode: MemoryHandover) -> None:
         self._streams = streams
-        self._in_flight: deque[_Reduction] = deque()
+        self.in_flight: deque[_Reduction] = deque()
+        """Without streams: what ``finish`` waits for."""
         self._returns = GradientReturns(streams, mode)
         self.lent = LentMemory(streams, mode)
         self._last: dict[Stream, Event | None] = {}
@@ -125,9 +126,9 @@ class Reducer:
             # With replicas a second collective follows: all ranks must issue the two in one order.
             self._complete(reduction)
         else:
-            self._in_flight.append(reduction)
-            while len(self._in_flight) > _MOST_IN_FLIGHT:
-                self._complete(self._in_flight.popleft())
+            self.in_flight.append(reduction)
+            while len(self.in_flight) > _MOST_IN_FLIGHT:
+                self._complete(self.in_flight.popleft())
 
     def reduce_partial(self, unit: Unit) -> None:
         """Hybrid sharding: sum over replicas what earlier passes left, after one without gradients."""
@@ -138,8 +139,8 @@ class Reducer:
 
     def finish(self) -> None:
         """Deliver everything and make computation wait for it: the end of backward."""
-        while self._in_flight:
-            self._complete(self._in_flight.popleft())
+        while self.in_flight:
+            self._complete(self.in_flight.popleft())
         for event in self._last.values():
             self._streams.compute.wait(event)
         self._last.clear()
@@ -148,10 +149,10 @@ class Reducer:
 
     def discard(self) -> None:
         """Wait for what is in flight and deliver nothing: the iteration failed."""
-        for reduction in self._in_flight:
+        for reduction in self.in_flight:
             if reduction.work is not None:
                 reduction.work.wait()
-        self._in_flight.clear()
+        self.in_flight.clear()
         self._returns.discard()
         self.finish()
 

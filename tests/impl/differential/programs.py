@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from differential import operations as ops
+from differential.outputs import with_outputs
 from differential.specs import BlockSpec, Flat, ModelSpec, Program, Sharded
 from hypothesis import strategies as st
 
@@ -297,7 +298,7 @@ def programs(draw: Draw, flat: bool | None = None, ranks: int = 2) -> Program:
     """A program of three to seven parts."""
     if flat is None:
         flat = draw(st.booleans())
-    model = draw(models(flat))
+    model = draw(models(flat).flatmap(with_outputs))
     if (
         2 * model.width % ranks
     ):  # ranks of torch gather different sizes of an extension's rows, and gloo aborts

@@ -32,6 +32,8 @@ class BlockSpec(Plain):
     """``half`` or ``scaled``: the matrix is a tensor subclass that says what is gathered."""
     counter: bool = False
     """A buffer that each forward changes."""
+    returns: str = ""
+    """What it returns its result as: a name of ``outputs.RETURNS``."""
     checkpoint: str = ""
     """``reentrant``, ``non-reentrant`` or ``wrapper``: activation checkpointing."""
 
@@ -47,6 +49,8 @@ class ModelSpec(Plain):
     """Which blocks run one after another: () is each once."""
     tied: bool = False
     """The head has the stem's matrix."""
+    caller: str = ""
+    """What is done to each block's result: a name of ``outputs.CALLERS``."""
     output: str = "tensor"
     """``tensor``, ``dict`` or ``tuple``."""
 

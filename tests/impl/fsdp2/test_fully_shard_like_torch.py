@@ -5,7 +5,6 @@ value or the type of an exception, is what comes of them with torch's.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -251,15 +250,6 @@ def frozen_while_unsharded(api: Any, mesh: DeviceMesh) -> Any:
 
 
 @program
-def view_as_output(api: Any, mesh: DeviceMesh) -> Any:
-    model = api.fully_shard(nn.Sequential(linear(), nn.Flatten(0)), mesh=mesh)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        model(batch())
-    return [each.category for each in told]
-
-
-@program
 def forward_mode_derivative(api: Any, mesh: DeviceMesh) -> Any:
     model = nested(api, mesh)
     output, tangent = torch.func.jvp(model, (batch(),), (batch(),))
@@ -281,10 +271,8 @@ def outcome(run: Program, api: Any, mesh: DeviceMesh) -> tuple[str, Any]:
         return type(error).__name__, None
 
 
-# torch 2.12 has neither reset_iter_state nor derivatives by torch.func, and does not warn of views.
-NEW_IN_2_13 = {
-    "reset_below_the_root", "view_as_output", "forward_mode_derivative", "reverse_mode_derivative",
-}  # fmt: skip
+# torch 2.12 has neither reset_iter_state nor derivatives by torch.func.
+NEW_IN_2_13 = {"reset_below_the_root", "forward_mode_derivative", "reverse_mode_derivative"}
 
 
 def case_as_torch(rank: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from differential.explanations.explained_flat import FLAT
+from differential.explanations.explained_reads import READS
 from differential.explanations.explained_sharded import SHARDED
 from differential.explanations.situation import Explanation, Situation
 
@@ -16,7 +17,7 @@ TORCH_HANGS = Explanation(
     "torch hangs", "ranks wait for each other, also without ours beside it", FUZZER_DOC, lambda s: False
 )
 
-EXPLANATIONS: list[Explanation] = [TORCH_CRASHES, TORCH_HANGS, *SHARDED, *FLAT]
+EXPLANATIONS: list[Explanation] = [TORCH_CRASHES, TORCH_HANGS, *SHARDED, *FLAT, *READS]
 
 
 def explanation_of(situation: Situation) -> Explanation | None:

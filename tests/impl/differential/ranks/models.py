@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from differential.outputs import received, returned
 from differential.specs import BlockSpec, ModelSpec
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -87,7 +88,7 @@ class Block(nn.Module):
             with torch.no_grad():
                 self.count += 1
             y = y + self.count.to(y.dtype) * 0.01
-        return Fuse.apply(x + y, self)
+        return returned(self.spec, Fuse.apply(x + y, self))
 
 
 class Model(nn.Module):
@@ -117,9 +118,10 @@ class Model(nn.Module):
                 continue
             how = self.spec.blocks[index].checkpoint
             if how in ("reentrant", "non-reentrant"):
-                x = checkpoint(self.blocks[index], x, use_reentrant=how == "reentrant")
+                out = checkpoint(self.blocks[index], x, use_reentrant=how == "reentrant")
             else:
-                x = self.blocks[index](x)
+                out = self.blocks[index](x)
+            x = received(self.spec, self.spec.blocks[index], out, x)
         y = self.head(x.to(self.head.weight.dtype))
         if self.spec.output == "dict":
             return {"y": y, "parts": [x, {"name": "x"}]}

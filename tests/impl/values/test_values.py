@@ -1,0 +1,215 @@
+"""Wrapped models against the plain one, by value: outputs and callers of every kind, drawn orders, mutants.
+
+Each program is equal to the plain model or raises; nothing is wrong without a word. The plain suite takes a
+slice, ``pytest -n 0 -s -m campaign tests/impl/values`` all of it, into ``ci/measured/mutants_values.txt``.
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import nn
+from values import verdicts
+from values.delayed import late_collectives
+from values.mutants import MUTANTS, QUICK_MUTANTS
+from values.sequences import Net, drawn, program_of
+from values.shapes import CALLERS, OUTPUTS, Model, training
+from values.wraps import QUICK_WRAPS, WRAPS, sharded
+
+MEASURED = Path(__file__).parents[3] / "ci" / "measured" / "mutants_values.txt"
+Finding = tuple[str, str, str]
+"""What ran, its verdict, and the words of that."""
+ITERATIONS = ("forward", "backward", "step", "no_grad", "step", "zero", "forward", "backward", "step")
+HOWS = ("", "reentrant", "non-reentrant", "twice", "no stem")
+OPTIMIZERS = ("", "foreach", "fused")
+FROM_TORCH = {
+    # Autograd reads the head's parameters, or all, before any code of FSDP runs: torch's own error is all.
+    "no pre-backward of all", "no pre-backward of root", "no hooks on outputs of all",
+    "no hooks on outputs of root", "pre-backward after post-backward", "no pre-forward of root",
+}  # fmt: skip
+
+
+def blocks_of(model: Any) -> list[nn.Module]:
+    """What is wrapped besides the root."""
+    return list(model.blocks)
+
+
+def found_shapes(wrap: str, pairs: list[tuple[str, str, str]]) -> Iterator[Finding]:
+    for pair in pairs:
+        make = partial(Model, *pair)
+        verdict = verdicts.compare(make, blocks_of, training, WRAPS[wrap], looks=False)
+        yield f"{wrap}: returns {pair[0]}, caller {pair[1]} {pair[2]}", *verdict
+
+
+def found_orders(wrap: str, numbers: range) -> Iterator[Finding]:
+    hows = ("", "", "reentrant", "non-reentrant", "no_grad part")
+    for number in numbers:
+        names, how, optimizer = drawn(number), hows[number % 5], OPTIMIZERS[number % 3]
+
+        def verdict(names: tuple[str, ...], how: str = how, optimizer: str = optimizer) -> tuple[str, str]:
+            program = program_of(names, optimizer)
+            return verdicts.compare(lambda: Net(how), blocks_of, program, WRAPS[wrap], looks=False)
+
+        found = verdict(names)
+        if found[0] == verdicts.WRONG and "halve_data" in names:
+            # No version shows a write in place through .data, to the plain model neither (docs/impl.md).
+            seen = verdict(tuple("halve" if name == "halve_data" else name for name in names))
+            found = (verdicts.UNSEEN, found[1]) if seen[0] != verdicts.WRONG else found
+        yield f"{wrap} {number} {how} {optimizer}: {' '.join(names)}", *found
+
+
+def found_mutants(wrap: str, names: list[str]) -> Iterator[Finding]:
+    for name in names:
+        program = verdicts.under(MUTANTS[name], program_of(ITERATIONS))
+        verdict = verdicts.compare(Net, blocks_of, program, WRAPS[wrap], looks=name not in QUICK_MUTANTS)
+        yield f"{wrap}: {name}", *verdict
+
+
+def case_findings(rank: int, *, part: str, wrap: str, chosen: list[object]) -> list[Finding]:
+    parts = {"shapes": found_shapes, "orders": found_orders, "mutants": found_mutants}
+    items = range(*chosen) if part == "orders" else chosen
+    with warnings.catch_warnings(), late_collectives():
+        warnings.simplefilter("ignore")
+        return list(parts[part](wrap, items))  # type: ignore[operator]
+
+
+def silent(findings: list[Finding]) -> list[str]:
+    """What is wrong without a word, and errors that should name a unit."""
+    bad = []
+    for what, verdict, words in findings:
+        unnamed = verdict == verdicts.UNNAMED and what.split(": ")[1] not in FROM_TORCH
+        if verdict == verdicts.WRONG or unnamed:
+            bad.append(f"{what}: {verdict}: {words}")
+    return bad
+
+
+QUICK = {
+    "shapes": [("view", "add_", ""), ("view of two layers", "mul_", ""), ("object", "nothing", ""),
+               ("stored last", "nothing", ""), ("parameter", "nothing", "")],
+    "mutants": list(QUICK_MUTANTS),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("part", QUICK)
+def test_nothing_is_wrong_without_a_word(two_ranks, part: str) -> None:
+    verdict_of = {}
+    for wrap in QUICK_WRAPS:
+        findings = two_ranks.run(case_findings, part=part, wrap=wrap, chosen=QUICK[part])
+        assert not silent(findings), "\n".join(silent(findings))
+        verdict_of |= {what: verdict for what, verdict, _ in findings}
+    if part == "shapes":
+        assert verdict_of["sharded: returns view, caller add_ "] == verdicts.EQUAL
+        assert verdict_of["flat: returns view of two layers, caller mul_ "] == verdicts.EQUAL
+        assert verdict_of["sharded: returns parameter, caller nothing "] == verdicts.NAMED
+
+
+def case_known_orders(rank: int) -> list[Finding]:
+    """Each was wrong once."""
+    orders = [
+        ("sharded", "forward backward no_grad step no_grad"),
+        ("sharded kept", "no_grad forward backward step no_grad step no_grad"),
+        ("sharded", "forward backward step unshard step no_grad"),
+        ("sharded", "forward backward unshard_later step no_grad"),
+        ("flat", "forward new_data no_grad"),
+        ("originals kept", "forward new_data no_grad"),
+        ("sharded", "forward step backward forward halve backward"),
+    ]
+    found = []
+    with late_collectives():
+        for wrap, names in orders:
+            for optimizer in ("", "fused") if wrap == "sharded kept" else ("foreach",):
+                program = program_of(tuple(names.split()), optimizer)
+                verdict = verdicts.compare(Net, blocks_of, program, WRAPS[wrap], looks=False)
+                found.append((f"{wrap}: {names} {optimizer}", *verdict))
+    return found
+
+
+def test_nothing_old_is_computed_with(two_ranks) -> None:
+    findings = two_ranks.run(case_known_orders)
+    assert not silent(findings), findings
+    assert [verdict for _, verdict, _ in findings][:7] == [verdicts.EQUAL] * 7, findings
+    assert findings[-1][1] == verdicts.BOTH_RAISE, findings
+    assert "were written to" in findings[-1][2], findings
+
+
+def case_no_wait_at_all(rank: int) -> list[Finding]:
+    with late_collectives(), patch("values.delayed.LateWork.wait", lambda self, *timeout: True):
+        program = program_of(("forward",))
+        return [("", *verdicts.compare(Net, blocks_of, program, WRAPS["sharded"]))]
+
+
+def test_what_is_not_waited_for_is_seen(two_ranks) -> None:
+    """The collectives of these tests are late enough for a lost wait to be seen at once, always."""
+    assert two_ranks.run(case_no_wait_at_all)[0][1] == verdicts.WRONG
+
+
+def chosen_shapes(number: int) -> list[tuple[str, str, str]]:
+    """Each output with each caller, and of checkpointing and calls in a row a drawn part."""
+    choice = random.Random(number)
+    every = [(output, caller) for output in OUTPUTS for caller in CALLERS]
+    return [
+        (*pair, HOWS[0] if choice.random() < 0.7 else choice.choice(HOWS))
+        for pair in choice.sample(every, 200)
+    ]
+
+
+def case_smaller_groups(rank: int) -> list[Finding]:
+    wrap, names = sharded(2), "forward backward forward step no_grad forward forward step backward"
+    with late_collectives():
+        verdict = verdicts.compare(Net, blocks_of, program_of(tuple(names.split())), wrap, looks=False)
+        return [(names, *verdict)]
+
+
+@pytest.mark.campaign
+def test_the_larger_shard_is_not_old(four_ranks) -> None:
+    """``reshard_after_forward`` as a number: what a forward keeps is not used after a write."""
+    assert not silent(four_ranks.run(case_smaller_groups))
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200)
+def test_all_of_it(two_ranks) -> None:
+    start, lines, bad = time.monotonic(), [], []
+    counts: dict[str, Counter[str]] = {"shapes": Counter(), "orders": Counter(), "mutants": Counter()}
+    for number, wrap in enumerate(WRAPS):
+        chosen = {
+            "shapes": chosen_shapes(number),
+            "orders": [1000 * number, 1000 * number + 100],
+            "mutants": list(MUTANTS) if wrap != "unsharded" else [],
+        }
+        for part, items in chosen.items():
+            findings = two_ranks.run(case_findings, timeout=1500, part=part, wrap=wrap, chosen=items)
+            counts[part].update(verdict for _, verdict, _ in findings)
+            bad += silent(findings)
+            lines += [
+                f"{what}: {verdict}: {words}"
+                for what, verdict, words in findings
+                if part == "mutants" or verdict not in (verdicts.EQUAL, verdicts.BOTH_RAISE)
+            ]
+    head = [
+        "pytest -n 0 -s -m campaign tests/impl/values",
+        f"2 gloo ranks, Python {platform.python_version()}, torch {torch.__version__}; "
+        f"{time.monotonic() - start:.0f} s",
+        *(
+            f"{part}: {', '.join(f'{n} {v}' for v, n in found.most_common())}"
+            for part, found in counts.items()
+        ),
+        f"wrong, or an error without a unit where FSDP's code ran: {len(bad)}",
+        "Each mutant, and each program that is neither equal nor raises as the plain model does:",
+        "",
+    ]
+    text = "\n".join([*head, *lines, ""])
+    print(text)
+    MEASURED.write_text(text, encoding="utf-8")
+    assert not bad, "\n".join(bad)
