@@ -56,6 +56,12 @@ class Metric:
         """`value` as this figure."""
         return figure_from(value, self.least, self.most)
 
+    @property
+    def rule_name(self) -> str:
+        """Its name in `reports.result_rules`: where it lies in a result; its own where it is computed."""
+        computed = len(self.paths) > 1 or self.of_samples or self.of_trace
+        return self.name if computed else ".".join(self.paths[0])
+
 
 def _traced_steps(result: Mapping[str, Any]) -> int:
     """1 where the result does not say."""
@@ -146,10 +152,22 @@ METRICS: dict[str, Metric] = {
     )
 }
 
+WITNESSES: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _metric("overlapped_s", "s", "time_s", "overlapped"),
+        _metric("idle_s", "s", "time_s", "idle"),
+        _metric("traced_step_time_s", "s"),
+    )
+}
+"""Not judged, but kept in a baseline: they bind the figures that are (`reports.result_rules`)."""
+
+ALL = {**METRICS, **WITNESSES}
+
 ALWAYS_KNOWN = "step_time_s"
 """Of every configuration that ended well, on every device."""
 
 
 def figures_of(result: Mapping[str, Any]) -> dict[str, Figure]:
-    """Every metric of `result` by name."""
-    return {name: metric.of(result) for name, metric in METRICS.items()}
+    """Every metric and witness of `result` by name."""
+    return {name: metric.of(result) for name, metric in ALL.items()}

@@ -16,12 +16,13 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
+from fsdpbench.errors import BenchError
 from fsdpbench.plugins import foreign_identity, foreign_model
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -123,6 +124,33 @@ def content_key(config: Config) -> str:
         depends["simulated_cuda"] = rehearsed
     text = json.dumps(depends, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
+    """Return why the content of a `config.json` is not what its own key and name stand for; None where they
+    are right, or of another installation, machine, or file, so that they cannot be computed here."""
+    environment = result.get("environment") or {}
+    paths = [str(config.get(name) or "") for name in ("hardware", "software", "data")]
+    foreign = (config.get("system_from"), config.get("model_from"), config.get("data"))
+    try:
+        own = Config.from_dict(config)
+        if (
+            environment.get("versions") != versions_of(own)
+            or any(foreign)
+            or any("/" in p or "." in p for p in paths)
+        ):
+            return None
+        if own.device != "sim" and environment.get("machine") != machine():
+            return None
+        key = content_key(own)
+    except (AttributeError, KeyError, TypeError, ValueError, BenchError):
+        return None
+    if own.device == "cuda" and (simulated_cuda() or VARIABLE in (environment.get("variables") or {})):
+        return None
+    for name, found, right in (("key", config.get("key"), key), ("name", config.get("name"), own.name)):
+        if found != right:
+            return f"config.json has the {name} {found}, and its content has {right}: it was changed"
+    return None
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
+from fsdpbench.reports.consistency import contradictions, misfiled
 from fsdpbench.reports.run_files import ConfigFile, FolderContentError, ResultFile, read_file
 
 # Further runs of a configuration; its first folder's result has what came of all of them.
@@ -213,12 +214,15 @@ def _has_record(folder: Path) -> bool:
 def _load_configuration(folder: Path) -> Configuration:
     config, result = ConfigFile(settings={}), ResultFile(status=Status.UNREADABLE.value)
     problems = []
+    asked: dict[str, Any] = {}
     try:
-        config = read_file(folder / "config.json", ConfigFile)
+        config, asked = read_file(folder / "config.json", ConfigFile)
     except FolderContentError as problem:
         problems.append(str(problem))
     try:
-        result = read_file(folder / "result.json", ResultFile)
+        result, ran = read_file(folder / "result.json", ResultFile)
+        why = misfiled(folder.resolve().name, asked, ran)
+        problems += [why] if why else [found.sentence for found in contradictions(ran)[:1]]
     except FolderContentError as problem:
         problems.append(str(problem))
     status = _status(result, problems)

@@ -6,13 +6,16 @@ the replicate, since steps of one run share what that run happened to get.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.check.consistency import checked, contradictions
+from fsdpbench.check.consistency import by_metric, checked, contradictions
 from fsdpbench.check.figures import Figure, Unusable, figure_from
-from fsdpbench.check.metrics import ALWAYS_KNOWN, METRICS, figures_of
+from fsdpbench.check.metrics import ALL, ALWAYS_KNOWN, METRICS, figures_of
+from fsdpbench.reports import consistency
+from fsdpbench.reports.consistency import Contradiction
 from fsdpbench.results.records import Status
 
 Figures = Mapping[str, Figure]
@@ -31,18 +34,21 @@ _WORST_FIRST = (
 @dataclass(frozen=True)
 class Entry:
     """`status`: the worst of all runs.  `runs`: the figures of each run that succeeded, by metric; of the
-    only one where none did.  `cause`: why a configuration failed, where it is known."""
+    only one where none did.  `cause`: why a configuration failed, where it is known.  `contradictions`: what other
+    figures of a run say against each, by metric, or by the name in a result of what no metric reads."""
 
     status: Status
     device: str
     runs: tuple[Figures, ...]
     cause: str | None = field(default=None, compare=False)
-    contradictions: tuple[Mapping[str, str], ...] = field(init=False, compare=False)
+    contradictions: tuple[Mapping[str, str], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         runs = tuple(checked(run) for run in self.runs)
         object.__setattr__(self, "runs", runs)
-        object.__setattr__(self, "contradictions", tuple(contradictions(run) for run in runs))
+        found = self.contradictions or [{}] * len(runs)
+        both = ({**contradictions(self.device, run), **own} for run, own in zip(runs, found, strict=True))
+        object.__setattr__(self, "contradictions", tuple(both))
 
     @property
     def is_exact(self) -> bool:
@@ -56,8 +62,10 @@ class Entry:
         """Why the figure cannot be judged, if so: what is in its place in a run, or that only some runs
         know it."""
         for run in self.runs:
-            if isinstance(broken := run[metric], Unusable):
+            if isinstance(broken := run.get(metric), Unusable):
                 return f"is {broken}{self._in_one}"
+        if metric not in METRICS:
+            return None
         known = len(self.values(metric))
         if 0 < known < len(self.runs):
             return f"is unknown in {len(self.runs) - known} of {len(self.runs)} runs"
@@ -71,8 +79,16 @@ class Entry:
         """What other figures of a run say against this one, which is a possible one alone."""
         for run, found in zip(self.runs, self.contradictions, strict=True):
             if metric in found:
-                return f"cannot be {run[metric]:g}{self._in_one}: {found[metric]}"
+                value = run.get(metric)
+                known = f" {value:g}" if isinstance(value, int | float) else ""
+                return f"cannot be{known}{self._in_one}: {found[metric]}"
         return None
+
+    def flaws(self) -> dict[str, str]:
+        """Why figures cannot be judged, by name; figures that no metric reads, too: others rest on them."""
+        named = [*ALL, *(name for found in self.contradictions for name in found)]
+        told = ((name, self.problem(name) or self.doubt(name)) for name in named)
+        return {name: why for name, why in told if why is not None}
 
     @property
     def _in_one(self) -> str:
@@ -80,7 +96,7 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """For a baseline's file; figures that are not known are left out."""
-        runs = [{name: run[name] for name in METRICS if run[name] is not None} for run in self.runs]
+        runs = [{name: run[name] for name in ALL if run[name] is not None} for run in self.runs]
         return {"status": self.status.value, "device": self.device, "runs": runs}
 
 
@@ -93,12 +109,31 @@ def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
         for result, status in zip(results, statuses, strict=True)
         if status is Status.OK
     ]
+    against = [
+        by_metric(consistency.contradictions(result) + _other_run(results, number))
+        for number, (result, status) in enumerate(zip(results, statuses, strict=True))
+        if status is Status.OK
+    ]
     return Entry(
         worst,
         results[0]["device"],
         tuple(succeeded) or (figures_of(results[0]),),
         _cause(results, statuses, worst),
+        tuple(against),
     )
+
+
+def _other_run(results: Sequence[Mapping[str, Any]], number: int) -> list[Contradiction]:
+    """Where the first run's `repeats` has another step time of a further run than that run itself."""
+    repeats = results[0].get("repeats")
+    steps = repeats.get("step_time_s") if isinstance(repeats, Mapping) else None
+    if not number or not isinstance(steps, list) or len(steps) != len(results):
+        return []
+    own, kept = results[number].get("step_time_s"), steps[number]
+    if not isinstance(own, int | float) or not isinstance(kept, int | float) or math.isclose(own, kept):
+        return []
+    told = f"repeats.step_time_s[{number}] of run 1 is {kept:.9g}, and step_time_s of run {number + 1} is {own:.9g}"
+    return [Contradiction(("step_time_s",), told)]
 
 
 def _own_figures(result: Mapping[str, Any], alone: bool) -> Figures:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.check.consistency import not_of_records
 from fsdpbench.check.records.baseline import Baseline, is_baseline
 from fsdpbench.check.records.entries import Entry, entry_of
 from fsdpbench.check.records.seen_result import UnusableResultError, checked_result
@@ -21,6 +22,9 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.simulated_cuda import VARIABLE
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.files.reading import UnreadableFileError, read_json
+from fsdpbench.reports.consistency import misfiled
+from fsdpbench.results.provenance import another_key
+from fsdpbench.results.records import read_records
 from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 
 Result = Mapping[str, Any]
@@ -203,7 +207,24 @@ def _runs_beside(folder: Path) -> list[Result] | str:
             results.append(read_json(file))
         except UnreadableFileError as error:
             return f"{RESULT_FILE} of run {number} {str(error).removeprefix(f'{file}: ')}"
+        if why := _other_files_say(run, results[-1]):
+            return why if number == 1 else f"of run {number}, {why}"
     return results
+
+
+def _other_files_say(folder: Path, result: object) -> str | None:
+    """Why the files beside a result say that it is not of this configuration, or has other figures."""
+    try:
+        config = read_json(folder / "config.json")
+    except UnreadableFileError:
+        return None  # gone or broken: the result says itself what it is of
+    if not isinstance(config, Mapping) or not isinstance(result, Mapping):
+        return None
+    return (
+        misfiled(folder.resolve().name, config, result)
+        or another_key(config, result)
+        or not_of_records(result, read_records(folder))
+    )
 
 
 def _name_in(folder: Path) -> str:
