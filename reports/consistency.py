@@ -1,29 +1,47 @@
-"""Checks a result against itself, its configuration's file and its folder.
+"""Checks a result against itself, and against the files and the folder that it belongs to.
 
-A figure that is broken often still looks like one: a peak of 5 bytes, a step of another configuration. Beside
-the others it cannot be true. The rules are the table of `result_rules.py`; here they are evaluated.
-
-    names of figures    dotted paths in result.json: time_s.idle, communication.all_gather.count
-    a key without value not known: no rule speaks of it, so that results of older schemas stay consistent
+The rules are the rows of `result_rules.csv`. `left` and `right` are sums of products of figures (dotted names
+in result.json), or functions of lists; `~` is all in its place, `@` each word of `each`. A rule holds on
+`device`, and not where a figure of `unless` is known and not 0. Rows with `in` are the least and most of figures,
+those with `alone` say why no other figure binds one. What is not known breaks no rule.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 from fsdpbench.reports.outside_text import one_line
-from fsdpbench.reports.result_rules import EVERY_KIND, ONE_SEQUENCE, RANGES, RULES, TWO_SEQUENCES, Rule
 
 Values = Mapping[str, Any]
 Expression = Callable[[Values], Any]
 
-_NOT_FIGURES = (
+TOLERANCES = {
+    "": (0.0, 0.0),
+    "exact": (0.0, 0.0, "whole numbers, or copies"),
+    "rounding": (1e-9, 0.0, "floating point, rounded a few times"),
+    "nanoseconds": (1e-9, 2e-8, "whole nanoseconds; the parts of a mean step are rounded down"),
+    "tiny": (0.0, 1e-3, "a nanosecond of communication may be rounded away"),
+    "bytes": (1e-9, 1.0, "the ends of intervals are rounded to bytes"),
+    "alike": (0.1, 0.0, "simulated steps are alike, if not always in the last percent"),
+    "other steps": (0.5, 0.0, "other steps, perhaps of another rank"),
+}
+"""By name: the share of the larger side, the amount, and why two sides may differ by them."""
+
+WORDS = {
+    "=": "and must be equal",
+    "<=": "and the first must not be more",
+    "zero with": "and neither is 0 without the other",
+}
+_NOT_FIGURES = {
     "environment",
     "verdict",
     "bench",
@@ -31,12 +49,25 @@ _NOT_FIGURES = (
     "placeholder_decisions",
     "rank_check",
     "sanitizer",
-)
-_LARGEST = 2.0**63
-_SHOWN_DIGITS = 60
-_KEY_DIGITS = 8
+}
+_MOST_EXACT = 2.0**63
+_LONGEST_VALUE = 60
+_KEY = re.compile(r"-([0-9a-f]{8})(\.run\d+)?$")
 _PACKAGED = re.compile(r"[a-z0-9-]+")
-_FOLDER = re.compile(rf"-([0-9a-f]{{{_KEY_DIGITS}}})(\.run\d+)?$")
+_NAME = re.compile(r"[a-z_][a-z_0-9]*(?:\.[a-z_0-9~]+)*")
+_CALL = re.compile(r"([a-z]+)\((.+)\)")
+_OPERATORS = {" + ": operator.add, " - ": operator.sub, " * ": operator.mul, " / ": operator.truediv}
+_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "median": median,
+    "least": min,
+    "greatest": max,
+    "count": len,
+    "sum": sum,
+    "first": operator.itemgetter(0),
+    "last": operator.itemgetter(-1),
+    "medians": lambda runs: [median(run) for run in runs],
+    "spread": lambda series: operator.sub(*quantiles(series, n=4, method="inclusive")[::-2]) / median(series),
+}
 
 
 @dataclass(frozen=True)
@@ -47,208 +78,184 @@ class Contradiction:
     sentence: str
 
 
+@functools.cache
+def rules() -> list[dict[str, str]]:
+    """Return the rows of the table."""
+    lines = Path(__file__).with_name("result_rules.csv").read_text().splitlines()
+    return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
 def contradictions(result: Mapping[str, Any]) -> list[Contradiction]:
     """Return what in `result`, the content of a `result.json`, cannot be true."""
-    values = values_of(result)
-    return [*_out_of_range(values), *broken_rules(values)]
+    return broken_rules(values_of(result))
 
 
 def broken_rules(values: Values) -> list[Contradiction]:
-    """Return the rules that `values`, figures by name, break."""
+    """Return what in `values`, figures by name, cannot be true."""
     named = (name.split(".") for name in values)
     kinds = tuple(dict.fromkeys(parts[1] for parts in named if parts[0] == "communication" and parts[1:]))
-    return [found for rule in RULES for found in _broken(rule, values, kinds)]
+    found = [each for name, value in values.items() for each in _out_of_range(name, value)]
+    for rule in rules():
+        if rule["relation"] in WORDS and _applies(rule, values):
+            words = kinds if rule["each"] == "each kind" else rule["each"].split() or ("",)
+            found += [broken for each in words for broken in _broken(rule, each, values)]
+    return found
 
 
 def values_of(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every leaf of `result` by its dotted path, and the figures that only sums of them are."""
-    values = dict(_leaves({key: value for key, value in result.items() if key not in _NOT_FIGURES}, ""))
-    values |= _derived(result, values)
-    parts = [values.get(f"time_s.{part}") for part in ("compute_only", "overlapped")]
-    if all(map(_is_number, parts)):
-        values["compute_s"] = sum(parts)  # type: ignore[arg-type]
+    """Return the leaves of `result` by dotted name, and what rules need besides."""
+    values = dict(leaves({name: part for name, part in result.items() if name not in _NOT_FIGURES}))
+    model, hardware = str(values.get("config.model")), str(values.get("config.hardware"))
+    traced, timed = (values.get(f"config.measurement.{name}_steps", 1) for name in ("traced", "timed"))
+    values |= {
+        "is_ok": int(result.get("status") == "ok"),
+        "has_cause": int(result.get("cause") is not None),
+        "is_sim": int(result.get("device") == "sim"),
+        "has_retries": int(bool(values.get("alloc_retries_per_step"))),
+        "many_traced_steps": int(traced > 2),
+        "untimed_traced_steps": int(traced > timed),
+    }
+    if model.startswith(("gpt", "llama", "decoder", "t5")):
+        values["sequences_a_sample"] = 2 if model.startswith("t5") else 1
+    if values["is_sim"] and _PACKAGED.fullmatch(hardware):
+        values["packaged_profile"] = hardware
+    computed = [values.get(f"time_s.{part}") for part in ("compute_only", "overlapped")]
+    if all(map(_is_number, computed)):
+        values["compute_s"] = sum(computed)
+    for gathers in ("prefetched", "late"):
+        if _is_number(count := values.get(f"late_all_gathers.{gathers}")) and traced:
+            values[f"{gathers}_all_gathers"] = count // traced if count % traced == 0 else count / traced
     samples = values.get("measured.step_times_s")
-    if _is_series(samples):
+    if isinstance(samples, list) and samples and all(map(_is_number, samples)):
         values["fastest_step_s"] = min(samples)
     return values
 
 
-def _derived(result: Mapping[str, Any], values: Values) -> dict[str, Any]:
-    """What rules need besides the figures of the file: conditions as 0 and 1, and what names stand for."""
-    model, hardware = str(values.get("config.model")), str(values.get("config.hardware"))
-    steps = [values.get(f"config.measurement.{name}_steps", 0) for name in ("traced", "timed")]
-    derived: dict[str, Any] = {
-        "is_ok": int(result.get("status") == "ok"),
-        "has_cause": int(result.get("cause") is not None),
-        "is_sim": int(result.get("device") == "sim"),
-        "many_traced_steps": int(steps[0] > 2),
-        "untimed_traced_steps": int(steps[0] > steps[1]),
-    }
-    if values.get("alloc_retries_per_step"):
-        derived["has_retries"] = 1
-    if model.startswith(ONE_SEQUENCE + TWO_SEQUENCES):
-        derived["sequences_a_sample"] = 2 if model.startswith(TWO_SEQUENCES) else 1
-    if values.get("device") == "sim" and _PACKAGED.fullmatch(hardware):
-        derived["packaged_profile"] = hardware
-    return derived
-
-
 def misfiled(folder: str, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
-    """Return why `config.json` and `result.json` of the folder of this name do not belong together; None if
-    they do."""
+    """Return why the `config.json` and `result.json` of a folder do not belong together; None if they do."""
     own = result.get("config", {})
     if not isinstance(own, Mapping):
         return "result.json: config is not an object"
-    for name, (asked, ran) in _differing(config, own, ""):
-        return (
-            f"config.json and result.json disagree: {name} is {_shown(asked)} in config.json and {_shown(ran)} "
-            "in result.json, which belongs to another configuration"
-        )
-    found, key = _FOLDER.search(folder), config.get("key")
+    asked, ran = (
+        dict(leaves({name: each[name] for name in own.keys() & config.keys()})) for each in (config, own)
+    )
+    for name in ran | asked:
+        if asked.get(name) != ran.get(name):
+            sides = _shown(asked.get(name)), _shown(ran.get(name))
+            return f"{name} is {sides[0]} in config.json, and in result.json {sides[1]}, of another configuration"
+    found, key = _KEY.search(folder), config.get("key")
     if found and isinstance(key, str) and not key.startswith(found[1]):
-        return f"the folder is named {found[1]}, and config.json has the key {_shown(key[:_KEY_DIGITS])}"
+        return f"the folder's name ends in {found[1]}, and the key in its config.json begins with {key[:8]}"
     return None
 
 
-def _differing(
-    config: Mapping[str, Any], own: Mapping[str, Any], prefix: str
-) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Settings that both files have with another value, by dotted name."""
-    for name in own.keys() & config.keys():
-        asked, ran = config[name], own[name]
-        if isinstance(asked, Mapping) and isinstance(ran, Mapping) and asked.keys() == ran.keys():
-            yield from _differing(asked, ran, f"{prefix}{name}.")
-        elif asked != ran:
-            yield f"{prefix}{name}", (asked, ran)
-
-
-def _leaves(content: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what is known in nested objects, by dotted name."""
     for name, value in content.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from leaves(value, f"{prefix}{name}.")
         elif value is not None:
             yield f"{prefix}{name}", value
 
 
-def _out_of_range(values: Values) -> Iterator[Contradiction]:
-    for name, value in values.items():
-        allowed = _range_of(name)
-        if allowed is None or value == {}:
-            continue
-        least, most = allowed
-        for each in value if isinstance(value, list) else [value]:
-            if each is not None and not (_is_number(each) and least <= each <= min(most, _LARGEST)):
-                told = f"{name} is {_shown(each)}, and a number from {least:g}"
-                told += f" to {most:g}" if math.isfinite(most) else ""
-                yield Contradiction((name,), f"{told} was expected")
-                break
-
-
 @functools.cache
 def _range_of(name: str) -> tuple[float, float] | None:
-    return next((limits for pattern, limits in RANGES.items() if _pattern(pattern).fullmatch(name)), None)
+    for row in rules():
+        if row["relation"] == "in" and any(_pattern(text).fullmatch(name) for text in row["left"].split()):
+            least, most = map(float, row["right"].split())
+            return least, most
+    return None
 
 
 @functools.cache
 def _pattern(text: str) -> re.Pattern[str]:
-    """`*` stands for one part of a name."""
-    return re.compile(re.escape(text).replace(r"\*", r"[^.]+"))
+    """`*` and `~` stand for one part of a name."""
+    return re.compile(re.sub(r"\\[*~]|~", r"[^.]+", re.escape(text)))
 
 
-def _broken(rule: Rule, values: Values, kinds: tuple[str, ...]) -> Iterator[Contradiction]:
-    """`kinds`: of collectives."""
-    if rule.device not in ("any", "sim" if values.get("device") == "sim" else "real"):
+def _out_of_range(name: str, value: Any) -> Iterator[Contradiction]:
+    limits = _range_of(name)
+    if limits is None or value == {}:
         return
-    if any(values.get(name) for name in rule.unless):
-        return
-    for each in kinds if rule.each == EVERY_KIND else rule.each or ("",):
-        left, right = _sides(rule, each)
-        try:
-            found = (left(values), right(values))
-        except (LookupError, TypeError, ValueError, ArithmeticError):
-            continue  # a figure that is not known, or not one: that is said elsewhere
-        if not rule.holds(*found):
-            yield _contradiction(rule, each, values, found)
+    for each in value if isinstance(value, list) else [value]:
+        if not (_is_number(each) and limits[0] <= each <= min(limits[1], _MOST_EXACT)):
+            told = f"{name} is {_shown(each)}, and must be a number from {limits[0]:g} to {limits[1]:g}"
+            yield Contradiction((name,), told)
+            return
 
 
-_NAME = re.compile(r"[a-z_][a-z_0-9]*(?:\.[a-z_0-9~]+)*")
-_CALL = re.compile(r"([a-z]+)\((.+)\)")
-_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    "median": median,
-    "least": min,
-    "greatest": max,
-    "first": lambda series: series[0],
-    "last": lambda series: series[-1],
-    "count": len,
-    "sum": sum,
-    "medians": lambda runs: [median(run) for run in runs],
-    "spread": lambda series: (lambda q: (q[2] - q[0]) / median(series))(
-        quantiles(series, n=4, method="inclusive")
-    ),
-}
+def _applies(rule: Mapping[str, str], values: Values) -> bool:
+    of_device = rule["device"] in ("", "sim" if values.get("device") == "sim" else "real")
+    return of_device and not any(values.get(name) for name in rule["unless"].split())
+
+
+def _broken(rule: Mapping[str, str], each: str, values: Values) -> Iterator[Contradiction]:
+    texts = [rule[side].replace("@", each) for side in ("left", "right")]
+    try:
+        found = [_usable(_evaluated(text)(values)) for text in texts]
+        holds = _holds(rule["relation"], rule["tolerance"], *found)
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        return  # a figure that is not known, or not one: that is said elsewhere
+    if not holds:
+        told = [_told(text, value, values) for text, value in zip(texts, found, strict=True)]
+        figures = dict.fromkeys(name for text in texts for name in _NAME.findall(text) if name in values)
+        yield Contradiction(tuple(figures), f"{told[0]} and {told[1]}, {WORDS[rule['relation']]}")
+
+
+def _holds(relation: str, tolerance: str, left: Any, right: Any) -> bool:
+    if isinstance(left, list) and isinstance(right, list):
+        pairs = zip(left, right, strict=False)
+        return len(left) == len(right) and all(_holds(relation, tolerance, *pair) for pair in pairs)
+    if isinstance(left, str) and isinstance(right, str):
+        return left == right
+    share, amount, _ = TOLERANCES[tolerance]
+    margin = amount + share * max(abs(left), abs(right))
+    if relation == "zero with":
+        return bool(right == 0 if left == 0 else right != 0 or abs(left) <= margin)
+    return bool(left - right <= margin and (relation == "<=" or right - left <= margin))
 
 
 @functools.cache
-def _sides(rule: Rule, each: str) -> tuple[Expression, Expression]:
-    return _evaluated(rule.left.replace("@", each)), _evaluated(rule.right.replace("@", each))
-
-
 def _evaluated(text: str) -> Expression:
-    """Compile a sum of products: `a * b / c + median(d) - 1`."""
-    for sign, apply in ((" + ", lambda a, b: a + b), (" - ", lambda a, b: a - b)):
+    for sign, apply in _OPERATORS.items():
         head, found, tail = text.rpartition(sign)
         if found:
-            return _applied(apply, _evaluated(head), _evaluated(tail))
-    for sign, apply in ((" * ", lambda a, b: a * b), (" / ", lambda a, b: a / b)):
-        head, found, tail = text.rpartition(sign)
-        if found:
-            return _applied(apply, _evaluated(head), _evaluated(tail))
-    return _atom(text)
-
-
-def _applied(apply: Callable[[Any, Any], Any], left: Expression, right: Expression) -> Expression:
-    return lambda values: apply(left(values), right(values))
-
-
-def _atom(text: str) -> Expression:
-    call = _CALL.fullmatch(text)
-    if call:
+            left, right = _evaluated(head), _evaluated(tail)
+            return lambda values, apply=apply: apply(left(values), right(values))  # type: ignore[misc]
+    if call := _CALL.fullmatch(text):
         function, name = _FUNCTIONS[call[1]], call[2]
-        if "~" in name:
-            return lambda values: function(_below(values, name))
-        return lambda values: function(values[name])
-    if text[0].isdigit():
-        return lambda values: float(text)
-    return lambda values: values[text]
+        return lambda values: function(_below(values, name) if "~" in name else values[name])
+    return lambda values: float(text) if text[0].isdigit() else values[text]
 
 
 def _below(values: Values, name: str) -> list[float]:
-    """The values in the place of `~`. Raises `LookupError` where one is no number, or nothing is known of them."""
-    pattern, whole = _pattern(name.replace("~", "*")), name.partition(".~")[0]
+    """All in the place of `~`. Raises `LookupError` where one is no number, or nothing is known of them."""
+    pattern = _pattern(name)
     found = [value for each, value in values.items() if pattern.fullmatch(each)]
-    if not all(map(_is_number, found)) or not (found or values.get(whole) == {}):
+    if not all(map(_is_number, found)) or not (found or values.get(name.partition(".~")[0]) == {}):
         raise LookupError(name)
     return found
 
 
+def _usable(value: Any) -> Any:
+    """`value`, if a rule can speak of it. Raises `ValueError` for what is said of a figure alone."""
+    if not isinstance(value, str | list) and not math.isfinite(value):
+        raise ValueError("not finite")
+    return value
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole or (isinstance(value, float) and math.isfinite(value))
 
 
-def _is_series(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_number, value))
-
-
-def _contradiction(rule: Rule, each: str, values: Values, found: tuple[Any, Any]) -> Contradiction:
-    texts = [side.replace("@", each) for side in (rule.left, rule.right)]
-    told, figures = [], []
-    for text, value in zip(texts, found, strict=True):
-        names = [name for name in dict.fromkeys(_NAME.findall(text)) if name in values]
-        figures += names
-        parts = ", ".join(f"{name} {_shown(values[name])}" for name in names)
-        told.append(f"{text} is {_shown(value)}" + (f" ({parts})" if names and names != [text] else ""))
-    return Contradiction(tuple(dict.fromkeys(figures)), f"{' and '.join(told)}, {rule.words}")
+def _told(text: str, value: Any, values: Values) -> str:
+    """A side with its value; of a product, those of its factors."""
+    factors = [name for name in _NAME.findall(text) if name in values and not name.startswith("config.")]
+    shown = ", ".join(f"{name} {_shown(values[name])}" for name in factors)
+    is_product = " * " in text and "(" not in text and " + " not in text
+    return f"{text} is {_shown(value)}" + (f" ({shown})" if is_product and factors else "")
 
 
 def _shown(value: Any) -> str:
-    return one_line(f"{value:.9g}" if isinstance(value, float) else str(value), _SHOWN_DIGITS)
+    return one_line(f"{value:.9g}" if isinstance(value, float) else str(value), _LONGEST_VALUE)

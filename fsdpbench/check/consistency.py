@@ -1,7 +1,6 @@
-"""The figures of one run, checked alone and beside each other.
+"""The figures of one run, checked alone, beside each other, and beside the records that they were made of.
 
-The relations are those of `reports.result_rules`, for results and for baselines. A baseline holds fewer figures,
-and a relation whose figures are not all known says nothing.
+A baseline holds fewer figures than a result: a relation whose figures are not all known says nothing.
 """
 
 from __future__ import annotations
@@ -13,14 +12,16 @@ from typing import Any
 from fsdpbench.check.figures import Figure
 from fsdpbench.check.metrics import ALL
 from fsdpbench.reports.analysis.model import Analysis
-from fsdpbench.reports.consistency import Contradiction, broken_rules
+from fsdpbench.reports.consistency import Contradiction, broken_rules, leaves
 from fsdpbench.reports.result_figures import result_figures
 from fsdpbench.sweep.repeats import first_run
 
-_ROUNDING = 1e-9
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-_METRIC_OF = {".".join(path): metric.name for metric in ALL.values() for path in metric.paths} | {
-    metric.rule_name: metric.name for metric in ALL.values()
+_METRIC_OF = {metric.rule_name: metric.name for metric in ALL.values()} | {
+    "time_s.compute_only": "compute_s",
+    "measured.step_times_s": "fastest_step_s",
+    "late_all_gathers.late": "late_all_gathers",
+    "late_all_gathers.prefetched": "prefetched_all_gathers",
 }
 
 
@@ -38,16 +39,14 @@ def contradictions(device: str, figures: Mapping[str, Figure]) -> dict[str, str]
     """What speaks against a figure beside the others of its run, by metric."""
     known = {name: value for name, value in figures.items() if isinstance(value, int | float)}
     values: dict[str, Any] = {ALL[name].rule_name: value for name, value in known.items()}
-    values["device"] = device
+    values |= {"device": device, "has_retries": known.get("alloc_retries_per_step")}
     if {"compute_s", "overlapped_s"} <= known.keys():
         values["time_s.compute_only"] = known["compute_s"] - known["overlapped_s"]
-    if known.get("alloc_retries_per_step"):
-        values["has_retries"] = 1
     return by_metric(broken_rules(values))
 
 
 def by_metric(found: Iterable[Contradiction]) -> dict[str, str]:
-    """The first sentence against each figure: by the metric's name, or by its own where no metric reads it."""
+    """The first sentence against each figure, by metric, or by its own name where no metric reads it."""
     sentences: dict[str, str] = {}
     for each in found:
         named = [_METRIC_OF[name] for name in each.figures if name in _METRIC_OF]
@@ -56,32 +55,27 @@ def by_metric(found: Iterable[Contradiction]) -> dict[str, str]:
     return sentences
 
 
-def not_of_records(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return where a result differs from the records of its ranks, which it was made of; None where all of it
-    that comes from them is equal, or they are not all there."""
-    if result.get("status") != "ok" or not records:
-        return None
+def not_of_records(result: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> str | None:
+    """Return where a result differs from the records of its ranks, which it was made of; None where all that
+    comes from them is equal, or they are not all there."""
     try:
-        if result.get("device") != "sim" and len(records) != records[0]["world_size"]:
+        if result["status"] != "ok" or len(records) < (result["device"] == "sim" or records[0]["world_size"]):
             return None
-        own = first_run(result)
-        made = result_figures(list(records), Analysis(ranks=(), configurations={}))
-        made |= made.pop("peak_memory_bytes") or {}
-        own |= own.get("peak_memory_bytes") or {}
-        differing = [name for name, value in made.items() if not _same(value, own.get(name))]
+        own = dict(leaves(first_run(result)))
+        made = dict(leaves(result_figures(records, Analysis(ranks=(), configurations={}))))
+        for name in made.keys() & own.keys():
+            if not _same(made[name], own[name]):
+                told = f"{name} is {own[name]} in result.json, and {made[name]} by trace/rank*_record.json"
+                return f"{told} ({len(records)} of {records[0]['world_size']} ranks)"
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return None  # what is no figure is said of the result itself, and a broken record says nothing
-    if not differing:
-        return None
-    name = differing[0]
-    of = f"trace/rank*_record.json ({len(records)} of {records[0].get('world_size')} ranks)"
-    return f"{name} is {own[name]} in result.json, and {made[name]} by {of}"
+        pass  # what is no figure is said of the result itself, and a broken record says nothing
+    return None
 
 
 def _same(made: Any, own: Any) -> bool:
     if isinstance(made, list) and isinstance(own, list):
         return len(made) == len(own) and all(map(_same, made, own))
-    return made is None or own is None or math.isclose(made, own, rel_tol=_ROUNDING)
+    return made is own or math.isclose(made, own, rel_tol=1e-9)
 
 
 def communicates(figures: Mapping[str, Figure]) -> bool:

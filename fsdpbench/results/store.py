@@ -220,8 +220,7 @@ class Store:
 
 
 def flaw_of(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
-    """Return why what a configuration's folder holds cannot be believed: files that do not belong together, or
-    figures that cannot all be true; None if nothing says so."""
+    """Return why the content of a configuration's folder cannot be true; None if nothing says so."""
     misplaced = misfiled(folder.name, config, result) or another_key(config, result)
     return misplaced or next((found.sentence for found in contradictions(result)), None)
 

@@ -21,8 +21,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
 from fsdpbench.reports.consistency import contradictions, misfiled
+from fsdpbench.reports.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
 from fsdpbench.reports.run_files import ConfigFile, FolderContentError, ResultFile, read_file
 
 # Further runs of a configuration; its first folder's result has what came of all of them.

@@ -6,16 +6,14 @@ the replicate, since steps of one run share what that run happened to get.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fsdpbench.check.consistency import by_metric, checked, contradictions
-from fsdpbench.check.figures import Figure, Unusable, figure_from
+from fsdpbench.check.figures import Figure, Unusable
 from fsdpbench.check.metrics import ALL, ALWAYS_KNOWN, METRICS, figures_of
-from fsdpbench.reports import consistency
-from fsdpbench.reports.consistency import Contradiction
+from fsdpbench.reports.consistency import broken_rules, values_of
 from fsdpbench.results.records import Status
 
 Figures = Mapping[str, Figure]
@@ -34,8 +32,8 @@ _WORST_FIRST = (
 @dataclass(frozen=True)
 class Entry:
     """`status`: the worst of all runs.  `runs`: the figures of each run that succeeded, by metric; of the
-    only one where none did.  `cause`: why a configuration failed, where it is known.  `contradictions`: what other
-    figures of a run say against each, by metric, or by the name in a result of what no metric reads."""
+    only one where none did.  `cause`: why a configuration failed, where it is known.  `contradictions`: what
+    speaks against a figure of each run, by metric, or by the name in a result of what no metric reads."""
 
     status: Status
     device: str
@@ -46,7 +44,7 @@ class Entry:
     def __post_init__(self) -> None:
         runs = tuple(checked(run) for run in self.runs)
         object.__setattr__(self, "runs", runs)
-        found = self.contradictions or [{}] * len(runs)
+        found: Sequence[Mapping[str, str]] = self.contradictions or [{}] * len(runs)
         both = ({**contradictions(self.device, run), **own} for run, own in zip(runs, found, strict=True))
         object.__setattr__(self, "contradictions", tuple(both))
 
@@ -104,81 +102,36 @@ def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
     """From the results of all runs of a configuration, the first one first."""
     statuses = [Status(result["status"]) for result in results]
     worst = next((status for status in _WORST_FIRST if status in statuses), Status.OK)
-    succeeded = [
-        _own_figures(result, alone=len(results) == 1)
-        for result, status in zip(results, statuses, strict=True)
-        if status is Status.OK
-    ]
-    against = [
-        by_metric(consistency.contradictions(result) + _other_run(results, number))
-        for number, (result, status) in enumerate(zip(results, statuses, strict=True))
-        if status is Status.OK
-    ]
-    return Entry(
-        worst,
-        results[0]["device"],
-        tuple(succeeded) or (figures_of(results[0]),),
-        _cause(results, statuses, worst),
-        tuple(against),
-    )
-
-
-def _other_run(results: Sequence[Mapping[str, Any]], number: int) -> list[Contradiction]:
-    """Where the first run's `repeats` has another step time of a further run than that run itself."""
     repeats = results[0].get("repeats")
     steps = repeats.get("step_time_s") if isinstance(repeats, Mapping) else None
-    if not number or not isinstance(steps, list) or len(steps) != len(results):
-        return []
-    own, kept = results[number].get("step_time_s"), steps[number]
-    if not isinstance(own, int | float) or not isinstance(kept, int | float) or math.isclose(own, kept):
-        return []
-    told = f"repeats.step_time_s[{number}] of run 1 is {kept:.9g}, and step_time_s of run {number + 1} is {own:.9g}"
-    return [Contradiction(("step_time_s",), told)]
+    runs, against = [], []
+    for number, (result, status) in enumerate(zip(results, statuses, strict=True)):
+        values = values_of(result)
+        if number and isinstance(steps, list) and len(steps) == len(results):
+            values["step_time_s_in_repeats"] = steps[number]
+        figures = figures_of(values)
+        if result.get("repeats") is not None and isinstance(figures["step_time_s"], int | float):
+            figures["step_time_s"] = _own_step(result["repeats"], alone=len(results) == 1)
+        if status is Status.OK:
+            runs.append(figures)
+            against.append(by_metric(broken_rules(values)))
+    cause = _cause(results, statuses, worst)
+    return Entry(worst, results[0]["device"], tuple(runs) or (figures,), cause, tuple(against))
 
 
-def _own_figures(result: Mapping[str, Any], alone: bool) -> Figures:
-    """With the step time of its own run: that of a repeated first run is the median over all."""
-    figures = figures_of(result)
-    repeats = result.get("repeats")
-    if repeats is None:
-        return figures
+def _own_step(repeats: object, alone: bool) -> Figure:
+    """The first run's step time, from what the store merged into its result. `alone`: the other runs are not
+    at hand."""
     if not isinstance(repeats, Mapping):
-        return {**figures, "step_time_s": Unusable.of(repeats, "repeats is not an object")}
-    own, samples = _own_step(repeats, alone), repeats.get("samples_s")
-    if isinstance(samples, list) and all(isinstance(run, list) for run in samples):
-        broken = next((why for run in samples if (why := _broken_times(run))), None)
-    else:
-        broken = "no lists of samples"
-    changes: dict[str, Figure] = {}
-    if not isinstance(figures["step_time_s"], Unusable | None):
-        changes["step_time_s"] = own
-    if broken is not None and figures["fastest_step_s"] is not None:
-        changes["fastest_step_s"] = Unusable.of(samples, f"of repeats.samples_s, {broken}")
-    return {**figures, **changes}
-
-
-def _own_step(repeats: Mapping[str, Any], alone: bool) -> Figure:
-    """From what the store merged into the first run's result. `alone`: the other runs are not at hand."""
-    steps = repeats.get("step_time_s")
+        return Unusable.of(repeats, "repeats is not an object")
+    steps, samples = repeats.get("step_time_s"), repeats.get("samples_s")
     if not isinstance(steps, list) or not steps:
         return Unusable.of(steps, "repeats.step_time_s is not a list of times")
-    broken = _broken_times(steps)
-    if broken is not None:
-        return Unusable.of(steps, f"of repeats.step_time_s, {broken}")
-    failed = figure_from(repeats.get("failed", 0))
-    if isinstance(failed, Unusable | None) or (alone and failed):
-        return Unusable.of(failed, "runs failed, and how is not known here")
-    if len(steps) + failed != repeats.get("runs"):
-        return Unusable.of(steps, "repeats.step_time_s is not one of each run")
-    return figure_from(steps[0])
-
-
-def _broken_times(times: Sequence[object]) -> str | None:
-    """The first one that is not a step time, if any."""
-    for time in map(METRICS["step_time_s"].checked, times):
-        if not isinstance(time, int | float):
-            return str(time or "one is null")
-    return None
+    if not isinstance(samples, list) or not all(isinstance(run, list) for run in samples):
+        return Unusable.of(samples, "repeats.samples_s is not a list of samples of each run")
+    if alone and repeats.get("failed"):
+        return Unusable.of(repeats["failed"], "runs failed, and how is not known here")
+    return METRICS["step_time_s"].checked(steps[0])
 
 
 def _cause(results: Sequence[Mapping[str, Any]], statuses: Sequence[Status], worst: Status) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 from fsdpbench.check.consistency import not_of_records
 from fsdpbench.check.records.baseline import Baseline, is_baseline
 from fsdpbench.check.records.entries import Entry, entry_of
-from fsdpbench.check.records.seen_result import UnusableResultError, checked_result
+from fsdpbench.check.records.seen_result import checked_result
 from fsdpbench.check.records.surroundings import Surroundings, surroundings_of
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.simulated_cuda import VARIABLE
@@ -99,9 +99,9 @@ def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
     for name, runs in results.items():
         try:
             if isinstance(runs, str):
-                raise UnusableResultError(runs)
+                raise UsageError(runs)
             usable[name] = [checked_result(run) for run in runs]
-        except UnusableResultError as error:
+        except UsageError as error:
             absent[name] = str(error)
     every = [result for runs in usable.values() for result in runs]
     _refuse_rehearsals(label, usable)

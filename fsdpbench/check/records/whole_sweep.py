@@ -13,7 +13,7 @@ from fsdpbench.reports.outside_text import one_line
 from fsdpbench.results.records import Status
 
 _NAMED = 5
-_LONGEST = 250
+_LONGEST = 500
 
 
 def whole(side: Side, leave_out: Collection[str]) -> Side:
