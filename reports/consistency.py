@@ -2,7 +2,7 @@
 
 The rules are the rows of `result_rules.csv`. `left` and `right` are sums of products of figures (dotted names
 in result.json), or functions of lists; `~` is all in its place, `@` each word of `each`. A rule holds on
-`device`, and not where a figure of `unless` is known and not 0. Rows with `in` are the least and most of figures,
+`device`, and not where a figure of `unless` is known and not 0. Rows with `in` are least and most of figures,
 those with `alone` say why no other figure binds one. What is not known breaks no rule.
 """
 
@@ -13,7 +13,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -90,6 +90,12 @@ def contradictions(result: Mapping[str, Any]) -> list[Contradiction]:
     return broken_rules(values_of(result))
 
 
+def told(found: Sequence[Contradiction]) -> str | None:
+    """Return the first of `found` in words, and how many more there are; None where there is none."""
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"{found[0].sentence}{more}" if found else None
+
+
 def broken_rules(values: Values) -> list[Contradiction]:
     """Return what in `values`, figures by name, cannot be true."""
     named = (name.split(".") for name in values)
@@ -142,7 +148,7 @@ def misfiled(folder: str, config: Mapping[str, Any], result: Mapping[str, Any]) 
     for name in ran | asked:
         if asked.get(name) != ran.get(name):
             sides = _shown(asked.get(name)), _shown(ran.get(name))
-            return f"{name} is {sides[0]} in config.json, and in result.json {sides[1]}, of another configuration"
+            return f"{name} is {sides[0]} in config.json and {sides[1]} in result.json, which is another's"
     found, key = _KEY.search(folder), config.get("key")
     if found and isinstance(key, str) and not key.startswith(found[1]):
         return f"the folder's name ends in {found[1]}, and the key in its config.json begins with {key[:8]}"

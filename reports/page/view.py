@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.consistency import contradictions, misfiled
+from fsdpbench.reports.consistency import contradictions, misfiled, told
 from fsdpbench.reports.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
 from fsdpbench.reports.run_files import ConfigFile, FolderContentError, ResultFile, read_file
 
@@ -65,7 +65,7 @@ _WORDS = {
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """One configuration: what was asked for (`config`), what came of it (`result`), or what is wrong with
-    it.
+    it. One that ended well has a `problem` where its figures contradict each other.
     """
 
     folder: Path
@@ -215,14 +215,15 @@ def _load_configuration(folder: Path) -> Configuration:
     config, result = ConfigFile(settings={}), ResultFile(status=Status.UNREADABLE.value)
     problems = []
     asked: dict[str, Any] = {}
+    doubt: str | None = None
     try:
         config, asked = read_file(folder / "config.json", ConfigFile)
     except FolderContentError as problem:
         problems.append(str(problem))
     try:
         result, ran = read_file(folder / "result.json", ResultFile)
-        why = misfiled(folder.resolve().name, asked, ran)
-        problems += [why] if why else [found.sentence for found in contradictions(ran)[:1]]
+        problems += filter(None, [misfiled("", asked, ran)])
+        doubt = told(contradictions(ran))
     except FolderContentError as problem:
         problems.append(str(problem))
     status = _status(result, problems)
@@ -231,7 +232,7 @@ def _load_configuration(folder: Path) -> Configuration:
         config=config,
         result=result,
         status=status,
-        problem="; ".join(problems) or _first_words(result.cause),
+        problem="; ".join(problems) or _first_words(result.cause) or doubt,
         traces=_traces(folder),
         settings=_settings(config, result),
     )
