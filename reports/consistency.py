@@ -8,6 +8,7 @@ those with `alone` say why no other figure binds one. What is not known breaks n
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import math
@@ -25,7 +26,6 @@ Values = Mapping[str, Any]
 Expression = Callable[[Values], Any]
 
 TOLERANCES = {
-    "": (0.0, 0.0),
     "exact": (0.0, 0.0, "whole numbers, or copies"),
     "rounding": (1e-9, 0.0, "floating point, rounded a few times"),
     "nanoseconds": (1e-9, 2e-8, "whole nanoseconds; the parts of a mean step are rounded down"),
@@ -41,15 +41,8 @@ WORDS = {
     "<=": "and the first must not be more",
     "zero with": "and neither is 0 without the other",
 }
-_NOT_FIGURES = {
-    "environment",
-    "verdict",
-    "bench",
-    "script",
-    "placeholder_decisions",
-    "rank_check",
-    "sanitizer",
-}
+_OTHERS = {"environment", "verdict", "bench", "script", "placeholder_decisions", "rank_check", "sanitizer"}
+_ABOUT_THE_FILE = {"schema", "name", "key", "command", "system_from", "model_from"}
 _MOST_EXACT = 2.0**63
 _LONGEST_VALUE = 60
 _KEY = re.compile(r"-([0-9a-f]{8})(\.run\d+)?$")
@@ -110,7 +103,7 @@ def broken_rules(values: Values) -> list[Contradiction]:
 
 def values_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the leaves of `result` by dotted name, and what rules need besides."""
-    values = dict(leaves({name: part for name, part in result.items() if name not in _NOT_FIGURES}))
+    values = dict(leaves({name: part for name, part in result.items() if name not in _OTHERS}))
     model, hardware = str(values.get("config.model")), str(values.get("config.hardware"))
     traced, timed = (values.get(f"config.measurement.{name}_steps", 1) for name in ("traced", "timed"))
     values |= {
@@ -125,31 +118,45 @@ def values_of(result: Mapping[str, Any]) -> dict[str, Any]:
         values["sequences_a_sample"] = 2 if model.startswith("t5") else 1
     if values["is_sim"] and _PACKAGED.fullmatch(hardware):
         values["packaged_profile"] = hardware
-    computed = [values.get(f"time_s.{part}") for part in ("compute_only", "overlapped")]
-    if all(map(_is_number, computed)):
-        values["compute_s"] = sum(computed)
     for gathers in ("prefetched", "late"):
         if _is_number(count := values.get(f"late_all_gathers.{gathers}")) and traced:
             values[f"{gathers}_all_gathers"] = count // traced if count % traced == 0 else count / traced
     samples = values.get("measured.step_times_s")
     if isinstance(samples, list) and samples and all(map(_is_number, samples)):
         values["fastest_step_s"] = min(samples)
-    return values
+    return with_sums(values)
+
+
+def with_sums(values: Values) -> dict[str, Any]:
+    """Return `values` with the sums and differences of the traced step's parts that are known by them."""
+    sums = {
+        "compute_s": "time_s.compute_only + time_s.overlapped",
+        "time_s.compute_only": "compute_s - time_s.overlapped",
+        "communication_s": "time_s.overlapped + time_s.exposed_communication",
+    }
+    found = dict(values)
+    for name in sums.keys() - values.keys():
+        with contextlib.suppress(LookupError, TypeError):
+            found[name] = _usable(_evaluated(sums[name])(values))
+    return found
 
 
 def misfiled(folder: str, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
     """Return why the `config.json` and `result.json` of a folder do not belong together; None if they do."""
-    own = result.get("config", {})
+    own, key = result.get("config", {}), config.get("key")
     if not isinstance(own, Mapping):
         return "result.json: config is not an object"
+    if not own.keys() & config.keys():
+        own = config = {}  # one of them does not say what it is of
     asked, ran = (
-        dict(leaves({name: each[name] for name in own.keys() & config.keys()})) for each in (config, own)
+        dict(leaves({name: part for name, part in each.items() if name not in _ABOUT_THE_FILE}))
+        for each in (config, own)
     )
     for name in ran | asked:
         if asked.get(name) != ran.get(name):
             sides = _shown(asked.get(name)), _shown(ran.get(name))
             return f"{name} is {sides[0]} in config.json and {sides[1]} in result.json, which is another's"
-    found, key = _KEY.search(folder), config.get("key")
+    found = _KEY.search(folder)
     if found and isinstance(key, str) and not key.startswith(found[1]):
         return f"the folder's name ends in {found[1]}, and the key in its config.json begins with {key[:8]}"
     return None

@@ -12,7 +12,7 @@ from typing import Any
 from fsdpbench.check.figures import Figure
 from fsdpbench.check.metrics import ALL
 from fsdpbench.reports.analysis.model import Analysis
-from fsdpbench.reports.consistency import Contradiction, broken_rules, leaves
+from fsdpbench.reports.consistency import Contradiction, broken_rules, leaves, with_sums
 from fsdpbench.reports.result_figures import result_figures
 from fsdpbench.sweep.repeats import first_run
 
@@ -40,9 +40,7 @@ def contradictions(device: str, figures: Mapping[str, Figure]) -> dict[str, str]
     known = {name: value for name, value in figures.items() if isinstance(value, int | float)}
     values: dict[str, Any] = {ALL[name].rule_name: value for name, value in known.items()}
     values |= {"device": device, "has_retries": known.get("alloc_retries_per_step")}
-    if {"compute_s", "overlapped_s"} <= known.keys():
-        values["time_s.compute_only"] = known["compute_s"] - known["overlapped_s"]
-    return by_metric(broken_rules(values))
+    return by_metric(broken_rules(with_sums(values)))
 
 
 def by_metric(found: Iterable[Contradiction]) -> dict[str, str]:

@@ -83,10 +83,11 @@ def stored_side(folder: Path) -> Side:
     found: dict[str, list[Result] | str] = {}
     for name in named:
         path = folder / name
-        configuration = _name_in(path)
+        runs = _runs_beside(path)
+        configuration = _KEY.sub("", name) if isinstance(runs, str) else _name_in(path)
         if configuration in found:
             raise CannotJudgeError(f"{folder}: holds two configurations named {configuration}")
-        found[configuration] = _runs_beside(path)
+        found[configuration] = runs
     if not found:
         raise CannotJudgeError(f"{folder}: holds no finished configuration")
     return _judgeable(side_of(str(folder), found))

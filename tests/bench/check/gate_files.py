@@ -35,9 +35,9 @@ def committed(place: Path) -> Files:
     baseline = place / "baseline.json"
     write(baseline, {**committed_baseline, "sets": {torch_minor(): figures}})
     for name, record in figures["configurations"].items():
-        write_run(
-            place / "sweep" / f"{name}-0123abcd", name, a_result(figures["surroundings"], record["runs"][0])
-        )
+        key = f"{len(name):08x}"
+        result = a_result(figures["surroundings"], record["runs"][0])
+        write_run(place / "sweep" / f"{name}-{key}", name, result)
     return finished(place)
 
 
@@ -48,7 +48,7 @@ def repeated(place: Path, fsdpbench: CommandLine) -> Files:
     for name in ("impl-fsdp2-block", "impl-fsdp2-root"):
         for number, run in enumerate(pool, 1):
             result = a_result({"device": "cpu", "model": "gpt"}, a_measured_run(run["step_times_s"]))
-            folder = f"{name}-0123abcd" + (f".run{number}" if number > 1 else "")
+            folder = f"{name}-{len(name):08x}" + (f".run{number}" if number > 1 else "")
             if number == 1:
                 result["repeats"] = merged_runs([each["step_times_s"] for each in pool])
                 result["step_time_s"] = median(result["repeats"]["step_time_s"])
@@ -66,6 +66,9 @@ def swept(place: Path, fsdpbench: CommandLine, *words: str) -> Files:
         (place / "sweep" / folder.name).mkdir()
         for file in ("config.json", "result.json"):
             shutil.copy(folder / file, place / "sweep" / folder.name)
+        if "--repeat" not in words:  # of repeated ones the figures are not those of their records
+            ignored = shutil.ignore_patterns("*.gz")
+            shutil.copytree(folder / "trace", place / "sweep" / folder.name / "trace", ignore=ignored)
     if "--repeat" in words:
         with_pool(place / "sweep")
     return with_baseline(place, fsdpbench, names=False)
@@ -147,9 +150,11 @@ def finished(place: Path, names: bool = True) -> Files:
 
 
 def write_run(folder: Path, name: str, result: Mapping[str, Any]) -> None:
+    """Its settings are named as it is, so that no other configuration's files pass for its own."""
     folder.mkdir(parents=True)
-    write(folder / "config.json", {"name": name, "key": "0123abcd"})
-    write(folder / "result.json", result)
+    config = {**result["config"], "settings": {"as_named": name}}
+    write(folder / "config.json", {**config, "name": name, "key": folder.name.split(".run")[0][-8:]})
+    write(folder / "result.json", {**result, "config": config})
 
 
 def a_result(surroundings: Mapping[str, str], figures: Mapping[str, Any]) -> dict[str, Any]:
