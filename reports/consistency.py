@@ -2,8 +2,9 @@
 
 The rules are the rows of `result_rules.csv`. `left` and `right` are sums of products of figures (dotted names
 in result.json), or functions of lists; `~` is all in its place, `@` each word of `each`. A rule holds on
-`device`, and not where a figure of `unless` is known and not 0. Rows with `in` are least and most of figures,
-those with `alone` say why no other figure binds one. What is not known breaks no rule.
+`device`, and not where a figure of `unless` is known and not 0. Other rows: `in`, least and most of figures;
+`within`, a tolerance as a share and an amount; `alone`, why nothing binds a figure. No rule speaks of
+what is unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -25,17 +26,6 @@ from fsdpbench.reports.outside_text import one_line
 Values = Mapping[str, Any]
 Expression = Callable[[Values], Any]
 
-TOLERANCES = {
-    "exact": (0.0, 0.0, "whole numbers, or copies"),
-    "rounding": (1e-9, 0.0, "floating point, rounded a few times"),
-    "nanoseconds": (1e-9, 2e-8, "whole nanoseconds; the parts of a mean step are rounded down"),
-    "tiny": (0.0, 1e-3, "a nanosecond of communication may be rounded away"),
-    "bytes": (1e-9, 1.0, "the ends of intervals are rounded to bytes"),
-    "alike": (0.1, 0.0, "simulated steps are alike, if not always in the last percent"),
-    "other steps": (0.5, 0.0, "other steps, perhaps of another rank"),
-}
-"""By name: the share of the larger side, the amount, and why two sides may differ by them."""
-
 WORDS = {
     "=": "and must be equal",
     "<=": "and the first must not be more",
@@ -44,6 +34,8 @@ WORDS = {
 _OTHERS = {"environment", "verdict", "bench", "script", "placeholder_decisions", "rank_check", "sanitizer"}
 _ABOUT_THE_FILE = {"schema", "name", "key", "command", "system_from", "model_from"}
 _MOST_EXACT = 2.0**63
+_MOST_KINDS = 32
+"""Of collectives: there are fewer, and a file of a million costs a moment."""
 _LONGEST_VALUE = 60
 _KEY = re.compile(r"-([0-9a-f]{8})(\.run\d+)?$")
 _PACKAGED = re.compile(r"[a-z0-9-]+")
@@ -78,25 +70,19 @@ def rules() -> list[dict[str, str]]:
     return list(csv.DictReader(line for line in lines if not line.startswith("#")))
 
 
-def contradictions(result: Mapping[str, Any]) -> list[Contradiction]:
-    """Return what in `result`, the content of a `result.json`, cannot be true."""
-    return broken_rules(values_of(result))
-
-
-def told(found: Sequence[Contradiction]) -> str | None:
-    """Return the first of `found` in words, and how many more there are; None where there is none."""
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return f"{found[0].sentence}{more}" if found else None
+def contradiction(result: Mapping[str, Any]) -> str | None:
+    """Return what in `result`, the content of a `result.json`, cannot be true first; None if nothing."""
+    return next((found.sentence for found in broken_rules(values_of(result))), None)
 
 
 def broken_rules(values: Values) -> list[Contradiction]:
     """Return what in `values`, figures by name, cannot be true."""
     named = (name.split(".") for name in values)
-    kinds = tuple(dict.fromkeys(parts[1] for parts in named if parts[0] == "communication" and parts[1:]))
+    kinds = dict.fromkeys(parts[1] for parts in named if parts[0] == "communication" and parts[1:])
     found = [each for name, value in values.items() for each in _out_of_range(name, value)]
     for rule in rules():
         if rule["relation"] in WORDS and _applies(rule, values):
-            words = kinds if rule["each"] == "each kind" else rule["each"].split() or ("",)
+            words = [*kinds][:_MOST_KINDS] if rule["each"] == "each kind" else rule["each"].split() or ("",)
             found += [broken for each in words for broken in _broken(rule, each, values)]
     return found
 
@@ -105,7 +91,8 @@ def values_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the leaves of `result` by dotted name, and what rules need besides."""
     values = dict(leaves({name: part for name, part in result.items() if name not in _OTHERS}))
     model, hardware = str(values.get("config.model")), str(values.get("config.hardware"))
-    traced, timed = (values.get(f"config.measurement.{name}_steps", 1) for name in ("traced", "timed"))
+    steps: list[Any] = [values.get(f"config.measurement.{name}_steps", 1) for name in ("traced", "timed")]
+    traced, timed = steps if all(map(_is_number, steps)) else (1, 1)
     values |= {
         "is_ok": int(result.get("status") == "ok"),
         "has_cause": int(result.get("cause") is not None),
@@ -119,7 +106,7 @@ def values_of(result: Mapping[str, Any]) -> dict[str, Any]:
     if values["is_sim"] and _PACKAGED.fullmatch(hardware):
         values["packaged_profile"] = hardware
     for gathers in ("prefetched", "late"):
-        if _is_number(count := values.get(f"late_all_gathers.{gathers}")) and traced:
+        if _is_number(count := values.get(f"late_all_gathers.{gathers}")) and traced > 0:
             values[f"{gathers}_all_gathers"] = count // traced if count % traced == 0 else count / traced
     samples = values.get("measured.step_times_s")
     if isinstance(samples, list) and samples and all(map(_is_number, samples)):
@@ -137,7 +124,7 @@ def with_sums(values: Values) -> dict[str, Any]:
     found = dict(values)
     for name in sums.keys() - values.keys():
         with contextlib.suppress(LookupError, TypeError):
-            found[name] = _usable(_evaluated(sums[name])(values))
+            found[name] = _evaluated(sums[name])(values)
     return found
 
 
@@ -148,11 +135,8 @@ def misfiled(folder: str, config: Mapping[str, Any], result: Mapping[str, Any]) 
         return "result.json: config is not an object"
     if not own.keys() & config.keys():
         own = config = {}  # one of them does not say what it is of
-    asked, ran = (
-        dict(leaves({name: part for name, part in each.items() if name not in _ABOUT_THE_FILE}))
-        for each in (config, own)
-    )
-    for name in ran | asked:
+    asked, ran = dict(leaves(config)), dict(leaves(own))
+    for name in [name for name in ran | asked if name.partition(".")[0] not in _ABOUT_THE_FILE]:
         if asked.get(name) != ran.get(name):
             sides = _shown(asked.get(name)), _shown(ran.get(name))
             return f"{name} is {sides[0]} in config.json and {sides[1]} in result.json, which is another's"
@@ -171,13 +155,12 @@ def leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-@functools.cache
-def _range_of(name: str) -> tuple[float, float] | None:
-    for row in rules():
-        if row["relation"] == "in" and any(_pattern(text).fullmatch(name) for text in row["left"].split()):
-            least, most = map(float, row["right"].split())
-            return least, most
-    return None
+@functools.lru_cache(maxsize=4096)
+def _limits(name: str) -> tuple[float, ...] | None:
+    """The two numbers in the row `in` of a figure, or `within` of a tolerance; None without one."""
+    rows = (row for row in rules() if row["relation"] in ("in", "within"))
+    found = (row for row in rows if any(_pattern(text).fullmatch(name) for text in row["left"].split()))
+    return next((tuple(map(float, row["right"].split())) for row in found), None)
 
 
 @functools.cache
@@ -187,13 +170,13 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _out_of_range(name: str, value: Any) -> Iterator[Contradiction]:
-    limits = _range_of(name)
+    limits = _limits(name)
     if limits is None or value == {}:
         return
     for each in value if isinstance(value, list) else [value]:
         if not (_is_number(each) and limits[0] <= each <= min(limits[1], _MOST_EXACT)):
-            told = f"{name} is {_shown(each)}, and must be a number from {limits[0]:g} to {limits[1]:g}"
-            yield Contradiction((name,), told)
+            limited = f"a number from {limits[0]:g} to {limits[1]:g}"
+            yield Contradiction((name,), f"{name} is {_shown(each)}, and must be {limited}")
             return
 
 
@@ -210,9 +193,9 @@ def _broken(rule: Mapping[str, str], each: str, values: Values) -> Iterator[Cont
     except (LookupError, TypeError, ValueError, ArithmeticError):
         return  # a figure that is not known, or not one: that is said elsewhere
     if not holds:
-        told = [_told(text, value, values) for text, value in zip(texts, found, strict=True)]
+        sides = [_told(text, value, values) for text, value in zip(texts, found, strict=True)]
         figures = dict.fromkeys(name for text in texts for name in _NAME.findall(text) if name in values)
-        yield Contradiction(tuple(figures), f"{told[0]} and {told[1]}, {WORDS[rule['relation']]}")
+        yield Contradiction(tuple(figures), f"{sides[0]} and {sides[1]}, {WORDS[rule['relation']]}")
 
 
 def _holds(relation: str, tolerance: str, left: Any, right: Any) -> bool:
@@ -221,7 +204,7 @@ def _holds(relation: str, tolerance: str, left: Any, right: Any) -> bool:
         return len(left) == len(right) and all(_holds(relation, tolerance, *pair) for pair in pairs)
     if isinstance(left, str) and isinstance(right, str):
         return left == right
-    share, amount, _ = TOLERANCES[tolerance]
+    share, amount = _limits(tolerance) or (0.0, 0.0)
     margin = amount + share * max(abs(left), abs(right))
     if relation == "zero with":
         return bool(right == 0 if left == 0 else right != 0 or abs(left) <= margin)

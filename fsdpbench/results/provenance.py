@@ -127,29 +127,22 @@ def content_key(config: Config) -> str:
 
 
 def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
-    """Return why the content of a `config.json` is not what its own key and name stand for; None where they
-    are right, or of another installation, machine, or file, so that they cannot be computed here."""
-    environment = result.get("environment") or {}
-    paths = [str(config.get(name) or "") for name in ("hardware", "software", "data")]
-    foreign = (config.get("system_from"), config.get("model_from"), config.get("data"))
+    """Return why a `config.json` is not what its key and name stand for; None where it is, and where that
+    depends on other versions, another machine, or files and packages of others."""
+    where = result.get("environment") or {}
     try:
         own = Config.from_dict(config)
-        if (
-            environment.get("versions") != versions_of(own)
-            or any(foreign)
-            or any("/" in p or "." in p for p in paths)
-        ):
+        outside = [config.get(name) for name in ("system_from", "model_from", "data")]
+        outside += [name for name in (own.hardware, own.software) if name and ("/" in name or "." in name)]
+        same_machine = own.device == "sim" or where.get("machine") == machine()
+        if any(outside) or where.get("versions") != versions_of(own) or not same_machine or simulated_cuda():
             return None
-        if own.device != "sim" and environment.get("machine") != machine():
-            return None
-        key = content_key(own)
+        right = {"key": content_key(own), "name": own.name}
     except (AttributeError, KeyError, TypeError, ValueError, BenchError):
         return None
-    if own.device == "cuda" and (simulated_cuda() or VARIABLE in (environment.get("variables") or {})):
-        return None
-    for name, found, right in (("key", config.get("key"), key), ("name", config.get("name"), own.name)):
-        if found != right:
-            return f"config.json has the {name} {found}, and its content has {right}: it was changed"
+    for name, value in right.items():
+        if config.get(name) != value:
+            return f"config.json was changed: its {name} is {config.get(name)}, and by its content {value}"
     return None
 
 

@@ -30,7 +30,7 @@ from fsdpbench.files.reading import UnreadableFileError, read_json_object, read_
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.plugins import foreign_identity, foreign_model
-from fsdpbench.reports.consistency import contradictions, misfiled, told
+from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.run_files import ConfigFile, ResultFile
 from fsdpbench.results.provenance import another_key, content_key
 from fsdpbench.results.records import Status
@@ -221,9 +221,7 @@ class Store:
 
 def flaw_of(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
     """Return why the content of a configuration's folder cannot be true; None if nothing says so."""
-    return (
-        misfiled(folder.name, config, result) or another_key(config, result) or told(contradictions(result))
-    )
+    return misfiled(folder.name, config, result) or another_key(config, result) or contradiction(result)
 
 
 @contextlib.contextmanager

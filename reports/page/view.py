@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.consistency import contradictions, misfiled, told
+from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
 from fsdpbench.reports.run_files import ConfigFile, FolderContentError, ResultFile, read_file
 
@@ -223,7 +223,7 @@ def _load_configuration(folder: Path) -> Configuration:
     try:
         result, ran = read_file(folder / "result.json", ResultFile)
         problems += filter(None, [misfiled("", asked, ran)])
-        doubt = told(contradictions(ran))
+        doubt = contradiction(ran)
     except FolderContentError as problem:
         problems.append(str(problem))
     status = _status(result, problems)

@@ -59,7 +59,7 @@ def cross_file(files: Files, kind: str) -> Iterator[Case]:
         """The second configuration's files over the first one's; `back`: and the first one's over its own."""
 
         def mutate(copy: Files) -> None:
-            first, second = copy.first_runs
+            first, second = copy.first_runs[:2]
             for name in names:
                 other = (first / name).read_bytes()
                 shutil.copy(second / name, first / name)
