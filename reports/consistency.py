@@ -106,7 +106,8 @@ def values_of(result: Mapping[str, Any]) -> dict[str, Any]:
     if values["is_sim"] and _PACKAGED.fullmatch(hardware):
         values["packaged_profile"] = hardware
     for gathers in ("prefetched", "late"):
-        if _is_number(count := values.get(f"late_all_gathers.{gathers}")) and traced > 0:
+        count: Any = values.get(f"late_all_gathers.{gathers}")
+        if _is_number(count) and traced > 0:
             values[f"{gathers}_all_gathers"] = count // traced if count % traced == 0 else count / traced
     samples = values.get("measured.step_times_s")
     if isinstance(samples, list) and samples and all(map(_is_number, samples)):
