@@ -140,7 +140,7 @@ def misfiled(folder: str, config: Mapping[str, Any], result: Mapping[str, Any]) 
     for name in [name for name in ran | asked if name.partition(".")[0] not in _ABOUT_THE_FILE]:
         if asked.get(name) != ran.get(name):
             sides = _shown(asked.get(name)), _shown(ran.get(name))
-            return f"{name} is {sides[0]} in config.json and {sides[1]} in result.json, which is another's"
+            return f"{name} is {sides[0]} in config.json and {sides[1]} in result.json"
     found = _KEY.search(folder)
     if found and isinstance(key, str) and not key.startswith(found[1]):
         return f"the folder's name ends in {found[1]}, and the key in its config.json begins with {key[:8]}"
@@ -192,7 +192,7 @@ def _broken(rule: Mapping[str, str], each: str, values: Values) -> Iterator[Cont
         found = [_usable(_evaluated(text)(values)) for text in texts]
         holds = _holds(rule["relation"], rule["tolerance"], *found)
     except (LookupError, TypeError, ValueError, ArithmeticError):
-        return  # a figure that is not known, or not one: that is said elsewhere
+        return  # a figure that is not known, or not a number, which its range reports
     if not holds:
         sides = [_told(text, value, values) for text, value in zip(texts, found, strict=True)]
         figures = dict.fromkeys(name for text in texts for name in _NAME.findall(text) if name in values)
@@ -226,7 +226,7 @@ def _evaluated(text: str) -> Expression:
 
 
 def _below(values: Values, name: str) -> list[float]:
-    """All in the place of `~`. Raises `LookupError` where one is no number, or nothing is known of them."""
+    """All in the place of `~`. Raises `LookupError` where one is not a number, or none is known."""
     pattern = _pattern(name)
     found = [value for each, value in values.items() if pattern.fullmatch(each)]
     if not all(map(_is_number, found)) or not (found or values.get(name.partition(".~")[0]) == {}):
@@ -235,14 +235,14 @@ def _below(values: Values, name: str) -> list[float]:
 
 
 def _usable(value: Any) -> Any:
-    """`value`, if a rule can speak of it. Raises `ValueError` for what is said of a figure alone."""
+    """`value`, if a rule can speak of it. Raises `ValueError` for NaN and infinity."""
     if not isinstance(value, str | list) and not math.isfinite(value):
         raise ValueError("not finite")
     return value
 
 
 def _is_number(value: Any) -> bool:
-    whole = isinstance(value, int) and not isinstance(value, bool)
+    whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST_EXACT
     return whole or (isinstance(value, float) and math.isfinite(value))
 
 

@@ -5,16 +5,14 @@ A baseline holds fewer figures than a result: a relation whose figures are not a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fsdpbench.check.figures import Figure
 from fsdpbench.check.metrics import ALL
 from fsdpbench.reports.analysis.model import Analysis
-from fsdpbench.reports.consistency import Contradiction, broken_rules, leaves, with_sums
+from fsdpbench.reports.consistency import Contradiction, broken_rules, with_sums
 from fsdpbench.reports.result_figures import result_figures
-from fsdpbench.sweep.repeats import first_run
 
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _METRIC_OF = {metric.rule_name: metric.name for metric in ALL.values()} | {
@@ -53,27 +51,14 @@ def by_metric(found: Iterable[Contradiction]) -> dict[str, str]:
     return sentences
 
 
-def not_of_records(result: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> str | None:
-    """Return where a result differs from the records of its ranks, which it was made of; None where all that
-    comes from them is equal, or they are not all there."""
+def with_records(result: Mapping[str, Any], records: Sequence[dict[str, Any]]) -> Mapping[str, Any]:
+    """`result`, and under `records` the figures that it was made of, where no rank's record is missing."""
     try:
-        if result["status"] != "ok" or len(records) < (result["device"] == "sim" or records[0]["world_size"]):
-            return None
-        own = dict(leaves(first_run(result)))
-        made = dict(leaves(result_figures(records, Analysis(ranks=(), configurations={}))))
-        for name in made.keys() & own.keys():
-            if not _same(made[name], own[name]):
-                told = f"{name} is {own[name]} in result.json, and {made[name]} by trace/rank*_record.json"
-                return f"{told} ({len(records)} of {records[0]['world_size']} ranks)"
+        if len(records) >= (result["device"] == "sim" or records[0]["world_size"]):
+            return {**result, "records": result_figures(records, Analysis(ranks=(), configurations={}))}
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        pass  # what is no figure is said of the result itself, and a broken record says nothing
-    return None
-
-
-def _same(made: Any, own: Any) -> bool:
-    if isinstance(made, list) and isinstance(own, list):
-        return len(made) == len(own) and all(map(_same, made, own))
-    return made is own or math.isclose(made, own, rel_tol=1e-9)
+        pass  # a broken record says nothing
+    return result
 
 
 def communicates(figures: Mapping[str, Figure]) -> bool:

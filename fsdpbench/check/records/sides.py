@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.check.consistency import not_of_records
+from fsdpbench.check.consistency import with_records
 from fsdpbench.check.records.baseline import Baseline, is_baseline
 from fsdpbench.check.records.entries import Entry, entry_of
 from fsdpbench.check.records.seen_result import checked_result
@@ -205,11 +205,12 @@ def _runs_beside(folder: Path) -> list[Result] | str:
     for number, run in {1: folder, **dict(sorted(further.items()))}.items():
         file = run / RESULT_FILE
         try:
-            results.append(read_json(file))
+            result = read_json(file)
         except UnreadableFileError as error:
             return f"{RESULT_FILE} of run {number} {str(error).removeprefix(f'{file}: ')}"
-        if why := _other_files_say(run, results[-1]):
+        if why := _other_files_say(run, result):
             return why if number == 1 else f"of run {number}, {why}"
+        results.append(with_records(result, read_records(run)) if isinstance(result, Mapping) else result)
     return results
 
 
@@ -221,11 +222,7 @@ def _other_files_say(folder: Path, result: object) -> str | None:
         return None  # gone or broken: the result says itself what it is of
     if not isinstance(config, Mapping) or not isinstance(result, Mapping):
         return None
-    return (
-        misfiled(folder.resolve().name, config, result)
-        or another_key(config, result)
-        or not_of_records(result, read_records(folder))
-    )
+    return misfiled(folder.resolve().name, config, result) or another_key(config, result)
 
 
 def _name_in(folder: Path) -> str:
