@@ -91,6 +91,7 @@ def values_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the leaves of `result` by dotted name, and what rules need besides."""
     values = dict(leaves({name: part for name, part in result.items() if name not in _OTHERS}))
     model, hardware = str(values.get("config.model")), str(values.get("config.hardware"))
+    checkpointing = values.get("config.settings.activation_checkpointing")
     steps: list[Any] = [values.get(f"config.measurement.{name}_steps", 1) for name in ("traced", "timed")]
     traced, timed = steps if all(map(_is_number, steps)) else (1, 1)
     values |= {
@@ -98,6 +99,7 @@ def values_of(result: Mapping[str, Any]) -> dict[str, Any]:
         "has_cause": int(result.get("cause") is not None),
         "is_sim": int(result.get("device") == "sim"),
         "has_retries": int(bool(values.get("alloc_retries_per_step"))),
+        "recomputes": int(checkpointing != "none" or values.get("config.settings.loss") == "chunked"),
         "many_traced_steps": int(traced > 2),
         "untimed_traced_steps": int(traced > timed),
     }
@@ -123,9 +125,10 @@ def with_sums(values: Values) -> dict[str, Any]:
         "communication_s": "time_s.overlapped + time_s.exposed_communication",
     }
     found = dict(values)
+    parts = {name: value for name, value in values.items() if _is_number(value)}
     for name in sums.keys() - values.keys():
-        with contextlib.suppress(LookupError, TypeError):
-            found[name] = _evaluated(sums[name])(values)
+        with contextlib.suppress(LookupError):
+            found[name] = _evaluated(sums[name])(parts)
     return found
 
 

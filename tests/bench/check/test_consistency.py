@@ -52,7 +52,7 @@ DERIVED_FIGURES = {
 }
 FLAGS = {"compiled", "trace_trusted", "hardware.simulated", "interval.risky", "measured.warmup_stable"}
 DERIVED = {"is_ok", "has_cause", "is_sim", "has_retries", "many_traced_steps", "untimed_traced_steps"} | {
-    "sequences_a_sample", "packaged_profile", "step_time_s_in_repeats",
+    "recomputes", "sequences_a_sample", "packaged_profile", "step_time_s_in_repeats",
 }  # fmt: skip
 
 
