@@ -247,8 +247,8 @@ class ResultFile(msgspec.Struct, frozen=True):
 FileT = TypeVar("FileT", ConfigFile, ResultFile)
 
 
-def read_file(path: Path, kind: type[FileT]) -> FileT:
-    """Decode one of the two files.
+def read_file(path: Path, kind: type[FileT]) -> tuple[FileT, dict[str, Any]]:
+    """Decode one of the two files: what the page shows of it, and all that is in it.
 
     Raises:
         FolderContentError: the file is missing, unreadable, cut off, not JSON, or a field is of a wrong type.
@@ -261,7 +261,8 @@ def read_file(path: Path, kind: type[FileT]) -> FileT:
         raise FolderContentError(f"{path.name} {error.reason}") from None
     try:
         # Whoever shows what is in it, on a terminal, in Markdown or on a page, shows it as it is read here.
-        return msgspec.convert(all_on_one_line(msgspec.json.decode(content)), kind)
+        decoded = all_on_one_line(msgspec.json.decode(content))
+        return msgspec.convert(decoded, kind), decoded
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FolderContentError(f"{path.name} ({len(content)} bytes): {one_line(error)}") from None
     except RecursionError:

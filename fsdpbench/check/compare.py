@@ -121,16 +121,14 @@ def _changes(name: str, before: Entry, after: Entry, thresholds: Thresholds) -> 
             change = _change(name, metric, before, after, thresholds)
             if change is not None:
                 yield change
+        for side, flaws in (("older", before.flaws()), ("newer", after.flaws())):
+            for figure in (figure for figure in flaws if figure not in METRICS):
+                reason = f"{flaws[figure]} on the {side} side"
+                yield Change(name, figure, None, None, Verdict.UNKNOWN, reason=reason)
     elif after.status is Status.OK:
-        yield from _impossible(name, after)
-
-
-def _impossible(name: str, after: Entry) -> Iterator[Change]:
-    """That it ends well now is not a gain if its figures are impossible."""
-    for metric in METRICS:
-        problem = after.problem(metric) or after.doubt(metric)
-        if problem is not None:
-            yield Change(name, metric, None, None, Verdict.UNKNOWN, reason=problem)
+        # That it ends well now is not a gain if its figures are impossible.
+        for figure, why in after.flaws().items():
+            yield Change(name, figure, None, None, Verdict.UNKNOWN, reason=why)
 
 
 def _change(name: str, metric: str, before: Entry, after: Entry, thresholds: Thresholds) -> Change | None:

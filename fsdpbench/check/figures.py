@@ -5,7 +5,6 @@ instead and why it cannot be one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fsdpbench.reports.outside_text import one_line
@@ -49,13 +48,3 @@ def figure_from(value: object, least: float = 0.0, most: float = LARGEST) -> Fig
     if value > most:
         return Unusable.of(value, f"above {most:g}, which cannot be")
     return value
-
-
-def total(parts: Sequence[Figure]) -> Figure:
-    """Their sum; not known unless all of them are."""
-    known: list[float] = []
-    for part in parts:
-        if part is None or isinstance(part, Unusable):
-            return next((each for each in parts if isinstance(each, Unusable)), None)
-        known.append(part)
-    return sum(known)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from fsdpbench.check.figures import LARGEST, Figure, Unusable, figure_from, total
+from fsdpbench.check.figures import LARGEST, Figure, figure_from
 
 
 class Worse(Enum):
@@ -24,80 +24,29 @@ class Worse(Enum):
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a result: its unit, which way is worse, and the places in `result.json` that add up to
-    it.
+    """A figure of a result: its unit, which way is worse, and its name in `reports.consistency`, the dotted
+    place in `result.json` or what is computed from several.
 
-    measured_only: says nothing more where a step is exact.  of_samples: a list, of which the least counts.
-    of_trace: counted over all traced steps, and compared as that of a mean one.
-    least, most: what no training step goes beyond.
+    measured_only: says nothing more where a step is exact.  least, most: what no training step goes beyond.
     """
 
     name: str
-    paths: tuple[tuple[str, ...], ...]
+    rule_name: str
     unit: str
     worse: Worse
     measured_only: bool = False
-    of_samples: bool = False
-    of_trace: bool = False
     least: float = 0.0
     most: float = LARGEST
-
-    def of(self, result: Mapping[str, Any]) -> Figure:
-        """The figure in `result`: `None` where it is not known, `Unusable` where it cannot be one."""
-        if self.measured_only and result.get("device") == "sim":
-            return None
-        found = total([_figure_at(result, path, self.of_samples) for path in self.paths])
-        if self.of_trace and isinstance(found, int | float):
-            steps = _traced_steps(result)
-            found = found // steps if found % steps == 0 else found / steps
-        return self.checked(found)
 
     def checked(self, value: object) -> Figure:
         """`value` as this figure."""
         return figure_from(value, self.least, self.most)
 
 
-def _traced_steps(result: Mapping[str, Any]) -> int:
-    """1 where the result does not say."""
-    value: Any = result
-    for key in ("config", "measurement", "traced_steps"):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, int) and value > 0 else 1
-
-
-def _figure_at(result: Mapping[str, Any], path: tuple[str, ...], of_samples: bool) -> Figure:
-    value: Any = result
-    for depth, key in enumerate(path):
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            return Unusable.of(value, f"{'.'.join(path[:depth])} is not an object")
-        value = value.get(key)
-    if value is None or not of_samples:
-        return figure_from(value)
-    if not isinstance(value, list):
-        return Unusable.of(value, "no list of samples")
-    samples: list[float] = []
-    for sample in map(figure_from, value):
-        if not isinstance(sample, int | float):
-            return Unusable.of(value, f"of its samples, {sample or 'one is null'}")
-        samples.append(sample)
-    return min(samples, default=None)
-
-
 def _metric(
-    name: str,
-    unit: str,
-    *path: str,
-    worse: Worse = Worse.HIGHER,
-    least: float = 0.0,
-    most: float = LARGEST,
+    name: str, unit: str, *path: str, worse: Worse = Worse.HIGHER, least: float = 0.0, most: float = LARGEST
 ) -> Metric:
-    return Metric(name, (path or (name,),), unit, worse, least=least, most=most)
-
-
-def _of_gathers(name: str, key: str, worse: Worse) -> Metric:
-    return Metric(name, (("late_all_gathers", key),), "", worse, of_trace=True)
+    return Metric(name, ".".join(path) or name, unit, worse, least=least, most=most)
 
 
 def _peak(kind: str) -> Metric:
@@ -117,18 +66,15 @@ _NANOSECOND = 1e-9
 _SOME = 1e-6
 """A mean over steps of what every step has at least once in a while."""
 
-_SAMPLES = (("measured", "step_times_s"),)
-_COMPUTED = (("time_s", "compute_only"), ("time_s", "overlapped"))
-
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         _metric("step_time_s", "s", least=_NANOSECOND),
         # What disturbs a step only ever adds to it: the fastest one of a run is the least disturbed.
-        Metric("fastest_step_s", _SAMPLES, "s", Worse.HIGHER, True, True, least=_NANOSECOND),
+        Metric("fastest_step_s", "fastest_step_s", "s", Worse.HIGHER, True, least=_NANOSECOND),
         _metric("exposed_communication_s", "s", "time_s", "exposed_communication"),
         # All computation: what is hidden moves between the two parts, and is computed all the same.
-        Metric("compute_s", _COMPUTED, "s", Worse.HIGHER, least=_NANOSECOND),
+        _metric("compute_s", "s", least=_NANOSECOND),
         _metric("overlap_fraction", "", worse=Worse.LOWER, most=1.0),
         _peak("allocated"),
         _peak("active"),
@@ -138,18 +84,35 @@ METRICS: dict[str, Metric] = {
         *_collective("all_gather"),
         *_collective("reduce_scatter"),
         *_collective("all_reduce"),
-        _of_gathers("prefetched_all_gathers", "prefetched", Worse.LOWER),
-        _of_gathers("late_all_gathers", "late", Worse.HIGHER),
+        _metric("prefetched_all_gathers", "", worse=Worse.LOWER),
+        _metric("late_all_gathers", ""),
         _metric("kernels", "", "work", "kernels", least=_SOME),
         _metric("copies", "", "work", "copies"),
         _metric("limiter_waits", "", "work", "limiter_waits", worse=Worse.NEITHER),
     )
 }
 
+WITNESSES: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _metric("overlapped_s", "s", "time_s", "overlapped"),
+        _metric("idle_s", "s", "time_s", "idle"),
+        _metric("traced_step_time_s", "s"),
+    )
+}
+"""Not judged, but kept in a baseline: they bind the figures that are (`reports.consistency`)."""
+
+ALL = {**METRICS, **WITNESSES}
+
 ALWAYS_KNOWN = "step_time_s"
 """Of every configuration that ended well, on every device."""
 
 
-def figures_of(result: Mapping[str, Any]) -> dict[str, Figure]:
-    """Every metric of `result` by name."""
-    return {name: metric.of(result) for name, metric in METRICS.items()}
+def figures_of(values: Mapping[str, Any]) -> dict[str, Figure]:
+    """Every metric and witness by name, of `values` by name in `reports.consistency`: None where it is not
+    known, `Unusable` where it cannot be one."""
+    is_exact = values.get("device") == "sim"
+    return {
+        name: None if metric.measured_only and is_exact else metric.checked(values.get(metric.rule_name))
+        for name, metric in ALL.items()
+    }

@@ -57,9 +57,8 @@ def measure_noise(entries: Mapping[str, Entry], seed: int = 0) -> Noise:
     for name, entry in entries.items():
         if entry.status is not Status.OK:
             raise CannotJudgeError(f"{name}: ended with {entry.status.value}: there is no noise to measure")
-        for metric in METRICS:
-            if problem := entry.problem(metric) or entry.doubt(metric):
-                raise CannotJudgeError(f"{name}: {metric} {problem}")
+        for figure, why in entry.flaws().items():
+            raise CannotJudgeError(f"{name}: {figure} {why}")
     runs = min((len(entry.runs) for entry in entries.values()), default=0)
     if runs < _FEWEST_RUNS:
         raise CannotJudgeError(

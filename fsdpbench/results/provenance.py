@@ -16,12 +16,13 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.simulated_cuda import VARIABLE, simulated_cuda
+from fsdpbench.errors import BenchError
 from fsdpbench.plugins import foreign_identity, foreign_model
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -123,6 +124,26 @@ def content_key(config: Config) -> str:
         depends["simulated_cuda"] = rehearsed
     text = json.dumps(depends, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def another_key(config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
+    """Return why a `config.json` is not what its key and name stand for; None where it is, and where that
+    depends on other versions, another machine, or files and packages of others."""
+    where = result.get("environment") or {}
+    try:
+        own = Config.from_dict(config)
+        outside = [config.get(name) for name in ("system_from", "model_from", "data")]
+        outside += [name for name in (own.hardware, own.software) if name and ("/" in name or "." in name)]
+        same_machine = own.device == "sim" or where.get("machine") == machine()
+        if any(outside) or where.get("versions") != versions_of(own) or not same_machine or simulated_cuda():
+            return None
+        right = {"key": content_key(own), "name": own.name}
+    except (AttributeError, KeyError, TypeError, ValueError, BenchError):
+        return None
+    for name, value in right.items():
+        if config.get(name) != value:
+            return f"config.json was changed: its {name} is {config.get(name)}, and by its content {value}"
+    return None
 
 
 @functools.cache

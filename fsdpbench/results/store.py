@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import re
 import shutil
@@ -31,9 +30,10 @@ from fsdpbench.files.reading import UnreadableFileError, read_json_object, read_
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import clear_leftovers, write_whole
 from fsdpbench.plugins import foreign_identity, foreign_model
+from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.run_files import ConfigFile, ResultFile
 from fsdpbench.reports.writing import remove
-from fsdpbench.results.provenance import content_key
+from fsdpbench.results.provenance import another_key, content_key
 from fsdpbench.results.records import Status
 from fsdpbench.results.reproduce import run_command
 
@@ -202,20 +202,15 @@ class Store:
     @staticmethod
     def _read(folder: Path) -> StoredPoint | None:
         """The point in `folder`; None if there is none, or a broken one: files that the report cannot read
-        either, a result of another configuration, a figure that cannot be."""
+        either, a result of another configuration, figures that contradict each other."""
         try:
             config = read_json_object(folder / "config.json")
             result = read_json_object(folder / RESULT_FILE)
-            named, told = msgspec.convert(config, ConfigFile), msgspec.convert(result, ResultFile)
-            status = Status(told.status)
+            named, _ = msgspec.convert(config, ConfigFile), msgspec.convert(result, ResultFile)
+            Status(result["status"])
         except (UnreadableFileError, ValueError):
             return None
-        same = result.get("config", {})
-        if not isinstance(same, dict) or any(config.get(name) != value for name, value in same.items()):
-            return None
-        if not (named.name and named.key):
-            return None
-        if status is Status.OK and told.step_time_s is not None and not 0 < told.step_time_s < math.inf:
+        if not (named.name and named.key) or flaw_of(folder, config, result):
             return None
         return StoredPoint(folder, named.key, config, result)
 
@@ -227,6 +222,11 @@ class Store:
         clear_leftovers(self.folder)
         for path in self.folder.glob(f"{_WORK_PREFIX}*"):
             remove(path)
+
+
+def flaw_of(folder: Path, config: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
+    """Return why the content of a configuration's folder cannot be true; None if nothing says so."""
+    return misfiled(folder.name, config, result) or another_key(config, result) or contradiction(result)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from fsdpbench.reports.page.tables.held_table import held_by_phase
 from fsdpbench.reports.page.tables.ranks_table import ranks_table
 from fsdpbench.reports.page.tables.work_tables import island_table
 from fsdpbench.reports.page.trace_parts import trace_parts
-from fsdpbench.reports.page.view import Configuration, Status
+from fsdpbench.reports.page.view import Configuration
 from fsdpbench.reports.run_files import ResultFile
 from fsdpbench.reports.trace import Trace, TraceError, read_trace
 
@@ -86,7 +86,7 @@ def _detail(
         else f"{short_label(row, varying)} ({row.status.words})"
     )
     content: dict[str, Any] = {
-        "problem": row.problem if row.status is not Status.OK else None,
+        "problem": row.problem,
         "warnings": [],
         "verdict": [],
         "retries": [],

@@ -103,6 +103,9 @@ def findings(view: RunView) -> list[str]:
     broken = view.with_status(Status.ERROR, Status.CRASH, Status.TIMEOUT, Status.UNREADABLE)
     if broken:
         found.append(f"{_rows(len(broken))} gave no figures: {endings(broken)}; each row says why.")
+    doubtful = [row for row in view.with_status(Status.OK) if row.problem]
+    if doubtful:
+        found.append(f"{_rows(len(doubtful))} cannot be believed: {doubtful[0].name}: {doubtful[0].problem}.")
     found += _noise(view)
     differing = view.with_status(Status.RANK_MISMATCH)
     if differing:

@@ -21,6 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.reports.consistency import contradiction, misfiled
 from fsdpbench.reports.reading import LARGEST_TOML, UnreadableError, parse_toml, read_bytes
 from fsdpbench.reports.run_files import ConfigFile, FolderContentError, ResultFile, read_file
 
@@ -64,7 +65,7 @@ _WORDS = {
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """One configuration: what was asked for (`config`), what came of it (`result`), or what is wrong with
-    it.
+    it. One that ended well has a `problem` where its figures contradict each other.
     """
 
     folder: Path
@@ -213,12 +214,16 @@ def _has_record(folder: Path) -> bool:
 def _load_configuration(folder: Path) -> Configuration:
     config, result = ConfigFile(settings={}), ResultFile(status=Status.UNREADABLE.value)
     problems = []
+    asked: dict[str, Any] = {}
+    doubt: str | None = None
     try:
-        config = read_file(folder / "config.json", ConfigFile)
+        config, asked = read_file(folder / "config.json", ConfigFile)
     except FolderContentError as problem:
         problems.append(str(problem))
     try:
-        result = read_file(folder / "result.json", ResultFile)
+        result, ran = read_file(folder / "result.json", ResultFile)
+        problems += filter(None, [misfiled("", asked, ran)])
+        doubt = contradiction(ran)
     except FolderContentError as problem:
         problems.append(str(problem))
     status = _status(result, problems)
@@ -227,7 +232,7 @@ def _load_configuration(folder: Path) -> Configuration:
         config=config,
         result=result,
         status=status,
-        problem="; ".join(problems) or _first_words(result.cause),
+        problem="; ".join(problems) or _first_words(result.cause) or doubt,
         traces=_traces(folder),
         settings=_settings(config, result),
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fsdpbench.check.metrics import METRICS
+from fsdpbench.check.metrics import ALL
 from fsdpbench.check.records.committed_file import replace_file
 from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.records.strict import check_names, strictly
@@ -82,7 +82,7 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for name, record in figures.configurations.items():
                 where = f"sets.{version}.configurations.{name}"
                 for run in record.runs:
-                    check_names(run, METRICS, str(path), where, "metric")
+                    check_names(run, ALL, str(path), where, "metric")
                 device = figures.surroundings.get("device", record.device)
                 if record.device != device:
                     raise UsageError(f"{path}: {where} is of {record.device!r}, and its set of {device!r}")

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsdpbench.check.consistency import checked, contradictions
-from fsdpbench.check.figures import Figure, Unusable, figure_from
-from fsdpbench.check.metrics import ALWAYS_KNOWN, METRICS, figures_of
+from fsdpbench.check.consistency import by_metric, checked, contradictions
+from fsdpbench.check.figures import Figure, Unusable
+from fsdpbench.check.metrics import ALL, ALWAYS_KNOWN, METRICS, figures_of
+from fsdpbench.reports.consistency import broken_rules, values_of
 from fsdpbench.results.records import Status
 
 Figures = Mapping[str, Figure]
@@ -31,18 +32,21 @@ _WORST_FIRST = (
 @dataclass(frozen=True)
 class Entry:
     """`status`: the worst of all runs.  `runs`: the figures of each run that succeeded, by metric; of the
-    only one where none did.  `cause`: why a configuration failed, where it is known."""
+    only one where none did.  `cause`: why a configuration failed, where it is known.  `contradictions`: what
+    speaks against a figure of each run, by metric, or by the name in a result of what no metric reads."""
 
     status: Status
     device: str
     runs: tuple[Figures, ...]
     cause: str | None = field(default=None, compare=False)
-    contradictions: tuple[Mapping[str, str], ...] = field(init=False, compare=False)
+    contradictions: tuple[Mapping[str, str], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         runs = tuple(checked(run) for run in self.runs)
         object.__setattr__(self, "runs", runs)
-        object.__setattr__(self, "contradictions", tuple(contradictions(run) for run in runs))
+        found: Sequence[Mapping[str, str]] = self.contradictions or [{}] * len(runs)
+        both = ({**contradictions(self.device, run), **own} for run, own in zip(runs, found, strict=True))
+        object.__setattr__(self, "contradictions", tuple(both))
 
     @property
     def is_exact(self) -> bool:
@@ -56,8 +60,10 @@ class Entry:
         """Why the figure cannot be judged, if so: what is in its place in a run, or that only some runs
         know it."""
         for run in self.runs:
-            if isinstance(broken := run[metric], Unusable):
+            if isinstance(broken := run.get(metric), Unusable):
                 return f"is {broken}{self._in_one}"
+        if metric not in METRICS:
+            return None
         known = len(self.values(metric))
         if 0 < known < len(self.runs):
             return f"is unknown in {len(self.runs) - known} of {len(self.runs)} runs"
@@ -71,8 +77,16 @@ class Entry:
         """What other figures of a run say against this one, which is a possible one alone."""
         for run, found in zip(self.runs, self.contradictions, strict=True):
             if metric in found:
-                return f"cannot be {run[metric]:g}{self._in_one}: {found[metric]}"
+                value = run.get(metric)
+                known = f" {value:g}" if isinstance(value, int | float) else ""
+                return f"cannot be{known}{self._in_one}: {found[metric]}"
         return None
+
+    def flaws(self) -> dict[str, str]:
+        """Why figures cannot be judged, by name; figures that no metric reads, too: others rest on them."""
+        named = [*ALL, *(name for found in self.contradictions for name in found)]
+        told = ((name, self.problem(name) or self.doubt(name)) for name in named)
+        return {name: why for name, why in told if why is not None}
 
     @property
     def _in_one(self) -> str:
@@ -80,7 +94,7 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """For a baseline's file; figures that are not known are left out."""
-        runs = [{name: run[name] for name in METRICS if run[name] is not None} for run in self.runs]
+        runs = [{name: run[name] for name in ALL if run[name] is not None} for run in self.runs]
         return {"status": self.status.value, "device": self.device, "runs": runs}
 
 
@@ -88,62 +102,36 @@ def entry_of(results: Sequence[Mapping[str, Any]]) -> Entry:
     """From the results of all runs of a configuration, the first one first."""
     statuses = [Status(result["status"]) for result in results]
     worst = next((status for status in _WORST_FIRST if status in statuses), Status.OK)
-    succeeded = [
-        _own_figures(result, alone=len(results) == 1)
-        for result, status in zip(results, statuses, strict=True)
-        if status is Status.OK
-    ]
-    return Entry(
-        worst,
-        results[0]["device"],
-        tuple(succeeded) or (figures_of(results[0]),),
-        _cause(results, statuses, worst),
-    )
+    repeats = results[0].get("repeats")
+    steps = repeats.get("step_time_s") if isinstance(repeats, Mapping) else None
+    runs, against = [], []
+    for number, (result, status) in enumerate(zip(results, statuses, strict=True)):
+        values = values_of(result)
+        if number and isinstance(steps, list) and len(steps) == len(results):
+            values["step_time_s_in_repeats"] = steps[number]
+        figures = figures_of(values)
+        if result.get("repeats") is not None and isinstance(figures["step_time_s"], int | float):
+            figures["step_time_s"] = _own_step(result["repeats"], alone=len(results) == 1)
+        if status is Status.OK:
+            runs.append(figures)
+            against.append(by_metric(broken_rules(values)))
+    cause = _cause(results, statuses, worst)
+    return Entry(worst, results[0]["device"], tuple(runs) or (figures,), cause, tuple(against))
 
 
-def _own_figures(result: Mapping[str, Any], alone: bool) -> Figures:
-    """With the step time of its own run: that of a repeated first run is the median over all."""
-    figures = figures_of(result)
-    repeats = result.get("repeats")
-    if repeats is None:
-        return figures
+def _own_step(repeats: object, alone: bool) -> Figure:
+    """The first run's step time, from what the store merged into its result. `alone`: the other runs are not
+    at hand."""
     if not isinstance(repeats, Mapping):
-        return {**figures, "step_time_s": Unusable.of(repeats, "repeats is not an object")}
-    own, samples = _own_step(repeats, alone), repeats.get("samples_s")
-    if isinstance(samples, list) and all(isinstance(run, list) for run in samples):
-        broken = next((why for run in samples if (why := _broken_times(run))), None)
-    else:
-        broken = "no lists of samples"
-    changes: dict[str, Figure] = {}
-    if not isinstance(figures["step_time_s"], Unusable | None):
-        changes["step_time_s"] = own
-    if broken is not None and figures["fastest_step_s"] is not None:
-        changes["fastest_step_s"] = Unusable.of(samples, f"of repeats.samples_s, {broken}")
-    return {**figures, **changes}
-
-
-def _own_step(repeats: Mapping[str, Any], alone: bool) -> Figure:
-    """From what the store merged into the first run's result. `alone`: the other runs are not at hand."""
-    steps = repeats.get("step_time_s")
+        return Unusable.of(repeats, "repeats is not an object")
+    steps, samples = repeats.get("step_time_s"), repeats.get("samples_s")
     if not isinstance(steps, list) or not steps:
         return Unusable.of(steps, "repeats.step_time_s is not a list of times")
-    broken = _broken_times(steps)
-    if broken is not None:
-        return Unusable.of(steps, f"of repeats.step_time_s, {broken}")
-    failed = figure_from(repeats.get("failed", 0))
-    if isinstance(failed, Unusable | None) or (alone and failed):
-        return Unusable.of(failed, "runs failed, and how is not known here")
-    if len(steps) + failed != repeats.get("runs"):
-        return Unusable.of(steps, "repeats.step_time_s is not one of each run")
-    return figure_from(steps[0])
-
-
-def _broken_times(times: Sequence[object]) -> str | None:
-    """The first one that is not a step time, if any."""
-    for time in map(METRICS["step_time_s"].checked, times):
-        if not isinstance(time, int | float):
-            return str(time or "one is null")
-    return None
+    if not isinstance(samples, list) or not all(isinstance(run, list) for run in samples):
+        return Unusable.of(samples, "repeats.samples_s is not a list of samples of each run")
+    if alone and repeats.get("failed"):
+        return Unusable.of(repeats["failed"], "runs failed, and how is not known here")
+    return METRICS["step_time_s"].checked(steps[0])
 
 
 def _cause(results: Sequence[Mapping[str, Any]], statuses: Sequence[Status], worst: Status) -> str | None:

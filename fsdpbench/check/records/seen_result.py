@@ -7,12 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from fsdpbench.check.records.strict import strictly
-from fsdpbench.errors import UsageError
 from fsdpbench.results.records import Status
-
-
-class UnusableResultError(ValueError):
-    """A result that cannot be judged at all; the message says why."""
 
 
 class _Environment(msgspec.Struct, frozen=True):
@@ -35,13 +30,7 @@ class _SeenResult(msgspec.Struct, frozen=True):
 
 
 def checked_result(content: Any) -> dict[str, Any]:
-    """`content`, if it is a result. Raises `UnusableResultError`."""
-    try:
-        msgspec.convert(content, _SeenResult, strict=True)
-    except msgspec.ValidationError:
-        try:
-            strictly(content, _SeenResult, "its result")  # says where and what
-        except UsageError as error:
-            raise UnusableResultError(str(error)) from None
+    """`content`, if it is a result. Raises `UsageError` saying where and what it is not."""
+    strictly(content, _SeenResult, "its result")
     result: dict[str, Any] = content
     return result

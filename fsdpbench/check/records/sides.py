@@ -13,14 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.check.consistency import with_records
 from fsdpbench.check.records.baseline import Baseline, is_baseline
 from fsdpbench.check.records.entries import Entry, entry_of
-from fsdpbench.check.records.seen_result import UnusableResultError, checked_result
+from fsdpbench.check.records.seen_result import checked_result
 from fsdpbench.check.records.surroundings import Surroundings, surroundings_of
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.simulated_cuda import VARIABLE
 from fsdpbench.errors import CannotJudgeError, UsageError
 from fsdpbench.files.reading import UnreadableFileError, read_json
+from fsdpbench.reports.consistency import misfiled
+from fsdpbench.results.provenance import another_key
+from fsdpbench.results.records import read_records
 from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 
 Result = Mapping[str, Any]
@@ -79,10 +83,11 @@ def stored_side(folder: Path) -> Side:
     found: dict[str, list[Result] | str] = {}
     for name in named:
         path = folder / name
-        configuration = _name_in(path)
+        runs = _runs_beside(path)
+        configuration = _KEY.sub("", name) if isinstance(runs, str) else _name_in(path)
         if configuration in found:
             raise CannotJudgeError(f"{folder}: holds two configurations named {configuration}")
-        found[configuration] = _runs_beside(path)
+        found[configuration] = runs
     if not found:
         raise CannotJudgeError(f"{folder}: holds no finished configuration")
     return _judgeable(side_of(str(folder), found))
@@ -95,9 +100,9 @@ def side_of(label: str, results: Mapping[str, Sequence[Result] | str]) -> Side:
     for name, runs in results.items():
         try:
             if isinstance(runs, str):
-                raise UnusableResultError(runs)
+                raise UsageError(runs)
             usable[name] = [checked_result(run) for run in runs]
-        except UnusableResultError as error:
+        except UsageError as error:
             absent[name] = str(error)
     every = [result for runs in usable.values() for result in runs]
     _refuse_rehearsals(label, usable)
@@ -200,10 +205,24 @@ def _runs_beside(folder: Path) -> list[Result] | str:
     for number, run in {1: folder, **dict(sorted(further.items()))}.items():
         file = run / RESULT_FILE
         try:
-            results.append(read_json(file))
+            result = read_json(file)
         except UnreadableFileError as error:
             return f"{RESULT_FILE} of run {number} {str(error).removeprefix(f'{file}: ')}"
+        if why := _other_files_say(run, result):
+            return why if number == 1 else f"of run {number}, {why}"
+        results.append(with_records(result, read_records(run)) if isinstance(result, Mapping) else result)
     return results
+
+
+def _other_files_say(folder: Path, result: object) -> str | None:
+    """Why the files beside a result say that it is not of this configuration, or has other figures."""
+    try:
+        config = read_json(folder / "config.json")
+    except UnreadableFileError:
+        return None  # gone or broken: the result says itself what it is of
+    if not isinstance(config, Mapping) or not isinstance(result, Mapping):
+        return None
+    return misfiled(folder.resolve().name, config, result) or another_key(config, result)
 
 
 def _name_in(folder: Path) -> str:

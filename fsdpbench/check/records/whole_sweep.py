@@ -6,7 +6,6 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from fsdpbench.check import LEAVE_OUT as FLAG
-from fsdpbench.check.metrics import METRICS
 from fsdpbench.check.records.sides import Side
 from fsdpbench.check.records.strict import check_names
 from fsdpbench.errors import CannotJudgeError
@@ -14,7 +13,7 @@ from fsdpbench.reports.outside_text import one_line
 from fsdpbench.results.records import Status
 
 _NAMED = 5
-_LONGEST = 250
+_LONGEST = 500
 
 
 def whole(side: Side, leave_out: Collection[str]) -> Side:
@@ -48,8 +47,7 @@ def flaws_of(side: Side) -> dict[str, str]:
         if not entry.status.is_answer:
             flaws[name] = f"ended with {entry.status.value}" + (f" ({entry.cause})" if entry.cause else "")
         elif entry.status is Status.OK:
-            told = ((metric, entry.problem(metric) or entry.doubt(metric)) for metric in METRICS)
-            broken = next((f"{metric} {why}" for metric, why in told if why), None)
+            broken = next((f"{figure} {why}" for figure, why in entry.flaws().items()), None)
             if broken is not None:
                 flaws[name] = broken
             elif len(entry.runs) < most:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _TOLD = 3
-_LONGEST = 300
+_LONGEST = 500
 _FORMATS = ("text", "md", "json", "github-benchmark")
 
 

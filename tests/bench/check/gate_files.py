@@ -7,9 +7,12 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fsdpbench.check.records.baseline import torch_minor
+from fsdpbench.results.measured import spread
+from fsdpbench.sweep.repeats import first_run, merged
 
 from .gate_edits import FIGURES, Files, put, read, write
 
@@ -17,6 +20,7 @@ CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 
 CI = Path(__file__).parents[3] / "ci"
 RUNS = 12
+SPEEDS = ("samples_per_s_per_gpu", "tokens_per_s_per_gpu", "tflops_per_gpu", "hardware_tflops_per_gpu")
 TINY = "layers=2,d_model=64,heads=2,vocab=128,max_seq=32"
 SIMULATED = ["--model", "gpt-125m", "--shape", "layers=2", "--device", "sim", "--gpus", "8", "--seq", "256"]
 MEASURED = ["--model", "gpt", "--shape", TINY, "--device", "cpu", "--gpus", "2", "--repeat", "2"]
@@ -31,9 +35,9 @@ def committed(place: Path) -> Files:
     baseline = place / "baseline.json"
     write(baseline, {**committed_baseline, "sets": {torch_minor(): figures}})
     for name, record in figures["configurations"].items():
-        write_run(
-            place / "sweep" / f"{name}-0123abcd", name, a_result(figures["surroundings"], record["runs"][0])
-        )
+        key = f"{len(name):08x}"
+        result = a_result(figures["surroundings"], record["runs"][0])
+        write_run(place / "sweep" / f"{name}-{key}", name, result)
     return finished(place)
 
 
@@ -44,9 +48,10 @@ def repeated(place: Path, fsdpbench: CommandLine) -> Files:
     for name in ("impl-fsdp2-block", "impl-fsdp2-root"):
         for number, run in enumerate(pool, 1):
             result = a_result({"device": "cpu", "model": "gpt"}, a_measured_run(run["step_times_s"]))
-            folder = f"{name}-0123abcd" + (f".run{number}" if number > 1 else "")
+            folder = f"{name}-{len(name):08x}" + (f".run{number}" if number > 1 else "")
             if number == 1:
                 result["repeats"] = merged_runs([each["step_times_s"] for each in pool])
+                result["step_time_s"] = median(result["repeats"]["step_time_s"])
             write_run(place / "sweep" / folder, name, result)
     return with_baseline(place, fsdpbench)
 
@@ -61,6 +66,9 @@ def swept(place: Path, fsdpbench: CommandLine, *words: str) -> Files:
         (place / "sweep" / folder.name).mkdir()
         for file in ("config.json", "result.json"):
             shutil.copy(folder / file, place / "sweep" / folder.name)
+        if "--repeat" not in words:  # of repeated ones the figures are not those of their records
+            ignored = shutil.ignore_patterns("*.gz")
+            shutil.copytree(folder / "trace", place / "sweep" / folder.name / "trace", ignore=ignored)
     if "--repeat" in words:
         with_pool(place / "sweep")
     return with_baseline(place, fsdpbench, names=False)
@@ -72,21 +80,53 @@ def with_pool(sweep: Path) -> None:
     for first in [path for path in sweep.iterdir() if path.is_dir() and ".run" not in path.name]:
         second = read(sweep / f"{first.name}.run2" / "result.json")
         for number, steps in enumerate(pool[1:], 2):
-            result = {**second, "step_time_s": sorted(steps)[len(steps) // 2]}
-            result["measured"] = {**second["measured"], "step_times_s": steps}
+            result = with_samples(second, steps)
             folder = sweep / f"{first.name}.run{number}"
             folder.mkdir(exist_ok=True)
             shutil.copy(first / "config.json", folder)
             write(folder / "result.json", result)
-        own = read(first / "result.json")
-        own["measured"]["step_times_s"] = pool[0]
-        own["repeats"] = merged_runs(pool)
-        write(first / "result.json", own)
+        own = with_samples(first_run(read(first / "result.json")), pool[0])
+        others = [read(sweep / f"{first.name}.run{number}" / "result.json") for number in range(2, RUNS + 1)]
+        write(first / "result.json", merged(own, others))
+
+
+def with_samples(result: dict[str, Any], steps: list[float]) -> dict[str, Any]:
+    """A run that took these steps: the times of its trace and its speeds are as much longer or shorter."""
+    step = median(steps)
+    longer = step / result["step_time_s"]
+    speeds = {name: result[name] / longer for name in SPEEDS if result.get(name) is not None}
+    kinds = result["communication"].items()
+    scaled = {
+        kind: {
+            key: value * longer if value and key.endswith("_s") and "per_s" not in key else value
+            for key, value in figures.items()
+        }
+        for kind, figures in kinds
+    }
+    for figures in scaled.values():
+        for key in ("bus_bandwidth_bytes_per_s", "best_bus_bandwidth_bytes_per_s"):
+            figures[key] = figures[key] and figures[key] / longer
+    late = result["late_all_gathers"]
+    causes = {
+        cause: {"count": each["count"], "time_s": each["time_s"] * longer}
+        for cause, each in late["causes"].items()
+    }
+    measured = {**result["measured"], "step_times_s": steps, "spread": spread(steps)}
+    return {
+        **result,
+        **speeds,
+        "step_time_s": step,
+        "traced_step_time_s": result["traced_step_time_s"] * longer,
+        "time_s": {part: value * longer for part, value in result["time_s"].items()},
+        "communication": scaled,
+        "late_all_gathers": {**late, "late_s": late["late_s"] * longer, "causes": causes},
+        "measured": measured,
+    }
 
 
 def merged_runs(pool: list[list[float]]) -> dict[str, Any]:
     """As the store merges them into the first run's result."""
-    steps = [sorted(samples)[len(samples) // 2] for samples in pool]
+    steps = [median(samples) for samples in pool]
     return {"runs": len(pool), "failed": 0, "step_time_s": steps, "samples_s": pool}
 
 
@@ -110,9 +150,11 @@ def finished(place: Path, names: bool = True) -> Files:
 
 
 def write_run(folder: Path, name: str, result: Mapping[str, Any]) -> None:
+    """Its settings are named as it is, so that no other configuration's files pass for its own."""
     folder.mkdir(parents=True)
-    write(folder / "config.json", {"name": name, "key": "0123abcd"})
-    write(folder / "result.json", result)
+    config = {**result["config"], "settings": {"as_named": name}}
+    write(folder / "config.json", {**config, "name": name, "key": folder.name.split(".run")[0][-8:]})
+    write(folder / "result.json", {**result, "config": config})
 
 
 def a_result(surroundings: Mapping[str, str], figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,6 +183,12 @@ def a_result(surroundings: Mapping[str, str], figures: Mapping[str, Any]) -> dic
     for figure, (path, _, _) in FIGURES.items():
         if figure in figures:
             put(result, path, figures[figure])
+    times = result["time_s"]
+    exposed, overlap = times["exposed_communication"], figures["overlap_fraction"]
+    times["overlapped"] = figures.get("overlapped_s", overlap * exposed / (1 - overlap))
+    times["compute_only"] -= times["overlapped"]
+    times["idle"] = max(figures["step_time_s"] - figures["compute_s"] - exposed, 0.0)
+    result["traced_step_time_s"] = figures["compute_s"] + exposed + times["idle"]
     if surroundings["device"] == "sim":
         return result
     return result | {"peak_memory_bytes": None, "alloc_retries_per_step": None, "ooms": None}
@@ -149,7 +197,7 @@ def a_result(surroundings: Mapping[str, str], figures: Mapping[str, Any]) -> dic
 def a_measured_run(steps: list[float]) -> dict[str, Any]:
     """Of a run whose step times were recorded; the rest is what such a run on a CPU has."""
     return {
-        "step_time_s": sorted(steps)[len(steps) // 2],
+        "step_time_s": median(steps),
         "fastest_step_s": steps,
         "exposed_communication_s": min(steps) / 10,
         "compute_s": min(steps) / 2,

@@ -144,6 +144,10 @@ def sweep(folder: Path, variant: str, points: list[Config]) -> None:
             _, status = os.waitpid(child, 0)
             if status:
                 raise SystemExit(f"{variant}: {(work / 'stderr.log').read_text()}")
+            # A regression is planted in the code, and not by another configuration.
+            result = json.loads((work / "result.json").read_text())
+            result["config"] = config.to_dict()
+            (work / "result.json").write_text(json.dumps(result))
             store.commit(config, work)
 
 

@@ -10,13 +10,14 @@ import pytest
 
 from fsdpbench.check.compare import compare
 from fsdpbench.check.diagnosis import diagnose
-from fsdpbench.check.metrics import figures_of
+from fsdpbench.check.metrics import METRICS, figures_of
 from fsdpbench.check.outcomes import Verdict
 from fsdpbench.check.records.baseline import Baseline, Figures, FigureSet, torch_minor
 from fsdpbench.check.records.entries import Entry, entry_of
 from fsdpbench.check.thresholds import Thresholds, read_thresholds
 from fsdpbench.check.words.text import as_json, as_markdown, as_text
 from fsdpbench.errors import CannotJudgeError, UsageError
+from fsdpbench.reports.consistency import values_of
 
 
 def an_entry(status: str = "ok", **changes: Any) -> Entry:
@@ -28,7 +29,7 @@ def an_entry(status: str = "ok", **changes: Any) -> Entry:
         "overlap_fraction": 0.75,
         "alloc_retries_per_step": 0,
         "ooms": 0,
-        "time_s": {"exposed_communication": 0.1, "compute_only": 0.3, "overlapped": 0.05},
+        "time_s": {"exposed_communication": 0.1, "compute_only": 0.05, "overlapped": 0.3},
         "peak_memory_bytes": {"allocated": 100, "active": 110, "reserved": 120},
         "communication": {
             "all_gather": {"count": 66, "bytes": 1000},
@@ -39,7 +40,8 @@ def an_entry(status: str = "ok", **changes: Any) -> Entry:
         "work": {"kernels": 100, "copies": 7, "limiter_waits": 5},
     }
     entry = entry_of([result])
-    return Entry(entry.status, entry.device, ({**entry.runs[0], **changes},))
+    figures = {name: entry.runs[0][name] for name in METRICS}  # as a baseline without witnesses holds them
+    return Entry(entry.status, entry.device, ({**figures, **changes},))
 
 
 def test_equal_figures_pass() -> None:
@@ -199,10 +201,12 @@ def test_all_gathers_of_a_trace_are_compared_as_those_of_a_step() -> None:
     """A trace of two steps holds twice as many as one of a single step; neither is worse."""
     by_steps = {
         steps: figures_of(
-            {
-                "config": {"measurement": {"traced_steps": steps}},
-                "late_all_gathers": {"prefetched": steps * 8, "late": steps * 3},
-            }
+            values_of(
+                {
+                    "config": {"measurement": {"traced_steps": steps}},
+                    "late_all_gathers": {"prefetched": steps * 8, "late": steps * 3},
+                }
+            )
         )
         for steps in (1, 2)
     }

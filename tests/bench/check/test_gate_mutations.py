@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from .gate_contradictions import FACTORS, changed_together, coordinated, cross_file, in_the_baseline
 from .gate_edits import FIGURES, SLOWER, Files, at, baseline_run, in_result, name_of, read
 from .gate_files import MEASURED, SIMULATED, committed, repeated, swept
 from .gate_mutations import UNKNOWN, WORSE, Case, every_case, is_possible
@@ -71,6 +72,11 @@ def failures(
     return [told for told in found if told is not None]
 
 
+def contradictory(files: Files, kind: str) -> list[Case]:
+    """Files of other configurations, figures changed together, and edits of the baseline."""
+    return [*cross_file(files, kind), *coordinated(files, kind), *in_the_baseline(files, kind)]
+
+
 def of_any_value(files: Files, run: int, figure: str, value: Any) -> Case:
     """`value` in the place of a figure: the codes that the contract allows for it."""
     path, direction, _ = FIGURES[figure]
@@ -103,7 +109,7 @@ def test_a_sample_of_mutations(
     kind: str, request: pytest.FixtureRequest, fsdpbench: CommandLine, tmp_path: Path
 ) -> None:
     files: Files = request.getfixturevalue(kind)
-    first, *others = every_case(files, kind)
+    first, *others = [*every_case(files, kind), *contradictory(files, kind)]
     sample = [first, *random.Random(13).sample(others, SAMPLE // (1 if kind == "simulated" else 4))]
     assert failures(fsdpbench, sample, files, tmp_path) == []
 
@@ -144,11 +150,29 @@ def test_every_mutation(
     in_older = [case for case in cases if case.expected == {UNKNOWN} and case.label.endswith("newer")]
     wrong_there = failures(fsdpbench, in_older, files, tmp_path / "older", as_older=True)
     found["on the older side of compare"] = (len(in_older), wrong_there)
+    for what, some in (
+        ("files of other configurations", list(cross_file(files, kind))),
+        ("figures scaled together", list(coordinated(files, kind))),
+        ("figures of the baseline scaled", list(in_the_baseline(files, kind))),
+        ("pairs of figures, drawn at random", pairs(files, drawn)),
+    ):
+        found[what] = (len(some), failures(fsdpbench, some, files, tmp_path / "contradictory"))
     found["any JSON value, by hypothesis"] = placed_by_hypothesis(fsdpbench, files, tmp_path / "drawn", drawn)
     for what, (tried, told) in found.items():
         print(f"\n{kind}, {what}: {tried} tried, {len(told)} failed", *told, sep="\n  ")
     assert not any(told for _, told in found.values())
     assert sum(tried for tried, _ in found.values()) >= 170
+
+
+def pairs(files: Files, number: int) -> list[Case]:
+    """Two figures of all runs of a configuration, each by a factor of its own."""
+    draw = random.Random(33)
+    known = baseline_run(read(files.baseline), name_of(files.first_runs[0]), -1)
+    figures = [figure for figure in FIGURES if known.get(figure)]
+    return [
+        changed_together(files, {each: draw.choice(FACTORS) for each in draw.sample(figures, 2)})
+        for _ in range(number)
+    ]
 
 
 def placed_by_hypothesis(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def a_result(step: float, **changes: Any) -> dict[str, Any]:
         "config": {"model": "gpt", "shape": {"layers": 2}, "gpus_per_node": 2, "data": None},
         "environment": {"versions": versions, "machine": machine, "variables": {}},
         "step_time_s": step,
-        "measured": {"step_times_s": [step, step * 1.1]},
+        "measured": {"step_times_s": [step * 0.99, step, step * 1.1]},
         "communication": {"all_gather": {"count": 9, "bytes": 900}},
         "bench": {"started": "2026-01-01T00:00:00+00:00"},
     } | changes
@@ -62,7 +63,7 @@ def write_sweep(tmp_path: Path) -> Callable[..., Path]:
                     "step_time_s": steps,
                     "samples_s": [[s] for s in steps],
                 }
-                result["step_time_s"] = 99.0
+                result["step_time_s"] = median(steps)
             (path / "result.json").write_text(json.dumps(result))
         (folder / "sweep.toml").write_text(f'schema = 1\nmodel = "gpt"\npoints = ["{point}"]\n')
         return folder

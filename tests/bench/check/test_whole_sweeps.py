@@ -98,7 +98,7 @@ def test_a_round_that_was_interrupted_is_not_finished(tmp_path: Path, fsdpbench:
 
 def test_two_configurations_of_one_name_are_refused(files: Files, fsdpbench: CommandLine) -> None:
     first, second = files.first_runs
-    write(second / "config.json", read(first / "config.json"))
+    write(second / "config.json", {**read(second / "config.json"), "name": name_of(first)})
     refused = fsdpbench("compare", str(files.folder), str(files.folder))
     assert refused.returncode == ExitCode.CANNOT_JUDGE
     assert f"two configurations named {name_of(first)}" in refused.stderr

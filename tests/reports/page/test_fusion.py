@@ -90,4 +90,5 @@ def test_only_otherwise_equal_configurations_are_pairs(eager: Path) -> None:
     update(twin / "config.json", settings=settings | {"batch": 99})
     view = load_run(eager)
     assert fusion_table(rank(view), [], {}) is None
-    assert not [finding for finding in findings(view) if "ompil" in finding]
+    told = [finding for finding in findings(view) if "cannot be believed" not in finding]  # made-up figures
+    assert not [finding for finding in told if "ompil" in finding]
