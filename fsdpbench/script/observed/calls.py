@@ -18,6 +18,7 @@ from fsdpbench.script.interposing.arguments import batch_argument
 from fsdpbench.script.interposing.blocks import blocks_of
 from fsdpbench.script.interposing.calls import around_init, around_loader, replace_fully_shard
 from fsdpbench.script.interposing.checkpoints import replace_checkpoint
+from fsdpbench.script.observed.wrappers import Wrappers
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 
@@ -44,6 +45,7 @@ class Calls:
         self.roots: list[Any] = []
         """Modules that were wrapped, the last of which is the model where it is one."""
         self._own_files = own_files
+        self.wrappers = Wrappers(self.place)
         replace_fully_shard(self._fully_shard)
         self._around_fsdp1()
         around_loader(self._loader)
@@ -64,6 +66,7 @@ class Calls:
         @functools.wraps(original)
         def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
             self._note_sharding("fully_shard", module, kwargs)
+            self.wrappers.note("fully_shard", module, kwargs, self.place())
             return original(module, *args, **kwargs)
 
         return fully_shard
@@ -81,6 +84,7 @@ class Calls:
                 named = kwargs | dict(zip(names, args, strict=False))
                 self._note_sharding("FullyShardedDataParallel", module, named)
                 self.roots[-1] = made
+                self.wrappers.note("FullyShardedDataParallel", made, named, self.place())
             before, inside = inside, True
             try:
                 original(made, module, *args, **kwargs)

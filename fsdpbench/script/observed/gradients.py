@@ -1,0 +1,198 @@
+"""Which parameters of the optimizers train: those without a gradient in any step, those whose gradients some
+ranks never exchange, and why."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from fsdpbench.script.observed.exchange import Exchange, Ranks
+from fsdpbench.script.observed.syncs import Syncs, holds
+from fsdpbench.script.observed.wrappers import Place, Wrapped, Wrappers
+
+_LISTED = 4
+
+
+@dataclass
+class _Parameter:
+    """One parameter of an optimizer. `late`: its last backward was never followed by a reduction."""
+
+    held: weakref.ref[Any]
+    name: str = ""
+    has_gradient: bool = False
+    exchanged: bool = False
+    late: bool = True
+    ranks: int = 1
+    cause: tuple[str, Place] | None = None
+
+
+class Gradients:
+    """Looks at every optimizer as it has stepped."""
+
+    def __init__(self, place: Callable[[], Place], exchange: Exchange, wrappers: Wrappers) -> None:
+        self._place, self._exchange, self._wrappers = place, exchange, wrappers
+        self._syncs = Syncs(place, exchange)
+        self._parameters: dict[int, _Parameter] = {}
+        self._steps = 0
+        self._stepped: Place = {}
+        self.names: dict[int, str] = {}
+        """Of parameters by their identity."""
+        self._unheld: list[str] = []
+        self._reentrant: list[tuple[weakref.ref[nn.Module] | None, Place]] = []
+        """Modules that a reentrant checkpoint ran without an input that needs a gradient (None: unknown)."""
+        register_optimizer_step_pre_hook(lambda *args: setattr(exchange, "stepping", True))
+        register_optimizer_step_post_hook(self._after_step)
+        self._around_reentrant()
+
+    def _around_reentrant(self) -> None:
+        kind: Any = torch_checkpoint.CheckpointFunction
+        original = kind.forward
+
+        @functools.wraps(original)
+        def forward(context: Any, function: Any, preserve: bool, *inputs: Any) -> Any:
+            if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
+                module = _module_of(function)
+                if all(known is None or known() is not module for known, _ in self._reentrant):
+                    self._reentrant.append((module and weakref.ref(module), self._place()))
+            return original(context, function, preserve, *inputs)
+
+        kind.forward = staticmethod(forward)
+
+    # ------------------------------------------------------------------------------------------------ steps
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._exchange.stepping = False
+        self._steps += 1
+        self._stepped = self._place()
+        self._wrappers.look()
+        every = [each for group in optimizer.param_groups for each in group["params"]]
+        trained = [each for each in every if each.requires_grad and each.numel()]
+        inside = self._exchange.of_step(sum(each.numel() for each in trained))
+        for each in trained:
+            self._look_at(each, inside)
+        for seen in self._parameters.values():
+            if seen.late or not (seen.exchanged and seen.has_gradient):
+                self._find_cause(seen)
+        if self._steps == 3:
+            self._unheld = [*self._find_unheld()]
+        with_gradient = [each for each in self._parameters.values() if each.has_gradient]
+        if self._steps > 1 and all(each.exchanged and not each.late for each in with_gradient):
+            self._exchange.stop()
+
+    def _look_at(self, parameter: Any, inside: frozenset[Ranks]) -> None:
+        seen = self._parameters.get(id(parameter))
+        if seen is None:
+            seen = self._parameters[id(parameter)] = _Parameter(weakref.ref(parameter))
+        gradient = parameter.grad
+        if gradient is None:
+            return
+        seen.has_gradient = True
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        local = getattr(gradient, "_local_tensor", gradient)
+        if world == 1 or local.is_cpu or parameter.numel() == 1 or not self._exchange.active:
+            seen.exchanged, seen.late = True, False  # or it cannot be seen
+            return
+        reductions, when = self._exchange.of(gradient)
+        wrapped = self._wrappers.of(parameter)
+        seen.late &= when < self._exchange.backwards and self._syncs.off(parameter, wrapped) is not None
+        reductions |= {*_model_parallel(parameter, wrapped), *inside}
+        seen.exchanged |= self._exchange.covers(reductions, dist.get_rank(), world)
+        seen.ranks = max(seen.ranks, *map(len, reductions)) if reductions else seen.ranks
+
+    def _find_cause(self, seen: _Parameter) -> None:
+        parameter = seen.held()
+        if parameter is None:
+            return
+        seen.name = self.names.get(id(parameter), "") or seen.name
+        wrapped = self._wrappers.of(parameter)
+        off = self._syncs.off(parameter, wrapped)
+        if off is not None:
+            seen.cause = "off", off
+        elif not seen.has_gradient:
+            found = [place for known, place in self._reentrant if known is None or holds(known(), parameter)]
+            seen.cause = ("reentrant", found[0]) if found else ("unused", self._stepped)
+        elif wrapped is None:
+            ignoring = self._wrappers.ignoring(parameter)
+            seen.cause = ("bare", self._stepped) if ignoring is None else ("ignored", ignoring.place)
+        elif wrapped.hook is not None:
+            seen.cause = "hook", wrapped.hook
+        else:
+            seen.cause = "group", {**wrapped.place, "api": wrapped.api, "mesh": wrapped.shape}
+
+    def _find_unheld(self) -> Iterator[str]:
+        """Parameters of wrapped modules that have a gradient, and are in no optimizer that was made."""
+        for wrapped in self._wrappers.made:
+            for parameter, _ in wrapped.parameters():
+                known = self._parameters.get(id(parameter))
+                if parameter.requires_grad and parameter.grad is not None and known is None:
+                    yield self.names.get(id(parameter), "")
+
+    # --------------------------------------------------------------------------------------------- findings
+
+    def to_dict(self) -> dict[str, Any]:
+        """`parameters` of the optimizers; `without` a gradient in any step; `findings`: those that share a
+        cause, by `count`, first `names` and line."""
+        every = list(self._parameters.values())
+        found: dict[Any, list[_Parameter]] = {}
+        for each in every:
+            kind = _kind(each)
+            if kind and each.cause is not None:
+                cause, place = each.cause
+                found.setdefault((kind, cause, place.get("file"), place.get("line")), []).append(each)
+        findings = [
+            {
+                "kind": kind,
+                "cause": cause,
+                "count": len(those),
+                "names": [each.name for each in those[:_LISTED]],
+                "ranks": max(each.ranks for each in those),
+                **(those[0].cause or ("", {}))[1],
+            }
+            for (kind, cause, *_), those in found.items()
+        ]
+        return {
+            "parameters": len(every),
+            "without": sum(not each.has_gradient for each in every),
+            "findings": findings,
+            "unheld": self._unheld,
+            "world": dist.get_world_size() if dist.is_initialized() else 1,
+            "backwards": self._exchange.backwards,
+        }
+
+
+def _kind(seen: _Parameter) -> str:
+    if not seen.has_gradient:
+        return "without"
+    return "apart" if not seen.exchanged else "late" * seen.late
+
+
+def _module_of(function: Any) -> nn.Module | None:
+    """The module that a function runs: itself, its own, or one that it closes over."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    for each in (function, getattr(function, "__self__", None), *cells):
+        if isinstance(each, nn.Module):
+            return each
+    return None
+
+
+def _model_parallel(parameter: Any, wrapped: Wrapped | None) -> Iterator[tuple[int, ...]]:
+    """Ranks over which a parameter is laid out by the script, not by `fully_shard`: of each dimension of its
+    mesh."""
+    if isinstance(parameter, DTensor):
+        of_fsdp = wrapped.groups() if wrapped is not None and wrapped.api == "fully_shard" else ()
+        for group in parameter.device_mesh.get_all_groups():
+            ranks = tuple(dist.get_process_group_ranks(group))
+            if ranks not in of_fsdp:
+                yield ranks
