@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-import linecache
 from collections.abc import Callable
 from typing import Any
 
@@ -55,12 +54,8 @@ class Calls:
         self._around_prefetching()
 
     def place(self) -> dict[str, Any]:
-        """`file`, `line` and `text` of the script's own that runs."""
-        frame = self._own_files.innermost()
-        if frame is None:
-            return {"file": "", "line": 0, "text": ""}
-        file = self._own_files.whole_name(frame.f_code.co_filename)
-        return {"file": file, "line": frame.f_lineno, "text": linecache.getline(file, frame.f_lineno).strip()}
+        """Of the script's own call that runs, as `OwnFiles.place` says it."""
+        return self._own_files.place(self._own_files.innermost())
 
     def _fully_shard(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -102,7 +97,11 @@ class Calls:
         if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
             self.blocks = {"path": found.path, "class": found.class_name, "count": len(found.modules)}
         for call in self.sharding:
-            if (call["file"], call["line"]) == (place["file"], place["line"]):
+            if (call["file"], call.get("span"), call["line"]) == (
+                place["file"],
+                place.get("span"),
+                place["line"],
+            ):
                 call["count"] += 1
                 call["together"] = max(call["together"], together)
                 return

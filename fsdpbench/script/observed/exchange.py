@@ -75,7 +75,13 @@ class Exchange:
 
     def _around_collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(
-            group: SimProcessGroup, kind: str, nbytes: int, inputs: Any, outputs: Any, *more: Any, **named: Any
+            group: SimProcessGroup,
+            kind: str,
+            nbytes: int,
+            inputs: Any,
+            outputs: Any,
+            *more: Any,
+            **named: Any,
         ) -> Any:
             made = original(group, kind, nbytes, inputs, outputs, *more, **named)
             if self.active and len(group.ranks) > 1 and not torch.compiler.is_compiling():

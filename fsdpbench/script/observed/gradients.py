@@ -47,6 +47,7 @@ class Gradients:
         self._stepped: Place = {}
         self.names: dict[int, str] = {}
         """Of parameters by their identity."""
+        self._world = 1
         self._unheld: list[str] = []
         self._reentrant: list[tuple[weakref.ref[nn.Module] | None, Place]] = []
         """Modules that a reentrant checkpoint ran without an input that needs a gradient (None: unknown)."""
@@ -97,7 +98,7 @@ class Gradients:
         if gradient is None:
             return
         seen.has_gradient = True
-        world = dist.get_world_size() if dist.is_initialized() else 1
+        world = self._world = dist.get_world_size() if dist.is_initialized() else 1
         local = getattr(gradient, "_local_tensor", gradient)
         if world == 1 or local.is_cpu or parameter.numel() == 1 or not self._exchange.active:
             seen.exchanged, seen.late = True, False  # or it cannot be seen
@@ -123,11 +124,14 @@ class Gradients:
             seen.cause = ("reentrant", found[0]) if found else ("unused", self._stepped)
         elif wrapped is None:
             ignoring = self._wrappers.ignoring(parameter)
-            seen.cause = ("bare", self._stepped) if ignoring is None else ("ignored", ignoring.place)
+            place = self._stepped if ignoring is None else {**ignoring.place, "ignored": ignoring.ignored_by}
+            seen.cause = "bare" if ignoring is None else "ignored", place
         elif wrapped.hook is not None:
             seen.cause = "hook", wrapped.hook
         else:
-            seen.cause = "group", {**wrapped.place, "api": wrapped.api, "mesh": wrapped.shape}
+            has_mesh = wrapped.mesh is not None
+            found = {**wrapped.place, "api": wrapped.api, "shape": wrapped.shape, "has_mesh": has_mesh}
+            seen.cause = "group", found
 
     def _find_unheld(self) -> Iterator[str]:
         """Parameters of wrapped modules that have a gradient, and are in no optimizer that was made."""
@@ -165,8 +169,7 @@ class Gradients:
             "without": sum(not each.has_gradient for each in every),
             "findings": findings,
             "unheld": self._unheld,
-            "world": dist.get_world_size() if dist.is_initialized() else 1,
-            "backwards": self._exchange.backwards,
+            "world": self._world,
         }
 
 

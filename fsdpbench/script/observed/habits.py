@@ -58,7 +58,11 @@ class Habits:
             for parameter in each.parameters():
                 known, made = self._optimized.get(id(parameter), (None, {}))
                 if known is not None and known() is parameter:
-                    self.early_optimizer = {**made, "wrapped_at": place["line"]}
+                    self.early_optimizer = {
+                        **made,
+                        "wrapped_at": place["line"],
+                        "wrapped_span": place.get("span"),
+                    }
                     return
 
     def _group(self, optimizer: Any, param_group: dict[str, Any]) -> None:

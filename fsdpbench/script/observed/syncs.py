@@ -60,10 +60,10 @@ class Syncs:
         original = kind.no_sync
 
         @contextlib.contextmanager
-        def no_sync(model: Any) -> Iterator[None]:
+        def no_sync(model: Any, place: Place) -> Iterator[None]:
             key = "no_sync", id(model)
             before = self._off.get(key)
-            self._off[key] = weakref.ref(model), self._place()
+            self._off[key] = weakref.ref(model), place
             try:
                 with original(model):
                     yield
@@ -72,7 +72,7 @@ class Syncs:
                 if before is not None:
                     self._off[key] = before
 
-        kind.no_sync = functools.wraps(original)(no_sync)
+        kind.no_sync = functools.wraps(original)(lambda model: no_sync(model, self._place()))
 
     def _around_backward(self) -> None:
         original = torch.autograd.backward

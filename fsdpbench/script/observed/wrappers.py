@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 Place = dict[str, Any]
+_IGNORED = ("ignored_modules", "ignored_states", "ignored_params")
 
 
 @dataclass
@@ -28,6 +29,8 @@ class Wrapped:
     shape: tuple[int, ...]
     mesh: Any
     ignored: frozenset[int]
+    ignored_by: str = ""
+    """The argument that says what is ignored."""
     hook: Place | None = None
 
     def groups(self) -> set[tuple[int, ...]]:
@@ -67,10 +70,10 @@ class Wrappers:
             shape = tuple(dist.get_world_size(each) for each in reversed(group))
         else:
             shape = tuple(mesh.shape) if mesh is not None else (_size(group),)
-        ignored = frozenset(map(id, _parameters(arguments.get("ignored_modules"))))
-        ignored |= frozenset(map(id, _parameters(arguments.get("ignored_states"))))
+        by = next((name for name in _IGNORED if arguments.get(name)), "")
+        ignored = frozenset(map(id, _parameters(arguments.get(by))))
         for each in module if isinstance(module, list | tuple) else [module]:
-            self.made.append(Wrapped(weakref.ref(each), api, place, shape, mesh, ignored))
+            self.made.append(Wrapped(weakref.ref(each), api, place, shape, mesh, ignored, by))
 
     def look(self) -> None:
         """Find again which wrapper takes care of which parameter: the innermost one."""
