@@ -257,6 +257,7 @@ def _prefetch(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     call, place, is_fsdp1 = calls[-1], place_of(calls[-1]), _is_fsdp1(calls[-1])
     given, blocks = call["arguments"], model.get("blocks")
     of_blocks = bool(blocks) and model["unit_classes"] == {blocks["class"]: blocks["count"]}
+    of_blocks &= call["count"] == 1 and not model.get("unwrapped_root")
     if given.get("forward_prefetch") or seen["forward_prefetch"]:
         asked = seen["forward_prefetch"] or call
         edits = _each([asked], *(("drop", "forward_prefetch") if asked is call else ("without",)))

@@ -221,6 +221,8 @@ class _Text:
     def before(self, node: ast.AST, text: str) -> None:
         """Put a statement before that of a call."""
         statement, indent = self._statement(node)
+        if indent is None and text.startswith("for "):
+            raise NoDiffError("several statements share the line")
         start, text = self._offsets(statement)[0], self._filled(node, text)
         self._change(start, start, f"{text}; " if indent is None else f"{text}\n{indent}")
 

@@ -1,0 +1,71 @@
+"""Gradients that do not exist or are not exchanged are found, in every style of writing, and nothing is said of
+a script that is right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from .conftest import Run
+from .gradient_mistakes import CASES, GOOD, STYLES, script
+
+
+def found(run: Run, name: str, style: str) -> None:
+    """The mistake is found at its line; the diff, where there is one, mends it."""
+    case = CASES[name]
+    files = script(case.mistake, style)
+    tried = run(files)
+    named = [(each["kind"], each["cause"], case.text in each["text"]) for each in tried.findings]
+    assert (case.kind, case.cause, True) in named, (named, tried.findings)
+    place = next(each for each in tried.findings if each["cause"] == case.cause)
+    assert case.text in files[place["file"].rpartition("/")[2]].splitlines()[place["line"] - 1]
+    (advice, *_) = [each for each in tried.candidates if not each.variation and each.kind in ("wrong", "fault")]
+    diff = tried.diff(advice)
+    if diff is not None:
+        assert not run(files, diff=diff).findings, diff
+
+
+@pytest.mark.parametrize(("name", "style"), [("hybrid_n1", "plain"), ("never_on", "one_line")])
+def test_a_mistake_is_found_and_its_diff_mends_it(name: str, style: str, run: Run) -> None:
+    found(run, name, style)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", CASES)
+def test_every_mistake_is_found_in_every_style(name: str, style: str, run: Run) -> None:
+    found(run, name, style)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("name", [f"{name} mended" for name in CASES] + list(GOOD))
+def test_nothing_is_said_of_a_script_that_is_right(name: str, style: str, run: Run) -> None:
+    mended = {f"{name} mended": case.mended for name, case in CASES.items()}
+    assert run(script((mended | GOOD)[name], style)).findings == []
+
+
+def _drawn(number: int) -> tuple[str, str, Mapping[str, Any]]:
+    """A mistake in a style, with the model and optimizer of another case that keeps it."""
+    draw = random.Random(number)
+    name = draw.choice(sorted(CASES))
+    parts = dict(CASES[name].mistake)
+    if "model" not in parts:
+        layers, width = draw.randint(2, 6), draw.choice((256, 512))
+        parts["model"] = f"model = Model(layers={layers})" + ("\nmodel.inner.bias = None" if width > 256 else "")
+    if "step" not in parts and draw.random() < 0.5:
+        clip = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\noptimizer.step()"
+        parts["step"] = script({})["train.py"].rpartition("range(8):\n")[2].replace("    ", "").replace("optimizer.step()", clip)
+    return name, draw.choice(sorted(STYLES)), parts
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("number", range(60))
+def test_drawn_mistakes_are_found(number: int, run: Run) -> None:
+    name, style, parts = _drawn(number)
+    case = CASES[name]
+    findings = run(script(parts, style)).findings
+    assert (case.kind, case.cause) in [(each["kind"], each["cause"]) for each in findings], (name, style, findings)
