@@ -97,10 +97,13 @@ def advise_script(
 
 
 def _with_diff(each: Tried, folder: str) -> Tried:
-    if not each.candidate.edits:
-        return replace(each, no_diff=each.candidate.no_diff or "no edit of the script's text does it")
+    edits = each.candidate.edits
     try:
-        return replace(each, diff=diff_of(each.candidate.edits, folder))
+        return (
+            replace(each, no_diff=edits)
+            if isinstance(edits, str)
+            else replace(each, diff=diff_of(edits, folder))
+        )
     except NoDiffError as error:
         return replace(each, no_diff=str(error))
 

@@ -61,27 +61,25 @@ def _waits(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
         return
     first = waits[0]
     others = "".join(f" (also {place_of(each)})" for each in waits[1:2])
-    edits: tuple[Edit, ...]
     if first["copies"]:
         useless = "; non_blocking=True has no effect on it" if "non_blocking=True" in first["text"] else ""
         what = f"every step copies from memory that is not pinned, and the CPU waits for it{useless}"
         pageable = [each for each in seen["loaders"] if not each["pin_memory"]]
         pinned = "pin_memory=True in the DataLoader" if pageable else ".pin_memory() where the tensor is made"
         write = f"{pinned}, and .to(device, non_blocking=True)"
-        edits = _set(pageable, "pin_memory", "True") + (Edit(first, "keyword", ("non_blocking", "True")),)
-        yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write, edits if pageable else ())
+        edits = *_set(pageable, "pin_memory", "True"), Edit(first, "keyword", ("non_blocking", "True"))
+        why = "where its tensor is made, the line does not say"
+        yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write, edits if pageable else why)
         return
     called = first.get("called")
     by = f", called by {place_of(called)}" if called else ""
     what = f"the CPU waits for the GPU in every step{by}{others}"
     write = _seldom((called or first)["text"])
     do = "without" if write.startswith("without: ") else "detached" if ".detach()" in write else "seldom"
-    edits = _each([called or first], do, *([_EVERY] if do == "seldom" else []))
-    needed = write.startswith(("without what", "only every"))
-    yield Candidate(
-        "no-waits", Kind.FAULT, place_of(first), what, write, () if needed else edits,
-        "what the line computes is needed in every step" if needed else "",
-    )  # fmt: skip
+    changed: tuple[Edit, ...] | str = _each([called or first], do, *([_EVERY] if do == "seldom" else []))
+    if write.startswith(("without what", "only every")):
+        changed = "what the line computes is needed in every step"
+    yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write, changed)
 
 
 def _seldom(text: str) -> str:
@@ -121,7 +119,7 @@ def _units(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
             f"the model around the units is not wrapped: {count:,} parameters are neither sharded nor "
             "reduced over the ranks, and each unit gathers by itself",
             f"after that line, for the whole model: {write}",
-            () if is_fsdp1 else (Edit(last, "around", (path,)),),
+            "the model is not named at that line" if is_fsdp1 else (Edit(last, "around", (path,)),),
         )
         return
     classes = model["unit_classes"]
@@ -260,9 +258,9 @@ def _prefetch(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     of_blocks &= call["count"] == 1 and not model.get("unwrapped_root")
     if given.get("forward_prefetch") or seen["forward_prefetch"]:
         asked = seen["forward_prefetch"] or call
-        edits = _each([asked], *(("drop", "forward_prefetch") if asked is call else ("without",)))
+        left = _each([asked], *(("drop", "forward_prefetch") if asked is call else ("without",)))
         yield Candidate(
-            "no-forward-prefetch", Kind.NO_EFFECT, place_of(asked), "forward prefetch", "leave it out", edits
+            "no-forward-prefetch", Kind.NO_EFFECT, place_of(asked), "forward prefetch", "leave it out", left
         )
     elif model.get("units", 0) > 1:
         late = given.get("backward_prefetch", "BACKWARD_PRE")
@@ -272,25 +270,19 @@ def _prefetch(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
             what = f"backward prefetches the next unit late ({late})"
             what = what if late else "backward does not prefetch the next unit"
             yield Candidate("backward-prefetch", Kind.MISTAKE, place, what, write, early)
+        edits: tuple[Edit, ...] | str = "the order of the units is not written in the script"
+        write = "for a, b in pairwise(blocks): a.set_modules_to_forward_prefetch([b])"
         if is_fsdp1:
             write, edits = "forward_prefetch=True", _set([call], "forward_prefetch", "True")
             edits += early if late != "BACKWARD_PRE" else ()
-        else:
-            write = "for a, b in pairwise(blocks): a.set_modules_to_forward_prefetch([b])"
-            text = (
-                f"for a, b in pairwise({{0}}.{blocks['path']}): a.set_modules_to_forward_prefetch([b])"
-                if of_blocks
-                else ""
-            )
-            edits = (Edit(call, "after", (text,)), Edit(call, "imports", ("from itertools import pairwise",)))
-        why = "" if is_fsdp1 or of_blocks else "the order of the units is not written in the script"
-        yield Candidate(
-            "prefetch", Kind.FREE, place, "prefetch the next unit", write, () if why else edits, why
-        )
+        elif of_blocks:
+            text = write.replace("blocks", f"{{0}}.{blocks['path']}")
+            edits = Edit(call, "after", (text,)), Edit(call, "imports", ("from itertools import pairwise",))
+        yield Candidate("prefetch", Kind.FREE, place, "prefetch the next unit", write, edits)
     if is_fsdp1 and given.get("limit_all_gathers") is False:
-        what, edits = "limit the all-gathers in flight", (Edit(call, "drop", ("limit_all_gathers",)),)
-        yield Candidate("limit", Kind.MISTAKE, place, what, "without limit_all_gathers=False", edits)
-        yield Candidate("limit", Kind.NO_EFFECT, place, "limit_all_gathers=False", "leave it out", edits)
+        what, left = "limit the all-gathers in flight", _each([call], "drop", "limit_all_gathers")
+        yield Candidate("limit", Kind.MISTAKE, place, what, "without limit_all_gathers=False", left)
+        yield Candidate("limit", Kind.NO_EFFECT, place, "limit_all_gathers=False", "leave it out", left)
     if not is_fsdp1 and blocks and model["unit_classes"].get(blocks["class"]) == blocks["count"]:
         yield Candidate(
             "wrap-pairs",
@@ -312,7 +304,7 @@ def _choices(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     what = "memory allows twice the batch; the optimization changes with it"
     if batch is not None:
         write, why = f"{batch['option']} {2 * batch['value']}", "it is an argument of the command line"
-        yield Candidate("double-batch", Kind.CHOICE, "", what, write, (), why, changes_work=True)
+        yield Candidate("double-batch", Kind.CHOICE, "", what, write, why, changes_work=True)
     elif loaders and loaders[0]["batch_size"]:
         write, edits = (
             f"batch_size={2 * loaders[0]['batch_size']}",

@@ -272,7 +272,7 @@ class _Text:
         return None
 
     def _statement(self, node: Any) -> tuple[Any, str | None]:
-        """The statement around a node, and its indentation; None where it is not alone at its line's start."""
+        """The statement around a node, and its indentation; None where it shares its lines."""
         while not isinstance(node, ast.stmt):
             if isinstance(node, ast.Lambda | ast.comprehension | ast.ListComp):
                 raise NoDiffError("the call is inside of an expression that is run elsewhere")
@@ -319,8 +319,8 @@ class _Text:
             ast.parse(new)
         except (SyntaxError, ValueError):
             raise NoDiffError("the changed text would be no Python") from None
-        lines = [text.decode().splitlines(keepends=True) for text in (self._bytes, new)]
-        return "".join(_marked(difflib.unified_diff(*lines, f"a/{name}", f"b/{name}")))
+        old, changed = (text.decode().splitlines(keepends=True) for text in (self._bytes, new))
+        return "".join(_marked(difflib.unified_diff(old, changed, f"a/{name}", f"b/{name}")))
 
 
 def _marked(lines: Iterator[str]) -> Iterator[str]:

@@ -20,7 +20,6 @@ def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
             "backward runs inside of autocast: torch advises against it, since backward's operators take "
             "the types of forward's by themselves",
             f"outside of the `with torch.autocast(...)` block: {found['text']}",
-            (),
             "the end of the block is yours to move",
         )
     if found := seen.get("launch_blocking"):
@@ -30,8 +29,7 @@ def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
             place_of(found),
             "CUDA_LAUNCH_BLOCKING=1: the CPU waits for every kernel, and nothing is done beside another",
             "without it; it is for finding errors",
-            (Edit(found, "without"),) if found["file"] else (),
-            "" if found["file"] else "it is in the environment",
+            (Edit(found, "without"),) if found["file"] else "it is in the environment",
         )
     if found := seen.get("anomaly"):
         yield Candidate(
@@ -64,6 +62,5 @@ def _single_norms(norms: Mapping[str, Any], waits: Sequence[Mapping[str, Any]]) 
         f"{norms['per_step']:,.0f} norms a step are taken one by one"
         + (", and the CPU waits for each" if waiting else ""),
         "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which takes all at the same time",
-        (),
         "the lines around it belong to it",
     )

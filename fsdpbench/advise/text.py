@@ -23,7 +23,9 @@ def describe_advice(advice: Advice) -> str:
 def _wrapped(text: str) -> list[str]:
     is_code = text.startswith("    ") and text[4:5] in "+-@"
     indent = "    " if text.startswith((" ", "No ", "Not ", "Do ", "Could ")) else ""
-    return [text] if is_code else textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False)
+    return (
+        [text] if is_code else textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False)
+    )
 
 
 def _lines(advice: Advice) -> Iterator[str]:
@@ -71,7 +73,9 @@ def _numbered(number: int, each: Tried) -> Iterator[str]:
     yield f"{number:>2}. {told}{less}: {place}{candidate.what}"
     yield f"    write: {candidate.write}"
     if each.diff:
-        yield from (f"    {line}" for line in each.diff.splitlines() if not line.startswith(("---", "+++", " ")))
+        yield from (
+            f"    {line}" for line in each.diff.splitlines() if not line.startswith(("---", "+++", " "))
+        )
     else:
         yield f"    no diff: {each.no_diff}"
 

@@ -107,7 +107,7 @@ def bare_parameters(root: nn.Module) -> int:
 
 
 def parameter_names() -> dict[int, str]:
-    """The names of all parameters by their identity, from the outermost module on, as the script wrote them."""
+    """The names of all parameters by their identity, from the outermost module on."""
     every = _modules()
     below = {id(child) for each in every for child in each.children()}
     return {

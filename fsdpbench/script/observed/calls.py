@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from fsdpbench.script.interposing.arguments import batch_argument
 from fsdpbench.script.interposing.blocks import blocks_of
 from fsdpbench.script.interposing.calls import around_init, around_loader, replace_fully_shard
 from fsdpbench.script.interposing.checkpoints import replace_checkpoint
-from fsdpbench.script.observed.wrappers import Wrappers
+from fsdpbench.script.observed.wrappers import Wrapped, Wrappers
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 
@@ -40,9 +41,6 @@ class Calls:
         self.prefetching: dict[str, Any] | None = None
         self.blocks: dict[str, Any] | None = None
         """Of the last module that was wrapped and has blocks: their path, class and count."""
-        self.on_wrapping: Callable[[Any, dict[str, Any]], None] = lambda module, place: None
-        self.roots: list[Any] = []
-        """Modules that were wrapped, the last of which is the model where it is one."""
         self._own_files = own_files
         self.wrappers = Wrappers(self.place)
         replace_fully_shard(self._fully_shard)
@@ -61,7 +59,6 @@ class Calls:
         @functools.wraps(original)
         def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
             self._note_sharding("fully_shard", module, kwargs)
-            self.wrappers.note("fully_shard", module, kwargs, self.place())
             return original(module, *args, **kwargs)
 
         return fully_shard
@@ -77,9 +74,7 @@ class Calls:
             nonlocal inside
             if not inside:
                 named = kwargs | dict(zip(names, args, strict=False))
-                self._note_sharding("FullyShardedDataParallel", module, named)
-                self.roots[-1] = made
-                self.wrappers.note("FullyShardedDataParallel", made, named, self.place())
+                self._note_sharding("FullyShardedDataParallel", module, named).module = weakref.ref(made)
             before, inside = inside, True
             try:
                 original(made, module, *args, **kwargs)
@@ -88,26 +83,24 @@ class Calls:
 
         kind.__init__ = init
 
-    def _note_sharding(self, api: str, module: Any, kwargs: dict[str, Any]) -> None:
+    def _note_sharding(self, api: str, module: Any, kwargs: dict[str, Any]) -> Wrapped:
         place = self.place()
-        self.on_wrapping(module, place)
-        self.roots.append(module)
+        wrapped = self.wrappers.note(api, module, kwargs, place)
         together = len(module) if isinstance(module, list | tuple) else 1
         # Now, since what FSDP1 wraps has other sizes.
         if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
             self.blocks = {"path": found.path, "class": found.class_name, "count": len(found.modules)}
+        where = {name: place.get(name) for name in ("file", "line", "span")}
         for call in self.sharding:
-            if (call["file"], call.get("span"), call["line"]) == (
-                place["file"],
-                place.get("span"),
-                place["line"],
-            ):
+            if where.items() <= call.items():
                 call["count"] += 1
                 call["together"] = max(call["together"], together)
-                return
+                return wrapped
+        arguments = _told(kwargs)
         self.sharding.append(
-            {"api": api, **place, "count": 1, "together": together, "arguments": _told(kwargs)}
+            {"api": api, **where, **place, "count": 1, "together": together, "arguments": arguments}
         )
+        return wrapped
 
     def _loader(self, dataset: Any, kwargs: dict[str, Any]) -> None:
         told = {name: kwargs.get(name) for name in ("batch_size", "num_workers", "pin_memory")}

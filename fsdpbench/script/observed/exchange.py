@@ -31,8 +31,8 @@ _FORWARD, _COMPILED = ("/torch/nn/modules/module.py",), (f"{fsdpbench.__path__[0
 
 
 class Exchange:
-    """Marks memory until `stop`. ``stepping``: whether an optimizer steps. ``backwards``: calls of backward so
-    far. ``everywhere``: ranks that exchange activations, and so share out the model or its input."""
+    """Marks memory until `stop`. ``stepping``: whether an optimizer steps. ``backwards``: how often backward
+    was called. ``everywhere``: ranks that exchange activations, and so share out the model or its input."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.stepping = False

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ class _Parameter:
 
     held: weakref.ref[Any]
     name: str = ""
+    made: Place = field(default_factory=dict)
+    """Where its optimizer was made."""
     has_gradient: bool = False
     exchanged: bool = False
     late: bool = True
@@ -80,7 +82,7 @@ class Gradients:
         trained = [each for each in every if each.requires_grad and each.numel()]
         inside = self._exchange.of_step(sum(each.numel() for each in trained))
         for each in trained:
-            self._look_at(each, inside)
+            self._look_at(each, inside).made = optimizer._sim_made.place
         for seen in self._parameters.values():
             if seen.late or not (seen.exchanged and seen.has_gradient):
                 self._find_cause(seen)
@@ -90,25 +92,26 @@ class Gradients:
         if self._steps > 1 and all(each.exchanged and not each.late for each in with_gradient):
             self._exchange.stop()
 
-    def _look_at(self, parameter: Any, inside: frozenset[Ranks]) -> None:
+    def _look_at(self, parameter: Any, inside: frozenset[Ranks]) -> _Parameter:
         seen = self._parameters.get(id(parameter))
         if seen is None:
             seen = self._parameters[id(parameter)] = _Parameter(weakref.ref(parameter))
         gradient = parameter.grad
         if gradient is None:
-            return
+            return seen
         seen.has_gradient = True
         world = self._world = dist.get_world_size() if dist.is_initialized() else 1
         local = getattr(gradient, "_local_tensor", gradient)
         if world == 1 or local.is_cpu or parameter.numel() == 1 or not self._exchange.active:
             seen.exchanged, seen.late = True, False  # or it cannot be seen
-            return
+            return seen
         reductions, when = self._exchange.of(gradient)
         wrapped = self._wrappers.of(parameter)
         seen.late &= when < self._exchange.backwards and self._syncs.off(parameter, wrapped) is not None
         reductions |= {*_model_parallel(parameter, wrapped), *inside}
         seen.exchanged |= self._exchange.covers(reductions, dist.get_rank(), world)
         seen.ranks = max(seen.ranks, *map(len, reductions)) if reductions else seen.ranks
+        return seen
 
     def _find_cause(self, seen: _Parameter) -> None:
         parameter = seen.held()
@@ -119,6 +122,9 @@ class Gradients:
         off = self._syncs.off(parameter, wrapped)
         if off is not None:
             seen.cause = "off", off
+        elif not seen.has_gradient and wrapped is None and id(parameter) in self._wrappers.wrapped_at:
+            at = self._wrappers.wrapped_at[id(parameter)]
+            seen.cause = "replaced", {**seen.made, "wrapped_at": at["line"], "wrapped_span": at.get("span")}
         elif not seen.has_gradient:
             found = [place for known, place in self._reentrant if known is None or holds(known(), parameter)]
             seen.cause = ("reentrant", found[0]) if found else ("unused", self._stepped)

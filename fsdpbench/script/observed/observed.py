@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fsdpbench.script.interposing.blocks import (
@@ -38,7 +37,6 @@ class Observed:
     def __init__(self, own_files: OwnFiles, waits: Waits, folder: Path, simulation: Simulation) -> None:
         self.calls = Calls(own_files)
         self.habits = Habits(own_files, self.calls.place)
-        self.calls.on_wrapping = self.habits.wrapping
         self.gradients = Gradients(self.calls.place, Exchange(simulation), self.calls.wrappers)
         self.loaders = Loaders(folder, simulation)
         self.waits = waits
@@ -62,8 +60,10 @@ class Observed:
 
     def _described(self) -> dict[str, Any]:
         bare = unwrapped_root()
-        modules = [each for each in self.calls.roots if isinstance(each, nn.Module)]
-        model = bare or (modules[-1] if modules else None)
+        wrapped = [
+            each.module() for each in self.calls.wrappers.made if each.api != "DistributedDataParallel"
+        ]
+        model = bare or (wrapped[-1] if wrapped else None)
         if model is None:
             return {}
         units = [each for each in model.modules() if is_unit(each)]

@@ -52,6 +52,8 @@ class Wrappers:
 
     def __init__(self, place: Callable[[], Place]) -> None:
         self.made: list[Wrapped] = []
+        self.wrapped_at: dict[int, Place] = {}
+        """Where a parameter, by its identity then, was wrapped."""
         self._place = place
         self._owners: dict[int, Wrapped] = {}
         self._ignoring: dict[int, Wrapped] = {}
@@ -63,8 +65,8 @@ class Wrappers:
             self._around_hook(kind, name)
         self._around_ddp()
 
-    def note(self, api: str, module: Any, arguments: dict[str, Any], place: Place) -> None:
-        """`module` (or several) is wrapped with these arguments."""
+    def note(self, api: str, module: Any, arguments: dict[str, Any], place: Place) -> Wrapped:
+        """`module` (or several) is about to be wrapped with these arguments; the last one's record."""
         mesh, group = arguments.get("mesh", arguments.get("device_mesh")), arguments.get("process_group")
         if mesh is None and isinstance(group, tuple):
             shape = tuple(dist.get_world_size(each) for each in reversed(group))
@@ -74,6 +76,8 @@ class Wrappers:
         ignored = frozenset(map(id, _parameters(arguments.get(by))))
         for each in module if isinstance(module, list | tuple) else [module]:
             self.made.append(Wrapped(weakref.ref(each), api, place, shape, mesh, ignored, by))
+            self.wrapped_at |= {id(parameter): place for parameter in each.parameters()}
+        return self.made[-1]
 
     def look(self) -> None:
         """Find again which wrapper takes care of which parameter: the innermost one."""

@@ -46,13 +46,12 @@ class Tried:
 
     def diff(self, candidate: Candidate) -> str | None:
         """What to change for it; None where no diff can be made."""
-        if not candidate.edits:
-            assert candidate.no_diff, "without a diff there is a reason"
+        assert candidate.edits, "without a diff there is a reason"
+        if isinstance(candidate.edits, str):
             return None
         try:
             return diff_of(candidate.edits, str(self.folder))
-        except NoDiffError as error:
-            assert str(error)
+        except NoDiffError:
             return None
 
 

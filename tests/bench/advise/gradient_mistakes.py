@@ -184,12 +184,14 @@ CASES = {
     "ignored_params": Case(
         "apart", "ignored", "fully_shard(model",
         {"wrap": TO_GPU + FSDP2.replace(
-            "fully_shard(model)", "fully_shard(model, ignored_params={*model.head.parameters()})"), "optimizer": ONE_BY_ONE},
+            "fully_shard(model)", "fully_shard(model, ignored_params={*model.head.parameters()})"),
+         "optimizer": ONE_BY_ONE},
         {"wrap": FSDP2},
     ),
     "ignored_by_ddp": Case(
         "apart", "ignored", "DDP(model",
-        {"wrap": "DDP._set_params_and_buffers_to_ignore_for_model(model, ['head.weight', 'head.bias'])\n" + _DDP},
+        {"wrap": "DDP._set_params_and_buffers_to_ignore_for_model(model, ['head.weight', 'head.bias'])\n"
+         + _DDP},
         {"wrap": _DDP},
     ),
     "never_on": Case(
@@ -223,13 +225,21 @@ CASES = {
     "silent_hook": Case(
         "apart", "hook", "register_comm_hook",
         {"wrap": _HOOK % "pass" + _DDP + "model.register_comm_hook(None, hook)\n"},
-        {"wrap": _HOOK % "dist.all_reduce(bucket.buffer())" + _DDP + "model.register_comm_hook(None, hook)\n"},
+        {"wrap": _HOOK % "dist.all_reduce(bucket.buffer())" + _DDP
+         + "model.register_comm_hook(None, hook)\n"},
     ),
     "manual": Case(
         "apart", "bare", "optimizer.step()",
-        {"wrap": TO_GPU, "step": _MANUAL % " if p.dim() == 1 else None"}, {"wrap": TO_GPU, "step": _MANUAL % ""},
+        {"wrap": TO_GPU, "step": _MANUAL % " if p.dim() == 1 else None"},
+        {"wrap": TO_GPU, "step": _MANUAL % ""},
     ),
-    "reentrant": Case("without", "reentrant", "checkpoint(block", {"model": _LORA % True}, {"model": _LORA % False}),
+    "reentrant": Case(
+        "without", "reentrant", "checkpoint(block", {"model": _LORA % True}, {"model": _LORA % False}
+    ),
+    "early_optimizer": Case(
+        "without", "replaced", "AdamW(", {"wrap": ONE_BY_ONE + FSDP2, "optimizer": ""},
+        {"optimizer": ONE_BY_ONE},
+    ),
     "unused": Case(
         "without", "unused", "optimizer.step()",
         {"model": "model = Model(); model.extra = nn.Linear(256, 256)"}, {"model": "model = Model()"},
@@ -309,8 +319,9 @@ _FLAT = """
 model(torch.randn(64, 256, device="cuda")).square().mean().backward()
 flat = torch._utils._flatten_dense_tensors([p.grad for p in model.parameters()])
 dist.all_reduce(flat)
-for p, g in zip(model.parameters(), torch._utils._unflatten_dense_tensors(flat / world, [*model.parameters()])):
-    p.grad.copy_(g)
+parts = torch._utils._unflatten_dense_tensors(flat / world, [*model.parameters()])
+for p, part in zip(model.parameters(), parts):
+    p.grad.copy_(part)
 optimizer.step()
 optimizer.zero_grad()
 """
@@ -343,26 +354,59 @@ second.step(); second.zero_grad()
 judge(fake).square().mean().backward()
 optimizer.step(); optimizer.zero_grad(); second.zero_grad()
 """
-_LATER = """
-for p in model.parameters():
-    p.register_post_accumulate_grad_hook(lambda p: (each[p].step(), each[p].zero_grad()))
-each = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
-optimizer = contextlib.nullcontext(); optimizer.step = optimizer.zero_grad = lambda: None
+_POLICY = "MixedPrecisionPolicy(torch.bfloat16, torch.float32)"
+_LOW = "MixedPrecision(torch.bfloat16, torch.bfloat16)"
+_HOOKS = "from torch.distributed.algorithms.ddp_comm_hooks import "
+_OUTER = """
+other = [dist.new_group([i, i + world // 2]) for i in range(world // 2)][rank]
+model.to("cuda")
+model = DDP(DDP(model, process_group=half), process_group=other)
 """
+_JUDGED = """
+judge = nn.Linear(256, 1)
+fully_shard(judge)
+second = torch.optim.SGD(judge.parameters(), lr=0.1)
+"""
+_NORMED = """
+model = nn.Sequential(nn.Linear(256, 256), nn.BatchNorm1d(256), nn.Linear(256, 256))
+model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+"""
+_SCALED = """
+scaler = globals().setdefault("scaler", torch.amp.GradScaler("cuda"))
+with torch.autocast("cuda", torch.float16):
+    loss = model(torch.randn(64, 256, device="cuda")).square().mean()
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+"""
+_CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)\noptimizer.step"
+
+
+def _fsdp1(arguments: str) -> dict[str, str]:
+    return {"wrap": FSDP1.replace("model, ", f"model, {arguments}, ")}
+
+
 GOOD: dict[str, Mapping[str, str]] = {
     "fsdp2": {},
-    "fsdp2_mixed": {"wrap": FSDP2.replace(")\n", ", mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))\n")},
+    "fsdp2_mixed": {"wrap": FSDP2.replace(")\n", f", mp_policy={_POLICY})\n")},
     "hsdp": {"wrap": HSDP},
     "hsdp_n1": {"wrap": HSDP.replace("(world // 4, 4)", "(world, 1)")},
     "fsdp1": {"wrap": FSDP1},
     "fsdp1_flat": {"wrap": FSDP1.replace("True", "False")},
-    "fsdp1_blocks": {"wrap": FSDP1.replace("model, ", "model, auto_wrap_policy=ModuleWrapPolicy({Block}), ")},
-    "fsdp1_bf16": {"wrap": FSDP1.replace("model, ", "model, mixed_precision=MixedPrecision(torch.bfloat16, torch.bfloat16), ")},
+    "fsdp1_blocks": _fsdp1("auto_wrap_policy=ModuleWrapPolicy({Block})"),
+    "fsdp1_bf16": _fsdp1(f"mixed_precision={_LOW}"),
     "hybrid": {"wrap": _HYBRID1 % "2, world // 2"},
     "ddp": {"wrap": _DDP},
     "ddp_views": {"wrap": _DDP.replace("(model)", "(model, gradient_as_bucket_view=True)")},
-    "ddp_fp16_hook": {"wrap": _DDP + "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\nmodel.register_comm_hook(None, default_hooks.bf16_compress_hook)\n"},
-    "powersgd": {"wrap": _DDP + "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as ps\nmodel.register_comm_hook(ps.PowerSGDState(None, 1, start_powerSGD_iter=2), ps.powerSGD_hook)\n"},
+    "ddp_bf16_hook": {
+        "wrap": f"{_DDP}{_HOOKS}default_hooks as hooks\n"
+        "model.register_comm_hook(None, hooks.bf16_compress_hook)\n"
+    },
+    "powersgd": {
+        "wrap": f"{_DDP}{_HOOKS}powerSGD_hook as ps\n"
+        "model.register_comm_hook(ps.PowerSGDState(None, 1, start_powerSGD_iter=2), ps.powerSGD_hook)\n"
+    },
     "tensor_parallel": {"model": _TP, "wrap": _TP_WRAP, "optimizer": ONE_BY_ONE},
     "tp_and_fsdp": {"model": _TP, "wrap": _TP_FSDP, "optimizer": ONE_BY_ONE},
     "megatron": {"model": _MEGATRON, "wrap": TO_GPU},
@@ -370,18 +414,14 @@ GOOD: dict[str, Mapping[str, str]] = {
     "flat_all_reduce": {"wrap": TO_GPU, "step": _FLAT},
     "averaged": {"wrap": TO_GPU, "step": _AVERAGED},
     "zero_1": {"wrap": TO_GPU, "optimizer": _ZERO1},
-    "two_models": {
-        "wrap": FSDP2, "step": _GAN,
-        "optimizer": PARTS["optimizer"] + "\njudge = nn.Linear(256, 1)\nfully_shard(judge)\nsecond = torch.optim.SGD(judge.parameters(), lr=0.1)",
-    },
-    "optimizer_in_backward": {"wrap": _DDP.replace("DDP(model)", "model"), "optimizer": _LATER, "step": PARTS["step"]},
-    "clipped_no_sync": {"wrap": _DDP, "step": (_NO_SYNC % 0).replace("optimizer.step", "nn.utils.clip_grad_norm_(model.parameters(), 1.0)\noptimizer.step")},
-    "outer_ddp": {"wrap": _HALVES + "other = [dist.new_group([i, i + world // 2]) for i in range(world // 2)][rank]\nmodel.to('cuda')\nmodel = DDP(DDP(model, process_group=half), process_group=other)\n"},
+    "two_models": {"wrap": FSDP2, "step": _GAN, "optimizer": PARTS["optimizer"] + _JUDGED},
+    "clipped_no_sync": {"wrap": _DDP, "step": (_NO_SYNC % 0).replace("optimizer.step", _CLIP)},
+    "outer_ddp": {"wrap": _HALVES + _OUTER},
     "alone": {"wrap": "dist.destroy_process_group()\nmodel.to('cuda')"},
-    "sync_batch_norm": {"model": "model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(256, 256), nn.BatchNorm1d(256), nn.Linear(256, 256)))", "wrap": _DDP},
+    "sync_batch_norm": {"model": _NORMED, "wrap": _DDP},
     "compiled": {"wrap": FSDP2.replace("    fully", "    block.compile()\n    fully")},
-    "scaler": {"wrap": _DDP, "step": 'scaler = globals().setdefault("scaler", torch.amp.GradScaler("cuda"))\nwith torch.autocast("cuda", torch.float16):\n    loss = model(torch.randn(64, 256, device="cuda")).square().mean()\nscaler.scale(loss).backward()\nscaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer); scaler.update(); optimizer.zero_grad()\n'},
-}  # fmt: skip
+    "scaler": {"wrap": _DDP, "step": _SCALED},
+}
 """Parts of scripts in which nothing is wrong."""
 
 
@@ -394,34 +434,46 @@ def plain(parts: Mapping[str, str]) -> dict[str, str]:
 
 def one_line(parts: Mapping[str, str]) -> dict[str, str]:
     """Statements in a row share a line; loops with one statement, too."""
-    text = re.sub(r"\n +(?=(fully_shard|dist\.all|p\.grad|block\.compile)\()", " ", parts["wrap"])
-    lines = text.strip().splitlines()
+    text = re.sub(r":\n +(?=fully_shard\(.*\)\n(?! ))", ": ", parts["wrap"])
     joined: list[str] = []
-    for line in lines:
-        simple = re.match(r"(model|mesh|half|groups|other)\b[^(]*[=(.]", line) and line.count("(") == line.count(")")
+    for line in text.strip().splitlines():
         last = joined[-1] if joined else ""
-        if simple and re.match(r"(model|mesh|half|groups|other)\b", last) and last.count("(") == last.count(")"):
+        if all(
+            re.match(r"(model|mesh|half|groups|other)\b", each) and _closed(each) for each in (line, last)
+        ):
             joined[-1] += "; " + line
         else:
             joined.append(line)
     return plain({**parts, "wrap": "\n".join(joined)})
 
 
+def _closed(line: str) -> bool:
+    return line.count("(") == line.count(")") and not line.endswith(":")
+
+
 def in_functions(parts: Mapping[str, str]) -> dict[str, str]:
     """Setup and model in a module of their own, which wraps, too."""
-    body = "\n".join(parts[name].strip() for name in ("model", "wrap"))
-    helper = SETUP + "\ndef build():\n    global model\n" + textwrap.indent(body, "    ") + "\n    return model\n"
+    body = textwrap.indent("\n".join(parts[name].strip() for name in ("model", "wrap")), "    ")
+    helper = f"{SETUP}\ndef build():\n    global model\n{body}\n    return model\n"
     step = textwrap.indent(parts["step"].strip(), "    ")
-    script = f"import helper\nmodel = helper.build()\nfrom helper import *\n{parts['optimizer']}\nfor step in range(8):\n{step}\n"
-    return {"helper.py": helper, "train.py": script}
+    head = "import helper\nmodel = helper.build()\nfrom helper import *"
+    optimizer = parts["optimizer"] or "optimizer = helper.optimizer"
+    if not parts["optimizer"]:
+        helper = helper.replace("global model", "global model, optimizer")
+    return {"helper.py": helper, "train.py": f"{head}\n{optimizer}\nfor step in range(8):\n{step}\n"}
 
 
 def in_a_class(parts: Mapping[str, str]) -> dict[str, str]:
     """A trainer."""
-    head = textwrap.indent("\n".join(parts[name].strip() for name in ("model", "wrap", "optimizer")), "        ")
+    head = "\n".join(parts[name].strip() for name in ("model", "wrap", "optimizer"))
     step = textwrap.indent(parts["step"].strip(), "        ")
-    text = f"{SETUP}\nclass Trainer:\n    def build(self):\n        global model, optimizer, judge, second, each, scaler\n{head}\n        self.model = model\n    def step(self):\n{step}\n"
-    return {"train.py": f"{text}\ntrainer = Trainer()\ntrainer.build()\nfor step in range(8):\n    trainer.step()\n"}
+    text = (
+        f"{SETUP}\nclass Trainer:\n    def build(self):\n"
+        "        global model, optimizer, judge, second, scaler\n"
+        f"{textwrap.indent(head, '        ')}\n    def step(self):\n{step}\n"
+        "trainer = Trainer()\ntrainer.build()\nfor step in range(8):\n    trainer.step()\n"
+    )
+    return {"train.py": text}
 
 
 STYLES = {"plain": plain, "one_line": one_line, "in_functions": in_functions, "in_a_class": in_a_class}

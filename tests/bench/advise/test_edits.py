@@ -40,7 +40,8 @@ KEEP = ("keyword", ("reshard_after_forward", "False"))
 FUSED = ("keyword", ("fused", "True"))
 CASES: dict[str, tuple[str, str, tuple[str, tuple[Any, ...]], str]] = {
     # text, call, edit, what the script is afterwards
-    "statements": ("a = f(1); m.sync(False); b = 2\n", "m.sync(False)", ON, "a = f(1); m.sync(True); b = 2\n"),
+    "statements": ("a = f(1); m.sync(False); b = 2\n", "m.sync(False)", ON,
+                   "a = f(1); m.sync(True); b = 2\n"),
     "loop on a line": (
         "for p in m.modules(): p.sync(False)\n", "p.sync(False)", ON, "for p in m.modules(): p.sync(True)\n",
     ),
@@ -72,7 +73,8 @@ CASES: dict[str, tuple[str, str, tuple[str, tuple[Any, ...]], str]] = {
         "F(m, mesh=mesh, x=1)\n", "F(m, mesh=mesh, x=1)", ("drop", ("mesh",)), "F(m, x=1)\n",
     ),
     "no end of line": ("m.sync(False)", "m.sync(False)", ON, "m.sync(True)"),
-    "other lines": ("x = 'ä'; m.sync(False)\r\ny = 1\r\n", "m.sync(False)", ON, "x = 'ä'; m.sync(True)\r\ny = 1\r\n"),
+    "other lines": ("x = 'ä'; m.sync(False)\r\ny = 1\r\n", "m.sync(False)", ON,
+                    "x = 'ä'; m.sync(True)\r\ny = 1\r\n"),
     "left out": ("if True:\n    wait()\n", "wait()", ("without", ()), "if True:\n    pass\n"),
     "seldom": (
         "for i, b in enumerate(d):\n    print(b.item())\n", "b.item()", ("seldom", (100,)),
@@ -112,7 +114,12 @@ def test_a_call_is_changed_where_it_stands(name: str, tmp_path: Path) -> None:
 REFUSED = {
     "unknown arguments": ("Adam(p, **options)\n", "Adam(p, **options)", FUSED, "options"),
     "no counter": ("while True:\n    print(x.item())\n", "x.item()", ("seldom", (100,)), "counts its steps"),
-    "its value is needed": ("for i in range(9): y = x.item()\n", "x.item()", ("seldom", (9,)), "value is needed"),
+    "its value is needed": (
+        "for i in range(9): y = x.item()\n",
+        "x.item()",
+        ("seldom", (9,)),
+        "value is needed",
+    ),
     "not written": ("F(m)\n", "F(m)", ("drop", ("mesh",)), "mesh= is not written"),
     "unnamed": ("shard(m[0])\n", "shard(m[0])", ("before", ("{0}.compile()",)), "not named"),
     "a loop before": ("x = f(1); y = 2\n", "f(1)", ("before", ("for a in b: c()",)), "share the line"),
