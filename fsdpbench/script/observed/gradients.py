@@ -66,7 +66,8 @@ class Gradients:
             if not any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs):
                 module = _module_of(function)
                 if all(known is None or known() is not module for known, _ in self._reentrant):
-                    self._reentrant.append((module and weakref.ref(module), self._place()))
+                    known_as = None if module is None else weakref.ref(module)
+                    self._reentrant.append((known_as, self._place()))
             return original(context, function, preserve, *inputs)
 
         kind.forward = staticmethod(forward)
@@ -136,8 +137,8 @@ class Gradients:
             seen.cause = "hook", wrapped.hook
         else:
             has_mesh = wrapped.mesh is not None
-            found = {**wrapped.place, "api": wrapped.api, "shape": wrapped.shape, "has_mesh": has_mesh}
-            seen.cause = "group", found
+            made_by = {**wrapped.place, "api": wrapped.api, "shape": wrapped.shape, "has_mesh": has_mesh}
+            seen.cause = "group", made_by
 
     def _find_unheld(self) -> Iterator[str]:
         """Parameters of wrapped modules that have a gradient, and are in no optimizer that was made."""

@@ -253,7 +253,7 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
 
 
 def _copies(rank: RankAnalysis) -> Iterable[Finding]:
-    """Copies that run beside nothing else. Only what goes to the host and comes back may be offloaded shards."""
+    """Copies that run beside nothing else; only what goes to the host and back may be offloaded shards."""
     share = rank.time.memory_copy / rank.time.total
     there, back = (
         sum(each.time for each in rank.names if re.search(words, each.name))

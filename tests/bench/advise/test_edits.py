@@ -93,11 +93,13 @@ CASES: dict[str, tuple[str, str, tuple[str, tuple[Any, ...]], str]] = {
     "before": ("for b in m.layers: shard(b)\n", "shard(b)", ("before", ("{0}.compile()",)),
                "for b in m.layers: b.compile(); shard(b)\n"),
     "after": (
-        "def f():\n    for b in m.layers:\n        shard(b)\n    return m\n", "shard(b)", ("around", ("layers",)),
+        "def f():\n    for b in m.layers:\n        shard(b)\n    return m\n",
+        "shard(b)", ("around", ("layers",)),
         "def f():\n    for b in m.layers:\n        shard(b)\n    shard(m)\n    return m\n",
     ),
     "imported": (
-        '"""Doc."""\nfrom __future__ import annotations\nimport os\nf(1)\n', "f(1)", ("imports", ("import torch",)),
+        '"""Doc."""\nfrom __future__ import annotations\nimport os\nf(1)\n',
+        "f(1)", ("imports", ("import torch",)),
         '"""Doc."""\nfrom __future__ import annotations\nimport torch\nimport os\nf(1)\n',
     ),
     "imported before": ("import torch.nn as nn, torch\nf(1, 2)\n", "f(1, 2)", ("keyword", ("a", "torch.b")),

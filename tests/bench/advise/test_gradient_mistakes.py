@@ -1,5 +1,5 @@
-"""Gradients that do not exist or are not exchanged are found, in every style of writing, and nothing is said of
-a script that is right."""
+"""Gradients that do not exist or are not exchanged are found, in every style of writing, and nothing is said
+of a script that is right."""
 
 from __future__ import annotations
 
@@ -28,11 +28,6 @@ def found(run: Run, name: str, style: str) -> None:
     diff = tried.diff(advice)
     if diff is not None:
         assert not run(files, diff=diff).findings, diff
-
-
-@pytest.mark.parametrize(("name", "style"), [("hybrid_n1", "plain"), ("never_on", "one_line")])
-def test_a_mistake_is_found_and_its_diff_mends_it(name: str, style: str, run: Run) -> None:
-    found(run, name, style)
 
 
 @pytest.mark.campaign
