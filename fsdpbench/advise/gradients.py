@@ -17,21 +17,13 @@ def gradients(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Ca
     found = seen.get("gradients") or {}
     for each in found.get("findings", ()):
         kind = Kind.WRONG
-        if (each["kind"], each["cause"]) == ("without", "unused") and each["count"] < found["parameters"]:
+        if each["kind"] == "unheld" or (each["cause"] == "unused" and each["count"] < found["parameters"]):
             kind = Kind.FAULT
+            if each["cause"] and result.get("placeholder_decisions"):
+                continue  # the script may have chosen by values that are not there
         why, write, edits = _CAUSES[each["cause"]](each, seen)
         place, what = place_of(each), f"{_matter(each, found)}: {why}"
         yield Candidate(NOT_SIMULATED, kind, place, what, write, edits)
-    if names := found.get("unheld"):
-        yield Candidate(
-            NOT_SIMULATED,
-            Kind.FAULT,
-            "",
-            f"{len(names)} parameters ({_listed(names, len(names))}) get gradients and are in no optimizer: "
-            "they are not trained, and their gradients cost time and memory",
-            "give them to the optimizer, or .requires_grad_(False) before the model is wrapped",
-            "which of the two is meant, the script does not say",
-        )
 
 
 def _matter(each: _Finding, found: Mapping[str, Any]) -> str:
@@ -39,8 +31,10 @@ def _matter(each: _Finding, found: Mapping[str, Any]) -> str:
     if each["count"] < found["parameters"]:
         listed = _listed(each["names"], each["count"])
         of = f"{each['count']} of {found['parameters']} trainable parameters ({listed})"
+    if each["kind"] == "unheld":
+        return f"{each['count']} parameters ({_listed(each['names'], each['count'])}) are in no optimizer"
     if each["kind"] == "without":
-        return f"{of} have no gradient in any step"
+        return f"{of} have no gradient in any of these steps"
     if each["kind"] == "late":
         return f"gradients of {of} are not reduced after the last backward of a step, so ranks train apart"
     if each["ranks"] > 1:
@@ -114,6 +108,11 @@ _CAUSES: Mapping[str, Callable[[_Finding, Mapping[str, Any]], _Words]] = {
         "the loss does not depend on them (not used in forward, detached, or computed under no_grad)",
         "let the loss use them, or .requires_grad_(False); step() between backward() and zero_grad()",
         "which of these it is, a run does not show",
+    ),
+    "": lambda each, seen: (
+        "they get gradients, which cost time and memory, and are not trained",
+        "give them to the optimizer, or .requires_grad_(False) before the model is wrapped",
+        "which of the two is meant, the script does not say",
     ),
     "bare": lambda each, seen: (
         "no wrapper has them, and the script reduces them nowhere",

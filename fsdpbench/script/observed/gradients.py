@@ -53,7 +53,11 @@ class Gradients:
         self._unheld: list[str] = []
         self._reentrant: list[tuple[weakref.ref[nn.Module] | None, Place]] = []
         """Modules that a reentrant checkpoint ran without an input that needs a gradient (None: unknown)."""
-        register_optimizer_step_pre_hook(lambda *args: setattr(exchange, "stepping", True))
+        self._held: set[int] = set()
+        """Identities of the parameters of all optimizers, those that have not stepped included."""
+        self._leading: Any = None
+        self._around_groups()
+        register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         self._around_reentrant()
 
@@ -74,23 +78,58 @@ class Gradients:
 
     # ------------------------------------------------------------------------------------------------ steps
 
+    def _around_groups(self) -> None:
+        kind: Any = torch.optim.Optimizer
+        original = kind.add_param_group
+
+        @functools.wraps(original)
+        def add_param_group(optimizer: Any, group: dict[str, Any]) -> None:
+            original(optimizer, group)
+            self._held |= {id(each) for each in optimizer.param_groups[-1]["params"]}
+
+        kind.add_param_group = add_param_group
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """A closure that the optimizer calls (forward and backward) is no part of its own step."""
+        exchange = self._exchange
+        exchange.stepping = True
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            return None
+
+        def outside() -> Any:
+            exchange.stepping = False
+            try:
+                return closure()
+            finally:
+                exchange.stepping = True
+
+        return (
+            ((args[0], outside, *args[2:]), kwargs)
+            if len(args) > 1
+            else (args, {**kwargs, "closure": outside})
+        )
+
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._exchange.stepping = False
-        self._steps += 1
+        self._leading = self._leading or optimizer
+        self._steps += optimizer is self._leading
+        every = self._parameters.values()
+        if not self._exchange.active and all(each.has_gradient for each in every):
+            return
         self._stepped = self._place()
-        self._wrappers.look()
-        every = [each for group in optimizer.param_groups for each in group["params"]]
-        trained = [each for each in every if each.requires_grad and each.numel()]
+        self._wrappers.look(self._exchange.backwards)
+        held = [each for group in optimizer.param_groups for each in group["params"]]
+        trained = [each for each in held if each.requires_grad and each.numel()]
         inside = self._exchange.of_step(sum(each.numel() for each in trained))
         for each in trained:
             self._look_at(each, inside).made = optimizer._sim_made.place
-        for seen in self._parameters.values():
+        for seen in every:
             if seen.late or not (seen.exchanged and seen.has_gradient):
                 self._find_cause(seen)
-        if self._steps == 3:
+        if self._steps > 2 and not self._unheld:
             self._unheld = [*self._find_unheld()]
-        with_gradient = [each for each in self._parameters.values() if each.has_gradient]
-        if self._steps > 1 and all(each.exchanged and not each.late for each in with_gradient):
+        if self._steps > 2 and all(each.exchanged and not each.late for each in every if each.has_gradient):
             self._exchange.stop()
 
     def _look_at(self, parameter: Any, inside: frozenset[Ranks]) -> _Parameter:
@@ -141,12 +180,16 @@ class Gradients:
             seen.cause = "group", made_by
 
     def _find_unheld(self) -> Iterator[str]:
-        """Parameters of wrapped modules that have a gradient, and are in no optimizer that was made."""
-        for wrapped in self._wrappers.made:
-            for parameter, _ in wrapped.parameters():
-                known = self._parameters.get(id(parameter))
-                if parameter.requires_grad and parameter.grad is not None and known is None:
-                    yield self.names.get(id(parameter), "")
+        """Parameters of wrapped modules that have a gradient, and are in no optimizer, where optimizers hold
+        nothing but parameters of these modules (and no copies in another dtype)."""
+        own = {
+            id(parameter): parameter
+            for wrapped in self._wrappers.made
+            for parameter, _ in wrapped.parameters()
+        }
+        for identity, parameter in own.items() if self._held <= own.keys() else ():
+            if parameter.requires_grad and parameter.grad is not None and identity not in self._held:
+                yield self.names.get(identity, "")
 
     # --------------------------------------------------------------------------------------------- findings
 
@@ -174,9 +217,20 @@ class Gradients:
         return {
             "parameters": len(every),
             "without": sum(not each.has_gradient for each in every),
-            "findings": findings,
-            "unheld": self._unheld,
+            "findings": findings + ([self._not_held()] if self._unheld else []),
             "world": self._world,
+        }
+
+    def _not_held(self) -> dict[str, Any]:
+        names = self._unheld
+        where = {"file": "", "line": 0, "text": ""}
+        return {
+            "kind": "unheld",
+            "cause": "",
+            "count": len(names),
+            "names": names[:_LISTED],
+            "ranks": 0,
+            **where,
         }
 
 

@@ -54,6 +54,7 @@ class Wrappers:
         self.made: list[Wrapped] = []
         self.wrapped_at: dict[int, Place] = {}
         """Where a parameter, by its identity then, was wrapped."""
+        self._looked = -1, 0
         self._place = place
         self._owners: dict[int, Wrapped] = {}
         self._ignoring: dict[int, Wrapped] = {}
@@ -79,8 +80,11 @@ class Wrappers:
             self.wrapped_at |= {id(parameter): place for parameter in each.parameters()}
         return self.made[-1]
 
-    def look(self) -> None:
-        """Find again which wrapper takes care of which parameter: the innermost one."""
+    def look(self, when: int) -> None:
+        """Find which wrapper takes care of which parameter, the innermost one: once for each `when`."""
+        if (when, len(self.made)) == self._looked:
+            return
+        self._looked = when, len(self.made)
         self._owners.clear()
         self._ignoring.clear()
         sized = [[*wrapped.parameters()] for wrapped in self.made]

@@ -31,8 +31,9 @@ class Tried:
     @property
     def findings(self) -> list[dict[str, Any]]:
         assert self.result["status"] == "ok", self.result["cause"]
-        gradients: dict[str, Any] = self.result["script"]["observed"]["gradients"]
-        return [*gradients["findings"], *({"unheld": name} for name in gradients["unheld"])]
+        gradients = self.result["script"]["observed"]["gradients"]
+        found: list[dict[str, Any]] = gradients["findings"]
+        return found
 
     @property
     def figures(self) -> tuple[float, int]:

@@ -236,6 +236,9 @@ CASES = {
     "reentrant": Case(
         "without", "reentrant", "checkpoint(block", {"model": _LORA % True}, {"model": _LORA % False}
     ),
+    "not_held": Case(
+        "unheld", "", "", {"optimizer": "optimizer = torch.optim.AdamW(model.blocks.parameters())"}, {}
+    ),
     "early_optimizer": Case(
         "without", "replaced", "AdamW(", {"wrap": ONE_BY_ONE + FSDP2, "optimizer": ""},
         {"optimizer": ONE_BY_ONE},
@@ -380,6 +383,27 @@ scaler.unscale_(optimizer)
 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
 """
+_CLOSURE = """
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.randn(64, 256, device="cuda")).square().mean()
+    loss.backward()
+    return loss
+optimizer.step(closure)
+"""
+_MASTERS = """
+copies = [p.detach().clone().requires_grad_() for p in model.parameters()]
+optimizer = torch.optim.SGD(copies, lr=0.1)
+"""
+_COPIED = """
+model(torch.randn(64, 256, device="cuda")).square().mean().backward()
+for copy, p in zip(copies, model.parameters()):
+    copy.grad = p.grad.float()
+optimizer.step(); optimizer.zero_grad(); model.zero_grad()
+with torch.no_grad():
+    for copy, p in zip(copies, model.parameters()):
+        p.copy_(copy)
+"""
 _CLIP = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)\noptimizer.step"
 
 
@@ -420,6 +444,13 @@ GOOD: dict[str, Mapping[str, str]] = {
     "alone": {"wrap": "dist.destroy_process_group()\nmodel.to('cuda')"},
     "sync_batch_norm": {"model": _NORMED, "wrap": _DDP},
     "compiled": {"wrap": FSDP2.replace("    fully", "    block.compile()\n    fully")},
+    "closure": {"wrap": _DDP, "step": _CLOSURE},
+    "masters": {"wrap": _DDP, "optimizer": _MASTERS, "step": _COPIED},
+    "rare_optimizer": {
+        "wrap": FSDP2,
+        "optimizer": PARTS["optimizer"].replace("model.", "model.blocks.")
+        + "\nother = torch.optim.SGD([*model.inner.parameters(), *model.head.parameters()], lr=0.1)",
+    },
     "scaler": {"wrap": _DDP, "step": _SCALED},
 }
 """Parts of scripts in which nothing is wrong."""
@@ -469,7 +500,7 @@ def in_a_class(parts: Mapping[str, str]) -> dict[str, str]:
     step = textwrap.indent(parts["step"].strip(), "        ")
     text = (
         f"{SETUP}\nclass Trainer:\n    def build(self):\n"
-        "        global model, optimizer, judge, second, scaler\n"
+        "        global model, optimizer, judge, second, scaler, copies\n"
         f"{textwrap.indent(head, '        ')}\n    def step(self):\n{step}\n"
         "trainer = Trainer()\ntrainer.build()\nfor step in range(8):\n    trainer.step()\n"
     )
