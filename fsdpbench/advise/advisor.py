@@ -9,7 +9,8 @@ from typing import Any
 
 from fsdpbench.advise.candidate import Candidate, Kind, place_of
 from fsdpbench.advise.candidates import candidates
-from fsdpbench.advise.edits import Edit, NoDiffError, diff_of
+from fsdpbench.advise.edits import Edit, diff_of
+from fsdpbench.advise.script_text import NoDiffError
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.results.residuals.differences import apart

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-_POSITIONS = {
-    "FullyShardedDataParallel": ("module", "process_group", "sharding_strategy", "cpu_offload",
-        "auto_wrap_policy", "backward_prefetch", "mixed_precision", "ignored_modules"),
-    "DistributedDataParallel": ("module", "device_ids", "output_device", "dim", "broadcast_buffers",
-        "init_sync", "process_group"),
-    "DataLoader": ("dataset", "batch_size"),
-    "zero_grad": ("set_to_none",),
-}  # fmt: skip
-"""Parameters that a call may give by position."""
-
-
-class NoDiffError(Exception):
-    """Why no diff can be made, in words."""
+from fsdpbench.advise.script_text import NoDiffError, ScriptText
 
 
 @dataclass(frozen=True)
@@ -49,43 +34,8 @@ def diff_of(edits: Sequence[Edit], folder: str) -> str:
     return "".join(text.diff(os.path.relpath(file, folder)) for file, text in texts.items())
 
 
-class _Text:
-    """One file. Offsets are in bytes, as those of `ast` are."""
-
-    def __init__(self, file: str) -> None:
-        try:
-            self._bytes = Path(file).read_bytes()
-            self._tree = ast.parse(self._bytes)
-        except (OSError, SyntaxError, ValueError):
-            raise NoDiffError(f"{os.path.basename(file)} cannot be read") from None
-        self._lines = self._bytes.splitlines(keepends=True)
-        self._starts = [0]
-        for line in self._lines:
-            self._starts.append(self._starts[-1] + len(line))
-        self._changes: dict[tuple[int, int], str] = {}
-
-    @cached_property
-    def _parents(self) -> dict[ast.AST, ast.AST]:
-        return {child: each for each in ast.walk(self._tree) for child in ast.iter_child_nodes(each)}
-
-    def node(self, span: Sequence[int] | None, line: int) -> Any:
-        """The call, or the other node, that stands exactly there; without a span the line's one statement."""
-        nodes = [node for node in ast.walk(self._tree) if _span(node) is not None]
-        found = [node for node in nodes if span is not None and _span(node) == tuple(span)]
-        if span is None:
-            found = [node for node in nodes if isinstance(node, ast.stmt) and node.lineno == line]
-        if not found or (span is None and len(found) > 1):
-            raise NoDiffError("the call cannot be located in the script's text")
-        return next((node for node in found if isinstance(node, ast.Call)), found[0])
-
-    def _offsets(self, node: Any) -> tuple[int, int]:
-        line, end_line, column, end_column = _span(node) or (0, 0, 0, 0)
-        return self._starts[line - 1] + column, self._starts[end_line - 1] + end_column
-
-    def source(self, node: Any) -> str:
-        """What is written there."""
-        start, end = self._offsets(node)
-        return self._bytes[start:end].decode()
+class _Text(ScriptText):
+    """The edits of one file."""
 
     def _filled(self, node: Any, text: str) -> str:
         if "{like}" in text:
@@ -96,31 +46,25 @@ class _Text:
             raise NoDiffError("the module is not named at the call")
         return text.replace("{0}", first)
 
-    def _change(self, start: int, end: int, text: str) -> None:
-        if self._changes.setdefault((start, end), text) != text:
-            raise NoDiffError("two changes meet at one place")
-
-    # ---------------------------------------------------------------------------------------------- changes
-
     def keyword(self, call: ast.Call, name: str, value: str) -> None:
         """Give a call this argument, by name; one that it has is replaced."""
         value = self._filled(call, value)
-        found = self._argument(call, name)
+        found = self.argument_of(call, name)
         if found is not None:
-            return self._change(*self._offsets(found), value)
+            return self.change(*self.offsets(found), value)
         if any(each.arg is None for each in call.keywords):
             raise NoDiffError(f"its arguments come from **{self.source(call.keywords[-1].value)}")
         given = [*call.args, *(each.value for each in call.keywords)]
-        last = max((self._offsets(each)[1] for each in given), default=0)
-        end = self._offsets(call)[1]
+        last = max((self.offsets(each)[1] for each in given), default=0)
+        end = self.offsets(call)[1]
         if last == end:  # f(x for x in y)
-            start = self._offsets(call.args[0])[0]
-            return self._change(start, end, f"({self.source(call.args[0])}, {name}={value})")
-        while given and self._bytes[last : last + 1] in b")":  # of an argument in parentheses of its own
+            start = self.offsets(call.args[0])[0]
+            return self.change(start, end, f"({self.source(call.args[0])}, {name}={value})")
+        while given and self.content[last : last + 1] in b")":  # of an argument in parentheses of its own
             if last == end - 1:
                 break
             last += 1
-        return self._change(*(2 * (last if given else end - 1,)), f"{', ' if given else ''}{name}={value}")
+        return self.change(*(2 * (last if given else end - 1,)), f"{', ' if given else ''}{name}={value}")
 
     def drop(self, call: ast.Call, name: str, required: bool = True) -> None:
         """Take an argument from a call."""
@@ -129,13 +73,13 @@ class _Text:
             if required:
                 raise NoDiffError(f"{name}= is not written at the call")
             return
-        start, end = self._offsets(found)
-        before = re.search(rb",\s*$", self._bytes[:start])
-        self._change(before.start() if before else start, end, "")
+        start, end = self.offsets(found)
+        before = re.search(rb",\s*$", self.content[:start])
+        self.change(before.start() if before else start, end, "")
 
     def replace(self, node: ast.AST, text: str) -> None:
         """Write something else in the place of a call."""
-        self._change(*self._offsets(node), self._filled(node, text))
+        self.change(*self.offsets(node), self._filled(node, text))
 
     def argument(self, call: ast.Call, text: str) -> None:
         """Write another first argument."""
@@ -145,15 +89,11 @@ class _Text:
 
     def doubled(self, call: ast.Call, name: str) -> None:
         """Give a call twice this argument."""
-        found = self._argument(call, name)
+        found = self.argument_of(call, name)
         if found is None:
             raise NoDiffError(f"{name}= is not written at the call")
-        self.replace(
-            found,
-            f"2 * {self.source(found)}"
-            if isinstance(found, ast.Name | ast.Constant)
-            else f"2 * ({self.source(found)})",
-        )
+        plain = isinstance(found, ast.Name | ast.Constant)
+        self.replace(found, f"2 * {self.source(found)}" if plain else f"2 * ({self.source(found)})")
 
     def bare(self, call: ast.Call, names: Sequence[str], every: int = 1) -> None:
         """Call the function that a call recomputes by itself: in each of so many passes of a loop."""
@@ -167,8 +107,8 @@ class _Text:
             given = [*call.args[1:], *(each for each in call.keywords if each.arg not in names)]
             plain = f"{plain}({', '.join(map(self.source, given))})"
         if every > 1:
-            plain = f"({self.source(call)} if {self._counter(call)} % {every} == 0 else {plain})"
-        return self._change(*self._offsets(call), plain)
+            plain = f"({self.source(call)} if {self.counter(call)} % {every} == 0 else {plain})"
+        return self.change(*self.offsets(call), plain)
 
     def detached(self, call: ast.Call) -> None:
         """Keep a value on the device that a call reads: `x.item()`, `float(x)`."""
@@ -177,16 +117,16 @@ class _Text:
 
     def made_on_device(self, node: ast.AST) -> None:
         """Make on the device what `to_empty` makes on the host."""
-        for each in ast.walk(self._tree):
+        for each in ast.walk(self.tree):
             if isinstance(each, ast.Call) and self.source(each.func).endswith(".to_empty"):
-                found = self._argument(each, "device")
+                found = self.argument_of(each, "device")
                 if isinstance(found, ast.Constant) and found.value == "cpu":
                     self.replace(found, '"cuda"')
 
     def pairs(self, call: ast.Call) -> None:
         """Wrap two blocks at a time, in the loop that wraps each."""
-        loop = self._parents[self._parents[call]]
-        if not isinstance(loop, ast.For) or len(loop.body) > 1 or loop.body[0] is not self._parents[call]:
+        loop = self.parents[self.parents[call]]
+        if not isinstance(loop, ast.For) or len(loop.body) > 1 or loop.body[0] is not self.parents[call]:
             raise NoDiffError("no loop does nothing but wrap the blocks")
         target, blocks = self.source(loop.target), f"[*{self.source(loop.iter)}]"
         if not call.args or self.source(call.args[0]) != target:
@@ -196,7 +136,7 @@ class _Text:
 
     def around(self, call: ast.Call, path: str) -> None:
         """Wrap the model whose blocks a loop wraps, as it wraps them, after the loop."""
-        loop = self._parents[self._statement(call)[0]]
+        loop = self.parents[self.statement(call)[0]]
         blocks = self.source(loop.iter) if isinstance(loop, ast.For) else ""
         if not path or not blocks.endswith(f".{path}"):
             raise NoDiffError("the model is not named where its blocks are wrapped")
@@ -207,40 +147,40 @@ class _Text:
     def moved(self, node: ast.AST, span: Sequence[int] | None) -> None:
         """Do the statement of a call after that of another one."""
         other = self.node(span, 0)
-        if self._function(node) is not self._function(other):
+        if self.function(node) is not self.function(other):
             raise NoDiffError("the model is wrapped in another function")
-        self.after(other, self.source(self._statement(node)[0]))
+        self.after(other, self.source(self.statement(node)[0]))
         self.without(node)
 
     def first(self, call: ast.Call, text: str, spans: Sequence[Any]) -> None:
         """Put a statement before the loops that a call is in, where the calls at `spans` see its variable."""
-        if any(self._function(self.node(span, 0)) is not self._function(call) for span in spans):
+        if any(self.function(self.node(span, 0)) is not self.function(call) for span in spans):
             raise NoDiffError("the calls are in several functions, and share no variable")
-        self.before(self._outermost(call), text)
+        self.before(self.outermost(call), text)
 
     def before(self, node: ast.AST, text: str) -> None:
         """Put a statement before that of a call."""
-        statement, indent = self._statement(node)
+        statement, indent = self.statement(node)
         if indent is None and text.startswith("for "):
             raise NoDiffError("several statements share the line")
-        start, text = self._offsets(statement)[0], self._filled(node, text)
-        self._change(start, start, f"{text}; " if indent is None else f"{text}\n{indent}")
+        start, text = self.offsets(statement)[0], self._filled(node, text)
+        self.change(start, start, f"{text}; " if indent is None else f"{text}\n{indent}")
 
     def after(self, node: ast.AST, text: str) -> None:
         """Put a statement after that of a call, or after the loops that it is in."""
-        statement, indent = self._statement(self._outermost(node))
+        statement, indent = self.statement(self.outermost(node))
         if indent is None:
             raise NoDiffError("several statements share the line")
-        self._change(*(2 * (self._offsets(statement)[1],)), f"\n{indent}{self._filled(node, text)}")
+        self.change(*(2 * (self.offsets(statement)[1],)), f"\n{indent}{self._filled(node, text)}")
 
     def without(self, node: ast.AST) -> None:
         """Leave the statement of a call out."""
-        self.replace(self._statement(node)[0], "pass")
+        self.replace(self.statement(node)[0], "pass")
 
     def seldom(self, node: ast.AST, every: int) -> None:
         """Do the statement of a call in one of so many steps only."""
-        statement, indent = self._statement(node)
-        test = f"{self._counter(statement)} % {every} == 0"
+        statement, indent = self.statement(node)
+        test = f"{self.counter(statement)} % {every} == 0"
         if isinstance(statement, ast.If | ast.While):
             return self.replace(statement.test, f"{test} and ({self.source(statement.test)})")
         if not isinstance(statement, ast.Expr) or indent is None:
@@ -249,92 +189,15 @@ class _Text:
 
     def imports(self, node: ast.AST, text: str) -> None:
         """Import a name at the top, unless the script does."""
-        every = [each for each in self._tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
+        every = [each for each in self.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
         bound = {name.asname or name.name for each in every for name in each.names}
         if text.split()[-1] in bound:
             return
-        start = self._starts[next(each for each in self._tree.body if not _is_head(each)).lineno - 1]
-        known = self._changes.get((start, start), "")
-        if f"{text}\n" not in known:
-            self._changes[start, start] = f"{text}\n{known}"
-
-    # ------------------------------------------------------------------------------------------------ places
-
-    def _argument(self, call: ast.Call, name: str) -> ast.expr | None:
-        for each in call.keywords:
-            if each.arg == name:
-                return each.value
-        called = self.source(call.func).rpartition(".")[2]
-        names = _POSITIONS.get("FullyShardedDataParallel" if called == "FSDP" else called, ())
-        place = names.index(name) if name in names else len(call.args)
-        if place < len(call.args) and not any(isinstance(each, ast.Starred) for each in call.args):
-            return call.args[place]
-        return None
-
-    def _statement(self, node: Any) -> tuple[Any, str | None]:
-        """The statement around a node, and its indentation; None where it shares its lines."""
-        while not isinstance(node, ast.stmt):
-            if isinstance(node, ast.Lambda | ast.comprehension | ast.ListComp):
-                raise NoDiffError("the call is inside of an expression that is run elsewhere")
-            node = self._parents[node]
-        before = self._lines[node.lineno - 1][: node.col_offset]
-        after = self._bytes[self._offsets(node)[1] :].split(b"\n", 1)[0].strip()
-        alone = not before.strip() and not after.startswith(b";")
-        return node, before.decode() if alone else None
-
-    def _outermost(self, node: Any) -> Any:
-        """The statement around a node, or the outermost loop around that."""
-        node = self._statement(node)[0]
-        while isinstance(up := self._parents[node], ast.For | ast.With | ast.If):
-            node = up
-        return node
-
-    def _function(self, node: Any) -> ast.AST:
-        while not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
-            node = self._parents[node]
-        found: ast.AST = node
-        return found
-
-    def _counter(self, node: Any) -> str:
-        """The variable that counts the steps of the loop around a statement."""
-        while node in self._parents and not isinstance(node, ast.FunctionDef | ast.Lambda):
-            node = self._parents[node]
-            if isinstance(node, ast.For):
-                target = node.target.elts[0] if isinstance(node.target, ast.Tuple) else node.target
-                called = self.source(node.iter).partition("(")[0]
-                if called in ("range", "enumerate") and isinstance(target, ast.Name) and target.id != "_":
-                    return target.id
-        raise NoDiffError("no loop around the line counts its steps in a variable")
-
-    def diff(self, name: str) -> str:
-        """Raises `NoDiffError` where the changed text is no Python."""
-        new, position = b"", 0
-        for (start, end), text in sorted(self._changes.items()):
-            if start < position:
-                raise NoDiffError("two changes meet at one place")
-            new += self._bytes[position:start] + text.encode()
-            position = end
-        new += self._bytes[position:]
-        try:
-            ast.parse(new)
-        except (SyntaxError, ValueError):
-            raise NoDiffError("the changed text would be no Python") from None
-        old, changed = (text.decode().splitlines(keepends=True) for text in (self._bytes, new))
-        return "".join(_marked(difflib.unified_diff(old, changed, f"a/{name}", f"b/{name}")))
-
-
-def _marked(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        start = self.starts[next(each for each in self.tree.body if not _is_head(each)).lineno - 1]
+        self.change(start, start, f"{text}\n")
 
 
 def _is_head(statement: ast.stmt) -> bool:
     """Whether a statement has to stay first: a docstring, an import from `__future__`."""
     future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
     return future or (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
-
-
-def _span(node: Any) -> tuple[int, int, int, int] | None:
-    if getattr(node, "end_lineno", None) is None:
-        return None
-    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset

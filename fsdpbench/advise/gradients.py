@@ -34,7 +34,7 @@ def _matter(each: _Finding, found: Mapping[str, Any]) -> str:
     if each["kind"] == "unheld":
         return f"{each['count']} parameters ({_listed(each['names'], each['count'])}) are in no optimizer"
     if each["kind"] == "without":
-        return f"{of} have no gradient in any of these steps"
+        return f"{of} have no gradient in any step"
     if each["kind"] == "late":
         return f"gradients of {of} are not reduced after the last backward of a step, so ranks train apart"
     if each["ranks"] > 1:

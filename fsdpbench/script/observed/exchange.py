@@ -94,7 +94,7 @@ class Exchange:
         self, kind: str, ranks: Ranks, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> None:
         moves = kind not in ("broadcast", "barrier") and not (kind == "all_gather" and _runs_in(_FSDP))
-        marks = frozenset({ranks} if moves else ()).union(*map(_marks, inputs))
+        marks = frozenset({ranks} if moves else ()).union(*(self.of(tensor)[0] for tensor in inputs))
         if moves and kind != "all_gather":
             elements = sum(tensor.numel() for tensor in inputs)
             if self.stepping:
@@ -103,7 +103,7 @@ class Exchange:
             if _runs_in(_COMPILED) or (in_forward and not self.stepping):
                 self.everywhere.add(ranks)
         for tensor in (*outputs, *(inputs if kind == "reduce_scatter" else ())):
-            self._mark(tensor, marks, self.backwards)
+            _mark(tensor, marks, self.backwards)
 
     def _around_operator(self, original: Callable[..., None]) -> Callable[..., None]:
         def follow(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -119,40 +119,33 @@ class Exchange:
         changed = written(operator, args, kwargs) or tensors_in((result,), {})
         if "_foreach_" in name:  # each tensor of a list to the same place of the others
             lists = [each for each in (*args, *kwargs.values()) if isinstance(each, list | tuple)]
-            for place, tensor in enumerate(changed if len(lists) and len(changed) >= len(lists[0]) else ()):
-                sources = [each[place] for each in lists if place < len(each)]
-                self._hand(tensor, [each for each in sources if isinstance(each, torch.Tensor)])
-            return
-        if name.endswith("_like") or "::new_" in name:
-            return
-        taken = tensors_in(args, kwargs)
-        if torch.Tag.pointwise in operator.tags or "batch_norm" in name:  # not a factor, as clipping has one
-            most = max((tensor.numel() for tensor in taken), default=0)
-            taken = [tensor for tensor in taken if tensor.numel() == most]
-        for tensor in changed:
-            self._hand(tensor, taken)
+            for place, tensor in enumerate(changed[: len(lists[0])]):
+                _hand([each[place] for each in lists if place < len(each)], [tensor])
+        elif not (name.endswith("_like") or "::new_" in name):
+            taken = tensors_in(args, kwargs)
+            if torch.Tag.pointwise in operator.tags or "batch_norm" in name:  # not a factor, as of clipping
+                most = max((tensor.numel() for tensor in taken), default=0)
+                taken = [tensor for tensor in taken if tensor.numel() == most]
+            _hand(taken, changed)
 
-    def _hand(self, tensor: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
-        # Of one element: a norm, a count of tokens, a scale.
-        known = [_memory(source) for source in sources if source.numel() > 1]
-        marks = _NO_RANKS.union(*(getattr(memory, _RANKS, _NO_RANKS) for memory in known))
-        if marks:
-            self._mark(tensor, marks, max(getattr(memory, _WHEN, 0) for memory in known))
 
-    def _mark(self, tensor: torch.Tensor, marks: frozenset[Ranks], when: int) -> None:
-        memory = _memory(tensor)
-        if marks:
-            setattr(memory, _RANKS, getattr(memory, _RANKS, _NO_RANKS) | marks)
-            setattr(memory, _WHEN, max(getattr(memory, _WHEN, 0), when))
+def _hand(sources: Sequence[Any], targets: Sequence[torch.Tensor]) -> None:
+    # Not of one element: a norm, a count of tokens, a scale.
+    known = [_memory(each) for each in sources if isinstance(each, torch.Tensor) and each.numel() > 1]
+    marks = _NO_RANKS.union(*(getattr(memory, _RANKS, _NO_RANKS) for memory in known))
+    for tensor in targets if marks else ():
+        _mark(tensor, marks, max(getattr(memory, _WHEN, 0) for memory in known))
+
+
+def _mark(tensor: torch.Tensor, marks: frozenset[Ranks], when: int) -> None:
+    memory = _memory(tensor)
+    setattr(memory, _RANKS, getattr(memory, _RANKS, _NO_RANKS) | marks)
+    setattr(memory, _WHEN, max(getattr(memory, _WHEN, 0), when if marks else 0))
 
 
 def _memory(tensor: torch.Tensor) -> torch.UntypedStorage:
     tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
     return getattr(tensor, "elem", tensor).untyped_storage()  # of one that a collective still writes
-
-
-def _marks(tensor: torch.Tensor) -> frozenset[Ranks]:
-    return getattr(_memory(tensor), _RANKS, _NO_RANKS)
 
 
 def _runs_in(places: tuple[str, ...]) -> bool:

@@ -90,7 +90,7 @@ class Gradients:
         kind.add_param_group = add_param_group
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """A closure that the optimizer calls (forward and backward) is no part of its own step."""
+        """A closure that the optimizer calls (forward and backward) does not belong to its own step."""
         exchange = self._exchange
         exchange.stepping = True
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -217,21 +217,14 @@ class Gradients:
         return {
             "parameters": len(every),
             "without": sum(not each.has_gradient for each in every),
-            "findings": findings + ([self._not_held()] if self._unheld else []),
+            "findings": findings + ([_not_held(self._unheld)] if self._unheld else []),
             "world": self._world,
         }
 
-    def _not_held(self) -> dict[str, Any]:
-        names = self._unheld
-        where = {"file": "", "line": 0, "text": ""}
-        return {
-            "kind": "unheld",
-            "cause": "",
-            "count": len(names),
-            "names": names[:_LISTED],
-            "ranks": 0,
-            **where,
-        }
+
+def _not_held(names: list[str]) -> dict[str, Any]:
+    where = {"file": "", "line": 0, "text": ""}
+    return {"kind": "unheld", "cause": "", "count": len(names), "names": names[:_LISTED], "ranks": 0, **where}
 
 
 def _kind(seen: _Parameter) -> str:

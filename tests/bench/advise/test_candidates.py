@@ -120,9 +120,6 @@ def test_a_run_without_figures_has_no_candidates() -> None:
 
 def test_what_is_wrong_at_any_cost_is_named_with_its_line() -> None:
     place = {"file": "/a/train.py", "line": 30, "text": "optimizer = AdamW(model.parameters())"}
-    early = found({"early_optimizer": {**place, "wrapped_at": 41}})[""]
-    assert (early.kind, early.place) == (Kind.WRONG, "train.py:30")
-    assert "line 41" in early.what
     assert found({"backward_in_autocast": place})[""].kind is Kind.FAULT
     assert found({"zeroed": place})["none-grads"].write.startswith("zero_grad(set_to_none=True)")
 
@@ -193,6 +190,8 @@ def told(kind: str, cause: str, count: int = 3, **more: Any) -> Any:
 
 
 def test_gradients_that_do_not_exist_are_named_with_their_cause() -> None:
+    early = told("without", "replaced", wrapped_at=41, wrapped_span=[1, 1, 0, 4])
+    assert (early.kind, "line 41" in early.what) == (Kind.WRONG, True)
     off = told("without", "off", switch="set_requires_gradient_sync")
     assert (off.kind, off.write) == (
         Kind.WRONG,

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.advise.edits import Edit, NoDiffError, diff_of
+from fsdpbench.advise.edits import Edit, diff_of
+from fsdpbench.advise.script_text import NoDiffError
 
 
 def place(folder: Path, text: str, call: str, file: str = "train.py") -> dict[str, Any]:
@@ -125,7 +126,7 @@ REFUSED = {
     "not written": ("F(m)\n", "F(m)", ("drop", ("mesh",)), "mesh= is not written"),
     "unnamed": ("shard(m[0])\n", "shard(m[0])", ("before", ("{0}.compile()",)), "not named"),
     "a loop before": ("x = f(1); y = 2\n", "f(1)", ("before", ("for a in b: c()",)), "share the line"),
-    "no python": ("x = f(1)\n", "f(1)", ("argument", ("for",)), "no Python"),
+    "no python": ("x = f(1)\n", "f(1)", ("argument", ("for",)), "not be valid Python"),
 }
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from .conftest import Run
-from .gradient_mistakes import CASES, GOOD, PARTS, STYLES, script
+from .gradient_mistakes import CASES, PARTS
+from .gradient_programs import GOOD
+from .styles import STYLES, script
 
 
 def found(run: Run, name: str, style: str) -> None:
