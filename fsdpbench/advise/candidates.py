@@ -122,7 +122,7 @@ def _units(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
             "the model is not named at that line" if is_fsdp1 else (Edit(last, "around", (path,)),),
         )
         return
-    classes = model["unit_classes"]
+    classes = model.get("unit_classes", {})
     together = max(call.get("together", 1) for call in calls)
     fine = blocks and classes.get(blocks["class"], 0) == blocks["count"] and len(classes) == 1
     if not blocks or (fine and together <= _PAIR):

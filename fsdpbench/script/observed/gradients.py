@@ -202,7 +202,9 @@ class Gradients:
             kind = _kind(each)
             if kind and each.cause is not None:
                 cause, place = each.cause
-                found.setdefault((kind, cause, place.get("file"), place.get("line")), []).append(each)
+                # Calls that wrap parts of one model have the same group.
+                where = place["shape"] if cause == "group" else (place.get("file"), place.get("line"))
+                found.setdefault((kind, cause, where), []).append(each)
         findings = [
             {
                 "kind": kind,
@@ -212,7 +214,7 @@ class Gradients:
                 "ranks": max(each.ranks for each in those),
                 **(those[0].cause or ("", {}))[1],
             }
-            for (kind, cause, *_), those in found.items()
+            for (kind, cause, _), those in found.items()
         ]
         return {
             "parameters": len(every),

@@ -159,7 +159,7 @@ CASES = {
         {"wrap": HALVES + DDP.replace("(model)", "(model, process_group=half)")}, {"wrap": DDP},
     ),
     "half_mesh_fsdp2": Case(
-        "apart", "group", "fully_shard(block",
+        "apart", "group", "fully_shard(",
         {"wrap": HSDP.replace("mesh=mesh", 'mesh=mesh["shard"]')}, {"wrap": HSDP},
     ),
     "no_wrapper": Case("apart", "bare", "optimizer.step()", {"wrap": TO_GPU}, {"wrap": DDP}),
