@@ -9,6 +9,8 @@ from typing import Any
 
 from fsdpbench.advise.candidate import Candidate, Kind, place_of
 from fsdpbench.advise.candidates import candidates
+from fsdpbench.advise.edits import Edit, diff_of
+from fsdpbench.advise.script_text import NoDiffError
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.results.residuals.differences import apart
@@ -43,6 +45,11 @@ class Tried:
     gain: float | None
     saves: float = 0.0
     """Share of the reserved memory that it leaves free; below 0, what it takes more."""
+    more: int = 0
+    """Parameters that it trains beyond those that the script trains: then it is not compared."""
+    diff: str = ""
+    no_diff: str = ""
+    """Why there is none."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -86,7 +93,20 @@ def advise_script(
     trials = dict(zip(asked, simulate(configs, jobs, progress), strict=True)) if asked else {}
     tried = [_tried(candidate, base, trials.get(candidate.variation)) for candidate in found]
     starving = _starving(result, base, [trials[variation] for variation in loader], list(loader))
-    return _sorted([*starving, *tried], base)
+    folder = "" if config.script is None else str(config.script.own_folder)
+    return _sorted([_with_diff(each, folder) for each in (*starving, *tried)], base)
+
+
+def _with_diff(each: Tried, folder: str) -> Tried:
+    edits = each.candidate.edits
+    try:
+        return (
+            replace(each, no_diff=edits)
+            if isinstance(edits, str)
+            else replace(each, diff=diff_of(edits, folder))
+        )
+    except NoDiffError as error:
+        return replace(each, no_diff=str(error))
 
 
 def _varied(config: Config, variation: str, *, steady: bool) -> Config:
@@ -132,6 +152,8 @@ def _bounded(candidate: Candidate, bound: float | None) -> Candidate:
 def _tried(candidate: Candidate, base: Trial, trial: Trial | None) -> Tried:
     if trial is None or candidate.most is not None:
         return Tried(candidate, base, None)
+    if trial.untrained != base.untrained:
+        return Tried(candidate, trial, None, more=base.untrained - trial.untrained)
     saves = 1 - trial.reserved / base.reserved if trial.reserved and base.reserved else 0.0
     return Tried(candidate, trial, _gain(candidate, base, trial), saves)
 
@@ -213,6 +235,7 @@ def _starving(
         place_of(loader),
         f"the loader starves the GPU: a batch takes it {1e3 * batches['seconds']:,.1f} ms here, and a step "
         f"takes {1e3 * slow:,.1f} ms instead of {1e3 * better:,.1f} ms",
-        f"DataLoader(..., num_workers={workers}, pin_memory=True)",
+        f"DataLoader(..., num_workers={workers}{'' if loader['pin_memory'] else ', pin_memory=True'})",
+        tuple(Edit(loader, "keyword", each) for each in (("num_workers", workers), ("pin_memory", "True"))),
     )
     return [Tried(candidate, trials[1], slow / better - 1)]

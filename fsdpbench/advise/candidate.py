@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from fsdpbench.advise.edits import Edit
+
 NOT_SIMULATED = ""
 
 
@@ -27,14 +29,15 @@ class Kind(StrEnum):
 @dataclass(frozen=True)
 class Candidate:
     """`variation`: what is simulated (`script/variations`; nothing, where it is empty). `place`: the line of
-    the script (`train.py:12`), `what` is the matter there, `write`: what to write. `changes_work`: a step
-    trains on other samples."""
+    the script (`train.py:12`), `what` is the matter there, `write`: what to write, and `edits` that do it,
+    or why there are none. `changes_work`: a step trains on other samples."""
 
     variation: str
     kind: Kind
     place: str
     what: str
     write: str
+    edits: tuple[Edit, ...] | str = ()
     changes_work: bool = False
     worth: float = 0.03
     """The gain from which it is advice, of those that are `free`."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fsdpbench.advise.candidate import NOT_SIMULATED, Candidate, Kind, place_of
+from fsdpbench.advise.edits import Edit
+from fsdpbench.advise.gradients import gradients
 from fsdpbench.advise.habits import habits
 
 _NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
@@ -18,21 +20,42 @@ _READS = re.compile(r"\.item\(\)|\.cpu\(\)|\.tolist\(\)")
 _PAIR = 2
 _EVERY = 100
 """How often a script should log, in steps."""
+_FSDP = "from torch.distributed.fsdp import "
+_OF_CHECKPOINT = (
+    "use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state",
+)  # fmt: skip
+
+_Seen = Mapping[str, Any]
 
 
 def candidates(result: Mapping[str, Any]) -> list[Candidate]:
     """Of the result of a script's run, those that may help; the starving loader is another question."""
-    seen: Mapping[str, Any] = (result.get("script") or {}).get("observed") or {}
+    seen: _Seen = (result.get("script") or {}).get("observed") or {}
     if not seen:
         return []
     return [candidate for rule in _RULES for candidate in rule(seen, result)]
 
 
-def _waits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
-    norms = seen.get("norms") or {}  # another rule tells of these
+def _is_fsdp1(call: _Seen) -> bool:
+    return bool(call["api"] != "fully_shard")
+
+
+def _each(calls: Sequence[_Seen], do: str, *more: Any) -> tuple[Edit, ...]:
+    """The same edit at every call."""
+    return tuple(Edit(call, do, more) for call in calls)
+
+
+def _set(calls: Sequence[_Seen], name: str, value: str, imported: str = "") -> tuple[Edit, ...]:
+    """An argument of every call, and the import that its value needs."""
+    edits = _each(calls, "keyword", name, value)
+    return edits + _each(calls[:1], "imports", f"{_FSDP}{imported}") if imported else edits
+
+
+def _waits(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
+    norms = seen.get("norms") or {}  # another rule is about these
     of_norms = (norms.get("file"), norms.get("line"))
     waits = [wait for wait in seen["waits"] if (wait["file"], wait["line"]) != of_norms]
-    if seen.get("anomaly"):  # and of these
+    if seen.get("anomaly"):  # and about these
         waits = [wait for wait in waits if ".backward(" not in wait["text"]]
     if not waits:
         return
@@ -41,13 +64,22 @@ def _waits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candi
     if first["copies"]:
         useless = "; non_blocking=True has no effect on it" if "non_blocking=True" in first["text"] else ""
         what = f"every step copies from memory that is not pinned, and the CPU waits for it{useless}"
-        write = "pin_memory=True in the DataLoader, and .to(device, non_blocking=True)"
-    else:
-        called = first.get("called")
-        by = f", called by {place_of(called)}" if called else ""
-        what = f"the CPU waits for the GPU in every step{by}{others}"
-        write = _seldom((called or first)["text"])
-    yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write)
+        pageable = [each for each in seen["loaders"] if not each["pin_memory"]]
+        pinned = "pin_memory=True in the DataLoader" if pageable else ".pin_memory() where the tensor is made"
+        write = f"{pinned}, and .to(device, non_blocking=True)"
+        edits = *_set(pageable, "pin_memory", "True"), Edit(first, "keyword", ("non_blocking", "True"))
+        why = "where its tensor is made, the line does not say"
+        yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write, edits if pageable else why)
+        return
+    called = first.get("called")
+    by = f", called by {place_of(called)}" if called else ""
+    what = f"the CPU waits for the GPU in every step{by}{others}"
+    write = _seldom((called or first)["text"])
+    do = "without" if write.startswith("without: ") else "detached" if ".detach()" in write else "seldom"
+    changed: tuple[Edit, ...] | str = _each([called or first], do, *([_EVERY] if do == "seldom" else []))
+    if write.startswith(("without what", "only every")):
+        changed = "what the line computes is needed in every step"
+    yield Candidate("no-waits", Kind.FAULT, place_of(first), what, write, changed)
 
 
 def _seldom(text: str) -> str:
@@ -70,119 +102,134 @@ def _seldom(text: str) -> str:
     return f"if step % {_EVERY} == 0: {text}"
 
 
-def _root(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
-    model, calls = seen["model"], seen["sharding"]
-    if not model.get("unwrapped_root"):
-        return
-    count, is_fsdp1 = model["unsharded_parameters"], calls[-1]["api"] != "fully_shard"
-    write = "model = FullyShardedDataParallel(model, ...)" if is_fsdp1 else "fully_shard(model, ...)"
-    yield Candidate(
-        NOT_SIMULATED if is_fsdp1 else "wrap-root",
-        Kind.WRONG if count else Kind.FAULT,
-        place_of(calls[-1]),
-        f"the model around the units is not wrapped: {count:,} parameters are neither sharded nor "
-        "reduced over the ranks, and each unit gathers by itself",
-        f"after that line, for the whole model: {write}",
-    )
-
-
-def _one_unit(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+def _units(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     model, calls = seen["model"], seen["sharding"]
     blocks = model.get("blocks")
-    if not calls or not blocks or model.get("unwrapped_root"):
+    if not calls:
         return
-    classes = model["unit_classes"]
-    together = max((call.get("together", 1) for call in calls), default=1)
-    if classes.get(blocks["class"], 0) == blocks["count"] and len(classes) == 1 and together <= _PAIR:
+    last, is_fsdp1 = calls[-1], _is_fsdp1(calls[-1])
+    place, path = place_of(last), (blocks or {}).get("path", "")
+    if model.get("unwrapped_root"):
+        count = model["unsharded_parameters"]
+        write = "model = FullyShardedDataParallel(model, ...)" if is_fsdp1 else "fully_shard(model, ...)"
+        yield Candidate(
+            NOT_SIMULATED if is_fsdp1 else "wrap-root",
+            Kind.WRONG if count else Kind.FAULT,
+            place,
+            f"the model around the units is not wrapped: {count:,} parameters are neither sharded nor "
+            "reduced over the ranks, and each unit gathers by itself",
+            f"after that line, for the whole model: {write}",
+            "the model is not named at that line" if is_fsdp1 else (Edit(last, "around", (path,)),),
+        )
+        return
+    classes = model.get("unit_classes", {})
+    together = max(call.get("together", 1) for call in calls)
+    fine = blocks and classes.get(blocks["class"], 0) == blocks["count"] and len(classes) == 1
+    if not blocks or (fine and together <= _PAIR):
         return
     alone = model["units"] <= 1
-    what = "the whole model is one unit: nothing can be gathered beside computation" if alone else (
-        f"its {model['units']} units ({', '.join(classes)}) are other than its {blocks['count']} blocks"
-    )  # fmt: skip
+    what = f"its {model['units']} units ({', '.join(classes)}) are other than its {blocks['count']} blocks"
+    if alone:
+        what = "the whole model is one unit: nothing can be gathered beside computation"
     if together > _PAIR:
         what = f"{together} blocks are one unit: no collective is done beside the work of another block"
-    root = re.search(r"fully_shard\((\w+)", calls[-1]["text"])
-    name = root[1] if root else "model"
-    if calls[-1]["api"] == "fully_shard":
-        write = f"before it: for block in {name}.{blocks['path']}: fully_shard(block)"
-    else:
+    root = re.search(r"fully_shard\((\w+)", last["text"])
+    write = f"before it: for block in {root[1] if root else 'model'}.{path}: fully_shard(block)"
+    edits = (*_each(calls[:-1], "without"), Edit(last, "before", (f"for block in {{0}}.{path}: {{like}}",)))
+    if is_fsdp1:
         write = f"auto_wrap_policy=ModuleWrapPolicy({{{blocks['class']}}})"
-    yield Candidate("wrap-blocks", Kind.FAULT if alone else Kind.MISTAKE, place_of(calls[-1]), what, write)
+        policy = f"ModuleWrapPolicy({{type(next({{0}}.{path}.children()))}})"
+        edits = _set([last], "auto_wrap_policy", policy)
+        edits += (Edit(last, "imports", ("from torch.distributed.fsdp.wrap import ModuleWrapPolicy",)),)
+    yield Candidate("wrap-blocks", Kind.FAULT if alone else Kind.MISTAKE, place, what, write, edits)
 
 
-def _checkpointing(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
-    found = seen["checkpointing"]
+def _checkpointing(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
+    found, place = seen["checkpointing"], place_of(seen["checkpointing"] or {})
     if found is not None:
-        place = place_of(found)
-        yield Candidate(
-            "no-checkpoint",
-            Kind.MISTAKE,
-            place,
-            "memory allows to recompute nothing",
-            f"without: {found['text']}",
-        )
-        yield Candidate(
-            "half-checkpoint",
-            Kind.MISTAKE,
-            place,
-            "memory allows to recompute every other block only",
-            f"of every other block: {found['text']}",
-        )
+        what, write = "memory allows to recompute nothing", f"without: {found['text']}"
+        edits = (Edit(found, "bare", (_OF_CHECKPOINT,)),)
+        yield Candidate("no-checkpoint", Kind.MISTAKE, place, what, write, edits)
+        what, write = "memory allows to recompute every other block only", "recompute every other block"
+        edits = (Edit(found, "bare", (_OF_CHECKPOINT, 2)),)
+        yield Candidate("half-checkpoint", Kind.MISTAKE, place, what, write, edits)
     elif seen["sharding"] and result.get("alloc_retries_per_step"):
+        leaves = _leaves(seen)
+        forward = "{0}.forward = functools.partial(checkpoint, {0}.forward, use_reentrant=False)"
+        imports = ("import functools", "from torch.utils.checkpoint import checkpoint")
         yield Candidate(
             "checkpoint",
             Kind.FREE,
             place_of(seen["sharding"][0]),
             "memory is full (allocator retries); recompute the blocks",
             "before each block is wrapped: block = checkpoint_wrapper(block)",
+            _each(leaves, "before", forward) + tuple(Edit(leaves[0], "imports", (each,)) for each in imports),
         )
 
 
-def _sharding(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+def _leaves(seen: _Seen) -> list[_Seen]:
+    """The calls that wrap a part of the model, of one that is wrapped in several."""
+    calls = seen["sharding"]
+    return list(calls[:-1] if len(calls) > 1 else calls)
+
+
+def _sharding(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     calls = seen["sharding"]
     if not calls:
         return
     call = calls[0]
-    given = call["arguments"]
-    place, is_fsdp1 = place_of(call), call["api"] != "fully_shard"
+    given, place, is_fsdp1 = call["arguments"], place_of(call), _is_fsdp1(call)
     strategy = given.get("sharding_strategy") or "FULL_SHARD"
-    if given["offload"]:
+    if offloaded := [each for each in calls if each["arguments"]["offload"]]:
         offload = "cpu_offload" if is_fsdp1 else "offload_policy"
+        edits = (*_each(offloaded, "drop", offload), Edit(offloaded[0], "made_on_device"))
+        what = "memory allows to keep the shards on the GPU"
         yield Candidate(
-            "no-offload",
-            Kind.MISTAKE,
-            place,
-            "memory allows to keep the shards on the GPU",
-            f"without {offload}=",
+            "no-offload", Kind.MISTAKE, place_of(offloaded[0]), what, f"without {offload}=", edits
         )
-    kept = given.get("reshard_after_forward") is False or strategy == "SHARD_GRAD_OP"
+    kept = [each for each in calls if each["arguments"].get("reshard_after_forward") is False]
+    kept = calls if strategy == "SHARD_GRAD_OP" else kept
+    name, value, needed = "reshard_after_forward", str(bool(kept)), ""
+    if is_fsdp1:
+        needed = "ShardingStrategy"
+        name, value = "sharding_strategy", f"{needed}.{'FULL_SHARD' if kept else 'SHARD_GRAD_OP'}"
     if kept and result.get("alloc_retries_per_step"):
-        write = "ShardingStrategy.FULL_SHARD" if is_fsdp1 else "reshard_after_forward=True"
-        yield Candidate("reshard", Kind.FREE, place, "memory is full: free parameters after forward", write)
+        what, edits = "memory is full: free parameters after forward", _set(kept, name, value, needed)
+        yield Candidate("reshard", Kind.FREE, place_of(kept[0]), what, f"{name}={value}", edits)
     elif not kept and strategy == "FULL_SHARD" and seen["model"].get("units", 0) > 1:
-        write = (
-            "sharding_strategy=ShardingStrategy.SHARD_GRAD_OP" if is_fsdp1 else "reshard_after_forward=False"
-        )
-        yield Candidate(
-            "keep", Kind.FREE, place, "memory allows to keep parameters from forward to backward", write
-        )
-    config = result["config"]
-    ranks = config.get("gpus_used_per_node") or config["gpus_per_node"]
-    nodes = config["gpus"] // ranks
-    if nodes > 1 and config["gpus"] % ranks == 0 and given["mesh"] in (None, 1):
-        sizes = f"({nodes}, {ranks})"
-        mesh = f'init_device_mesh("cuda", {sizes}, mesh_dim_names=("replicate", "shard"))'
-        more = "sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=" if is_fsdp1 else "mesh="
-        if strategy == "FULL_SHARD":
-            yield Candidate(
-                "hybrid", Kind.FREE, place, "shard inside of a node, replicate over nodes", more + mesh
-            )
+        what = "memory allows to keep parameters from forward to backward"
+        write, edits = f"{name}={value}", _set(calls, name, value, needed)
+        yield Candidate("keep", Kind.FREE, place, what, write, edits)
+    yield from _hybrid(calls, result["config"], strategy)
     yield from _gathered_types(seen, place, is_fsdp1=is_fsdp1)
 
 
-def _gathered_types(seen: Mapping[str, Any], place: str, *, is_fsdp1: bool) -> Iterator[Candidate]:
-    given = seen["sharding"][0]["arguments"]
-    if given.get("param_dtype") not in (None, "None", "torch.float32"):
+def _hybrid(calls: Sequence[_Seen], config: _Seen, strategy: str) -> Iterator[Candidate]:
+    each, is_fsdp1 = config.get("gpus_used_per_node") or config["gpus_per_node"], _is_fsdp1(calls[0])
+    nodes = config["gpus"] // each
+    if (
+        nodes < 2
+        or config["gpus"] % each
+        or calls[0]["arguments"]["mesh"] not in (None, 1)
+        or strategy != "FULL_SHARD"
+    ):
+        return
+    mesh = f'init_device_mesh("cuda", ({nodes}, {each}), mesh_dim_names=("replicate", "shard"))'
+    more = "sharding_strategy=ShardingStrategy.HYBRID_SHARD, device_mesh=" if is_fsdp1 else "mesh="
+    edits = (
+        Edit(calls[0], "first", (f"hybrid_mesh = {mesh}", [call.get("span") for call in calls])),
+        *_set(calls, "device_mesh" if is_fsdp1 else "mesh", "hybrid_mesh"),
+        Edit(calls[0], "imports", ("from torch.distributed.device_mesh import init_device_mesh",)),
+    )
+    if is_fsdp1:
+        edits += _set(calls, "sharding_strategy", "ShardingStrategy.HYBRID_SHARD", "ShardingStrategy")
+    what = "shard inside of a node, replicate over nodes"
+    yield Candidate("hybrid", Kind.FREE, place_of(calls[0]), what, more + mesh, edits)
+
+
+def _gathered_types(seen: _Seen, place: str, *, is_fsdp1: bool) -> Iterator[Candidate]:
+    calls = seen["sharding"]
+    if calls[0]["arguments"].get("param_dtype") not in (None, "None", "torch.float32"):
         return
     if seen["computes_in"] == "fp32":
         what = "it computes in fp32; in bf16 rounding changes"
@@ -192,65 +239,77 @@ def _gathered_types(seen: Mapping[str, Any], place: str, *, is_fsdp1: bool) -> I
         )
     else:
         return
-    policy = "param_dtype=torch.bfloat16, reduce_dtype=torch.float32"
-    kind = "mixed_precision=MixedPrecision" if is_fsdp1 else "mp_policy=MixedPrecisionPolicy"
-    yield Candidate("bf16", Kind.MISTAKE, place, what, f"{kind}({policy})")
+    name, kind = ("mixed_precision", "MixedPrecision") if is_fsdp1 else ("mp_policy", "MixedPrecisionPolicy")
+    policy = f"{kind}(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+    edits = (*_set(calls, name, policy, kind), Edit(calls[0], "imports", ("import torch",)))
+    yield Candidate("bf16", Kind.MISTAKE, place, what, f"{name}={policy}", edits)
 
 
-def _prefetch(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
-    calls = seen["sharding"]
+def _prefetch(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
+    calls, model = seen["sharding"], seen["model"]
     if not calls:
         return
-    call, units = calls[-1], seen["model"].get("units", 0)
-    given = call["arguments"]
-    is_fsdp1 = call["api"] != "fully_shard"
+    call, place, is_fsdp1 = calls[-1], place_of(calls[-1]), _is_fsdp1(calls[-1])
+    given, blocks = call["arguments"], model.get("blocks")
+    of_blocks = bool(blocks) and model["unit_classes"] == {blocks["class"]: blocks["count"]}
+    of_blocks &= call["count"] == 1 and not model.get("unwrapped_root")
     if given.get("forward_prefetch") or seen["forward_prefetch"]:
-        place = place_of(seen["forward_prefetch"] or call)
-        yield Candidate("no-forward-prefetch", Kind.NO_EFFECT, place, "forward prefetch", "leave it out")
-    elif units > 1:
-        if is_fsdp1 and given.get("backward_prefetch", "BACKWARD_PRE") != "BACKWARD_PRE":
-            write = "backward_prefetch=BackwardPrefetch.BACKWARD_PRE"
-            what = "backward does not prefetch the next unit"
-            yield Candidate("backward-prefetch", Kind.MISTAKE, place_of(call), what, write)
-        write = (
-            "for a, b in pairwise(blocks): a.set_modules_to_forward_prefetch([b])"
-            if not is_fsdp1
-            else "forward_prefetch=True"
-        )
-        yield Candidate("prefetch", Kind.FREE, place_of(call), "prefetch the next unit", write)
-    if is_fsdp1 and given.get("limit_all_gathers") is False:
+        asked = seen["forward_prefetch"] or call
+        left = _each([asked], *(("drop", "forward_prefetch") if asked is call else ("without",)))
         yield Candidate(
-            "limit", Kind.MISTAKE, place_of(call), "limit the all-gathers in flight", "limit_all_gathers=True"
+            "no-forward-prefetch", Kind.NO_EFFECT, place_of(asked), "forward prefetch", "leave it out", left
         )
-        yield Candidate("limit", Kind.NO_EFFECT, place_of(call), "limit_all_gathers=False", "leave it out")
-    blocks = seen["model"].get("blocks")
-    if not is_fsdp1 and blocks and seen["model"]["unit_classes"].get(blocks["class"]) == blocks["count"]:
+    elif model.get("units", 0) > 1:
+        late = given.get("backward_prefetch", "BACKWARD_PRE")
+        early = _set([call], "backward_prefetch", "BackwardPrefetch.BACKWARD_PRE", "BackwardPrefetch")
+        if is_fsdp1 and late != "BACKWARD_PRE":
+            write = "backward_prefetch=BackwardPrefetch.BACKWARD_PRE"
+            what = f"backward prefetches the next unit late ({late})"
+            what = what if late else "backward does not prefetch the next unit"
+            yield Candidate("backward-prefetch", Kind.MISTAKE, place, what, write, early)
+        edits: tuple[Edit, ...] | str = "the order of the units is not written in the script"
+        write = "for a, b in pairwise(blocks): a.set_modules_to_forward_prefetch([b])"
+        if is_fsdp1:
+            write, edits = "forward_prefetch=True", _set([call], "forward_prefetch", "True")
+            edits += early if late != "BACKWARD_PRE" else ()
+        elif of_blocks:
+            text = write.replace("blocks", f"{{0}}.{blocks['path']}")
+            edits = Edit(call, "after", (text,)), Edit(call, "imports", ("from itertools import pairwise",))
+        yield Candidate("prefetch", Kind.FREE, place, "prefetch the next unit", write, edits)
+    if is_fsdp1 and given.get("limit_all_gathers") is False:
+        what, left = "limit the all-gathers in flight", _each([call], "drop", "limit_all_gathers")
+        yield Candidate("limit", Kind.MISTAKE, place, what, "without limit_all_gathers=False", left)
+        yield Candidate("limit", Kind.NO_EFFECT, place, "limit_all_gathers=False", "leave it out", left)
+    if not is_fsdp1 and blocks and model["unit_classes"].get(blocks["class"]) == blocks["count"]:
         yield Candidate(
             "wrap-pairs",
             Kind.FREE,
             place_of(calls[0]),
             "units of two blocks: fewer, larger collectives",
             "for a, b in zip(blocks[::2], blocks[1::2]): fully_shard([a, b])",
+            (Edit(calls[0], "pairs"),),
         )
 
 
-def _optimizer(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+def _choices(seen: _Seen, result: _Seen) -> Iterator[Candidate]:
     for made in seen["optimizers"][:1]:
         if made["has_fused"] and not made["fused"]:
-            yield Candidate(
-                "fused", Kind.MISTAKE, place_of(made), "the optimizer is not fused", "fused=True", worth=0.01
-            )
-
-
-def _choices(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+            edits = (Edit(made, "drop", ("foreach", False)), *_set([made], "fused", "True"))
+            what = "the optimizer is not fused"
+            yield Candidate("fused", Kind.MISTAKE, place_of(made), what, "fused=True", edits, worth=0.01)
     batch, loaders = seen["batch"], seen["loaders"]
-    told = "memory allows twice the batch; the optimization changes with it"
+    what = "memory allows twice the batch; the optimization changes with it"
     if batch is not None:
-        write = f"{batch['option']} {2 * batch['value']}"
-        yield Candidate("double-batch", Kind.CHOICE, "", told, write, changes_work=True)
+        write, why = f"{batch['option']} {2 * batch['value']}", "it is an argument of the command line"
+        yield Candidate("double-batch", Kind.CHOICE, "", what, write, why, changes_work=True)
     elif loaders and loaders[0]["batch_size"]:
-        write = f"batch_size={2 * loaders[0]['batch_size']}"
-        yield Candidate("double-batch", Kind.CHOICE, place_of(loaders[0]), told, write, changes_work=True)
+        write, edits = (
+            f"batch_size={2 * loaders[0]['batch_size']}",
+            (Edit(loaders[0], "doubled", ("batch_size",)),),
+        )
+        yield Candidate(
+            "double-batch", Kind.CHOICE, place_of(loaders[0]), what, write, edits, changes_work=True
+        )
     if seen["sharding"] and not result.get("compiled"):
         yield Candidate(
             "compile",
@@ -258,10 +317,11 @@ def _choices(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Can
             place_of(seen["sharding"][0]),
             "compile each block: the first step takes longer",
             "before each block is wrapped: block.compile()",
+            _each(_leaves(seen), "before", "{0}.compile()"),
         )
 
 
-_Rule = Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[Candidate]]
+_Rule = Callable[[_Seen, _Seen], Iterator[Candidate]]
 _RULES: tuple[_Rule, ...] = (
-    habits, _waits, _root, _one_unit, _checkpointing, _sharding, _prefetch, _optimizer, _choices,
+    gradients, habits, _waits, _units, _checkpointing, _sharding, _prefetch, _choices,
 )  # fmt: skip

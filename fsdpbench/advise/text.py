@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +12,20 @@ from fsdpbench.advise.candidate import Kind
 _MOST_POSSIBLE = 6
 _MUCH = 0.1
 _NOTHING = 0.0005
+_WIDTH = 80
 
 
 def describe_advice(advice: Advice) -> str:
-    """Several lines, for people."""
-    return "\n".join(_lines(advice))
+    """Several lines, for people: words in 80 columns, lines of the script as they are."""
+    return "\n".join(line for text in _lines(advice) for line in _wrapped(text))
+
+
+def _wrapped(text: str) -> list[str]:
+    is_code = text.startswith("    ") and text[4:5] in "+-@"
+    indent = "    " if text.startswith((" ", "No ", "Not ", "Do ", "Could ")) else ""
+    return (
+        [text] if is_code else textwrap.wrap(text, _WIDTH, subsequent_indent=indent, break_long_words=False)
+    )
 
 
 def _lines(advice: Advice) -> Iterator[str]:
@@ -34,9 +44,10 @@ def _lines(advice: Advice) -> Iterator[str]:
         for each in advice.possible[:_MOST_POSSIBLE]:
             tight = " (memory is tight)" if each.trial.risky else ""
             yield f"  {gain_words(each)}: {each.candidate.write}{tight}"
+    others = [each for each in advice.nothing if each.more]
     slower = [each for each in advice.nothing if each.gain is not None]
     bounded = [each for each in advice.nothing if each.candidate.most is not None]
-    without = [each for each in advice.nothing if each.gain is None and each not in bounded]
+    without = [each for each in advice.nothing if each.gain is None and each not in (*bounded, *others)]
     unfit = [each for each in without if each.trial.status.value == "oom"]
     failed = [each for each in without if each.trial.status.value != "oom"]
     if slower:
@@ -45,6 +56,9 @@ def _lines(advice: Advice) -> Iterator[str]:
         most = max(each.candidate.most or 0.0 for each in bounded)
         names = ", ".join(each.candidate.variation for each in bounded)
         yield f"Not simulated, since so little of a step waits that they gain {most:.1%} at most: {names}"
+    for each in others:
+        more = f"{abs(each.more)} parameters {'more' if each.more > 0 else 'fewer'}"
+        yield f"Not compared: {each.candidate.variation} trains {more} than the script"
     if unfit:
         yield "Do not fit: " + ", ".join(each.candidate.variation for each in unfit)
     if failed:
@@ -58,6 +72,12 @@ def _numbered(number: int, each: Tried) -> Iterator[str]:
     told = "wrong" if candidate.kind is Kind.WRONG else gain_words(each)
     yield f"{number:>2}. {told}{less}: {place}{candidate.what}"
     yield f"    write: {candidate.write}"
+    if each.diff:
+        yield from (
+            f"    {line}" for line in each.diff.splitlines() if not line.startswith(("---", "+++", " "))
+        )
+    else:
+        yield f"    no diff: {each.no_diff}"
 
 
 def gain_words(each: Tried) -> str:
@@ -94,6 +114,9 @@ def _entry(each: Tried) -> dict[str, Any]:
         "place": candidate.place,
         "what": candidate.what,
         "write": candidate.write,
+        "diff": each.diff or None,
+        "no_diff": each.no_diff or None,
+        "trains_more": each.more,
         "gain": each.gain,
         "gain_at_most": candidate.most,
         "memory_saved": each.saves,

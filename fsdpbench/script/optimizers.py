@@ -20,11 +20,12 @@ class _Made:
     """An optimizer by its kind and where it was made."""
 
     name: str
-    place: str
+    place: dict[str, Any]
     steps: int = 0
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.place})"
+        file = os.path.basename(self.place["file"])
+        return f"{self.name} ({file}:{self.place['line']})" if file else f"{self.name} (?)"
 
 
 class Optimizers:
@@ -47,9 +48,7 @@ class Optimizers:
         kind.__init__ = init
 
     def _remember(self, optimizer: torch.optim.Optimizer) -> _Made:
-        frame = self._own_files.innermost()
-        place = "?" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        made = _Made(type(optimizer).__name__, place)
+        made = _Made(type(optimizer).__name__, self._own_files.place(self._own_files.innermost()))
         self._made.append(made)
         return made
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import linecache
 import os
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -55,6 +58,17 @@ class OwnFiles:
         if not name.startswith(self._folder) or name.startswith(_NOT_THE_SCRIPTS):
             return False
         return not any(part in name[len(self._folder) :].split(os.sep) for part in _INSTALLED)
+
+    def place(self, frame: FrameType | None) -> dict[str, Any]:
+        """`file`, `line` and `text` that run in a frame, and the `span` of the call there: its first and last
+        line, and its columns in bytes."""
+        if frame is None:
+            return {"file": "", "line": 0, "text": ""}
+        code = frame.f_code
+        file = self.whole_name(code.co_filename)
+        span = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,))
+        text = linecache.getline(file, frame.f_lineno).strip()
+        return {"file": file, "line": frame.f_lineno, "text": text, "span": None if None in span else [*span]}
 
     def innermost(self) -> FrameType | None:
         """The frame of the script's own that runs; where there is none, the innermost of a library that is

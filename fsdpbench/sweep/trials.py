@@ -40,6 +40,8 @@ class Trial:
     """The model's, of one step."""
     risky: bool = False
     """Whether memory fits only inside the prediction's error, or with retries."""
+    untrained: int = 0
+    """Parameters of a script's optimizers that have no gradient in any step."""
     took_s: float = 0.0
     """Real seconds that the simulation took."""
 
@@ -86,6 +88,7 @@ def trial_of(config: Config, result: dict[str, Any]) -> Trial:
         result.get("memory_account"),
         step * result["tflops_per_gpu"] * 1e12 if step and result.get("tflops_per_gpu") else None,
         bool((result.get("interval") or {}).get("risky")),
+        ((result.get("script") or {}).get("observed") or {}).get("gradients", {}).get("without", 0),
         float((result.get("bench") or {}).get("duration_s") or 0.0),
     )
 

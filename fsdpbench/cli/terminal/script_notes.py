@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 _TOLD = 5
 _GIB = 2**30
+_SETTINGS = re.compile(r" \([a-z_]+=[^()]*\)")
 _COSTS = {
     "exposed_communication": "communication that nothing hides",
     "idle": "an idle GPU",
@@ -46,7 +48,8 @@ def _largest_cost(result: Mapping[str, Any]) -> str | None:
     cost = f"{_COSTS[name]}, {seconds / total:.1%}"
     told = f"{computing:.0%} of a step computes; the largest cost beside it: {cost}"
     verdict = (result.get("verdict") or {}).get("sentence")
-    return f"{told}. {verdict}" if verdict else told
+    # Without the settings of the bench that it names: a script has none of them.
+    return f"{told}. {_SETTINGS.sub('', verdict)}" if verdict else told
 
 
 def script_notes(result: Mapping[str, Any]) -> list[str]:

@@ -106,5 +106,17 @@ def bare_parameters(root: nn.Module) -> int:
     return sum(p.numel() for p in root.parameters() if p.requires_grad and id(p) not in covered)
 
 
+def parameter_names() -> dict[int, str]:
+    """The names of all parameters by their identity, from the outermost module on."""
+    every = _modules()
+    below = {id(child) for each in every for child in each.children()}
+    return {
+        id(parameter): ".".join(part for part in name.split(".") if part not in (*_WRAPPERS, "module"))
+        for each in every
+        if id(each) not in below
+        for name, parameter in each.named_parameters()
+    }
+
+
 def _modules() -> list[nn.Module]:
     return [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]

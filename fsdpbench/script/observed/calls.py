@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-import linecache
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +18,7 @@ from fsdpbench.script.interposing.arguments import batch_argument
 from fsdpbench.script.interposing.blocks import blocks_of
 from fsdpbench.script.interposing.calls import around_init, around_loader, replace_fully_shard
 from fsdpbench.script.interposing.checkpoints import replace_checkpoint
+from fsdpbench.script.observed.wrappers import Wrapped, Wrappers
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.torch_internals import checkpoint_wrappers as wrappers
 
@@ -40,10 +41,8 @@ class Calls:
         self.prefetching: dict[str, Any] | None = None
         self.blocks: dict[str, Any] | None = None
         """Of the last module that was wrapped and has blocks: their path, class and count."""
-        self.on_wrapping: Callable[[Any, dict[str, Any]], None] = lambda module, place: None
-        self.roots: list[Any] = []
-        """Modules that were wrapped, the last of which is the model where it is one."""
         self._own_files = own_files
+        self.wrappers = Wrappers(self.place)
         replace_fully_shard(self._fully_shard)
         self._around_fsdp1()
         around_loader(self._loader)
@@ -53,12 +52,8 @@ class Calls:
         self._around_prefetching()
 
     def place(self) -> dict[str, Any]:
-        """`file`, `line` and `text` of the script's own that runs."""
-        frame = self._own_files.innermost()
-        if frame is None:
-            return {"file": "", "line": 0, "text": ""}
-        file = self._own_files.whole_name(frame.f_code.co_filename)
-        return {"file": file, "line": frame.f_lineno, "text": linecache.getline(file, frame.f_lineno).strip()}
+        """Of the script's own call that runs, as `OwnFiles.place` says it."""
+        return self._own_files.place(self._own_files.innermost())
 
     def _fully_shard(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -79,8 +74,7 @@ class Calls:
             nonlocal inside
             if not inside:
                 named = kwargs | dict(zip(names, args, strict=False))
-                self._note_sharding("FullyShardedDataParallel", module, named)
-                self.roots[-1] = made
+                self._note_sharding("FullyShardedDataParallel", module, named).module = weakref.ref(made)
             before, inside = inside, True
             try:
                 original(made, module, *args, **kwargs)
@@ -89,22 +83,24 @@ class Calls:
 
         kind.__init__ = init
 
-    def _note_sharding(self, api: str, module: Any, kwargs: dict[str, Any]) -> None:
+    def _note_sharding(self, api: str, module: Any, kwargs: dict[str, Any]) -> Wrapped:
         place = self.place()
-        self.on_wrapping(module, place)
-        self.roots.append(module)
+        wrapped = self.wrappers.note(api, module, kwargs, place)
         together = len(module) if isinstance(module, list | tuple) else 1
         # Now, since what FSDP1 wraps has other sizes.
         if isinstance(module, nn.Module) and (found := blocks_of(module)) is not None:
             self.blocks = {"path": found.path, "class": found.class_name, "count": len(found.modules)}
+        where = {name: place.get(name) for name in ("file", "line", "span")}
         for call in self.sharding:
-            if (call["file"], call["line"]) == (place["file"], place["line"]):
+            if where.items() <= call.items():
                 call["count"] += 1
                 call["together"] = max(call["together"], together)
-                return
+                return wrapped
+        arguments = _told(kwargs)
         self.sharding.append(
-            {"api": api, **place, "count": 1, "together": together, "arguments": _told(kwargs)}
+            {"api": api, **where, **place, "count": 1, "together": together, "arguments": arguments}
         )
+        return wrapped
 
     def _loader(self, dataset: Any, kwargs: dict[str, Any]) -> None:
         told = {name: kwargs.get(name) for name in ("batch_size", "num_workers", "pin_memory")}

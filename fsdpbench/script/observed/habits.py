@@ -1,6 +1,5 @@
-"""What a script does that costs little or is wrong at any cost: an optimizer made before the model is
-wrapped, backward inside of autocast, gradients filled with zeros, norms taken one by one, autograd's search
-for NaN and CUDA's launches one by one left on."""
+"""What a script does that costs time for nothing: backward inside of autocast, gradients filled with zeros,
+norms taken one by one, autograd's search for NaN and CUDA's launches one by one left on."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import functools
 import linecache
 import os
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -30,18 +28,14 @@ class Habits:
     """Notes them. `place` tells the script's line that runs."""
 
     def __init__(self, own_files: OwnFiles, place: Callable[[], Place]) -> None:
-        self.early_optimizer: Place | None = None
         self.backward_in_autocast: Place | None = None
         self.zeroed: Place | None = None
         self.anomaly: Place | None = None
         self._asked_for_anomaly: Place | None = None
         self._own_files = own_files
         self._place = place
-        self._optimized: dict[int, tuple[weakref.ref[Any], Place]] = {}
-        """Parameters of optimizers by their identity, and where the optimizer was made."""
         self._norms: Counter[tuple[str, int]] = Counter()
         self._norm_places: dict[tuple[str, int], Place] = {}
-        self._around(torch.optim.Optimizer, "add_param_group", self._group)
         self._around(torch.Tensor, "backward", self._backward)
         for kind in (torch.autograd.detect_anomaly, torch.autograd.set_detect_anomaly):
             self._around(kind, "__init__", self._asks_for_anomaly)
@@ -49,25 +43,6 @@ class Habits:
         self._around(nn.Module, "zero_grad", self._zero_grad)
         for owner, name in ((torch.Tensor, "norm"), (torch, "norm"), (torch.linalg, "vector_norm")):
             self._around(owner, name, self._norm)
-
-    def wrapping(self, module: Any, place: Place) -> None:
-        """`module` is about to be wrapped at `place`."""
-        if self.early_optimizer is not None or not self._optimized:
-            return
-        for each in module if isinstance(module, list | tuple) else [module]:
-            for parameter in each.parameters():
-                known, made = self._optimized.get(id(parameter), (None, {}))
-                if known is not None and known() is parameter:
-                    self.early_optimizer = {**made, "wrapped_at": place["line"]}
-                    return
-
-    def _group(self, optimizer: Any, param_group: dict[str, Any]) -> None:
-        place, held = self._place(), param_group["params"]
-        if not isinstance(held, list | tuple | torch.Tensor):
-            held = param_group["params"] = list(held)
-        for one in [held] if isinstance(held, torch.Tensor) else held:
-            parameter = one[1] if isinstance(one, tuple) else one  # (name, parameter)
-            self._optimized[id(parameter)] = weakref.ref(parameter), place
 
     def _backward(self, *args: Any, **kwargs: Any) -> None:
         if self.backward_in_autocast is None and torch.is_autocast_enabled("cuda"):
@@ -120,7 +95,6 @@ class Habits:
             if count >= _SEVERAL * steps:
                 norms = {**self._norm_places[key], "per_step": count / steps}
         return {
-            "early_optimizer": self.early_optimizer,
             "backward_in_autocast": self.backward_in_autocast,
             "zeroed": self.zeroed,
             "anomaly": self.anomaly,

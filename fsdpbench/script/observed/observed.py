@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fsdpbench.script.interposing.blocks import (
@@ -17,13 +16,15 @@ from fsdpbench.script.interposing.blocks import (
     blocks_of,
     class_name,
     is_unit,
+    parameter_names,
     unwrapped_root,
 )
 from fsdpbench.script.interposing.calls import around_init
 from fsdpbench.script.observed.calls import Calls
+from fsdpbench.script.observed.exchange import Exchange
+from fsdpbench.script.observed.gradients import Gradients
 from fsdpbench.script.observed.habits import Habits
 from fsdpbench.script.observed.loaders import Loaders
-from fsdpbench.script.observed.syncs import Syncs
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.sim import Simulation
@@ -36,8 +37,7 @@ class Observed:
     def __init__(self, own_files: OwnFiles, waits: Waits, folder: Path, simulation: Simulation) -> None:
         self.calls = Calls(own_files)
         self.habits = Habits(own_files, self.calls.place)
-        self.calls.on_wrapping = self.habits.wrapping
-        self.syncs = Syncs(self.calls.place)
+        self.gradients = Gradients(self.calls.place, Exchange(simulation), self.calls.wrappers)
         self.loaders = Loaders(folder, simulation)
         self.waits = waits
         self._own_files = own_files
@@ -50,6 +50,7 @@ class Observed:
         if self._model is None:
             with contextlib.suppress(Exception):  # a model may be anything
                 self._model = self._described()
+                self.gradients.names = parameter_names()
 
     def _look_at_loop(self) -> None:
         """An optimizer of the script's own has stepped."""
@@ -59,8 +60,10 @@ class Observed:
 
     def _described(self) -> dict[str, Any]:
         bare = unwrapped_root()
-        modules = [each for each in self.calls.roots if isinstance(each, nn.Module)]
-        model = bare or (modules[-1] if modules else None)
+        wrapped = [
+            each.module() for each in self.calls.wrappers.made if each.api != "DistributedDataParallel"
+        ]
+        model = bare or (wrapped[-1] if wrapped else None)
         if model is None:
             return {}
         units = [each for each in model.modules() if is_unit(each)]
@@ -89,7 +92,7 @@ class Observed:
             "batch": calls.batch,
             "waits": self.waits.to_list(steps),
             **self.habits.to_dict(steps),
-            **self.syncs.to_dict(steps),
+            "gradients": self.gradients.to_dict(),
         }
 
 

@@ -7,7 +7,6 @@ FSDP waits too (its rate limiter), and so does a gradient scaler: those waits ar
 from __future__ import annotations
 
 import functools
-import linecache
 import os
 import sys
 from collections import defaultdict
@@ -34,8 +33,8 @@ _TORCHS_OWN = tuple(
 )
 _LONGEST = 120
 _MOST_CALLERS = 8
-FrameLine = tuple[CodeType, str, int]
-"""What ran, in which file and line."""
+_Caller = tuple[CodeType, dict[str, Any]]
+"""The code that ran, and the place of its call."""
 
 
 @dataclass
@@ -45,8 +44,9 @@ class _Place:
     counts: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     waited: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     copies_in: int = 0
-    callers: tuple[FrameLine, ...] = ()
-    """Lines of the script's own that led there, the nearest first."""
+    text: dict[str, Any] = field(default_factory=dict)
+    callers: tuple[_Caller, ...] = ()
+    """Calls of the script's own that led there, the nearest first."""
 
 
 class Waits:
@@ -87,25 +87,26 @@ class Waits:
                 return original(*args, **kwargs)
             finally:
                 self._inside = False
-                line, copies_in, callers = found
+                frame, copies_in = found
+                line = self._own_files.whole_name(frame.f_code.co_filename), frame.f_lineno
                 place, step = self._places[line], self.step()
                 place.counts[step] += 1
                 place.waited[step] += self._simulation.cpu_ns() - before
                 place.copies_in += copies_in
-                place.callers = place.callers or callers
+                if not place.text:
+                    place.text, place.callers = self._place(frame), self._callers(frame.f_back)
 
         return wait
 
-    def _line(self) -> tuple[tuple[str, int], bool, tuple[FrameLine, ...]] | None:
-        """The script's line that waits, whether it copies to the device, and who called it; None where FSDP
-        waits, or a library."""
+    def _line(self) -> tuple[FrameType, bool] | None:
+        """The script's frame that waits, and whether it copies to the device; None where FSDP waits, or a
+        library."""
         frame: FrameType | None = sys._getframe(2)
         copies_in = False
         while frame is not None:
             name = frame.f_code.co_filename
             if self._own_files.has(name):
-                line = self._own_files.whole_name(name), frame.f_lineno
-                return line, copies_in, self._callers(frame.f_back)
+                return frame, copies_in
             if name.startswith(_TORCHS_OWN):
                 return None
             copies_in |= (
@@ -114,21 +115,17 @@ class Waits:
             frame = frame.f_back
         return None
 
-    def _callers(self, frame: FrameType | None) -> tuple[FrameLine, ...]:
-        found: list[FrameLine] = []
+    def _place(self, frame: FrameType) -> dict[str, Any]:
+        place = self._own_files.place(frame)
+        return {**place, "text": place["text"][:_LONGEST]}
+
+    def _callers(self, frame: FrameType | None) -> tuple[_Caller, ...]:
+        found: list[_Caller] = []
         while frame is not None and len(found) < _MOST_CALLERS:
-            name = frame.f_code.co_filename
-            if self._own_files.has(name):
-                found.append((frame.f_code, self._own_files.whole_name(name), frame.f_lineno))
+            if self._own_files.has(frame.f_code.co_filename):
+                found.append((frame.f_code, self._place(frame)))
             frame = frame.f_back
         return tuple(found)
-
-    def _called(self, place: _Place) -> dict[str, Any] | None:
-        """The line of the training loop, where what waits is in a function that it calls."""
-        for code, file, line in place.callers:
-            if code is self.loop:
-                return {"file": file, "line": line, "text": linecache.getline(file, line).strip()[:_LONGEST]}
-        return None
 
     def to_list(self, steps: int) -> list[dict[str, Any]]:
         """Lines that wait in every step but the first of the `steps` that ended, the longest waits first.
@@ -138,19 +135,18 @@ class Waits:
         """
         wanted = range(1, steps)
         found = []
-        for (file, line), place in self._places.items():
+        for place in self._places.values():
             if not wanted or not all(place.counts.get(step) for step in wanted):
                 continue
             count = sum(place.counts[step] for step in wanted)
             found.append(
                 {
-                    "file": file,
-                    "line": line,
-                    "text": linecache.getline(file, line).strip()[:_LONGEST],
+                    **place.text,
                     "per_step": count / len(wanted),
                     "waited_s_per_step": sum(place.waited[step] for step in wanted) / len(wanted) / 1e9,
                     "copies": place.copies_in > 0,
-                    "called": self._called(place),
+                    # The line of the training loop, where what waits is in a function that it calls.
+                    "called": next((each for code, each in place.callers if code is self.loop), None),
                 }
             )
         return sorted(found, key=lambda each: -each["waited_s_per_step"])

@@ -136,15 +136,15 @@ def _follow_choices(
     results: list[torch.Tensor],
 ) -> None:
     """What is known of the results of an operator that took a router's choice, or a mask made of it."""
-    written = _written(operator, args, kwargs)
+    changed = written(operator, args, kwargs)
     old = {id(tensor.untyped_storage()) for tensor in taken}
-    if not written and all(id(tensor.untyped_storage()) in old for tensor in results):
+    if not changed and all(id(tensor.untyped_storage()) in old for tensor in results):
         return  # views
     found = followed_choice(operator._schema.name.removeprefix("aten::"), args, taken, choices, results)
-    for tensor in written or results[:1]:
+    for tensor in changed or results[:1]:
         if found.number is not None:
             learn(tensor, found.number, assumed=True)
-        if found.choice is not None or written:
+        if found.choice is not None or changed:
             mark(tensor, found.choice)
 
 
@@ -163,7 +163,7 @@ def _follow_known(
         if known is not None and not is_view:
             learn(tensor, known.value, assumed=known.assumed)
     if known is None and operator._schema.name != _UPDATE_SCALE:
-        for tensor in _written(operator, args, kwargs):
+        for tensor in written(operator, args, kwargs):
             forget(record_of(tensor.untyped_storage()))
 
 
@@ -237,7 +237,8 @@ def _writes(operator: Any) -> bool:
     return bool(_write_places(operator))
 
 
-def _written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors of a call that its operator writes to."""
     places = _write_places(operator)
     return _tensors(
         [

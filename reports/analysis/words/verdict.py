@@ -253,15 +253,26 @@ def _cpu_bound(rank: RankAnalysis) -> Iterable[Finding]:
 
 
 def _copies(rank: RankAnalysis) -> Iterable[Finding]:
-    """Copies that run beside nothing else, as between host and device with CPU offload."""
+    """Copies that run beside nothing else; only what goes to the host and back may be offloaded shards."""
     share = rank.time.memory_copy / rank.time.total
-    suggestions = (Suggestion("cpu_offload", "false"),)
+    there, back = (
+        sum(each.time for each in rank.names if re.search(words, each.name))
+        for words in (r"DtoH|CopyDeviceToHost", r"HtoD|CopyHostToDevice")
+    )
+    both = 4 * min(there, back) > there + back
+    suggestions = (Suggestion("cpu_offload", "false"),) if both else ()
+    where, remedy = "on the device", "no FSDP setting moves them"
+    if both:
+        where, remedy = "to the host and back", f"keep it on the device ({_settings(suggestions)})"
+    elif there or back:
+        where, remedy = ("from the host", "copy from pinned memory, before the data are needed")
+        where, remedy = ("to the host", "copy less often") if there > back else (where, remedy)
     yield Finding(
         "memory_copies",
         share,
         share,
-        f"{_percent(share)} of the step the device does nothing but copy memory: keep the data there "
-        f"({_settings(suggestions)}); predicted gain at most {_percent(share)} of the step.",
+        f"{_percent(share)} of the step the device does nothing but copy memory {where}: {remedy}; "
+        f"predicted gain at most {_percent(share)} of the step.",
         suggestions,
     )
 

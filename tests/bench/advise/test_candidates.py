@@ -47,9 +47,11 @@ def test_a_wait_in_every_step_is_a_fault_with_its_line() -> None:
     assert (each.kind, each.place) == (Kind.FAULT, "train.py:57")
     assert each.write == "if step % 100 == 0: print(loss.item())"
     copy = wait | {"text": 'x.to("cuda", non_blocking=True)', "copies": True}
-    each = found({"waits": [copy]})["no-waits"]
+    loader = {"file": "/a/train.py", "line": 50, "batch_size": None, "num_workers": 0, "pin_memory": False}
+    each = found({"waits": [copy], "loaders": [loader]})["no-waits"]
     assert "non_blocking=True has no effect" in each.what
-    assert "pin_memory=True" in each.write
+    assert "pin_memory=True in the DataLoader" in each.write
+    assert "DataLoader" not in found({"waits": [copy]})["no-waits"].write, "the script has none"
 
 
 def test_units_other_than_the_blocks_are_told() -> None:
@@ -118,9 +120,6 @@ def test_a_run_without_figures_has_no_candidates() -> None:
 
 def test_what_is_wrong_at_any_cost_is_named_with_its_line() -> None:
     place = {"file": "/a/train.py", "line": 30, "text": "optimizer = AdamW(model.parameters())"}
-    early = found({"early_optimizer": {**place, "wrapped_at": 41}})[""]
-    assert (early.kind, early.place) == (Kind.WRONG, "train.py:30")
-    assert "line 41" in early.what
     assert found({"backward_in_autocast": place})[""].kind is Kind.FAULT
     assert found({"zeroed": place})["none-grads"].write.startswith("zero_grad(set_to_none=True)")
 
@@ -171,19 +170,54 @@ def test_what_is_for_finding_errors_is_named_and_not_what_waits_because_of_it() 
     assert (outside.kind, outside.place) == (Kind.FAULT, "")
 
 
-def test_what_trains_nothing_is_wrong_and_is_told_once() -> None:
-    def told(**seen: Any) -> list[Any]:
-        return [each for each in found(seen).values() if each.kind is Kind.WRONG]
+STEP = {"file": "/a/train.py", "line": 12, "text": "optimizer.step()", "names": ["a.b", "c", "d"], "ranks": 1}
 
-    off = {"file": "/a/train.py", "line": 9, "text": "model.set_requires_gradient_sync(False)"}
-    step = {"file": "/a/train.py", "line": 12, "text": "optimizer.step()"}
-    (wrong,) = told(never_reduced=off, without_gradients=step)
-    assert (wrong.place, "set_requires_gradient_sync(True)" in wrong.write) == ("train.py:9", True)
-    (wrong,) = told(never_reduced=off | {"text": "with model.no_sync():"})
-    assert "outside of no_sync()" in wrong.write
-    (wrong,) = told(without_gradients=step)
-    assert wrong.place == "train.py:12"
-    assert not told()
+
+def told(kind: str, cause: str, count: int = 3, **more: Any) -> Any:
+    """The one advice on such a finding of gradients."""
+    finding = {**STEP, "kind": kind, "cause": cause, "count": count, **more}
+    every = candidates(
+        {
+            "config": {"gpus": 8, "gpus_per_node": 8},
+            "script": {
+                "observed": SEEN
+                | {"gradients": {"parameters": 26, "world": 8, "without": 0, "findings": [finding]}}
+            },
+        }
+    )
+    (found,) = [each for each in every if not each.variation]
+    return found
+
+
+def test_gradients_that_do_not_exist_are_named_with_their_cause() -> None:
+    early = told("without", "replaced", wrapped_at=41, wrapped_span=[1, 1, 0, 4])
+    assert (early.kind, "line 41" in early.what) == (Kind.WRONG, True)
+    off = told("without", "off", switch="set_requires_gradient_sync")
+    assert (off.kind, off.write) == (
+        Kind.WRONG,
+        "model.set_requires_gradient_sync(True) before the last backward of a step",
+    )
+    assert "3 of 26 trainable parameters (a.b, c, ...) have no gradient in any step" in off.what
+    assert "outside of no_sync()" in told("apart", "off", switch="no_sync").write
+    reentrant = told("without", "reentrant", 24)
+    assert (reentrant.kind, "enable_input_require_grads" in reentrant.write) == (Kind.WRONG, True)
+    assert told("without", "unused").kind is Kind.FAULT, "a part that is not used is no error"
+    assert told("without", "unused", 26).kind is Kind.WRONG
+
+
+def test_gradients_that_ranks_do_not_exchange_are_named_with_their_cause() -> None:
+    alone = told("apart", "group", api="FullyShardedDataParallel", shape=(8, 1), has_mesh=True)
+    assert "exchanged in none of these steps" in alone.what
+    assert "8x1 device_mesh shards over one rank" in alone.what
+    assert alone.write == "sharding_strategy=ShardingStrategy.NO_SHARD, without device_mesh="
+    half = told("apart", "group", api="fully_shard", shape=(4,), has_mesh=True, ranks=4)
+    assert "reduced over 4 of the 8 ranks only" in half.what
+    assert half.write == "without mesh=, for all ranks"
+    ddp = told("apart", "group", api="DistributedDataParallel", shape=(4,), has_mesh=False, ranks=4)
+    assert ddp.write == "without process_group=, for all ranks"
+    ignored = told("apart", "ignored", ignored="ignored_modules")
+    assert "ignored_modules=" in ignored.what
+    assert "not reduced after the last backward" in told("late", "off", switch="no_sync").what
 
 
 def test_a_wait_in_a_helper_is_mended_where_the_loop_calls_it() -> None:

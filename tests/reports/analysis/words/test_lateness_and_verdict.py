@@ -333,15 +333,31 @@ def test_retries(tmp_path: Path, trace_builder: Any) -> None:
     assert "retries once a step, mostly in backward; computation stops for 20 %" in rank.verdict.sentence
 
 
-def test_copies_that_nothing_runs_beside(tmp_path: Path, trace_builder: Any) -> None:
+@pytest.mark.parametrize(
+    ("kinds", "words", "settings"),
+    [
+        (("HtoD (Pinned -> Device)",), "from the host: copy from pinned memory", []),
+        (("DtoH (Device -> Pageable)",), "to the host: copy less often", []),
+        (("DtoD (Device -> Device)",), "on the device: no FSDP setting moves them", []),
+        (("HtoD (Pinned -> Device)", "DtoH (Device -> Pinned)"), "and back", ["cpu_offload"]),
+    ],
+)
+def test_copies_that_nothing_runs_beside(
+    kinds: tuple[str, ...], words: str, settings: list[str], tmp_path: Path, trace_builder: Any
+) -> None:
+    """Offload is named where data go to the host and come back, and only there."""
     built = trace_builder()
     built.step(0, at(0), at(1000))
-    built.kernel("Memcpy HtoD (Pinned -> Device)", at(10), at(260), launch=at(1), category="gpu_memcpy")
+    for place, kind in enumerate(kinds):
+        start, end = 10 + place * 100, 110 + place * 100 if len(kinds) > 1 else 260
+        built.kernel(f"Memcpy {kind}", at(start), at(end), launch=at(1), category="gpu_memcpy")
     built.kernel("k", at(210), at(990), launch=at(2))
     rank = analyze([built.write(tmp_path / "rank0_trace.json")]).ranks[0]
     assert rank.verdict is not None
     (finding,) = rank.verdict.findings
     assert (finding.cause, finding.share) == ("memory_copies", 0.2)
+    assert words in finding.text
+    assert [each.setting for each in finding.suggestions] == settings
 
 
 def test_other_collectives_are_told_without_a_setting(tmp_path: Path, trace_builder: Any) -> None:
