@@ -20,7 +20,7 @@ import pytest
 from forked_commands import CommandServer, Outcome, violations
 
 SHAPE = "--model gpt --shape layers=1,d_model=32,heads=1,vocab=64,max_seq=16 --gpus 2 --device sim"
-SWEEP = f"sweep {SHAPE} --batch 1 -o run"
+SWEEP = f"sweep {SHAPE} --system impl-fsdp2 --wrap block --batch 1 --max-points 1 -o run"
 SCRIPT = """\
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -42,7 +42,7 @@ COMMANDS = {
     "sanitized": (f"run {SHAPE} --sanitize -o run",),
     "script": ("run --script train.py --gpus 2 --device sim -o run",),
     "checked script": ("run --script train.py --gpus 2 --device sim --check-ranks 2 -o run",),
-    "tune": (f"tune {SHAPE} --batch 1 --trials 2 --finalists 1 -o run",),
+    "tune": (f"tune {SHAPE} --system impl-fsdp2 --wrap block --batch 1 --trials 2 --finalists 1 -o run",),
     "on a CPU": (f"run {SHAPE.replace('--device sim', '--device cpu')} --timed-steps 2 -o run",),
     "report": (SWEEP, "report run"),
     "report in other forms": (

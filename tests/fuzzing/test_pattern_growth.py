@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from patterns import Pattern, patterns, texts
+from patterns import Pattern, patterns, phrases, texts
+
+from fsdpbench.configuration.settings import SETTINGS
+from fsdpbench.numbers import finite_number, whole_number, with_unit
+from fsdpbench.reports.analysis.device.naming import collective_type
+from fsdpbench.reports.analysis.operators.families import family_of
+from fsdpbench.reports.out_of_memory import read_log
+from fsdpbench.reports.reading import parse_json, parse_toml
+from fsdpbench.sim.allocator.conf import AllocatorConf
+from fsdpbench.sweep.shape_text import parse_shape
 
 SIZES = (250, 1000, 4000, 16_000, 64_000)
 _MEASURABLE_S = 0.02
@@ -80,3 +89,52 @@ def test_the_oracle_lets_a_linear_expression_pass() -> None:
     assert not any(
         steep(Pattern("here", re.compile(r"worker \(pid[^)]{0,200}+\) is|(?<![0-9])[0-9]++ bytes")))
     )
+
+
+def _quietly(read: Callable[[str], object]) -> Callable[[str], object]:
+    def tried(text: str) -> object:
+        try:
+            return read(text)
+        except ValueError:
+            return None
+
+    return tried
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    "explain": read_log,
+    "TOML": _quietly(lambda text: parse_toml(text, "here")),
+    "TOML value": _quietly(lambda text: parse_toml(f'a = "{text}"', "here")),
+    "JSON": _quietly(lambda text: parse_json(text, "here")),
+    "kernel": collective_type.__wrapped__,
+    "family": lambda name: family_of(name, False, False),
+    "setting": _quietly(lambda text: SETTINGS["wrap"].parse(text)),
+    "allocator": _quietly(AllocatorConf.parse),
+    "shape": _quietly(parse_shape),
+    "lengths": _quietly(whole_number),
+    "decimal": _quietly(finite_number),
+    "size": _quietly(lambda text: with_unit(text, {"gb": 10**9})),
+}
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", READERS)
+def test_no_reader_is_steep(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """End to end: what lies between the expressions counts too."""
+    read, failures = READERS[name], []
+    found = {sample for each in patterns() for sample, _ in phrases(each.pattern) if 0 < len(sample) < 60}
+    for sample in sorted(found):
+        before = 0.0
+        for size in (6250, 25_000, 100_000):
+            text = (sample * size)[:size]
+            began = time.process_time()
+            read(text)
+            took = time.process_time() - began
+            if took > 5 * _MEASURABLE_S and before and took / before > _STEEP:
+                failures.append(f"{sample!r}: {before:.3f} s, then {took:.3f} s for {size:,} characters")
+                break
+            before = took
+    with capsys.disabled():
+        print(f"\n{name}: {len(found)} phrases tried, {len(failures)} steep")
+    assert not failures, "\n".join(failures)
