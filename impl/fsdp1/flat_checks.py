@@ -1,4 +1,6 @@
-"""Modules that are called outside of their unit's forward, while their parameters are sharded."""
+"""Misuse of a unit's sharded parameters: modules called outside of their unit's forward, changes before
+backward.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,23 @@ def check_first_calls(unit: Unit) -> None:
     """
     for module in {place.module for parameter in unit.parameters for place in parameter.places}:
         _CallCheck(unit, module)
+
+
+def check_unchanged(unit: Unit, error: type[Exception]) -> None:
+    """Raise where the user changed a unit's parameters since its forward: gradients would be of both values.
+
+    Args:
+        error: raised for new data and for other parameters; a write in place is always a RuntimeError.
+    """
+    presentation = unit.presentation
+    assert isinstance(presentation, (FlatPresentation, OriginalPresentation))
+    written = presentation.changed()
+    if written or (not unit.shows_unsharded and presentation.replaced()):
+        how = "written to in place" if written else "replaced, or given new data"
+        raise (RuntimeError if written else error)(
+            "FSDP does not support changing the parameters between forward and backward, but those of unit "
+            f"'{unit.name}' were {how} since its forward: change them after backward, or run forward again"
+        )
 
 
 class _CallCheck:

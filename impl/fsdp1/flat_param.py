@@ -142,7 +142,7 @@ class FlatPresentation:
                 "an optimizer in backward steps with use_orig_params=True only: a flat parameter's optimizer "
                 "would never step"
             )
-        wrote = flat.data_ptr() != self.shard.data_ptr()
+        wrote = self.replaced()
         if wrote:
             self._check_elements()
             before_write()
@@ -175,6 +175,10 @@ class FlatPresentation:
 
     def changed(self) -> bool:
         return self.flat_param._version != self._version
+
+    def replaced(self) -> bool:
+        """Whether the flat parameter was given other data since."""
+        return self.flat_param.data_ptr() != self.shard.data_ptr()
 
     def flat(self) -> FlatParameter:
         """The flat parameter."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from ..shared.settings import (
     ShardingStrategy,
     UnitPrecision,
 )
-from .flat_checks import check_first_calls
+from .flat_checks import check_first_calls, check_unchanged
 from .flat_extension import pre_flatten_transform
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
@@ -224,6 +225,8 @@ def _make_units(module: nn.Module, owned: Owned, how: FlatSharding) -> Sequence[
     unit.hides = use_orig_params
     unit.kept_without_grad = False
     unit.refuses_writes = True
+    stays = use_orig_params and unit.reshard_after_forward is False
+    unit.before_backward = partial(check_unchanged, unit, AssertionError if stays else RuntimeError)
     kept = set(flattened) if use_orig_params else set()
     mark_replaced((p for p in originals if p not in kept), owned.title)
     check_first_calls(unit)

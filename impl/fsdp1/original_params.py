@@ -8,7 +8,8 @@ and new objects (``module.weight = nn.Parameter(...)``) act on them; each gather
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from itertools import repeat
+from operator import attrgetter, is_
 
 import torch
 from torch import nn
@@ -31,6 +32,7 @@ from .flat_param import (
 )
 
 _ADDRESS = torch.Tensor.data_ptr
+_MEMORY = torch.Tensor.untyped_storage
 _VERSION = attrgetter("_version")
 
 
@@ -93,6 +95,14 @@ class OriginalPresentation(ShownInPlace):
 
     def changed(self) -> bool:
         return self._versions != list(map(_VERSION, self.sharded))
+
+    def replaced(self) -> bool:
+        """Whether the modules hold other parameters than these, or these other data, since.
+
+        Also data without elements is seen, so that all ranks find the same.
+        """
+        own = repeat(self.shard.untyped_storage())
+        return not (is_shown(self._show_sharded) and all(map(is_, map(_MEMORY, self.sharded), own)))
 
     @torch.no_grad()
     def _take_up_replaced(self) -> None:

@@ -21,7 +21,7 @@ of saved tensors therefore sees no change, and there is none: each gather writes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from operator import attrgetter
 
@@ -33,6 +33,7 @@ from ..collectives.custom_comm import AllGather
 from ..shared.annotations import UnitLabels, span
 from ..shared.layout import UnitLayout
 from ..shared.settings import UnitPrecision
+from ..shared.torch_internals import current_graph_task_id
 from .context import Context
 from .gathering import Gathering
 from .gradient_state import GradientState
@@ -90,6 +91,8 @@ class Unit(Gathering):
         """Whether what forward does not free stays after a forward without gradients too."""
         self.refuses_writes = False
         """Whether training refuses a forward that writes to its gathered parameters."""
+        self.before_backward: Callable[[], None] | None = None
+        """Raises where the sharded parameters changed since forward gathered them."""
         self._versions: list[int] = []
         self._hidden = False
         self.smaller = smaller
@@ -161,7 +164,8 @@ class Unit(Gathering):
         """Issue the all-gather; a no-op unless sharded. Nothing waits for it yet."""
         if self.state is not UnitState.SHARDED:
             return
-        self.take_up_changes()
+        if self.before_backward is None or current_graph_task_id() == -1:
+            self.take_up_changes()  # backward computes with the values of forward, or not at all
         if self.fetches:
             if self._context is not None and self._context.rank_check is not None:
                 self._context.rank_check.agree(self.groups.shard, f"all-gather of unit '{self.name}'")

@@ -1,0 +1,581 @@
+"""Situations while ``FullyShardedDataParallel`` wraps a module."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from flat_programs import CPU, Net, Side
+from outcomes.rows import FLAT_DOC, Table
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+
+TABLE = Table(FLAT_DOC)
+row = TABLE.row
+BOTH = {"modes": (False, True)}
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(8, 8)
+
+
+def two() -> nn.Sequential:
+    return nn.Sequential(linear(), linear())
+
+
+def x() -> torch.Tensor:
+    return torch.ones(2, 8)
+
+
+def trained(side: Side, module: nn.Module, **arguments: Any) -> Any:
+    model = side.wrap(module, **arguments)
+    model(x()).sum().backward()
+    return model
+
+
+# -- process groups, meshes and strategies --
+
+
+def _group(value: Any, strategy: str = "FULL_SHARD", **more: Any) -> Any:
+    def program(side: Side) -> None:
+        side.strategy = side.api.ShardingStrategy[strategy]
+        side.wrap(linear(), process_group=value(), **more)
+
+    return program
+
+
+GROUPS: dict[str, Any] = {
+    "text": lambda: "world",
+    "number": lambda: 3,
+    "list": lambda: [dist.group.WORLD, dist.group.WORLD],
+    "pair": lambda: (dist.group.WORLD, dist.group.WORLD),
+    "mesh": lambda: init_device_mesh("cpu", (2,)),
+    "one": lambda: (dist.group.WORLD,),
+    "three": lambda: (dist.group.WORLD,) * 3,
+    "pair_of_none": lambda: (None, None),
+    "pair_of_texts": lambda: ("shard", "replicate"),
+    "pair_with_mesh": lambda: (dist.group.WORLD, init_device_mesh("cpu", (2,))),
+    "group": lambda: dist.group.WORLD,
+    "empty": lambda: (),
+}
+for _strategy in ("FULL_SHARD", "HYBRID_SHARD", "NO_SHARD"):
+    for _name, _value in GROUPS.items():
+        _program = _group(_value, _strategy)
+        _program.__name__ = f"group_{_name}_{_strategy}"
+        row()(_program)
+
+
+def _mesh(value: Any, strategy: str) -> Any:
+    def program(side: Side) -> None:
+        side.strategy = side.api.ShardingStrategy[strategy]
+        side.wrap(linear(), device_mesh=value())
+
+    return program
+
+
+MESHES: dict[str, Any] = {
+    "text": lambda: "world",
+    "group": lambda: dist.group.WORLD,
+    "flat": lambda: init_device_mesh("cpu", (2,)),
+    "two": lambda: init_device_mesh("cpu", (1, 2)),
+    "three": lambda: init_device_mesh("cpu", (1, 1, 2)),
+}
+for _strategy in ("FULL_SHARD", "HYBRID_SHARD"):
+    for _name, _value in MESHES.items():
+        _program = _mesh(_value, _strategy)
+        _program.__name__ = f"mesh_{_name}_{_strategy}"
+        row()(_program)
+
+
+@row()
+def group_and_mesh(side: Side) -> None:
+    side.wrap(linear(), process_group=dist.group.WORLD, device_mesh=init_device_mesh("cpu", (2,)))
+
+
+@row()
+def hybrid_by_hand(side: Side) -> None:
+    side.strategy = side.api.ShardingStrategy.HYBRID_SHARD
+    side.wrap(linear())
+
+
+@row()
+def strategy_text(side: Side) -> None:
+    side.strategy = "FULL_SHARD"
+    trained(side, linear())
+
+
+@row()
+def strategy_number(side: Side) -> None:
+    side.strategy = 7
+    trained(side, linear())
+
+
+def _alone() -> dist.ProcessGroup:
+    groups = [dist.new_group([rank]) for rank in range(2)]
+    return groups[dist.get_rank()]
+
+
+@row(**BOTH)
+def one_rank_full(side: Side) -> str:
+    return trained(side, linear(), process_group=_alone()).sharding_strategy.name
+
+
+@row(**BOTH)
+def one_rank_grad_op(side: Side) -> str:
+    side.strategy = side.api.ShardingStrategy.SHARD_GRAD_OP
+    return trained(side, linear(), process_group=_alone()).sharding_strategy.name
+
+
+@row()
+def one_rank_no_shard(side: Side) -> str:
+    side.strategy = side.api.ShardingStrategy.NO_SHARD
+    return trained(side, linear(), process_group=_alone()).sharding_strategy.name
+
+
+@row()
+def one_rank_default(side: Side) -> str:
+    side.strategy = None
+    return trained(side, linear(), process_group=_alone()).sharding_strategy.name
+
+
+@row()
+def one_rank_policy(side: Side) -> int:
+    model = trained(side, two(), process_group=_alone(), auto_wrap_policy=side.policy_of({nn.Linear}))
+    return len(side.api.FullyShardedDataParallel.fsdp_modules(model))
+
+
+# -- modules --
+
+
+@row(**BOTH)
+def module_list(side: Side) -> None:
+    side.wrap(nn.ModuleList([linear()]))
+
+
+@row()
+def module_dict(side: Side) -> None:
+    side.wrap(nn.ModuleDict({"a": linear()}))
+
+
+@row()
+def module_list_by_policy(side: Side) -> None:
+    side.wrap(Net(), auto_wrap_policy=side.policy_of({nn.ModuleList}))
+
+
+@row()
+def module_list_called(side: Side) -> None:
+    trained(side, nn.ModuleList([linear()]))
+
+
+@row()
+def parameter_list(side: Side) -> None:
+    side.wrap(nn.ParameterList([nn.Parameter(torch.ones(4))]))
+
+
+@row()
+def not_a_module(side: Side) -> None:
+    side.wrap(3)
+
+
+@row()
+def no_parameters(side: Side) -> None:
+    side.wrap(nn.ReLU())(x())
+
+
+@row()
+def wrapped_twice(side: Side) -> None:
+    trained(side, side.wrap(linear()))
+
+
+@row(**BOTH)
+def scalar(side: Side) -> None:
+    module = linear()
+    module.scale = nn.Parameter(torch.tensor(1.0))
+    side.wrap(module)
+
+
+@row(**BOTH)
+def integers(side: Side) -> None:
+    module = linear()
+    module.table = nn.Parameter(torch.ones(4, dtype=torch.int64), requires_grad=False)
+    side.wrap(module)
+
+
+@row(**BOTH)
+def several_dtypes(side: Side) -> None:
+    side.wrap(nn.Sequential(linear(), linear().double()))
+
+
+@row(**BOTH)
+def frozen_and_trained(side: Side) -> None:
+    side.wrap(nn.Sequential(linear(), linear().requires_grad_(False)))
+
+
+@row(**BOTH)
+def frozen_and_trained_by_policy(side: Side) -> None:
+    net = Net()
+    net.enter.requires_grad_(False)
+    side.wrap(net, auto_wrap_policy=side.policy())
+
+
+@row(**BOTH)
+def frozen_inside_by_policy(side: Side) -> None:
+    net = Net()
+    net.layers[0].a.requires_grad_(False)
+    side.wrap(net, auto_wrap_policy=side.policy())
+
+
+@row(**BOTH)
+def frozen_units_by_policy(side: Side) -> None:
+    net = Net()
+    net.layers[0].requires_grad_(False)
+    side.wrap(net, auto_wrap_policy=side.policy())
+
+
+@row(**BOTH)
+def frozen_inside_by_function(side: Side) -> None:
+    net = Net()
+    net.layers[0].a.requires_grad_(False)
+    side.wrap(net, auto_wrap_policy=side.function_policy())
+
+
+@row()
+def frozen_and_ignored_by_policy(side: Side) -> None:
+    net = Net()
+    net.layers[0].a.requires_grad_(False)
+    side.wrap(net, auto_wrap_policy=side.policy(), ignored_modules=[net.layers[0].a])
+
+
+@row(**BOTH)
+def ignored_itself(side: Side) -> None:
+    module = linear()
+    side.wrap(module, ignored_modules=[module])
+
+
+@row(**BOTH)
+def ignored_itself_as_state(side: Side) -> None:
+    module = linear()
+    side.wrap(module, ignored_states=[module])
+
+
+@row()
+def ignored_stranger(side: Side) -> None:
+    side.wrap(linear(), ignored_modules=[linear()])
+
+
+@row()
+def ignored_number(side: Side) -> None:
+    side.wrap(linear(), ignored_modules=3)
+
+
+@row()
+def ignored_text(side: Side) -> None:
+    side.wrap(linear(), ignored_states="weight")
+
+
+@row()
+def ignored_parameters_as_modules(side: Side) -> None:
+    module = linear()
+    side.wrap(module, ignored_modules=[module.weight])
+
+
+@row()
+def ignored_mixed(side: Side) -> None:
+    module = two()
+    side.wrap(module, ignored_states=[module[0], module[1].weight])
+
+
+@row()
+def ignored_both(side: Side) -> None:
+    module = two()
+    side.wrap(module, ignored_states=[module[0]], ignored_modules=[module[1]])
+
+
+@row()
+def ignored_module_as_list(side: Side) -> None:
+    module = two()
+    side.wrap(module, ignored_modules=module[0])
+
+
+@row()
+def ignored_generator(side: Side) -> int:
+    module = two()
+    model = side.wrap(module, ignored_states=(p for p in module[0].parameters()))
+    return len(list(model.parameters()))
+
+
+@row()
+def ignored_wrapped(side: Side) -> None:
+    module = two()
+    module[0] = side.wrap(module[0])
+    side.wrap(module, ignored_modules=[module[0]])
+
+
+# -- materialising --
+
+
+@contextmanager
+def meta() -> Iterator[None]:
+    with torch.device("meta"):
+        yield
+
+
+@row()
+def init_fn_number(side: Side) -> None:
+    with meta():
+        module = linear()
+    side.wrap(module, param_init_fn=3)
+
+
+@row()
+def init_fn_number_unused(side: Side) -> None:
+    side.wrap(linear(), param_init_fn=3)
+
+
+@row()
+def init_fn_none_and_no_reset(side: Side) -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4))
+
+    with meta():
+        module = Held()
+    side.wrap(module)
+
+
+@row()
+def init_fn_raises(side: Side) -> None:
+    def init(module: nn.Module) -> None:
+        raise LookupError("boom")
+
+    with meta():
+        module = linear()
+    side.wrap(module, param_init_fn=init)
+
+
+@row()
+def init_fn_does_nothing(side: Side) -> None:
+    with meta():
+        module = linear()
+    trained(side, module, param_init_fn=lambda module: None)
+
+
+@row(**BOTH)
+def init_fn(side: Side) -> None:
+    with meta():
+        module = two()
+    trained(side, module, param_init_fn=lambda m: m.to_empty(device=CPU, recurse=False) and None)
+
+
+@row()
+def reset_raises(side: Side) -> None:
+    with meta():
+        module = linear()
+    module.reset_parameters = lambda: [][1]
+    side.wrap(module)
+
+
+@row()
+def device_text(side: Side) -> None:
+    side.wrap(linear(), device_id="cpu")
+
+
+@row()
+def device_unknown(side: Side) -> None:
+    side.wrap(linear(), device_id="nonsense")
+
+
+# -- policies --
+
+
+def _policy(value: Any) -> Any:
+    return lambda side: side.wrap(two(), auto_wrap_policy=value(side))
+
+
+POLICIES: dict[str, Any] = {
+    "number": lambda side: 3,
+    "text": lambda side: "linear",
+    "class": lambda side: nn.Linear,
+    "set": lambda side: {nn.Linear},
+    "of_no_class": lambda side: side.policy_of(set()),
+    "of_text": lambda side: side.policy_of({"Linear"}),
+    "of_instance": lambda side: side.policy_of({linear()}),
+    "custom_text": lambda side: side.custom_policy(lambda module: "yes"),
+    "custom_none": lambda side: side.custom_policy(lambda module: None),
+    "custom_number": lambda side: side.custom_policy(lambda module: 1),
+    "custom_unknown_argument": lambda side: side.custom_policy(lambda module: {"nonsense": 1}),
+    "custom_raises": lambda side: side.custom_policy(lambda module: [][1]),
+    "custom_no_function": lambda side: side.custom_policy(3),
+    "function_without_arguments": lambda side: (lambda: True),
+    "function_two_arguments": lambda side: (lambda module, recurse: True),
+    "function_raises": lambda side: (lambda module, recurse, nonwrapped_numel: [][1]),
+    "function_partial": lambda side: functools.partial(
+        lambda module, recurse, nonwrapped_numel, kind: True, kind=nn.Linear
+    ),
+    "function_none": lambda side: (lambda module, recurse, nonwrapped_numel: None),
+}
+for _name, _value in POLICIES.items():
+    _program = _policy(_value)
+    _wrapped = lambda side, program=_program: program(side) and None  # noqa: E731
+    _wrapped.__name__ = f"policy_{_name}"
+    row()(_wrapped)
+
+
+@row()
+def policy_over_wrapped(side: Side) -> None:
+    module = two()
+    module[0] = side.wrap(module[0])
+    side.wrap(module, auto_wrap_policy=side.policy_of({nn.Linear}))
+
+
+@row()
+def policy_function_over_wrapped(side: Side) -> None:
+    module = two()
+    module[0] = side.wrap(module[0])
+    side.wrap(module, auto_wrap_policy=lambda module, recurse, nonwrapped_numel: True)
+
+
+@row()
+def batch_norm_with_precision(side: Side) -> None:
+    module = nn.Sequential(linear(), nn.BatchNorm1d(8))
+    precision = side.api.MixedPrecision(param_dtype=torch.bfloat16)
+    side.wrap(module, auto_wrap_policy=side.policy_of({nn.Linear}), mixed_precision=precision)
+
+
+@row()
+def batch_norm_with_precision_by_function(side: Side) -> None:
+    module = nn.Sequential(linear(), nn.BatchNorm1d(8))
+    precision = side.api.MixedPrecision(param_dtype=torch.bfloat16)
+    side.wrap(
+        module, auto_wrap_policy=lambda module, recurse, nonwrapped_numel: True, mixed_precision=precision
+    )
+
+
+@row()
+def batch_norm_with_precision_and_no_policy(side: Side) -> None:
+    module = nn.Sequential(linear(), nn.BatchNorm1d(8))
+    side.wrap(module, mixed_precision=side.api.MixedPrecision(param_dtype=torch.bfloat16))
+
+
+@row()
+def precision_of_no_class(side: Side) -> None:
+    precision = side.api.MixedPrecision(param_dtype=torch.bfloat16, _module_classes_to_ignore=())
+    side.wrap(two(), auto_wrap_policy=side.policy_of({nn.Linear}), mixed_precision=precision)
+
+
+# -- settings --
+
+
+def _arguments(**arguments: Any) -> Any:
+    def program(side: Side) -> None:
+        trained(side, linear(), **arguments)
+
+    return program
+
+
+SETTINGS: dict[str, Any] = {
+    "precision_text": {"mixed_precision": "bf16"},
+    "precision_dtype": {"mixed_precision": torch.bfloat16},
+    "offload_true": {"cpu_offload": True},
+    "offload_text": {"cpu_offload": "yes"},
+    "prefetch_text": {"backward_prefetch": "BACKWARD_PRE"},
+    "prefetch_number": {"backward_prefetch": 4},
+    "forward_prefetch_text": {"forward_prefetch": "yes"},
+    "unknown_argument": {"nonsense": 1},
+    "sync_text": {"sync_module_states": "yes"},
+    "limit_none": {"limit_all_gathers": None},
+    "originals_text": {"use_orig_params": "yes"},
+}
+for _name, _value in SETTINGS.items():
+    _program = _arguments(**_value)
+    _program.__name__ = f"setting_{_name}"
+    row()(_program)
+
+
+def _mixed(**inner: Any) -> Any:
+    def program(side: Side) -> None:
+        module = two()
+        module[0] = side.wrap(module[0], **inner)
+        trained(side, module)
+
+    return program
+
+
+MIXED: dict[str, Any] = {
+    "originals": {"use_orig_params": True},
+    "limit": {"limit_all_gathers": False},
+    "prefetch": {"backward_prefetch": None},
+    "forward_prefetch": {"forward_prefetch": True},
+}
+for _name, _value in MIXED.items():
+    _program = _mixed(**_value)
+    _program.__name__ = f"mixed_{_name}"
+    row()(_program)
+
+
+@row()
+def mixed_strategies(side: Side) -> None:
+    module = two()
+    module[0] = side.wrap(module[0])
+    side.strategy = side.api.ShardingStrategy.NO_SHARD
+    trained(side, module)
+
+
+@row(**BOTH)
+def checkpoint_wrapper_inside(side: Side) -> None:
+    trained(side, nn.Sequential(checkpoint_wrapper(linear()), linear()))
+
+
+@row(**BOTH)
+def optimizer_in_backward_before(side: Side) -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    module = two()
+    _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
+    trained(side, module)
+
+
+@row(**BOTH)
+def optimizer_in_backward_after(side: Side) -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    model = side.wrap(two())
+    _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    model(x()).sum().backward()
+    model(x()).sum().backward()
+
+
+# -- wrap, enable_wrap --
+
+
+@row()
+def enable_wrap_nested(side: Side) -> None:
+    wrapping = side.wrapping()
+    kind = side.api.FullyShardedDataParallel
+    with wrapping.enable_wrap(wrapper_cls=kind, device_id=CPU):
+        with wrapping.enable_wrap(wrapper_cls=kind, device_id=CPU):
+            wrapping.wrap(linear())
+
+
+@row()
+def enable_wrap_without_class(side: Side) -> None:
+    with side.wrapping().enable_wrap():
+        pass
+
+
+@row()
+def enable_wrap_unknown(side: Side) -> None:
+    wrapping = side.wrapping()
+    with wrapping.enable_wrap(wrapper_cls=side.api.FullyShardedDataParallel, nonsense=1):
+        wrapping.wrap(linear())
+
+
+@row()
+def wrap_outside(side: Side) -> str:
+    return type(side.wrapping().wrap(linear())).__name__
