@@ -83,7 +83,7 @@ class OriginalPresentation(ShownInPlace):
             refuse_shown_full()
         if not is_shown(self._show_sharded):
             self._take_up_replaced()
-        wrote = list(map(_ADDRESS, self.sharded)) != self._addresses
+        wrote = self._moved()
         if wrote:
             self._write_back(before_write)
         trains = list(map(TRAINS, self.sharded))
@@ -97,12 +97,14 @@ class OriginalPresentation(ShownInPlace):
         return self._versions != list(map(_VERSION, self.sharded))
 
     def replaced(self) -> bool:
-        """Whether the modules hold other parameters than these, or these other data, since.
+        """Whether the modules hold other parameters than these, or these other data, since."""
+        return not is_shown(self._show_sharded) or self._moved()
 
-        Also data without elements is seen, so that all ranks find the same.
-        """
+    def _moved(self) -> bool:
+        """Whether parameters were given other data, also where they have no elements: all ranks agree."""
         own = repeat(self.shard.untyped_storage())
-        return not (is_shown(self._show_sharded) and all(map(is_, map(_MEMORY, self.sharded), own)))
+        moved = list(map(_ADDRESS, self.sharded)) != self._addresses
+        return moved or not all(map(is_, map(_MEMORY, self.sharded), own))
 
     @torch.no_grad()
     def _take_up_replaced(self) -> None:
@@ -147,7 +149,7 @@ class OriginalPresentation(ShownInPlace):
             if parameter.data_ptr() != self._addresses[index]:
                 part = self._part(index)
                 part.copy_(parameter.view(part.shape))
-                parameter.data = part
+        self._point_at_shard()
 
     def flat(self) -> FlatParameter:
         """A flat parameter of this rank's shard, with a copy of its gradient."""

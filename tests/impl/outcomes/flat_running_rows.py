@@ -368,7 +368,11 @@ def _written(how: str, strategy: str, only: str = "") -> Any:
         with torch.no_grad():
             for module in list(model.modules()):
                 for name, parameter in list(module.named_parameters(recurse=False)):
-                    if not only or module is side.net.layers[0].module or module is side.net.layers[0].a:
+                    if not only or module in (
+                        side.net.layers[0],
+                        side.net.layers[0].module,
+                        side.net.layers[0].a,
+                    ):
                         WRITES[how](module, name, parameter)
         loss.backward()
 

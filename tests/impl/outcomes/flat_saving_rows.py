@@ -162,8 +162,7 @@ def _rekey(fsdp: Any, side: Side, optimizer: Any, state: Any) -> None:
 
 LOADS = {
     "full": ("FULL_STATE_DICT", _to_load), "sharded": ("SHARDED_STATE_DICT", _to_load),
-    "shard": ("FULL_STATE_DICT", _shard), "scatter": ("FULL_STATE_DICT", _scatter),
-    "rekey": ("FULL_STATE_DICT", _rekey),
+    "shard": ("FULL_STATE_DICT", _shard), "rekey": ("FULL_STATE_DICT", _rekey),
 }  # fmt: skip
 for _load, (_kind, _function) in LOADS.items():
     for _name, _damage in DAMAGES.items():

@@ -412,13 +412,13 @@ POLICIES: dict[str, Any] = {
     "custom_unknown_argument": lambda side: side.custom_policy(lambda module: {"nonsense": 1}),
     "custom_raises": lambda side: side.custom_policy(lambda module: [][1]),
     "custom_no_function": lambda side: side.custom_policy(3),
-    "function_without_arguments": lambda side: (lambda: True),
-    "function_two_arguments": lambda side: (lambda module, recurse: True),
-    "function_raises": lambda side: (lambda module, recurse, nonwrapped_numel: [][1]),
+    "function_without_arguments": lambda side: lambda: True,
+    "function_two_arguments": lambda side: lambda module, recurse: True,
+    "function_raises": lambda side: lambda module, recurse, nonwrapped_numel: [][1],
     "function_partial": lambda side: functools.partial(
         lambda module, recurse, nonwrapped_numel, kind: True, kind=nn.Linear
     ),
-    "function_none": lambda side: (lambda module, recurse, nonwrapped_numel: None),
+    "function_none": lambda side: lambda module, recurse, nonwrapped_numel: None,
 }
 for _name, _value in POLICIES.items():
     _program = _policy(_value)
