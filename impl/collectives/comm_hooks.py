@@ -12,7 +12,6 @@ for the way (gradient compression), with the names that they have in
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -136,18 +135,6 @@ class CommHook:
             raise ValueError(f"The communication hook must be callable but got {function!r}")
         return cls(function, state, function in _compressing_hooks())
 
-    def _check_arguments(self, sharded: bool, where: str) -> None:
-        given = ("state", "gradient", "output") if sharded else ("state", "gradient")
-        try:
-            inspect.signature(self.function).bind(*given)
-        except TypeError as error:
-            raise TypeError(
-                f"unit '{where}' is {'sharded' if sharded else 'not sharded'}, so its communication hook is "
-                f"called with ({', '.join(given)}), but {self.function!r} does not take that: {error}"
-            ) from None
-        except ValueError:
-            return  # a callable without a signature
-
     def reduce(self, gradient: torch.Tensor, output: torch.Tensor | None, where: str) -> None:
         """Call the hook for the unit ``where``; ``output`` is ``None`` for replicas.
 
@@ -157,9 +144,12 @@ class CommHook:
         given = (gradient,) if output is None else (gradient, output)
         try:
             self.function(self.state, *given)
-        except TypeError:
-            self._check_arguments(output is not None, where)
-            raise
+        except TypeError as error:
+            names = "state, gradient" if output is None else "state, gradient, output"
+            raise TypeError(
+                f"unit '{where}' is {'not ' if output is None else ''}sharded, so its communication hook is "
+                f"called with ({names}): {error}"
+            ) from error
 
 
 def _compressing_hooks() -> tuple[HookFunction, ...]:

@@ -29,11 +29,7 @@ def check_first_calls(unit: Unit) -> None:
 
 
 def check_unchanged(unit: Unit, error: type[Exception]) -> None:
-    """Raise where the user changed a unit's parameters since its forward: gradients would be of both values.
-
-    Args:
-        error: raised for new data and for other parameters; a write in place is always a RuntimeError.
-    """
+    """Raise RuntimeError if a unit's parameters were written to since its forward, ``error`` if replaced."""
     presentation = unit.presentation
     assert isinstance(presentation, (FlatPresentation, OriginalPresentation))
     written = presentation.changed()
@@ -82,15 +78,6 @@ def warn_of_frozen(units: Sequence[Unit]) -> None:
                 "memory for gradients is taken for all of them; wrap the frozen modules by themselves",
                 stacklevel=4,
             )
-
-
-def warn_of_copies() -> None:
-    """Warn of a ``summon_full_params`` that copies all parameters to the CPU once a rank."""
-    warnings.warn(
-        "offload_to_cpu=True and rank0_only=False copies all parameters to the CPU once a rank; with "
-        "rank0_only=True one copy is made",
-        stacklevel=4,
-    )
 
 
 class _CallCheck:

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from flat_programs import Side
-from outcomes.flat_running_rows import batch, nested
+from outcomes.flat_calling_rows import batch, nested
 from outcomes.flat_wrapping_rows import linear, two
-from outcomes.rows import FLAT_DOC, Table, outcome
-from torch import nn
+from outcomes.rows import Program, Table, outcome
 
-TABLE = Table(FLAT_DOC)
+TABLE = Table()
 row = TABLE.row
 BOTH = {"modes": (False, True)}
 State = dict[str, Any]
@@ -166,9 +165,9 @@ LOADS = {
 }  # fmt: skip
 for _load, (_kind, _function) in LOADS.items():
     for _name, _damage in DAMAGES.items():
-        _program = _damaged(_damage, _kind, _function)
-        _program.__name__ = f"optimizer_{_load}_{_name}"
-        row(**BOTH)(_program)
+        _program = {f"{_load}_{_name}": _damaged(_damage, _kind, _function)}
+        _quick = _load == "full" and _name in ("in_a_list", "one_state_missing", "value_nested")
+        TABLE.family("optimizer_", _program, modes=(False, True), quick=_quick)
 
 
 # -- saving optimizers --
@@ -203,17 +202,24 @@ def save_optimizer_with_a_stranger(side: Side) -> list[str]:
     return sorted(found["state"])[-1:]
 
 
-for _kind in ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"):
+KINDS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT")
 
-    def _in_order(side: Side, kind: str = _kind) -> str:
-        """Names in the order in which the optimizer's state lists them."""
-        optimizer = stepped(side, backwards=True)
+
+def _in_order(kind: str, differs: bool) -> Program:
+    """Names in the order in which the state lists them, where optimizers go backwards: on all ranks or on one."""
+
+    def program(side: Side) -> str:
+        optimizer = stepped(side, backwards=not differs or side.rank == 0)
         with typed(side, kind):
             state = side.api.FullyShardedDataParallel.optim_state_dict(side.model, optimizer)
         return str((list(state["state"]), [group["params"] for group in state["param_groups"]]))
 
-    _in_order.__name__ = f"optimizer_order_{_kind}"
-    row(**BOTH)(_in_order)
+    return program
+
+
+for _end, _differs in (("", False), ("_of_each_rank", True)):
+    _orders = {f"{kind}{_end}": _in_order(kind, _differs) for kind in KINDS}
+    TABLE.family("optimizer_order_", _orders, modes=(False, True), quick=_differs)
 
 
 # -- state dict types --
@@ -296,12 +302,12 @@ CHANGES: dict[str, Callable[[State], Any]] = {
     "list": lambda s: s.update({next(iter(s)): [1.0]}),
     "empty": lambda s: s.clear(),
 }
-for _kind in ("FULL_STATE_DICT", "SHARDED_STATE_DICT"):
-    for _name, _change in CHANGES.items():
-        for _strict in (True, False):
-            _program = _loaded(_change, _kind, _strict)
-            _program.__name__ = f"load_{_name}_{_kind}_{'strict' if _strict else 'not_strict'}"
-            row(**BOTH)(_program)
+for _kind in KINDS[:2]:
+    for _end, _strict in (("strict", True), ("not_strict", False)):
+        _loads = {
+            f"{name}_{_kind}_{_end}": _loaded(change, _kind, _strict) for name, change in CHANGES.items()
+        }
+        TABLE.family("load_", _loads, modes=(False, True))
 
 
 @row(**BOTH)
@@ -309,9 +315,8 @@ def load_not_a_dict(side: Side) -> None:
     nested(side).load_state_dict([1])
 
 
-for _kind in ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"):
-
-    def _no_shard(side: Side, kind: str = _kind) -> str:
+def _no_shard(kind: str) -> Program:
+    def program(side: Side) -> str:
         model = nested(side, "NO_SHARD")
         with typed(side, kind):
             said = [outcome(lambda: model.state_dict() and None)]
@@ -319,16 +324,20 @@ for _kind in ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"):
             said.append(outcome(lambda: model.load_state_dict(state) and None))
         return str(said)
 
-    _no_shard.__name__ = f"no_shard_{_kind}"
-    row(**BOTH)(_no_shard)
+    return program
 
-    def _in_summon(side: Side, kind: str = _kind) -> str:
+
+def _in_summon(kind: str) -> Program:
+    def program(side: Side) -> str:
         model = nested(side)
         with side.api.FullyShardedDataParallel.summon_full_params(model), typed(side, kind):
             return outcome(lambda: len(model.state_dict()))
 
-    _in_summon.__name__ = f"in_summon_{_kind}"
-    row(**BOTH)(_in_summon)
+    return program
+
+
+TABLE.family("no_shard_", {kind: _no_shard(kind) for kind in KINDS}, modes=(False, True))
+TABLE.family("in_summon_", {kind: _in_summon(kind) for kind in KINDS}, modes=(False, True))
 
 
 @row(**BOTH)
@@ -361,7 +370,3 @@ def load_between(side: Side) -> None:
     loss = model(batch(side)).sum()
     model.load_state_dict(state)
     loss.backward()
-
-
-def _only(module: nn.Module) -> str:
-    return type(module).__name__

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from flat_programs import CPU, Net, Side
-from outcomes.rows import FLAT_DOC, Table
+from outcomes.rows import Table
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.optim import _apply_optimizer_in_backward
 
-TABLE = Table(FLAT_DOC)
+TABLE = Table()
 row = TABLE.row
 BOTH = {"modes": (False, True)}
 
@@ -41,10 +42,10 @@ def trained(side: Side, module: nn.Module, **arguments: Any) -> Any:
 # -- process groups, meshes and strategies --
 
 
-def _group(value: Any, strategy: str = "FULL_SHARD", **more: Any) -> Any:
+def _group(value: Any, strategy: str) -> Any:
     def program(side: Side) -> None:
         side.strategy = side.api.ShardingStrategy[strategy]
-        side.wrap(linear(), process_group=value(), **more)
+        side.wrap(linear(), process_group=value())
 
     return program
 
@@ -64,10 +65,7 @@ GROUPS: dict[str, Any] = {
     "empty": lambda: (),
 }
 for _strategy in ("FULL_SHARD", "HYBRID_SHARD", "NO_SHARD"):
-    for _name, _value in GROUPS.items():
-        _program = _group(_value, _strategy)
-        _program.__name__ = f"group_{_name}_{_strategy}"
-        row()(_program)
+    TABLE.family("group_", {f"{n}_{_strategy}": _group(value, _strategy) for n, value in GROUPS.items()})
 
 
 def _mesh(value: Any, strategy: str) -> Any:
@@ -86,10 +84,7 @@ MESHES: dict[str, Any] = {
     "three": lambda: init_device_mesh("cpu", (1, 1, 2)),
 }
 for _strategy in ("FULL_SHARD", "HYBRID_SHARD"):
-    for _name, _value in MESHES.items():
-        _program = _mesh(_value, _strategy)
-        _program.__name__ = f"mesh_{_name}_{_strategy}"
-        row()(_program)
+    TABLE.family("mesh_", {f"{n}_{_strategy}": _mesh(value, _strategy) for n, value in MESHES.items()})
 
 
 @row()
@@ -120,7 +115,7 @@ def _alone() -> dist.ProcessGroup:
     return groups[dist.get_rank()]
 
 
-@row(**BOTH)
+@row(**BOTH, quick=True)
 def one_rank_full(side: Side) -> str:
     return trained(side, linear(), process_group=_alone()).sharding_strategy.name
 
@@ -152,7 +147,7 @@ def one_rank_policy(side: Side) -> int:
 # -- modules --
 
 
-@row(**BOTH)
+@row(**BOTH, quick=True)
 def module_list(side: Side) -> None:
     side.wrap(nn.ModuleList([linear()]))
 
@@ -223,7 +218,7 @@ def frozen_and_trained_by_policy(side: Side) -> None:
     side.wrap(net, auto_wrap_policy=side.policy())
 
 
-@row(**BOTH)
+@row(**BOTH, quick=True)
 def frozen_inside_by_policy(side: Side) -> None:
     net = Net()
     net.layers[0].a.requires_grad_(False)
@@ -251,7 +246,7 @@ def frozen_and_ignored_by_policy(side: Side) -> None:
     side.wrap(net, auto_wrap_policy=side.policy(), ignored_modules=[net.layers[0].a])
 
 
-@row(**BOTH)
+@row(**BOTH, quick=True)
 def ignored_itself(side: Side) -> None:
     module = linear()
     side.wrap(module, ignored_modules=[module])
@@ -325,7 +320,7 @@ def meta() -> Iterator[None]:
         yield
 
 
-@row()
+@row(quick=True)
 def init_fn_number(side: Side) -> None:
     with meta():
         module = linear()
@@ -373,7 +368,7 @@ def init_fn(side: Side) -> None:
     trained(side, module, param_init_fn=lambda m: m.to_empty(device=CPU, recurse=False) and None)
 
 
-@row()
+@row(quick=True)
 def reset_raises(side: Side) -> None:
     with meta():
         module = linear()
@@ -395,7 +390,10 @@ def device_unknown(side: Side) -> None:
 
 
 def _policy(value: Any) -> Any:
-    return lambda side: side.wrap(two(), auto_wrap_policy=value(side))
+    def program(side: Side) -> None:
+        side.wrap(two(), auto_wrap_policy=value(side))
+
+    return program
 
 
 POLICIES: dict[str, Any] = {
@@ -420,11 +418,7 @@ POLICIES: dict[str, Any] = {
     ),
     "function_none": lambda side: lambda module, recurse, nonwrapped_numel: None,
 }
-for _name, _value in POLICIES.items():
-    _program = _policy(_value)
-    _wrapped = lambda side, program=_program: program(side) and None  # noqa: E731
-    _wrapped.__name__ = f"policy_{_name}"
-    row()(_wrapped)
+TABLE.family("policy_", {name: _policy(value) for name, value in POLICIES.items()})
 
 
 @row()
@@ -492,10 +486,7 @@ SETTINGS: dict[str, Any] = {
     "limit_none": {"limit_all_gathers": None},
     "originals_text": {"use_orig_params": "yes"},
 }
-for _name, _value in SETTINGS.items():
-    _program = _arguments(**_value)
-    _program.__name__ = f"setting_{_name}"
-    row()(_program)
+TABLE.family("setting_", {name: _arguments(**value) for name, value in SETTINGS.items()})
 
 
 def _mixed(**inner: Any) -> Any:
@@ -513,10 +504,7 @@ MIXED: dict[str, Any] = {
     "prefetch": {"backward_prefetch": None},
     "forward_prefetch": {"forward_prefetch": True},
 }
-for _name, _value in MIXED.items():
-    _program = _mixed(**_value)
-    _program.__name__ = f"mixed_{_name}"
-    row()(_program)
+TABLE.family("mixed_", {name: _mixed(**value) for name, value in MIXED.items()})
 
 
 @row()
@@ -534,8 +522,6 @@ def checkpoint_wrapper_inside(side: Side) -> None:
 
 @row(**BOTH)
 def optimizer_in_backward_before(side: Side) -> None:
-    from torch.distributed.optim import _apply_optimizer_in_backward
-
     module = two()
     _apply_optimizer_in_backward(torch.optim.SGD, module.parameters(), {"lr": 0.1})
     trained(side, module)
@@ -543,8 +529,6 @@ def optimizer_in_backward_before(side: Side) -> None:
 
 @row(**BOTH)
 def optimizer_in_backward_after(side: Side) -> None:
-    from torch.distributed.optim import _apply_optimizer_in_backward
-
     model = side.wrap(two())
     _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
     model(x()).sum().backward()
