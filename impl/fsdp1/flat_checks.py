@@ -49,6 +49,17 @@ def check_outside(call: str, state: TrainingState) -> None:
         )
 
 
+def check_summoning(writeback: bool, rank0_only: bool, offload_to_cpu: bool) -> None:
+    """Raise NotImplementedError where ranks without values would write back; warn of a copy on each rank."""
+    if writeback and rank0_only:
+        raise NotImplementedError(
+            "writeback=True and rank0_only=True is not supported: other ranks have nothing to write back"
+        )
+    if offload_to_cpu and not rank0_only:
+        text = "offload_to_cpu=True and rank0_only=False makes a copy on the CPU for each rank"
+        warnings.warn(text, stacklevel=5)
+
+
 def warn_of_wrapping(
     module: nn.Module, ignored: bool, asked: ShardingStrategy, effective: ShardingStrategy
 ) -> None:

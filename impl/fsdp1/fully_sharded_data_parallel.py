@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast
@@ -30,7 +29,7 @@ from ..shared.settings import (
     TrainingState,
 )
 from ..shared.torch_internals import ActivationWrapper
-from .flat_checks import check_outside, warn_of_wrapping
+from .flat_checks import check_outside, check_summoning, warn_of_wrapping
 from .flat_param import FlatParameter, FlatPresentation
 from .flat_units import (
     RESHARDS_AFTER_FORWARD,
@@ -262,14 +261,7 @@ class FullyShardedDataParallel(StateDictMethods):
                 write.
             AssertionError: inside forward, backward or another ``summon_full_params``.
         """
-        if writeback and rank0_only:
-            raise NotImplementedError(
-                "writeback=True and rank0_only=True is not supported: other ranks have nothing to write back"
-            )
-        if offload_to_cpu and not rank0_only:
-            warnings.warn(
-                "offload_to_cpu=True and rank0_only=False makes a copy on the CPU for each rank", stacklevel=3
-            )
+        check_summoning(writeback, rank0_only, offload_to_cpu)
         wrappers = FullyShardedDataParallel.fsdp_modules(module)
         if not recurse:
             wrappers = [wrapper for wrapper in wrappers if wrapper is module]

@@ -1,4 +1,4 @@
-"""Situations where calls of ``FullyShardedDataParallel`` come in the wrong place, or with unusual arguments."""
+"""Situations where ``FullyShardedDataParallel`` is called in the wrong place, or with unusual arguments."""
 
 from __future__ import annotations
 
@@ -84,8 +84,10 @@ def _in_backward(call: Callable[[Side, Any], Any], inner: bool) -> Any:
 def _between(call: Callable[[Side, Any], Any], inner: bool) -> Any:
     def program(side: Side) -> str:
         model = nested(side)
-        loss = model(batch(side)).sum()
-        return outcome(lambda: call(side, side.net.layers[0] if inner else model))
+        waiting = [model(batch(side)).sum()]
+        said = outcome(lambda: call(side, side.net.layers[0] if inner else model))
+        waiting.clear()
+        return said
 
     return program
 
@@ -249,8 +251,8 @@ def _hook(hook: Any, strategy: str) -> Any:
 
 
 HOOKS: dict[str, Any] = {
-    "number": 3, "none": None, "sharded": reduce_scatter, "replicas": all_reduce, "no_arguments": lambda: None,
-    "four": lambda a, b, c, d: None,
+    "number": 3, "none": None, "sharded": reduce_scatter, "replicas": all_reduce,
+    "no_arguments": lambda: None, "four": lambda a, b, c, d: None,
 }  # fmt: skip
 for _strategy in ("FULL_SHARD", "NO_SHARD"):
     _hooked = {f"{name}_{_strategy}": _hook(value, _strategy) for name, value in HOOKS.items()}

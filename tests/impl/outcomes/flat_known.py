@@ -18,7 +18,7 @@ KNOWN = [
     Known("group_.*", INSIDE, "ValueError", ARGUMENTS),
     Known("(strategy|setting)_.*", INSIDE, "ValueError", ARGUMENTS),
     Known("policy_of_(no_class|text|instance)", INSIDE, "ValueError", "an empty `ModuleWrapPolicy`"),
-    Known("init_fn_number_unused", "done", "ValueError", "a `param_init_fn` that is no function"),
+    Known("init_fn_number_unused", "done", "ValueError", "a `param_init_fn` that cannot be called"),
     Known("init_fn_none_and_no_reset", "AttributeError.*", "ValueError", "without `reset_parameters()`"),
     Known("mesh_(two|three)_FULL_SHARD", "done.*", "ValueError", "a 2-D `device_mesh`"),
     Known("scalar", "ValueError", "done", "scalar and integer parameters"),

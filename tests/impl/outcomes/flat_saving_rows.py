@@ -206,7 +206,7 @@ KINDS = ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT")
 
 
 def _in_order(kind: str, differs: bool) -> Program:
-    """Names in the order in which the state lists them, where optimizers go backwards: on all ranks or on one."""
+    """The order in which the state lists names; optimizers go backwards, on all ranks or on one."""
 
     def program(side: Side) -> str:
         optimizer = stepped(side, backwards=not differs or side.rank == 0)

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -113,7 +114,7 @@ def differences(rows: list[Row], side_of: Callable[[str, bool], Any]) -> list[Di
     for row in rows:
         for mode in row.modes:
             sides = [side_of(kind, mode) for kind in ("torch", "impl")]
-            theirs, ours = (outcome(lambda side=side: row.program(side)) for side in sides)
+            theirs, ours = (outcome(partial(row.program, side)) for side in sides)
             if theirs != ours:
                 found.append(Difference(row.name, mode, theirs, ours))
     return found

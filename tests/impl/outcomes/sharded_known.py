@@ -9,7 +9,7 @@ DOCUMENT = "docs/impl-fsdp2.md"
 KNOWN = [
     Known("sharded_precision_.*", "AttributeError", "ValueError", "a policy of the wrong type"),
     Known("sharded_offload_.*", "done", "ValueError", "an `offload_policy` of the wrong"),
-    Known("sharded_ignored_text", "TypeError", "ValueError", "`ignored_params` that are no parameters"),
+    Known("sharded_ignored_text", "TypeError", "ValueError", "`ignored_params` of another kind"),
     Known("sharded_inside_of_flat", "RuntimeError", "done", "A unit of `fully_shard` inside of"),
     Known(
         "sharded_calls_reset_inner_first",

@@ -15,8 +15,8 @@ from outcomes import flat_known, sharded_known
 from outcomes.rows import Difference, Known, Row, differences
 
 ROOT = Path(__file__).resolve().parents[3]
-FLAT = ("flat_wrapping_rows", "flat_calling_rows", "flat_training_rows", "flat_saving_rows")
-TABLES = dict.fromkeys(FLAT, flat_known) | {"sharded_rows": sharded_known}
+FLAT = ("wrapping", "module", "calling", "training", "saving")
+TABLES = {f"flat_{name}_rows": flat_known for name in FLAT} | {"sharded_rows": sharded_known}
 
 
 def rows_of(table: str) -> list[Row]:

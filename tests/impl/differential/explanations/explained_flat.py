@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from differential import operations as ops
+from differential.explanations.explained_around import AROUND
 from differential.explanations.situation import (
     Explanation,
     between_passes,
@@ -28,6 +29,7 @@ from differential.ranks.observing import Value
 FLAT_DOC = "docs/impl-fsdp1.md"
 
 FLAT: list[Explanation] = [
+    *AROUND,
     Explanation(
         "two graphs at once",
         "torch's FSDP1 frees parameters that the second backward needs (RuntimeError), or does not reduce it",
@@ -102,13 +104,6 @@ FLAT: list[Explanation] = [
         f"{FLAT_DOC}#where-it-is-not-torchs",
         lambda s: flat(s) and isinstance(s.operation, ops.LoadState) and s.operation.missing
         and not s.impl_words and refused(s, "No `FlatParameter` in `state_dict` for this FSDP instance"),
-    ),
-    Explanation(
-        "no_sync gradients with reduce_dtype",
-        "torch keeps them in param_dtype, ours in the dtype they are summed in",
-        f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s) and bool(s.program.wrap.precision) and earlier(s, ops.NoSync)
-        and "grad" in s.name.split(),
     ),
     Explanation(
         "zero_grad after no_sync",

@@ -1,0 +1,33 @@
+"""Explained differences of what comes around training, of ``FullyShardedDataParallel``."""
+
+from __future__ import annotations
+
+from differential import operations as ops
+from differential.around import DamagedOptimizer, Hook
+from differential.explanations.situation import Explanation, earlier, flat, refused
+
+FLAT_DOC = "docs/impl-fsdp1.md"
+
+AROUND: list[Explanation] = [
+    Explanation(
+        "parameters changed between forward and backward",
+        "torch goes on where they were sharded again; ours refuses",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s) and earlier(s, ops.Write)
+        and "changing the parameters between forward and backward" in s.impl_words,
+    ),
+    Explanation(
+        "optimizer states of another structure",
+        "torch fails in its own code, or accepts them; ours refuses them (ValueError)",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s) and isinstance(s.operation, DamagedOptimizer) and s.impl == "ValueError"
+        and s.torch in ("", "AttributeError", "TypeError", "RuntimeError", "AssertionError"),
+    ),
+    Explanation(
+        "a hook on a wrapper that was used before its root",
+        "torch's root then refuses its first forward (AssertionError), ours runs",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s) and earlier(s, Hook) and not s.impl_words
+        and refused(s, "Non-root FSDP instance's `_is_root` should not have been set yet"),
+    ),
+]  # fmt: skip
