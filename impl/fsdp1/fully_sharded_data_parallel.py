@@ -266,10 +266,7 @@ class FullyShardedDataParallel(StateDictMethods):
         if not recurse:
             wrappers = [wrapper for wrapper in wrappers if wrapper is module]
         if any(wrapper._states.summoned for wrapper in wrappers):
-            raise AssertionError(
-                "Cannot manually unshard parameters when already unsharding parameters: leave the outer "
-                "summon_full_params() first"
-            )
+            raise AssertionError("Cannot manually unshard parameters when already unsharding parameters")
         shown: list[ShownUnit] = []
         for wrapper in wrappers:
             what = "Cannot manually unshard parameters during forward/backward: summon_full_params()"

@@ -92,7 +92,8 @@ SHARDED: list[Explanation] = [
         "prefetch of a block of another tree",
         "before that block ran ours says so (RuntimeError), torch's fails inside (AttributeError)",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",
-        lambda s: refused(s, "'FSDPCommContext' object has no attribute") and "has not run yet" in s.impl_words,
+        lambda s: refused(s, "'FSDPCommContext' object has no attribute")
+        and "has not run yet" in s.impl_words,
     ),
     Explanation(
         "unsharded by hand before the first forward",
