@@ -123,7 +123,7 @@ PLACES = {
 }  # fmt: skip
 for _place, _made in PLACES.items():
     for _end, _inner in (("", False), ("_of_a_unit_inside", True)):
-        _quick = _place in ("forward", "backward")
+        _quick = _place in ("forward", "backward") and not _inner
         for _call in CALLS:
             _named = {f"{_call}_in_{_place}{_end}": _made(CALLS[_call], _inner)}
             TABLE.family("", _named, modes=(False, True), quick=_quick and _call in ("summon", "apply"))
@@ -164,9 +164,7 @@ SUMMONS: dict[str, Any] = {
     "grads": {"with_grads": True},
     "not_recursive": {"recurse": False},
 }
-TABLE.family(
-    "summon_", {name: _summon(**value) for name, value in SUMMONS.items()}, modes=(False, True), quick=True
-)
+TABLE.family("summon_", {name: _summon(**value) for name, value in SUMMONS.items()}, modes=(False, True))
 
 
 @row()
@@ -317,7 +315,9 @@ def _mixed_root(root: str, inside: str, hook: Any) -> Any:
 for _name, _function in {"sharded": reduce_scatter, "replicas": all_reduce}.items():
     for _root, _inside in (("NO_SHARD", "FULL_SHARD"), ("FULL_SHARD", "NO_SHARD")):
         _program = _mixed_root(_root, _inside, _function)
-        TABLE.family("hook_", {f"{_name}_root_{_root}": _program}, modes=(False, True), quick=True)
+        TABLE.family(
+            "hook_", {f"{_name}_root_{_root}": _program}, modes=(False, True), quick=_name == "sharded"
+        )
 
 
 @row(**BOTH, quick=True)

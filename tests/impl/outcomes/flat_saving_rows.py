@@ -166,7 +166,7 @@ LOADS = {
 for _load, (_kind, _function) in LOADS.items():
     for _name, _damage in DAMAGES.items():
         _program = {f"{_load}_{_name}": _damaged(_damage, _kind, _function)}
-        _quick = _load == "full" and _name in ("in_a_list", "one_state_missing", "value_nested")
+        _quick = _load == "full" and _name in ("in_a_list", "one_state_missing")
         TABLE.family("optimizer_", _program, modes=(False, True), quick=_quick)
 
 

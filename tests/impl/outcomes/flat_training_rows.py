@@ -56,7 +56,10 @@ for _strategy in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"):
         for _end, _only in (("", ""), ("_of_a_unit", "unit")):
             _program = {f"{_how}_{_strategy}{_end}": _written(_how, _strategy, _only)}
             TABLE.family(
-                "written_", _program, modes=(False, True), quick=_strategy == "SHARD_GRAD_OP" and not _only
+                "written_",
+                _program,
+                modes=(False, True),
+                quick=_strategy == "SHARD_GRAD_OP" and not _only and _how in ("in_place", "data", "replaced"),
             )
 
 
@@ -184,5 +187,5 @@ for _p in (None, torch.bfloat16, torch.float16):
         for _k in (False, True):
             _program = _sync_dtype(param_dtype=_p, reduce_dtype=_r, keep_low_precision_grads=_k)
             _name = f"{_p}_{_r}_{_k}".replace("torch.", "")
-            _quick = _p is torch.bfloat16 and _r in (None, torch.float32)
+            _quick = _p is torch.bfloat16 and _r in (None, torch.float32) and not _k
             TABLE.family("no_sync_", {_name: _program}, modes=(False, True), quick=_quick)

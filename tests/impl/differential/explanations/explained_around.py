@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from differential import operations as ops
-from differential.around import DamagedOptimizer, Hook
-from differential.explanations.situation import Explanation, earlier, flat, refused
+from differential.around import DamagedOptimizer, Hook, OptimizerOrder
+from differential.explanations.situation import (
+    Explanation,
+    earlier,
+    flat,
+    refused,
+    replaced_after_optimizer,
+)
 
 FLAT_DOC = "docs/impl-fsdp1.md"
 
@@ -17,11 +23,26 @@ AROUND: list[Explanation] = [
         and "changing the parameters between forward and backward" in s.impl_words,
     ),
     Explanation(
+        "a warning for one rank in hybrid sharding",
+        "torch turns shard groups of one rank into NO_SHARD and says so, ours keeps them hybrid",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s) and "HYBRID" in s.program.wrap.strategy and s.name == "warned"
+        and s.torch == ["one rank"],
+        ends=False,
+    ),
+    Explanation(
         "optimizer states of another structure",
         "torch fails in its own code, or accepts them; ours refuses them (ValueError)",
         f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
         lambda s: flat(s) and isinstance(s.operation, DamagedOptimizer) and s.impl == "ValueError"
         and s.torch in ("", "AttributeError", "TypeError", "RuntimeError", "AssertionError"),
+    ),
+    Explanation(
+        "the state of an optimizer whose parameter was replaced",
+        "torch does not find it (KeyError), ours holds it until the next forward takes the new one up",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s, originals=True) and isinstance(s.operation, ops.SaveOptimizer | OptimizerOrder)
+        and replaced_after_optimizer(s) and s.torch == "KeyError",
     ),
     Explanation(
         "a hook on a wrapper that was used before its root",
