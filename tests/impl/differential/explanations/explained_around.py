@@ -31,6 +31,21 @@ AROUND: list[Explanation] = [
         ends=False,
     ),
     Explanation(
+        "the order of states without sharding",
+        "torch's is that of rank 0; ours exchanges nothing, so that each rank keeps its optimizer's",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s, strategy="NO_SHARD") and s.name == "order" and sorted(s.torch) == sorted(s.impl),
+        ends=False,
+    ),
+    Explanation(
+        "the order of states, without those of parameters that have no gradient",
+        "torch's got zeros for gradients and so have states, ours none, as in the plain model",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s, originals=True) and s.name == "order"
+        and [name for name in s.torch if name in s.impl] == s.impl,
+        ends=False,
+    ),
+    Explanation(
         "optimizer states of another structure",
         "torch fails in its own code, or accepts them; ours refuses them (ValueError)",
         f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
