@@ -199,6 +199,7 @@ def consolidated_state(
         held = known.of(key, parameter)
         if held.unit is not None and given.get(key):
             units[held.unit].split(parameter, held.indices, given[key])
+    # One order on all ranks, so that they gather the same tensors: torch's, which differs by mode.
     order = _tell_each_other(units, [name for key, own in keys.items() for name in known.names_of(key, own)])
     whole = [unit.consolidate(how) for unit in units]
     if not how.keep:
@@ -211,6 +212,8 @@ def consolidated_state(
         else:
             found = [{name: _copied(value, how.offload) for name, value in given.get(key, {}).items()}]
         state.update({name: own for name, own in zip(held.names, found, strict=True) if own})
+    if not all(unit.named.is_flat for unit in units):
+        order = _by_unit([str(name) for name in state], known)
     for key in [key for key in given if key not in keys]:
         warnings.warn(
             f"optimizer state {key!r} belongs to no parameter; it is passed on as it is", stacklevel=3
@@ -228,8 +231,7 @@ def _tell_each_other(units: list[_UnitStates], names: list[str]) -> list[str]:
     """Exchange outlines over each shard group in use.
 
     Returns:
-        The one order of a group's ranks, as torch's: of flat parameters the order of ``names`` on the first
-        rank, of original ones by name.
+        The order in which the first rank of the groups has the ``names``.
 
     Raises:
         RuntimeError: what cannot be gathered, on all ranks of a group alike.
@@ -249,4 +251,13 @@ def _tell_each_other(units: list[_UnitStates], names: list[str]) -> list[str]:
         for position, unit in enumerate(members):
             unit.merge([rank[position][0] for rank, _ in theirs])
         names = theirs[0][1]
-    return names if all(unit.named.is_flat for unit in units) else sorted(names)
+    return names
+
+
+def _by_unit(names: list[str], known: TrainedModel) -> list[str]:
+    """``names`` of original parameters in torch's order: those of no unit first, then unit after unit."""
+    first: dict[int, str] = {}
+    units = {name: known.places[name][0] if name in known.places else -1 for name in names}
+    for name in sorted(names):
+        first.setdefault(units[name], name)
+    return sorted(names, key=lambda name: (units[name] >= 0, first[units[name]], name))

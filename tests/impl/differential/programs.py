@@ -314,7 +314,9 @@ def programs(draw: Draw, flat: bool | None = None, ranks: int = 2) -> Program:
     parts = draw(st.lists(st.one_of(kinds), min_size=3, max_size=7))
     if flat or draw(st.booleans()):
         placed = draw(st.integers(0, len(parts)))
-        parts.insert(placed, draw(around.parts(forwards(model), len(model.blocks), flat)))
+        parts.insert(
+            placed, draw(around.parts(forwards(model), len(model.blocks), flat, flat and wrap.originals))
+        )
     if flat and draw(flag(10)):
         parts.append(draw(failures(model, flat)))
     return Program(model, wrap, tuple(operation for part in parts for operation in part), ranks)

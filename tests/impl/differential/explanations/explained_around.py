@@ -8,9 +8,11 @@ from differential.explanations.situation import (
     Explanation,
     earlier,
     flat,
+    keeps_units,
     refused,
     replaced_after_optimizer,
 )
+from differential.ranks.observing import Value
 
 FLAT_DOC = "docs/impl-fsdp1.md"
 
@@ -28,6 +30,32 @@ AROUND: list[Explanation] = [
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s) and "HYBRID" in s.program.wrap.strategy and s.name == "warned"
         and s.torch == ["one rank"],
+        ends=False,
+    ),
+    Explanation(
+        "written through .data between forward and backward",
+        "under SHARD_GRAD_OP torch shows whole views of original parameters there: backward computes with what "
+        "is written to them, then it is lost",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, originals=True) and keeps_units(s) and earlier(s, ops.Write, how="data_copy")
+        and isinstance(s.operation, ops.Backward) and s.name.startswith(("parameter", "whole", "grad")),
+    ),
+    Explanation(
+        "steps of original parameters without a gradient",
+        "torch's have zeros, with which momentum and decay go on; ours None, as in the plain model",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, originals=True) and isinstance(s.operation, ops.Step)
+        and s.name.startswith(("parameter", "whole")) and any(
+            isinstance(each, ops.Forward) and (each.skip or not each.branch)
+            for each in s.program.operations[: s.index]
+        ),
+    ),
+    Explanation(
+        "gradients of parameters frozen since",
+        "of original parameters torch shows zeros, ours what they have, as in the plain model",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, originals=True) and earlier(s, ops.RequireGrad) and "grad" in s.name.split()
+        and isinstance(s.torch, Value) and not s.torch.elements.any(),
         ends=False,
     ),
     Explanation(
