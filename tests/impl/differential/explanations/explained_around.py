@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from differential import operations as ops
-from differential.around import DamagedOptimizer, Hook, OptimizerOrder
+from differential.around import CallInside, DamagedOptimizer, Hook, OptimizerOrder
 from differential.explanations.situation import (
     Explanation,
     earlier,
@@ -34,11 +34,19 @@ AROUND: list[Explanation] = [
     ),
     Explanation(
         "written through .data between forward and backward",
-        "under SHARD_GRAD_OP torch shows whole views of original parameters there: backward computes with what "
-        "is written to them, then it is lost",
+        "under SHARD_GRAD_OP torch shows whole views of original parameters there: backward computes with "
+        "what is written to them, then it is lost",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s, originals=True) and keeps_units(s) and earlier(s, ops.Write, how="data_copy")
         and isinstance(s.operation, ops.Backward) and s.name.startswith(("parameter", "whole", "grad")),
+    ),
+    Explanation(
+        "a state dict inside of forward or backward without sharding",
+        "torch gives it, ours refuses it as with sharding (AssertionError)",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, strategy="NO_SHARD") and isinstance(s.operation, CallInside)
+        and s.operation.call == "state_dict" and s.name == "said" and s.impl == ["AssertionError"],
+        ends=False,
     ),
     Explanation(
         "steps of original parameters without a gradient",
