@@ -12,7 +12,6 @@ for the way (gradient compression), with the names that they have in
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -133,28 +132,24 @@ class CommHook:
     def of(cls, function: HookFunction, state: Any) -> CommHook:
         """Raises ``ValueError`` if ``function`` cannot be called."""
         if not callable(function):
-            raise ValueError(f"a communication hook must be callable, not {function!r}")
+            raise ValueError(f"The communication hook must be callable but got {function!r}")
         return cls(function, state, function in _compressing_hooks())
 
-    def check_arguments(self, sharded: bool, where: str) -> None:
-        """Raise ``ValueError`` if the hook does not take what the unit ``where`` will pass."""
-        given = ("state", "gradient", "output") if sharded else ("state", "gradient")
-        try:
-            inspect.signature(self.function).bind(*given)
-        except TypeError as error:
-            raise ValueError(
-                f"unit '{where}' is {'sharded' if sharded else 'not sharded'}, so its communication hook is "
-                f"called with ({', '.join(given)}), but {self.function!r} does not take that: {error}"
-            ) from None
-        except ValueError:
-            return  # a callable without a signature
+    def reduce(self, gradient: torch.Tensor, output: torch.Tensor | None, where: str) -> None:
+        """Call the hook for the unit ``where``; ``output`` is ``None`` for replicas.
 
-    def reduce(self, gradient: torch.Tensor, output: torch.Tensor | None) -> None:
-        """Call the hook; ``output`` is ``None`` for replicas."""
-        if output is None:
-            self.function(self.state, gradient)
-        else:
-            self.function(self.state, gradient, output)
+        Raises:
+            TypeError: the hook does not take the arguments of such a unit.
+        """
+        given = (gradient,) if output is None else (gradient, output)
+        try:
+            self.function(self.state, *given)
+        except TypeError as error:
+            names = "state, gradient" if output is None else "state, gradient, output"
+            raise TypeError(
+                f"unit '{where}' is {'not ' if output is None else ''}sharded, so its communication hook is "
+                f"called with ({names}): {error}"
+            ) from error
 
 
 def _compressing_hooks() -> tuple[HookFunction, ...]:

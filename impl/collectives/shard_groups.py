@@ -46,8 +46,10 @@ def groups_of_strategy(
                 "are wrapped by hand must share their groups"
             )
         return _hybrid(strategy, process_group, mesh)
-    if isinstance(process_group, tuple):
-        raise ValueError(f"a pair of process groups is for the hybrid strategies, not for {strategy.name}")
+    if process_group is not None and not isinstance(process_group, ProcessGroup):
+        raise ValueError(
+            f"{strategy.name} needs one process group, not {process_group!r}; a pair is for hybrid strategies"
+        )
     if mesh is not None:
         if mesh.ndim != 1:
             raise ValueError(f"{strategy.name} needs a mesh of one dimension, not {mesh}")
@@ -63,11 +65,10 @@ def groups_inside(
     strategy: ShardingStrategy,
     process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
     mesh: DeviceMesh | None,
-    groups: comm.UnitGroups,
 ) -> Any:
-    """The ``process_group`` for units inside; a hybrid strategy that was told nothing hands on ``groups``."""
+    """The ``process_group`` for units inside; a hybrid strategy without groups hands on those by node."""
     if strategy in HYBRID and process_group is None and mesh is None:
-        return groups.shard, groups.replicate
+        return _groups_by_node()
     return process_group if mesh is None else None
 
 
@@ -105,17 +106,16 @@ def _hybrid(
         if mesh.ndim != 2:
             raise ValueError(f"{strategy.name} needs a mesh of two dimensions (replicate, shard), not {mesh}")
         return comm.UnitGroups.of(mesh.get_group(1), mesh.get_group(0))
-    if isinstance(process_group, tuple):
-        if len(process_group) != 2:
-            raise ValueError(
-                f"{strategy.name} needs a pair (shard, replicate), got {len(process_group)} groups"
-            )
-        return comm.UnitGroups.of(*process_group)
-    if process_group is not None:
+    if process_group is None:
+        return comm.UnitGroups.of(*_groups_by_node())
+    pair: Any = process_group
+    fits = isinstance(pair, tuple) and len(pair) == 2
+    if not fits or not all(isinstance(group, ProcessGroup) for group in pair):
         raise ValueError(
-            f"{strategy.name} needs a pair (shard, replicate) of process groups, or a 2-D device_mesh"
+            f"Expected process_group to be passed in as a pair (shard, replicate) for {strategy.name}, or a "
+            f"2-D device_mesh, but got {pair!r}"
         )
-    return comm.UnitGroups.of(*_groups_by_node())
+    return comm.UnitGroups.of(*pair)
 
 
 def _groups_by_node() -> tuple[ProcessGroup, ProcessGroup]:

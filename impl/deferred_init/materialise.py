@@ -6,6 +6,7 @@ Three ways, in this order: the user's ``param_init_fn``; the replay of what ``de
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -79,7 +80,7 @@ def materialise(
             or it was changed after its recording.
     """
     if param_init_fn is not None and not callable(param_init_fn):
-        raise ValueError(f"param_init_fn must be a function of a module, not {param_init_fn!r}")
+        raise ValueError(f"Expected param_init_fn {param_init_fn!r} to be callable: a function of a module")
     modules = list(modules)
     done = Materialised()
     if param_init_fn is None:
@@ -121,8 +122,12 @@ def _initialise(module: nn.Module, device: torch.device, param_init_fn: InitFunc
                 "param_init_fn, or build the model inside impl.deferred_init()"
             )
         module.to_empty(device=device, recurse=False)
-        with torch.no_grad():
-            reset()
+        try:
+            with torch.no_grad():
+                reset()
+        except Exception as error:
+            warnings.warn(f"reset_parameters() of {kind} failed on the meta device: {error}", stacklevel=2)
+            raise
     if _on_meta(module):
         raise ValueError(
             f"param_init_fn left parameters of {kind} on the meta device; it must materialise them"

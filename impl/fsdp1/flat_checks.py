@@ -1,7 +1,11 @@
-"""Modules that are called outside of their unit's forward, while their parameters are sharded."""
+"""Misuse of ``FullyShardedDataParallel``: modules called outside of their unit's forward, changes before
+backward, calls in the wrong state; and what only deserves a warning.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..runtime.unit import Unit
+from ..shared.settings import ShardingStrategy, TrainingState
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
 
@@ -21,6 +26,69 @@ def check_first_calls(unit: Unit) -> None:
     """
     for module in {place.module for parameter in unit.parameters for place in parameter.places}:
         _CallCheck(unit, module)
+
+
+def check_unchanged(unit: Unit, error: type[Exception]) -> None:
+    """Raise RuntimeError if a unit's parameters were written to since its forward, ``error`` if replaced."""
+    presentation = unit.presentation
+    assert isinstance(presentation, (FlatPresentation, OriginalPresentation))
+    written = presentation.changed()
+    if written or (not unit.shows_unsharded and presentation.replaced()):
+        how = "written to in place" if written else "replaced, or given new data"
+        raise (RuntimeError if written else error)(
+            "FSDP does not support changing the parameters between forward and backward, but those of unit "
+            f"'{unit.name}' were {how} since its forward: change them after backward, or run forward again"
+        )
+
+
+def check_outside(call: str, state: TrainingState) -> None:
+    """Raise ValueError if ``call`` comes inside of forward, backward or ``summon_full_params``."""
+    if state is not TrainingState.IDLE:
+        raise ValueError(
+            f"{call}: expected to be in states [{TrainingState.IDLE}] but current state is {state}"
+        )
+
+
+def check_summoning(writeback: bool, rank0_only: bool, offload_to_cpu: bool) -> None:
+    """Raise NotImplementedError where ranks without values would write back; warn of a copy on each rank."""
+    if writeback and rank0_only:
+        raise NotImplementedError(
+            "writeback=True and rank0_only=True is not supported: other ranks have nothing to write back"
+        )
+    if offload_to_cpu and not rank0_only:
+        text = "offload_to_cpu=True and rank0_only=False makes a copy on the CPU for each rank"
+        warnings.warn(text, stacklevel=5)
+
+
+def warn_of_wrapping(
+    module: nn.Module, ignored: bool, asked: ShardingStrategy, effective: ShardingStrategy
+) -> None:
+    """Warn where wrapping ``module``, perhaps ``ignored`` itself, has not the effect that was asked for."""
+    found: list[str] = []
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        found.append(
+            f"FSDP will not all-gather parameters for containers that do not implement forward: {module}"
+        )
+    if ignored:
+        found.append(f"{type(module).__name__} is wrapped and ignored, so none of its parameters are sharded")
+    if effective is not asked:
+        found.append(
+            f"FSDP is switching to use `{effective.name}` instead of {asked.name} since the world size is 1."
+        )
+    for text in found:
+        warnings.warn(text, stacklevel=3)
+
+
+def warn_of_frozen(units: Sequence[Unit]) -> None:
+    """Warn of units that hold frozen parameters beside trained ones: gradients of both are reduced."""
+    for unit in units:
+        frozen = [parameter.fqn for parameter in unit.parameters if not parameter.requires_grad]
+        if frozen and len(frozen) < len(unit.parameters):
+            warnings.warn(
+                f"{unit.name} has both parameters with requires_grad=True and False, such as '{frozen[0]}': "
+                "memory for gradients is taken for all of them; wrap the frozen modules by themselves",
+                stacklevel=4,
+            )
 
 
 class _CallCheck:

@@ -163,7 +163,7 @@ class FlatPresentation:
                 "an optimizer in backward steps with use_orig_params=True only: a flat parameter's optimizer "
                 "would never step"
             )
-        wrote = flat.data_ptr() != self.shard.data_ptr()
+        wrote = self.replaced()
         if wrote:
             self._check_elements()
             before_write()
@@ -198,6 +198,10 @@ class FlatPresentation:
     def changed(self) -> bool:
         flat = self.flat_param
         return flat._version != self._version or flat.data_ptr() != self.shard.data_ptr()
+
+    def replaced(self) -> bool:
+        """Whether the flat parameter was given other data since."""
+        return self.flat_param.data_ptr() != self.shard.data_ptr()
 
     def flat(self) -> FlatParameter:
         """The flat parameter."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..collectives.shard_groups import HYBRID, check_broadcast
 from ..deferred_init.materialise import materialise
 from ..frontends.ownership import Ignored, Owned
 from ..frontends.replaced_parameters import mark_replaced
+from ..frontends.wrap import ModulePolicy, PolicyFunction, places_of, select_modules
 from ..runtime.offload import HostOffload
 from ..runtime.stage import stage_of
 from ..runtime.unit import Unit
@@ -28,9 +30,10 @@ from ..shared.settings import (
     ShardingStrategy,
     UnitPrecision,
 )
-from .flat_checks import check_first_calls
+from .flat_checks import check_first_calls, check_unchanged, warn_of_frozen
 from .flat_extension import pre_flatten_transform
 from .flat_param import FlatPresentation
+from .full_precision import keep_in_full_precision
 from .original_params import OriginalPresentation
 from .registration import register_in_order, registration_order, without_activation_wrapper
 
@@ -140,6 +143,27 @@ def check_wrapped_inside(
                 )
 
 
+def wrap_inside(
+    wrapper_class: type[nn.Module],
+    module: nn.Module,
+    policy: PolicyFunction | ModulePolicy,
+    left_alone: set[nn.Module],
+    full_precision: Sequence[type[nn.Module]],
+    arguments: dict[str, Any],
+) -> None:
+    """Wrap what ``policy`` selects, the modules of kinds in ``full_precision`` without mixed precision."""
+    selection = select_modules(module, policy, left_alone)
+    if full_precision:
+        selection = keep_in_full_precision(module, selection, full_precision, left_alone)
+    places = places_of(selection, module)
+    for chosen, own in selection.items():
+        wrapper: Any = wrapper_class(chosen, **{**arguments, **own})
+        if isinstance(policy, ModulePolicy):
+            warn_of_frozen(wrapper._stage.units)
+        for parent, name in places[chosen]:
+            parent._modules[name] = wrapper
+
+
 # -- the unit ------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +249,8 @@ def _make_units(module: nn.Module, owned: Owned, how: FlatSharding) -> Sequence[
     unit.hides = use_orig_params
     unit.kept_without_grad = False
     unit.refuses_writes = True
+    stays = use_orig_params and unit.reshard_after_forward is False
+    unit.before_backward = partial(check_unchanged, unit, AssertionError if stays else RuntimeError)
     kept = set(flattened) if use_orig_params else set()
     mark_replaced((p for p in originals if p not in kept), owned.title)
     check_first_calls(unit)

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..collectives.comm_hooks import CommHook, HookFunction
 from ..collectives.shard_groups import HYBRID, group_of, groups_inside, groups_of_strategy
 from ..frontends.ownership import Ignored
-from ..frontends.wrap import ModulePolicy, PolicyFunction, places_of, select_modules
+from ..frontends.wrap import ModulePolicy, PolicyFunction
 from ..runtime.hooks import HookedStage
 from ..runtime.offload import HostOffload
 from ..runtime.unit import Unit
@@ -28,6 +28,7 @@ from ..shared.settings import (
     ShardingStrategy,
     TrainingState,
 )
+from .flat_checks import check_outside, check_summoning, warn_of_wrapping
 from .flat_param import FlatParameter
 from .flat_units import (
     RESHARDS_AFTER_FORWARD,
@@ -38,8 +39,8 @@ from .flat_units import (
     own_precision,
     schedule_settings,
     shard_module,
+    wrap_inside,
 )
-from .full_precision import keep_in_full_precision
 from .grad_clip import clip_grad_norm
 from .parameter_names import has_flat_shards
 from .registration import without_activation_wrapper
@@ -117,7 +118,7 @@ class FullyShardedDataParallel(StateDictMethods):
             full_precision = () if mixed_precision is None else precision._module_classes_to_ignore
             inner = {
                 # Hybrid strategies may have made their groups by node: the same ones for all units.
-                "process_group": groups_inside(strategy, process_group, device_mesh, groups),
+                "process_group": groups_inside(strategy, process_group, device_mesh),
                 "sharding_strategy": strategy, "mixed_precision": precision, "cpu_offload": cpu_offload,
                 "ignored_states": left_alone.parameters, "param_init_fn": param_init_fn,
                 "device_id": device_id, "device_mesh": device_mesh, "use_orig_params": use_orig_params,
@@ -126,7 +127,8 @@ class FullyShardedDataParallel(StateDictMethods):
                 "backward_prefetch_depth": backward_prefetch_depth,
                 "forward_prefetch_depth": forward_prefetch_depth, "memory_handover": memory_handover,
             }  # fmt: skip
-            _wrap_inside(module, auto_wrap_policy, left_alone.modules, full_precision, inner)
+            wrapper = FullyShardedDataParallel
+            wrap_inside(wrapper, module, auto_wrap_policy, left_alone.modules, full_precision, inner)
         device = compute_device(module, device_id, left_alone)
         offload = None
         if cpu_offload is not None and cpu_offload.offload_params:
@@ -134,8 +136,9 @@ class FullyShardedDataParallel(StateDictMethods):
         how = FlatSharding(
             groups, strategy, precision, device, use_orig_params, offload, param_init_fn, sync_module_states
         )
-        units, buffer_dtypes = shard_module(module, left_alone, how)
         self.sharding_strategy = how.effective_strategy
+        warn_of_wrapping(module, module in left_alone.modules, strategy, self.sharding_strategy)
+        units, buffer_dtypes = shard_module(module, left_alone, how)
         self.mixed_precision = precision
         self.cpu_offload = CPUOffload() if cpu_offload is None else cpu_offload
         self.backward_prefetch = by_name(BackwardPrefetch, backward_prefetch)
@@ -209,7 +212,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
     def __getitem__(self, key: int) -> Any:
         """Index a wrapped container."""
-        return cast(Any, self.module)[key]
+        return cast(Any, self.module).__getitem__(key)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """As ``nn.Module.named_parameters``; inside ``summon_full_params`` without the wrappers' names."""
@@ -254,18 +257,17 @@ class FullyShardedDataParallel(StateDictMethods):
                 write.
             AssertionError: inside forward, backward or another ``summon_full_params``.
         """
-        if writeback and rank0_only:
-            raise NotImplementedError(
-                "writeback=True with rank0_only=True: the other ranks have nothing to write back"
-            )
+        check_summoning(writeback, rank0_only, offload_to_cpu)
         wrappers = FullyShardedDataParallel.fsdp_modules(module)
         if not recurse:
             wrappers = [wrapper for wrapper in wrappers if wrapper is module]
         if any(wrapper._states.summoned for wrapper in wrappers):
-            raise AssertionError("summon_full_params() shows these parameters already: leave that one first")
+            raise AssertionError("Cannot manually unshard parameters when already unsharding parameters")
         shown: list[ShownUnit] = []
         for wrapper in wrappers:
-            wrapper._stage.check_idle("summon_full_params", AssertionError)
+            what = "Cannot manually unshard parameters during forward/backward: summon_full_params()"
+            wrapper._stage.check_idle(what, AssertionError)
+            wrapper.check_is_root()
             for unit in wrapper._stage.units:
                 keep = not rank0_only or wrapper.rank == 0
                 shown.append(ShownUnit(unit, keep=keep, offload=offload_to_cpu))
@@ -285,8 +287,8 @@ class FullyShardedDataParallel(StateDictMethods):
 
     def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
         """Apply ``fn`` to every module inside, with whole parameters, and keep the changes."""
-        if self.training_state is not TrainingState.IDLE:
-            raise ValueError(f"apply() was called inside of {self.training_state.name}: call it outside")
+        check_outside("apply()", self.training_state)
+        self.check_is_root()
         with self.summon_full_params(self, recurse=False):  # wrappers inside show their own
             return super().apply(fn)
 
@@ -297,7 +299,9 @@ class FullyShardedDataParallel(StateDictMethods):
         Root only. Unlike ``torch.nn.utils.clip_grad_norm_`` it knows that each rank holds a part only.
         """
         if not self.check_is_root():
-            raise RuntimeError("clip_grad_norm_() belongs to the outermost FullyShardedDataParallel")
+            raise RuntimeError("clip_grad_norm_() should only be called on the outermost wrapper")
+        if self._states.summoned:
+            check_outside("clip_grad_norm_()", self.training_state)
         return clip_grad_norm(self, float(max_norm), float(norm_type))
 
     @staticmethod
@@ -319,23 +323,23 @@ class FullyShardedDataParallel(StateDictMethods):
 
         Raises:
             AssertionError: not the root, a hybrid strategy, or a hook is there already.
-            ValueError: a hook that does not take the arguments of a unit.
+            ValueError: a hook that cannot be called. One that does not take the arguments of a unit raises
+                TypeError when it reduces that unit's gradients.
         """
         if not self.check_is_root():
-            raise AssertionError("register_comm_hook() belongs to the outermost FullyShardedDataParallel")
+            raise AssertionError("register_comm_hook can only be called on a root instance.")
         wrappers = self.fsdp_modules(self)
         hybrid = [wrapper for wrapper in wrappers if wrapper.sharding_strategy in HYBRID]
         if hybrid:
             raise AssertionError(
-                f"a communication hook cannot serve {hybrid[0].sharding_strategy.name}, which reduces twice; "
-                "use FULL_SHARD, SHARD_GRAD_OP or NO_SHARD"
+                "Communication hook is not supported for hybrid strategies: "
+                f"{hybrid[0].sharding_strategy.name}, which reduces twice; use one that is not"
             )
         units = [unit for wrapper in wrappers for unit in wrapper._stage.units]
         made = CommHook.of(hook, state)
         for unit in units:
             if unit.gradients.comm_hook is not None:
-                raise AssertionError("a communication hook is registered already; there can be one")
-            made.check_arguments(unit.groups.shard is not None, unit.name)
+                raise AssertionError("A communication hook is already registered; there can be one")
         for unit in units:
             unit.gradients.comm_hook = made
 
@@ -347,8 +351,10 @@ class FullyShardedDataParallel(StateDictMethods):
         """
         if not self.check_is_root():
             raise RuntimeError(
-                "no_sync() belongs to the outermost FullyShardedDataParallel, not to one inside it"
+                "`no_sync()` on inner FSDP instances is not supported: call it on the outermost one"
             )
+        if self._states.summoned:
+            check_outside("no_sync()", self.training_state)
         changed: list[tuple[Unit, bool, bool]] = []
         for wrapper in self.fsdp_modules(self):
             keeps = RESHARDS_AFTER_FORWARD[wrapper.sharding_strategy] is False
@@ -363,24 +369,3 @@ class FullyShardedDataParallel(StateDictMethods):
             for unit, synchronize, reshards in changed:
                 unit.gradients.synchronize = synchronize
                 unit.reshard_after_backward = reshards
-
-
-# -- wrapping inside -----------------------------------------------------------------------------------------
-
-
-def _wrap_inside(
-    module: nn.Module,
-    policy: PolicyFunction | ModulePolicy,
-    left_alone: set[nn.Module],
-    full_precision: Sequence[type[nn.Module]],
-    arguments: dict[str, Any],
-) -> None:
-    """Wrap what ``policy`` selects, the modules of kinds in ``full_precision`` without mixed precision."""
-    selection = select_modules(module, policy, left_alone)
-    if full_precision:
-        selection = keep_in_full_precision(module, selection, full_precision, left_alone)
-    places = places_of(selection, module)
-    for chosen, own in selection.items():
-        wrapper = FullyShardedDataParallel(chosen, **{**arguments, **own})
-        for parent, name in places[chosen]:
-            parent._modules[name] = wrapper

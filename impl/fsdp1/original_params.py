@@ -8,6 +8,8 @@ and new objects (``module.weight = nn.Parameter(...)``) act on them; each gather
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import is_
 
 import torch
 from torch import nn
@@ -30,6 +32,7 @@ from .flat_param import (
 )
 
 _ADDRESS = torch.Tensor.data_ptr
+_MEMORY = torch.Tensor.untyped_storage
 
 
 class OriginalPresentation(ShownInPlace):
@@ -79,7 +82,7 @@ class OriginalPresentation(ShownInPlace):
             refuse_shown_full()
         if not is_shown(self._show_sharded):
             self._take_up_replaced()
-        wrote = list(map(_ADDRESS, self.sharded)) != self._addresses
+        wrote = self._moved()
         if wrote:
             self._write_back(before_write)
         trains = list(map(TRAINS, self.sharded))
@@ -94,6 +97,16 @@ class OriginalPresentation(ShownInPlace):
     def changed(self) -> bool:
         written = self._versions != list(map(VERSION, self.sharded))
         return written or self._addresses != list(map(_ADDRESS, self.sharded))
+
+    def replaced(self) -> bool:
+        """Whether the modules hold other parameters than these, or these other data, since."""
+        return not is_shown(self._show_sharded) or self._moved()
+
+    def _moved(self) -> bool:
+        """Whether parameters were given other data, also where they have no elements: all ranks agree."""
+        own = repeat(self.shard.untyped_storage())
+        moved = list(map(_ADDRESS, self.sharded)) != self._addresses
+        return moved or not all(map(is_, map(_MEMORY, self.sharded), own))
 
     @torch.no_grad()
     def _take_up_replaced(self) -> None:
@@ -138,7 +151,7 @@ class OriginalPresentation(ShownInPlace):
             if parameter.data_ptr() != self._addresses[index]:
                 part = self._part(index)
                 part.copy_(parameter.view(part.shape))
-                parameter.data = part
+        self._point_at_shard()
 
     def flat(self) -> FlatParameter:
         """A flat parameter of this rank's shard, with a copy of its gradient."""

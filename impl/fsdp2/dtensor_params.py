@@ -112,6 +112,8 @@ class DTensorPresentation(ShownInPlace):
             for index, gradient in zip(which, gradients, strict=True):
                 parameter = sharded[index]
                 grad: Any = parameter.grad
+                if not parameter.requires_grad:
+                    continue  # frozen since its forward
                 if grad is None:
                     parameter.grad = new_dtensor(gradient, specs[index], requires_grad=False)
                 else:

@@ -233,6 +233,9 @@ class HookedStage(Stage):
             return
         runtime = self.runtime
         runtime.begin_backward()
+        for unit in self.units:
+            if unit.before_backward is not None:
+                unit.before_backward()
         self.state = StageState.BACKWARD
         if self.units:
             with span(self.units[0].labels.pre_backward):

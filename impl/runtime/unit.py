@@ -23,7 +23,7 @@ where the shard was written to since the gather before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 import torch
@@ -96,6 +96,8 @@ class Unit(Gathering):
         """Whether what forward does not free stays after a forward without gradients too."""
         self.refuses_writes = False
         """Whether training refuses a forward that writes to its gathered parameters."""
+        self.before_backward: Callable[[], None] | None = None
+        """Raises where the sharded parameters changed since forward gathered them."""
         self._versions: list[int] = []
         self.gathered_writes = 0
         """What ``presentation.writes`` was when the shard was gathered last."""

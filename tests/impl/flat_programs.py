@@ -5,6 +5,7 @@ A program yields what it sees, step by step: numbers, texts, tensors, and dictio
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed import fsdp as torch_fsdp
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy as TorchModuleWrapPolicy
+from torch.distributed.fsdp import wrap as torch_wrap
 
 from fsdpbench import impl
 
@@ -65,8 +66,23 @@ class Side:
         self.net: Any = None
         self.model: Any = None
 
+    def wrapping(self) -> Any:
+        """Where the policies, ``wrap`` and ``enable_wrap`` are."""
+        return torch_wrap if self.kind == "torch" else impl
+
     def policy(self) -> Any:
-        return (TorchModuleWrapPolicy if self.kind == "torch" else impl.ModuleWrapPolicy)({Layer})
+        return self.policy_of({Layer})
+
+    def policy_of(self, classes: Any) -> Any:
+        return self.wrapping().ModuleWrapPolicy(classes)
+
+    def custom_policy(self, function: Any) -> Any:
+        return self.wrapping().CustomPolicy(function)
+
+    def function_policy(self) -> Any:
+        """The policy by classes as a function."""
+        wrap = self.wrapping().transformer_auto_wrap_policy
+        return functools.partial(wrap, transformer_layer_cls={Layer})
 
     def build(self, prepare: Callable[[Any], None] = lambda net: None, **arguments: Any) -> Side:
         torch.manual_seed(0)

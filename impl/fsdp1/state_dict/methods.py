@@ -70,12 +70,12 @@ class StateDictMethods(nn.Module):
 
         Raises:
             ValueError: no wrapper in ``module``.
-            RuntimeError: wrappers with different settings.
+            AssertionError: wrappers with different settings.
         """
         first, *others = _wrappers(module, "get_state_dict_type")
         for other in others:
             if other.settings != first.settings:
-                raise RuntimeError(
+                raise AssertionError(
                     f"wrappers in {type(module).__name__} have different settings, {first.settings} and "
                     f"{other.settings}: call set_state_dict_type on the outermost module"
                 )

@@ -76,7 +76,8 @@ def _problem(optim_state_dict: Mapping[str, Any], source: LoadFrom) -> str | Non
 
 
 def _states(optim_state_dict: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    for owner, state in optim_state_dict["state"].items():
+    # Some values are gathered one by one: all ranks go by the names, whatever order their dicts have.
+    for owner, state in sorted(optim_state_dict["state"].items(), key=lambda item: str(item[0])):
         if isinstance(owner, str) and isinstance(state, dict):
             for name, value in state.items():
                 yield owner, name, value

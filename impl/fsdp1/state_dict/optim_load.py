@@ -94,8 +94,9 @@ class _UnitStates:
             if not tensors:
                 result[name] = self._common(name, values)
                 continue
-            if len(tensors) != len(values) or len({tensor.dtype for tensor in tensors}) > 1:
-                raise ValueError(f"'{name}' of {self.named.title} is not of one dtype in all parameters")
+            alike = len(tensors) == len(values) == len(self.parts)
+            if not alike or len({tensor.dtype for tensor in tensors}) > 1:
+                raise ValueError(f"'{name}' of {self.named.title} is not in all parameters, of one dtype")
             flat = torch.zeros(unit.layout.shard_numel, dtype=tensors[0].dtype, device=unit.device)
             for index, value in values.items():
                 unit.layout.segments[index].in_shard(flat).copy_(value)
@@ -113,7 +114,7 @@ class _UnitStates:
             )
         first = values[0]
         for index, value in values.items():
-            if not bool(value == first):
+            if type(value) is not type(first) or not bool(value == first):
                 raise ValueError(
                     f"one flat parameter has one '{name}', but in {self.named.title} '{names[0][0]}' has "
                     f"{first} and '{names[index][0]}' has {value}: wrap with use_orig_params=True"
@@ -150,7 +151,7 @@ def state_to_load(
     like_parameters = _like_parameters(outline)
     units = [_UnitStates(named, like_parameters) for named in known.units]
     others: dict[str, State] = {}
-    problems = _unknown(known, outline)
+    problems = _misplaced(known, outline)
     for owner, name, value in entries:
         place = known.places.get(plain_name(owner))
         if is_sharded(value) and not source.sharded:
@@ -190,18 +191,29 @@ def _device(known: TrainedModel, model: nn.Module) -> torch.device:
     return known.units[0].unit.device if known.units else next(model.parameters()).device
 
 
-def _unknown(known: TrainedModel, outline: Mapping[str, Any]) -> list[str]:
+def _misplaced(known: TrainedModel, outline: Mapping[str, Any]) -> list[str]:
     names = [
         name
         for name, value in outline["state"].items()
         if isinstance(value, dict)
         and (not isinstance(name, str) or plain_name(name) not in {*known.places, *known.others})
     ]
+    nested = [
+        f"the state of {name} should map names to tensors and values, but is nested otherwise"
+        for name, value in outline["state"].items()
+        if isinstance(name, str)
+        and plain_name(name) in {*known.places, *known.others}
+        and (not isinstance(value, dict) or any(map(_nests_tensors, value.values())))
+    ]
     if not names:
-        return []
+        return nested
     some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     hint = "; numbers have to become names first: rekey_optim_state_dict" if isinstance(names[0], int) else ""
-    return [f"the state dict has states of {some}, which are not parameters of the model{hint}"]
+    return [f"the state dict has states of {some}, which are not parameters of the model{hint}", *nested]
+
+
+def _nests_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and any(isinstance(own, torch.Tensor | Outline) for own in value.values())
 
 
 def _agree(units: Sequence[_UnitStates], problems: list[str], source: LoadFrom) -> None:

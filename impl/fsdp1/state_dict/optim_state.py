@@ -199,7 +199,8 @@ def consolidated_state(
         held = known.of(key, parameter)
         if held.unit is not None and given.get(key):
             units[held.unit].split(parameter, held.indices, given[key])
-    _tell_each_other(units)
+    # One order on all ranks, so that they gather the same tensors: torch's, which differs by mode.
+    order = _tell_each_other(units, [name for key, own in keys.items() for name in known.names_of(key, own)])
     whole = [unit.consolidate(how) for unit in units]
     if not how.keep:
         return {}
@@ -211,19 +212,26 @@ def consolidated_state(
         else:
             found = [{name: _copied(value, how.offload) for name, value in given.get(key, {}).items()}]
         state.update({name: own for name, own in zip(held.names, found, strict=True) if own})
+    if not all(unit.named.is_flat for unit in units):
+        order = _by_unit([str(name) for name in state], known)
     for key in [key for key in given if key not in keys]:
         warnings.warn(
             f"optimizer state {key!r} belongs to no parameter; it is passed on as it is", stacklevel=3
         )
         state[key] = given[key]
-    result: dict[str, Any] = {"state": state}
+    result: dict[str, Any] = {
+        "state": {key: state[key] for key in dict.fromkeys((*order, *state)) if key in state}
+    }
     if "param_groups" in optim_state_dict:
         result["param_groups"] = [named_group(known, keys, g) for g in optim_state_dict["param_groups"]]
     return result
 
 
-def _tell_each_other(units: list[_UnitStates]) -> None:
+def _tell_each_other(units: list[_UnitStates], names: list[str]) -> list[str]:
     """Exchange outlines over each shard group in use.
+
+    Returns:
+        The order in which the first rank of the groups has the ``names``.
 
     Raises:
         RuntimeError: what cannot be gathered, on all ranks of a group alike.
@@ -232,13 +240,24 @@ def _tell_each_other(units: list[_UnitStates]) -> None:
     for unit in units:
         groups.setdefault(unit.named.unit.groups.shard, []).append(unit)
     for group, members in groups.items():
-        mine = [(unit.outline(), unit.problems) for unit in members]
+        mine = ([(unit.outline(), unit.problems) for unit in members], names)
         theirs = [mine]
         if group is not None:
             theirs = [mine for _ in range(group.size())]
             dist.all_gather_object(theirs, mine, group=group)
-        problems = dict.fromkeys(text for rank in theirs for _, texts in rank for text in texts)
+        problems = dict.fromkeys(text for rank, _ in theirs for _, texts in rank for text in texts)
         if problems:
             raise RuntimeError("the optimizer's state cannot be gathered:\n" + "\n".join(problems))
         for position, unit in enumerate(members):
-            unit.merge([rank[position][0] for rank in theirs])
+            unit.merge([rank[position][0] for rank, _ in theirs])
+        names = theirs[0][1]
+    return names
+
+
+def _by_unit(names: list[str], known: TrainedModel) -> list[str]:
+    """``names`` of original parameters in torch's order: those of no unit first, then unit after unit."""
+    first: dict[int, str] = {}
+    units = {name: known.places[name][0] if name in known.places else -1 for name in names}
+    for name in sorted(names):
+        first.setdefault(units[name], name)
+    return sorted(names, key=lambda name: (units[name] >= 0, first[units[name]], name))

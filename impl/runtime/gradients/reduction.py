@@ -370,10 +370,10 @@ def _run_hook(reduction: _Reduction, hook: CommHook) -> None:
     """Let the hook reduce; what it leaves is the result."""
     source, layout = reduction.source, reduction.unit.layout
     if reduction.unit.groups.shard is None:
-        hook.reduce(source, None)
+        hook.reduce(source, None, reduction.unit.name)
     else:
         reduction.output = torch.empty(layout.shard_numel, dtype=source.dtype, device=source.device)
-        hook.reduce(source, reduction.output)
+        hook.reduce(source, reduction.output, reduction.unit.name)
 
 
 def _divide(reduction: _Reduction) -> None:

@@ -1,7 +1,7 @@
 """Gradients that ``no_sync()`` keeps unsharded, shown in ``.grad`` of the sharded parameters, as in torch.
 
-They live where autograd accumulates them, at the unsharded parameters (or in the reduce dtype beside them);
-what is shown between two backward passes is the same memory. So what the user does to ``.grad`` is done to
+They live where autograd accumulates them, at the unsharded parameters, in the dtype of computation; what is
+shown between two backward passes is the same memory. So what the user does to ``.grad`` is done to
 them: ``zero_grad()`` drops them, scaling scales them. Gradients that were reduced before are put aside
 meanwhile; where nothing is sharded they are added, as the average over ranks of what is equal is the same::
 
@@ -122,7 +122,7 @@ class UnreducedFlat(_Unreduced):
             segment = self._layout.segments[index]
             part = segment.in_full(flat)
             part.copy_(value)
-            _place(unit, index, part)  # what follows is accumulated here
+            unit.unsharded[index].grad = part  # what follows is accumulated here
         self._whole = _Shown(self._flat_param, flat, self._layout.world_size == 1)
         self.shown = True
 
@@ -143,21 +143,9 @@ def _unsharded_gradients(unit: HoldsGradients) -> dict[int, torch.Tensor]:
     """What backward left unreduced, by the parameters' indices; nothing of tensors that are not plain."""
     if not unit.plain:
         return {}
-    found = dict(unit.gradients.accumulated)
-    for index, parameter in enumerate(unit.unsharded):
-        if parameter.grad is not None:
-            found[index] = parameter.grad
-    return dict(sorted(found.items()))
-
-
-def _place(unit: HoldsGradients, index: int, value: torch.Tensor) -> None:
-    if index in unit.gradients.accumulated:
-        unit.gradients.accumulated[index] = value
-    else:
-        unit.unsharded[index].grad = value
+    return {index: p.grad for index, p in enumerate(unit.unsharded) if p.grad is not None}
 
 
 def _drop(unit: HoldsGradients, index: int) -> None:
-    unit.gradients.accumulated.pop(index, None)
     if unit.unsharded:
         unit.unsharded[index].grad = None

@@ -41,8 +41,11 @@ def take_gradients(unit: Unit) -> tuple[tuple[int, ...], list[torch.Tensor]]:
 
 
 def keep_gradients(unit: Unit) -> None:
-    """Accumulate without reducing: in the reduce dtype where that is another than autograd's."""
-    if unit.precision.reduce == unit.precision.compute:
+    """Accumulate without reducing: in the reduce dtype where that is another than autograd's.
+
+    What is shown meanwhile stays as autograd left it.
+    """
+    if unit.precision.reduce == unit.precision.compute or unit.presentation.unreduced is not None:
         return
     accumulated = unit.gradients.accumulated
     for index, parameter in enumerate(unit.unsharded):

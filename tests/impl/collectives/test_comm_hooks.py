@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fsdp_cases import Model, assert_close, loss_of, read_flat, recorded, tokens_of, train, wrap_model
+from torch import nn
 from torch.distributed.algorithms._comm_hooks import default_hooks as torch_hooks
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -113,18 +114,21 @@ def test_what_a_hook_gets(two_ranks, originals: bool) -> None:
 def case_misuse(rank: int) -> None:
     state, hook = hook_of("impl", "reduce_scatter_hook")
     model: Any = wrap_model("impl", Model(blocks=1))
-    with pytest.raises(ValueError, match="must be callable, not 7"):
+    with pytest.raises(ValueError, match="must be callable but got 7"):
         model.register_comm_hook(state, 7)
-    with pytest.raises(ValueError, match=r"unit 'root' is sharded.*\(state, gradient, output\)"):
-        model.register_comm_hook(state, comm_hooks.allreduce_hook)
-    with pytest.raises(AssertionError, match="outermost"):
+    with pytest.raises(AssertionError, match="root instance"):
         model.module.blocks[0].register_comm_hook(state, hook)
     model.register_comm_hook(state, hook)
     with pytest.raises(AssertionError, match="already"):
         model.register_comm_hook(state, hook)
-    replicas: Any = wrap_model("impl", Model(blocks=1), "NO_SHARD")
-    with pytest.raises(ValueError, match=r"not sharded.*\(state, gradient\)"):
-        replicas.register_comm_hook(state, hook)
+    for strategy, other, says in (
+        ("FULL_SHARD", comm_hooks.allreduce_hook, r"unit 'root' is sharded.*\(state, gradient, output\)"),
+        ("NO_SHARD", hook, r"unit 'root' is not sharded.*\(state, gradient\)"),
+    ):
+        model = wrap_model("impl", nn.Linear(4, 4), strategy)
+        model.register_comm_hook(state, other)
+        with pytest.raises(TypeError, match=says):
+            model(torch.ones(2, 4)).sum().backward()
     with pytest.raises(ValueError, match="LowPrecisionState needs a process group"):
         impl.LowPrecisionState(None)  # type: ignore[arg-type]
 

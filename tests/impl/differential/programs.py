@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from differential import around
 from differential import operations as ops
 from differential.outputs import with_outputs
 from differential.specs import BlockSpec, Flat, ModelSpec, Program, Sharded
@@ -312,6 +313,11 @@ def programs(draw: Draw, flat: bool | None = None, ranks: int = 2) -> Program:
     if flat:  # where torch's second backward fails
         kinds.append(rarely(two_graphs(model, flat), [ops.Attributes()], 5))
     parts = draw(st.lists(st.one_of(kinds), min_size=3, max_size=7))
+    if flat or draw(st.booleans()):
+        placed = draw(st.integers(0, len(parts)))
+        parts.insert(
+            placed, draw(around.parts(forwards(model), len(model.blocks), flat, flat and wrap.originals))
+        )
     if flat and draw(flag(10)):
         parts.append(draw(failures(model, flat)))
     return Program(model, wrap, tuple(operation for part in parts for operation in part), ranks)

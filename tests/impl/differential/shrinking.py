@@ -95,6 +95,7 @@ import sys
 
 sys.path[:0] = [{root!r}, {tests!r}]
 
+from differential.around import *  # noqa: E402
 from differential.operations import *  # noqa: E402
 from differential.script import main  # noqa: E402
 from differential.specs import *  # noqa: E402

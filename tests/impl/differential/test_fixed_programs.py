@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from differential import operations, specs
+from differential import around, operations, specs
 from differential.driver import run
 from differential.operations import Backward, Forward, Step, ZeroGrad
 from differential.ranks.lockstep import Result
@@ -22,8 +22,9 @@ from differential.shrinking import shrink
 from differential.specs import BlockSpec, ModelSpec, Program
 from rank_pool import RankPool
 
+NAMES = {**vars(specs), **vars(operations), **vars(around)}
 LINES = Path(__file__).with_name("fixed_programs.txt").read_text().splitlines()
-PROGRAMS = [eval(line, {**vars(specs), **vars(operations)}) for line in LINES if line.startswith("Program")]
+PROGRAMS = [eval(line, NAMES) for line in LINES if line.startswith("Program")]
 
 
 @pytest.mark.parametrize("kind", ["Flat", "Sharded"])
@@ -39,7 +40,7 @@ def test_no_difference(two_ranks, kind: str) -> None:
 
 def test_programs_print_as_python() -> None:
     for program in PROGRAMS:
-        assert eval(repr(program), {**vars(specs), **vars(operations)}) == program
+        assert eval(repr(program), NAMES) == program
 
 
 def test_what_differs_is_seen() -> None:

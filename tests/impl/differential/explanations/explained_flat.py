@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from differential import operations as ops
+from differential.explanations.explained_around import AROUND
 from differential.explanations.situation import (
     Explanation,
     between_passes,
@@ -28,6 +29,7 @@ from differential.ranks.observing import Value
 FLAT_DOC = "docs/impl-fsdp1.md"
 
 FLAT: list[Explanation] = [
+    *AROUND,
     Explanation(
         "two graphs at once",
         "torch's FSDP1 frees parameters that the second backward needs (RuntimeError), or does not reduce it",
@@ -102,13 +104,6 @@ FLAT: list[Explanation] = [
         f"{FLAT_DOC}#where-it-is-not-torchs",
         lambda s: flat(s) and isinstance(s.operation, ops.LoadState) and s.operation.missing
         and not s.impl_words and refused(s, "No `FlatParameter` in `state_dict` for this FSDP instance"),
-    ),
-    Explanation(
-        "no_sync gradients with reduce_dtype",
-        "torch keeps them in param_dtype, ours in the dtype they are summed in",
-        f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s) and bool(s.program.wrap.precision) and earlier(s, ops.NoSync)
-        and "grad" in s.name.split(),
     ),
     Explanation(
         "zero_grad after no_sync",
@@ -201,7 +196,8 @@ FLAT: list[Explanation] = [
         "torch leaves them on each rank, unreduced; ours reduces them",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s) and earlier(s, ops.NoSync)
-        and ("grad" in s.name.split() or "_saved_grad_shard" in s.torch_words)
+        and ("grad" in s.name.split() or "_saved_grad_shard" in s.torch_words
+             or (isinstance(s.operation, ops.Step) and s.name.startswith(("parameter", "whole"))))
         and any(isinstance(each, ops.Forward) and each.skip for each in s.program.operations[: s.index + 1]),
     ),
     Explanation(
@@ -249,8 +245,8 @@ FLAT: list[Explanation] = [
         "hybrid sharding with shard groups of one rank",
         "torch turns it into NO_SHARD of that one rank and never sums over the replicas",
         f"{FLAT_DOC}#differences-from-torch",
-        lambda s: flat(s, mesh=(2, 1)) and s.name != "error"
-        and (earlier(s, ops.Backward) or s.name.startswith("attribute")),
+        lambda s: flat(s) and len(s.program.wrap.mesh) == 2 and s.program.wrap.mesh[1] == 1
+        and s.name != "error" and (earlier(s, ops.Backward) or s.name.startswith(("attribute", "said"))),
     ),
     Explanation(
         "LOCAL state dicts of original parameters",
@@ -287,7 +283,7 @@ FLAT: list[Explanation] = [
         "zero_grad() sets them to None, and torch has them again from the next forward on; ours stay dropped",
         f"{FLAT_DOC}#differences-from-torch",
         lambda s: flat(s, originals=True, offload=True) and dropped_gradients(s)
-        and ("grad" in s.name.split() or s.name == "norm"),
+        and ("grad" in s.name.split() or s.name in ("norm", "warned")),
     ),
     Explanation(
         "gradients of frozen original parameters",

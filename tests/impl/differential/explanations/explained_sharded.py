@@ -89,6 +89,13 @@ SHARDED: list[Explanation] = [
         ends=False,
     ),
     Explanation(
+        "prefetch of a block of another tree",
+        "before that block ran ours says so (RuntimeError), torch's fails inside (AttributeError)",
+        f"{SHARDED_DOC}#where-it-differs-on-purpose",
+        lambda s: refused(s, "'FSDPCommContext' object has no attribute")
+        and "has not run yet" in s.impl_words,
+    ),
+    Explanation(
         "unsharded by hand before the first forward",
         "ours shards a part again when the root is found, torch when its forward ends",
         f"{SHARDED_DOC}#where-it-differs-on-purpose",

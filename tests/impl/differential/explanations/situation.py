@@ -131,12 +131,12 @@ def shows_freed(s: Situation) -> bool:
 
 
 def dropped_gradients(s: Situation) -> bool:
-    """Whether gradients were set to ``None`` and a forward followed."""
+    """Whether gradients were set to ``None``, and parameters were gathered since."""
     done, dropped = since_built(s), False
     for each in done:
         if isinstance(each, ops.ZeroGrad) and each.to_none:
             dropped = True
-        elif dropped and isinstance(each, ops.Forward):
+        elif dropped and isinstance(each, ops.Forward | ops.Apply | ops.Summon | ops.Clip):
             return True
     return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import ExitStack, nullcontext
 from functools import singledispatch
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from differential import operations as ops
 from differential.ranks.models import Model, batch_of, loss_of, plain_blocks
 from differential.ranks.naming import watched
-from differential.ranks.observing import Seen, value_of
+from differential.ranks.observing import Seen, topics_of, value_of
 from differential.ranks.trail import Trail
 from differential.ranks.wrapping import api_of, build
 from differential.specs import Flat, Program
@@ -61,13 +62,21 @@ class Run:
 def carry_out(run: Run, operation: ops.Operation | None) -> tuple[Seen, str]:
     """What is seen of an operation (``None`` is wrapping), and the words of its exception."""
     torch.manual_seed(11)
-    try:
-        if operation is None:
-            run.build()
-            return {"error": ""}, ""
-        return {"error": "", **perform(operation, run)}, ""
-    except Exception as error:
-        return {"error": type(error).__name__}, str(error)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            seen: Seen = {}
+            if operation is None:
+                run.build()
+            else:
+                seen = perform(operation, run)
+            words = ""
+            seen = {"error": "", **seen}
+        except Exception as error:
+            seen, words = {"error": type(error).__name__}, str(error)
+    if words:  # which warnings come first is of no meaning where it is refused
+        return seen, words
+    return {**seen, "warned": topics_of([str(each.message) for each in caught])}, words
 
 
 @singledispatch

@@ -10,15 +10,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from differential import operations as ops
+from differential.around import CallInside
 from differential.explanations.explained import explanation_of
 from differential.explanations.situation import Situation, leaves_unreduced, views_comparable
-from differential.ranks import misuse, saving, training  # noqa: F401 (they register their operations)
+from differential.ranks import around, misuse, saving, training  # noqa: F401 (they register their operations)
 from differential.ranks.interpreter import Run, carry_out, whole_parameters
 from differential.ranks.naming import names_seen
 from differential.ranks.observing import Seen, Tolerance, differences, looked_at, tolerance_for
 from differential.ranks.trail import Trail
 from differential.ranks.wrapping import SIDES
 from differential.specs import Flat, Program
+
+TRAINING = ops.Forward | ops.Backward | CallInside
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ def _one(
         or (error and ends_program(program, index))
     ):
         return True
-    if error and isinstance(operation, ops.Forward | ops.Backward):
+    if error and isinstance(operation, TRAINING):
         return False  # in between the state is not defined
     looks = [_look(run, index, looked_at_all) for run in runs]
     if not views_comparable(program):
@@ -136,7 +139,7 @@ def ends_program(program: Program, index: int) -> bool:
     A model that could not be wrapped is none, FSDP1 has no way back, FSDP2 has ``reset_iter_state``.
     """
     operation = operation_at(program, index)
-    if isinstance(operation, ops.Forward | ops.Backward):
+    if isinstance(operation, TRAINING):
         return isinstance(program.wrap, Flat) or operation_at(program, index + 1) != ops.ResetIterState()
     return operation is None or isinstance(operation, ops.RemakeGroups)
 

@@ -15,6 +15,20 @@ Seen = dict[str, Any]
 """What was seen, by names that say what it is of."""
 
 
+TOPICS = {
+    "one rank": "FSDP is switching to use",
+    "container": "containers that do not implement forward",
+    "frozen beside trained": "has both parameters with requires_grad=True and False",
+    "no gradients": "with no gradients -- returning the total norm",
+    "copies": "offload_to_cpu=True and rank0_only=False",
+}
+"""Words of warnings of both sides, by what they are about."""
+
+
+def topics_of(messages: list[str]) -> list[str]:
+    return sorted({topic for topic, words in TOPICS.items() for text in messages if words in text})
+
+
 @dataclass(frozen=True)
 class Value:
     """A tensor as it was: what kind, and a copy of its elements."""

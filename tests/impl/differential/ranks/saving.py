@@ -37,7 +37,7 @@ def _(operation: ops.Summon, run: Run) -> Seen:
     return seen
 
 
-def _flat_type(run: Run, kind: str, offload: bool = False, rank0_only: bool = False) -> Any:
+def flat_type(run: Run, kind: str, offload: bool = False, rank0_only: bool = False) -> Any:
     api = run.api
     types = api.StateDictType
     if kind == "full":
@@ -64,7 +64,7 @@ def _options(kind: str, offload: bool = False) -> Any:
 def model_state(run: Run, operation: ops.SaveState) -> dict[str, Any]:
     """A state dict of that kind."""
     if run.is_flat:
-        with _flat_type(run, operation.kind, operation.offload, operation.rank0_only):
+        with flat_type(run, operation.kind, operation.offload, operation.rank0_only):
             return run.model.state_dict()
     if operation.kind in ("full", "sharded"):
         return dcp.get_model_state_dict(run.model, options=_options(operation.kind, operation.offload))
@@ -97,7 +97,7 @@ def _(operation: ops.LoadState, run: Run) -> Seen:
     if operation.missing and state:
         del state[next(iter(state))]
     if run.is_flat:
-        with _flat_type(run, how.kind):
+        with flat_type(run, how.kind):
             answer = run.model.load_state_dict(state, strict=not operation.missing)
     elif how.kind in ("full", "sharded"):
         full = how.kind == "full"
@@ -114,7 +114,7 @@ def _(operation: ops.LoadState, run: Run) -> Seen:
 
 def optimizer_state(run: Run, kind: str) -> dict[str, Any]:
     if run.is_flat:
-        with _flat_type(run, kind):
+        with flat_type(run, kind):
             return run.api.FullyShardedDataParallel.optim_state_dict(run.model, run.optimizer)
     return dcp.get_optimizer_state_dict(run.model, run.optimizer, options=_options(kind))
 
@@ -143,7 +143,7 @@ def _(operation: ops.LoadOptimizer, run: Run) -> Seen:
     how, state = source.saved_optimizer
     if run.is_flat:
         wrapper = run.api.FullyShardedDataParallel
-        with _flat_type(run, how.kind):
+        with flat_type(run, how.kind):
             flattened = wrapper.optim_state_dict_to_load(run.model, run.optimizer, state)
         run.optimizer.load_state_dict(flattened)
     else:

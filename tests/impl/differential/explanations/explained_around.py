@@ -1,0 +1,105 @@
+"""Explained differences of what comes around training, of ``FullyShardedDataParallel``."""
+
+from __future__ import annotations
+
+from differential import operations as ops
+from differential.around import CallInside, DamagedOptimizer, Hook, OptimizerOrder
+from differential.explanations.situation import (
+    Explanation,
+    earlier,
+    flat,
+    keeps_units,
+    refused,
+    replaced_after_optimizer,
+)
+from differential.ranks.observing import Value
+
+FLAT_DOC = "docs/impl-fsdp1.md"
+
+AROUND: list[Explanation] = [
+    Explanation(
+        "parameters changed between forward and backward",
+        "torch goes on where they were sharded again; ours refuses",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s) and earlier(s, ops.Write)
+        and "changing the parameters between forward and backward" in s.impl_words,
+    ),
+    Explanation(
+        "a warning for one rank in hybrid sharding",
+        "torch turns shard groups of one rank into NO_SHARD and says so, ours keeps them hybrid",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s) and "HYBRID" in s.program.wrap.strategy and s.name == "warned"
+        and s.torch == ["one rank"],
+        ends=False,
+    ),
+    Explanation(
+        "written through .data between forward and backward",
+        "under SHARD_GRAD_OP torch shows whole views of original parameters there: backward computes with "
+        "what is written to them, then it is lost",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, originals=True) and keeps_units(s) and earlier(s, ops.Write, how="data_copy")
+        and isinstance(s.operation, ops.Backward) and s.name.startswith(("parameter", "whole", "grad")),
+    ),
+    Explanation(
+        "a state dict inside of forward or backward without sharding",
+        "torch gives it, ours refuses it as with sharding (AssertionError)",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, strategy="NO_SHARD") and isinstance(s.operation, CallInside)
+        and s.operation.call == "state_dict" and s.name == "said" and s.impl == ["AssertionError"],
+        ends=False,
+    ),
+    Explanation(
+        "steps of original parameters without a gradient",
+        "torch's have zeros, with which momentum and decay go on; ours None, as in the plain model",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, originals=True) and isinstance(s.operation, ops.Step)
+        and s.name.startswith(("parameter", "whole")) and any(
+            isinstance(each, ops.Forward) and (each.skip or not each.branch)
+            for each in s.program.operations[: s.index]
+        ),
+    ),
+    Explanation(
+        "gradients of parameters frozen since",
+        "of original parameters torch shows zeros, ours what they have, as in the plain model",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s, originals=True) and earlier(s, ops.RequireGrad) and "grad" in s.name.split()
+        and isinstance(s.torch, Value) and not s.torch.elements.any(),
+        ends=False,
+    ),
+    Explanation(
+        "the order of states without sharding",
+        "torch's is that of rank 0; ours exchanges nothing, so that each rank keeps its optimizer's",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s, strategy="NO_SHARD") and s.name == "order" and sorted(s.torch) == sorted(s.impl),
+        ends=False,
+    ),
+    Explanation(
+        "the order of states, without those of parameters that have no gradient",
+        "torch's got zeros for gradients and so have states, ours none, as in the plain model",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s, originals=True) and s.name == "order"
+        and [name for name in s.torch if name in s.impl] == s.impl,
+        ends=False,
+    ),
+    Explanation(
+        "optimizer states of another structure",
+        "torch fails in its own code, or accepts them; ours refuses them (ValueError)",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s) and isinstance(s.operation, DamagedOptimizer) and s.impl == "ValueError"
+        and s.torch in ("", "AttributeError", "TypeError", "RuntimeError", "AssertionError"),
+    ),
+    Explanation(
+        "the state of an optimizer whose parameter was replaced",
+        "torch does not find it (KeyError), ours holds it until the next forward takes the new one up",
+        f"{FLAT_DOC}#where-state-dicts-differ-from-torchs",
+        lambda s: flat(s, originals=True) and isinstance(s.operation, ops.SaveOptimizer | OptimizerOrder)
+        and replaced_after_optimizer(s) and s.torch == "KeyError",
+    ),
+    Explanation(
+        "a hook on a wrapper that was used before its root",
+        "torch's root then refuses its first forward (AssertionError), ours runs",
+        f"{FLAT_DOC}#differences-from-torch",
+        lambda s: flat(s) and earlier(s, Hook) and not s.impl_words
+        and refused(s, "Non-root FSDP instance's `_is_root` should not have been set yet"),
+    ),
+]  # fmt: skip

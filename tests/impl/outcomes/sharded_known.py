@@ -1,0 +1,23 @@
+"""Where outcomes of ``fully_shard`` differ from torch's on purpose: see docs/impl-fsdp2.md."""
+
+from __future__ import annotations
+
+from outcomes.rows import Known
+
+DOCUMENT = "docs/impl-fsdp2.md"
+
+KNOWN = [
+    Known("sharded_precision_.*", "AttributeError", "ValueError", "a policy of the wrong type"),
+    Known("sharded_offload_.*", "done", "ValueError", "an `offload_policy` of the wrong"),
+    Known("sharded_ignored_text", "TypeError", "ValueError", "`ignored_params` of another kind"),
+    Known("sharded_inside_of_flat", "RuntimeError", "done", "A unit of `fully_shard` inside of"),
+    Known(
+        "sharded_calls_reset_inner_first",
+        "AttributeError",
+        "done",
+        "Before the first forward it does nothing",
+    ),
+    Known(
+        "extension_after_wrapping", ".*", "NotImplementedError", "A tensor that gets them later is refused"
+    ),
+]
