@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fsdpbench.check.statistics import effect, holm, least_p_value, p_value, runs_needed
+from fsdpbench.check.noise import effect, holm, least_p_value, p_value, runs_needed
 from fsdpbench.check.thresholds import USUAL_LEVEL, USUAL_MINIMUM_EFFECT
 from fsdpbench.errors import BenchError, CannotJudgeError, ExitCode, UsageError
 

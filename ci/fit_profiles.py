@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fsdpbench.sim.hardware.profile as hardware
-from fsdpbench.calibrate.tables.fitting import FittedChip, fit_chips
-from fsdpbench.calibrate.tables.writing import with_tables
+from fsdpbench.calibrate.tables.writing import FittedChip, fit_chips, with_tables
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, PRODUCT, Measured, read_folder
 from fsdpbench.sim.costs.isolated import IsolatedPrices
 from fsdpbench.sim.hardware.chips import OPERATOR_CHIPS

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from fsdpbench.cli.terminal.progress import make_progress
 from fsdpbench.launch import fork_server
-from fsdpbench.validation.predict import Prediction, predict
+from fsdpbench.validation.paper_network import Prediction, predict
 from fsdpbench.validation.runs.case import Figure
 from fsdpbench.validation.runs.runs_file import cases_of_file
 

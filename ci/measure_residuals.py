@@ -23,12 +23,12 @@ from pathlib import Path
 
 from fsdpbench.cli.terminal.progress import make_progress
 from fsdpbench.launch import fork_server
-from fsdpbench.results.residuals.differences import apart
+from fsdpbench.results.residuals.intervals import apart
 from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table, write_table
 from fsdpbench.results.residuals.widths import Unknown, width_of
 from fsdpbench.validation.conditions import under
-from fsdpbench.validation.predict import predict
-from fsdpbench.validation.residual_rows import residuals_of
+from fsdpbench.validation.coverage import residuals_of
+from fsdpbench.validation.paper_network import predict
 from fsdpbench.validation.runs.case import Case, Network
 from fsdpbench.validation.runs.paper import paper_cases
 from fsdpbench.validation.runs.paper_open import open_cases

@@ -23,9 +23,9 @@ from fsdpbench.launch import fork_server
 from fsdpbench.results.provenance import machine, versions
 from fsdpbench.results.records import Status
 from fsdpbench.results.store import Store
+from fsdpbench.sweep.hf_model import parse_shape
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.sweep.runner import run_sweep
-from fsdpbench.sweep.shape_text import parse_shape
 
 MODEL = "gpt"
 SHAPE = "layers=2,d_model=128,heads=4,vocab=512,max_seq=64"

@@ -31,7 +31,7 @@ from fsdpbench.files.toml_text import to_toml
 from fsdpbench.launch import fork_server
 from fsdpbench.results.residuals.table import Condition, Quantity, read_table
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
-from fsdpbench.validation.predict import predict
+from fsdpbench.validation.paper_network import predict
 from fsdpbench.validation.runs.case import Case
 from fsdpbench.validation.runs.paper import paper_cases
 from fsdpbench.validation.runs.paper_t5 import t5_cases

@@ -28,16 +28,22 @@ from fsdpbench.configuration.degrees import Degrees
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Captures, Device, HasTrainer, Placement, TellsTraffic
 from fsdpbench.errors import BenchError
-from fsdpbench.files.reading import read_json_object
-from fsdpbench.measuring.soak import ShapedBatches, Soak, mean_flops, mean_tokens, shapes_of
+from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.measuring.soak import (
+    Batch,
+    ShapedBatches,
+    Soak,
+    TrainingLoop,
+    mean_flops,
+    mean_tokens,
+    shapes_of,
+)
 from fsdpbench.measuring.traced import time_and_trace
-from fsdpbench.measuring.training import Batch, TrainingLoop
 from fsdpbench.measuring.warmup import TimedSteps, warm_up
 from fsdpbench.measuring.watched_settings import unread_settings, watched
 from fsdpbench.results.records import RankRecord, Status, compiled_graphs, trace_path
 from fsdpbench.systems import BuildContext, get_system, software_of
-from fsdpbench.systems.adapted import workload_of
-from fsdpbench.systems.dtypes import TORCH_DTYPES
+from fsdpbench.systems.narrow import TORCH_DTYPES, workload_of
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.decoder.capacity import HasBuffers
 

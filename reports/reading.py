@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.numbers import LARGEST_INTEGER as LARGEST_INTEGER
-from fsdpbench.reports.outside_text import one_line
+from fsdpbench.reports.hta_text import one_line
 
 MIB = 1 << 20
 LARGEST_JSON = 64 * MIB

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fsdpbench.reports.outside_text import all_on_one_line, one_line
+from fsdpbench.reports.hta_text import all_on_one_line, one_line
 from fsdpbench.reports.reading import LARGEST_JSON, UnreadableError, read_bytes
 
 

@@ -15,9 +15,7 @@ if __name__ == "workloads":
 
 from fsdpbench.workloads.base import Workload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
-from fsdpbench.workloads.errors import DataError, PluginError, ShapeError, UnknownModelError, WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, Flops, ForwardFlops
-from fsdpbench.workloads.grouping import BlockGroup, group_blocks
 from fsdpbench.workloads.registry import (
     HF_PREFIX,
     Family,
@@ -26,6 +24,15 @@ from fsdpbench.workloads.registry import (
     get_workload,
     offered_families,
     workload_names,
+)
+from fsdpbench.workloads.tensor_plan import (
+    BlockGroup,
+    DataError,
+    PluginError,
+    ShapeError,
+    UnknownModelError,
+    WorkloadError,
+    group_blocks,
 )
 
 __all__ = [

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
-from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import Flops, ForwardFlops
+from fsdpbench.workloads.tensor_plan import WorkloadError
 
 TRAINING_BYTES = 16
 """Bytes a parameter trained in float32 by AdamW needs: weight, gradient and two moments, four bytes each."""

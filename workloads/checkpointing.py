@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from fsdpbench.workloads.errors import WorkloadError
+from fsdpbench.workloads.tensor_plan import WorkloadError
 
 _PRODUCTS = ("mm", "addmm", "convolution", "_scaled_mm", "_scaled_mm_v2")
 """With weights."""

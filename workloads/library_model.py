@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from fsdpbench.workloads.base import Batch, Workload
-from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import ForwardFlops
 from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
+from fsdpbench.workloads.tensor_plan import WorkloadError
 
 LIBRARY = "transformers"
 CONTENT = "library_config"

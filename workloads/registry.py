@@ -13,9 +13,9 @@ from typing import Any
 from fsdpbench.plugins import FAMILIES, OWN_FAMILIES, family_of, offered_by, plugins
 from fsdpbench.workloads import decoder
 from fsdpbench.workloads.base import Workload
-from fsdpbench.workloads.errors import PluginError, ShapeError, UnknownModelError
 from fsdpbench.workloads.families import deepvit, dhen, gpt, llama, regnet, t5, t5_shape
 from fsdpbench.workloads.library_model import CONTENT, unpacked
+from fsdpbench.workloads.tensor_plan import PluginError, ShapeError, UnknownModelError
 
 
 @dataclass(frozen=True)

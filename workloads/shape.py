@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from fsdpbench.numbers import finite_number, whole_number
-from fsdpbench.workloads.errors import ShapeError
+from fsdpbench.workloads.tensor_plan import ShapeError
 
 S = TypeVar("S")
 

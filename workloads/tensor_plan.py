@@ -12,11 +12,11 @@ their gradients are summed; experts may be shared by expert parallelism, over th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from fsdpbench.workloads.errors import WorkloadError
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -81,3 +81,61 @@ class HasTensorPlan(Protocol):
 
     def tensor_plan(self) -> TensorPlan:
         """Raises: WorkloadError, a part of this shape cannot be cut; the message names it."""
+
+
+class BlockGroup(nn.Sequential):
+    """Consecutive blocks as one module; what follows the first argument is given to each of them."""
+
+    def forward(self, x: Tensor, *context: Any) -> Tensor:
+        for block in self:
+            x = block(x, *context)
+        return x
+
+
+def group_blocks(model: nn.Module, count: int) -> None:
+    """Replace each list of blocks in `model` (a `ModuleList` called `blocks`) by groups of `count`, in place.
+
+    The last group holds what is left. `blocks.5` of 2 a group becomes `blocks.2.1`; parameters, results and
+    checkpointing stay as they are.
+
+    Raises:
+        WorkloadError: `count` is below 1, or the model has no list of blocks.
+    """
+    if count < 1:
+        raise WorkloadError(f"blocks cannot be grouped by {count}: at least 1 makes a group")
+    found = False
+    for module in list(model.modules()):
+        blocks = getattr(module, "blocks", None)
+        if isinstance(blocks, nn.ModuleList):
+            found = True
+            parts = list(blocks)
+            groups = (BlockGroup(*parts[start : start + count]) for start in range(0, len(parts), count))
+            module.blocks = nn.ModuleList(groups)
+    if not found:
+        raise WorkloadError(f"{type(model).__name__} has no list of blocks to group")
+
+
+class WorkloadError(ValueError):
+    """Something that the user asked of a workload cannot be had; the message says what to ask instead."""
+
+
+class UnknownModelError(WorkloadError):
+    """No model has this name. `nearest` holds the names that look like it."""
+
+    def __init__(self, name: str, nearest: Sequence[str], known: Sequence[str]) -> None:
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known models: {', '.join(known)}"
+        super().__init__(f"unknown model '{name}': {hint}")
+        self.name = name
+        self.nearest = tuple(nearest)
+
+
+class ShapeError(WorkloadError):
+    """A shape has an unknown, a missing or an impossible field."""
+
+
+class PluginError(WorkloadError):
+    """A package that offers a family of models cannot be loaded, or offers something else."""
+
+
+class DataError(WorkloadError):
+    """The file or folder given as input data cannot be used."""

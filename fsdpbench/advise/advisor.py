@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdpbench.advise.candidate import Candidate, Kind, place_of
 from fsdpbench.advise.candidates import candidates
 from fsdpbench.advise.edits import Edit, diff_of
+from fsdpbench.advise.gradients import Candidate, Kind, place_of
 from fsdpbench.advise.script_text import NoDiffError
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.what_if import WhatIf
-from fsdpbench.results.residuals.differences import apart
+from fsdpbench.configuration.config import Config, WhatIf
+from fsdpbench.results.residuals.intervals import apart
 from fsdpbench.sweep.trials import Trial, expected, simulate, trial_of
 
 _WORTH_SAYING = 0.03

@@ -6,10 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fsdpbench.advise.candidate import NOT_SIMULATED, Candidate, Kind, place_of
 from fsdpbench.advise.edits import Edit
-from fsdpbench.advise.gradients import gradients
-from fsdpbench.advise.habits import habits
+from fsdpbench.advise.gradients import NOT_SIMULATED, Candidate, Kind, gradients, habits, place_of
 
 _NEEDLESS = ("synchronize(", "empty_cache(", "barrier(")
 """Calls that a training step does not need."""

@@ -3,10 +3,12 @@ uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from fsdpbench.advise.candidate import NOT_SIMULATED, Candidate, Kind, place_of
 from fsdpbench.advise.edits import Edit
 
 _Finding = Mapping[str, Any]
@@ -125,3 +127,103 @@ _CAUSES: Mapping[str, Callable[[_Finding, Mapping[str, Any]], _Words]] = {
         (Edit(each, "without"),),
     ),
 }
+
+
+# Rules for what a script does whatever its settings: some of it cannot be simulated otherwise, and is told
+# alone.
+
+
+def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:
+    """What is wrong in a script, or costs time for nothing."""
+    if found := seen.get("backward_in_autocast"):
+        yield Candidate(
+            NOT_SIMULATED,
+            Kind.FAULT,
+            place_of(found),
+            "backward runs inside of autocast: torch advises against it, since backward's operators take "
+            "the types of forward's by themselves",
+            f"outside of the `with torch.autocast(...)` block: {found['text']}",
+            "the end of the block is yours to move",
+        )
+    if found := seen.get("launch_blocking"):
+        yield Candidate(
+            NOT_SIMULATED,
+            Kind.FAULT,
+            place_of(found),
+            "CUDA_LAUNCH_BLOCKING=1: the CPU waits for every kernel, and nothing is done beside another",
+            "without it; it is for finding errors",
+            (Edit(found, "without"),) if found["file"] else "it is in the environment",
+        )
+    if found := seen.get("anomaly"):
+        yield Candidate(
+            NOT_SIMULATED,
+            Kind.FAULT,
+            place_of(found),
+            "autograd looks for NaN in every gradient, and the CPU waits for each answer",
+            f"without it; it is for finding errors: {found['text']}",
+            (Edit(found, "without"),),
+        )
+    if found := seen.get("zeroed"):
+        yield Candidate(
+            "none-grads",
+            Kind.FAULT,
+            place_of(found),
+            "gradients are filled with zeros and added to, where dropping them costs nothing",
+            "zero_grad(set_to_none=True), the default",
+            (Edit(found, "keyword", ("set_to_none", "True")),),
+        )
+    if norms := seen.get("norms"):
+        yield _single_norms(norms, seen.get("waits") or ())
+
+
+def _single_norms(norms: Mapping[str, Any], waits: Sequence[Mapping[str, Any]]) -> Candidate:
+    waiting = any(wait["file"] == norms["file"] and wait["line"] == norms["line"] for wait in waits)
+    return Candidate(
+        "no-waits" if waiting else NOT_SIMULATED,
+        Kind.FAULT,
+        place_of(norms),
+        f"{norms['per_step']:,.0f} norms a step are taken one by one"
+        + (", and the CPU waits for each" if waiting else ""),
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which takes all at the same time",
+        "the lines around it belong to it",
+    )
+
+
+NOT_SIMULATED = ""
+
+
+class Kind(StrEnum):
+    """wrong: the script does not train. fault: named whatever it gains. mistake: what the script asks for is
+    worse than what it would get unasked. free: nothing of the training changes. choice: the batch, or the
+    start of the training, changes. no_effect: named if it changes nothing."""
+
+    WRONG = "wrong"
+    FAULT = "fault"
+    MISTAKE = "mistake"
+    FREE = "free"
+    CHOICE = "choice"
+    NO_EFFECT = "no_effect"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`variation`: what is simulated (`script/variations`; nothing, where it is empty). `place`: the line of
+    the script (`train.py:12`), `what` is the matter there, `write`: what to write, and `edits` that do it,
+    or why there are none. `changes_work`: a step trains on other samples."""
+
+    variation: str
+    kind: Kind
+    place: str
+    what: str
+    write: str
+    edits: tuple[Edit, ...] | str = ()
+    changes_work: bool = False
+    worth: float = 0.03
+    """The gain from which it is advice, of those that are `free`."""
+    most: float | None = None
+    """What it could gain at most, of one that is not simulated since that is too little."""
+
+
+def place_of(call: Mapping[str, Any]) -> str:
+    """`train.py:12`."""
+    return f"{os.path.basename(call['file'])}:{call['line']}" if call.get("file") else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsdpbench.advise.advisor import Advice, Tried
-from fsdpbench.advise.candidate import Kind
+from fsdpbench.advise.gradients import Kind
 
 _MOST_POSSIBLE = 6
 _MUCH = 0.1

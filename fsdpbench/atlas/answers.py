@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fsdpbench.atlas.known import fits_safely
-from fsdpbench.atlas.names import SYSTEM
-from fsdpbench.atlas.space import Cell, Results
+from fsdpbench.atlas.space import SYSTEM, Cell, Results
 from fsdpbench.configuration.config import Config
 from fsdpbench.results.provenance import versions
 from fsdpbench.results.records import Status

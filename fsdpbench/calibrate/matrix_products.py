@@ -16,7 +16,7 @@ import torch
 from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.machine import Machine
-from fsdpbench.sim.costs.gemm import GemmCost
+from fsdpbench.sim.costs.kernels import GemmCost
 from fsdpbench.sim.hardware.profile import HardwareProfile
 from fsdpbench.sim.hardware.sections import GemmProfile
 

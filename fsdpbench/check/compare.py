@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from statistics import median
 from typing import Any
 
 from fsdpbench.check.consistency import communicates
 from fsdpbench.check.metrics import METRICS, Worse
-from fsdpbench.check.outcomes import Verdict, outcome
+from fsdpbench.check.noise import effect, holm, least_p_value, p_value, runs_needed
 from fsdpbench.check.records.entries import Entry
-from fsdpbench.check.statistics import effect, holm, least_p_value, p_value, runs_needed
 from fsdpbench.check.thresholds import Thresholds
 from fsdpbench.results.records import Status
 
@@ -236,3 +236,39 @@ def _direction(metric: str, change: float) -> Verdict:
 
 def _median(values: list[float]) -> float | None:
     return median(values) if values else None
+
+
+# What it means that a configuration ended in another way than before.
+# | before \\ after | ok | oom | not applicable | any failure | no result |
+# |---|---|---|---|---|---|
+# | ok | its figures | worse | worse | worse | cannot judge |
+# | oom | better | equal | cannot judge | worse | cannot judge |
+# | not applicable | better | cannot judge | equal | worse | cannot judge |
+# | any failure | better | cannot judge | cannot judge | cannot judge | cannot judge |
+# | not there | added | added | added | added, and failed | cannot judge |
+# Failures are error, crash, timeout, race and rank mismatch. Out of memory and not applicable are answers, a
+# failure is not. So a failure that was not there before is a regression, and of what failed before nothing is
+# known that could have become worse.
+
+
+class Verdict(StrEnum):
+    """What one change means, the most pressing first. UNKNOWN: it cannot be judged. NOISE: no change that the
+    runs can show."""
+
+    WORSE = "worse"
+    UNKNOWN = "unknown"
+    BETTER = "better"
+    CHANGED = "changed"
+    ALLOWED = "allowed"
+    NOISE = "noise"
+
+
+def outcome(before: Status, after: Status) -> Verdict | None:
+    """The verdict on how a configuration ended; None where there is no change, and its figures tell."""
+    if before is after and before.is_answer:
+        return None
+    if after is Status.OK:
+        return Verdict.BETTER
+    if before is Status.OK or (before.is_answer and not after.is_answer):
+        return Verdict.WORSE
+    return Verdict.UNKNOWN

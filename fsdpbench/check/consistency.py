@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fsdpbench.check.figures import Figure
-from fsdpbench.check.metrics import ALL
+from fsdpbench.check.metrics import ALL, Figure
 from fsdpbench.reports.analysis.model import Analysis
 from fsdpbench.reports.consistency import Contradiction, broken_rules, with_sums
 from fsdpbench.reports.result_figures import result_figures

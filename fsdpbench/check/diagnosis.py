@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fsdpbench.check.compare import Change, Comparison
-from fsdpbench.check.outcomes import Verdict
+from fsdpbench.check.compare import Change, Comparison, Verdict
 
 _MEMORY = ("peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes")
 _COUNTS = ("all_gather_count", "reduce_scatter_count", "all_reduce_count", "kernels", "copies")

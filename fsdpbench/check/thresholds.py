@@ -19,9 +19,9 @@ from typing import Annotated
 import msgspec
 
 from fsdpbench.check.metrics import METRICS
-from fsdpbench.check.records.committed_file import replace_file
+from fsdpbench.check.records.baseline import replace_file
 from fsdpbench.check.records.strict import check_names, strictly
-from fsdpbench.files.reading import read_toml
+from fsdpbench.files.lock_owner import read_toml
 from fsdpbench.files.toml_text import to_toml
 
 USUAL_LEVEL = 0.01

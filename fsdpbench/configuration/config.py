@@ -12,17 +12,15 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.configuration.jitter import JitterSettings
 from fsdpbench.configuration.script_source import ScriptSource
 from fsdpbench.configuration.settings import SETTINGS, Settings, show_value
 from fsdpbench.configuration.soak import SoakSettings
-from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.errors import UsageError
-from fsdpbench.numbers import MOST_GPUS
+from fsdpbench.numbers import MOST_GPUS, finite_number, whole_number
 
 DEVICES = ("cuda", "cpu", "sim")
 DEFAULT_HARDWARE = "a100-80gb"
@@ -236,3 +234,76 @@ def check_world(gpus: int, gpus_per_node: int, used: int | None = None) -> None:
             f"--gpus {gpus} does not fill nodes of {ranks} GPUs: use {fits} or {fits + ranks}, "
             f"or another {flag}"
         )
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """account: keep account of who holds memory. room: times the memory that the GPU has. allocator:
+    settings as
+    `PYTORCH_CUDA_ALLOC_CONF` writes them, instead of what the environment says.
+
+    variation: what is done to a script's own calls (`script/variations`); several between `+`.
+    """
+
+    account: bool = False
+    room: float = 1.0
+    allocator: str | None = None
+    variation: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.room < math.inf:
+            raise UsageError(f"room must be a finite number above 0, not {self.room}")
+
+    def after(self, earlier: WhatIf) -> WhatIf:
+        """This one where `earlier` was asked for already."""
+        names = [each for each in (self.variation, earlier.variation) if each]
+        return replace(
+            earlier,
+            allocator=self.allocator or earlier.allocator,
+            variation="+".join(names) or None,
+        )
+
+
+class JitterError(ValueError):
+    """A text that says no jitter; the message names it and how to write it."""
+
+
+@dataclass(frozen=True)
+class JitterSettings:
+    """How much of it. ``kernels`` and ``straggler`` are shares, ``arrival_us`` is in microseconds."""
+
+    seed: int
+    kernels: float = 0.02
+    arrival_us: float = 20.0
+    straggler: float = 0.0
+
+    def __post_init__(self) -> None:
+        limits = (("kernels", 0.25), ("arrival_us", 1e6), ("straggler", 10.0))
+        for name, most in limits:
+            value = getattr(self, name)
+            if not 0 <= value <= most:
+                raise JitterError(f"jitter: {name}={value} must be from 0 to {most:g}")
+
+    @classmethod
+    def parse(cls, text: str) -> JitterSettings:
+        """``7``, or ``seed=7,kernels=0.03,arrival_us=50,straggler=0.05``. Raises `JitterError`."""
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        values: dict[str, Any] = {}
+        for part in text.split(","):
+            name, equals, value = part.partition("=")
+            name, value = (name.strip(), value.strip()) if equals else ("seed", name.strip())
+            if name not in fields:
+                raise JitterError(f"jitter: unknown {name!r}; known are {', '.join(fields)}")
+            try:
+                values[name] = whole_number(value, 0) if name == "seed" else finite_number(value)
+            except ValueError:
+                raise JitterError(
+                    f"jitter: {part.strip()!r} is not a number; write a seed, or seed=7,kernels=0.03"
+                ) from None
+        if "seed" not in values:
+            raise JitterError(f"jitter: {text!r} has no seed; write seed=7,{text}")
+        return cls(**values)
+
+    def to_text(self) -> str:
+        """As `parse` reads it."""
+        return ",".join(f"{name}={value:g}" for name, value in dataclasses.asdict(self).items())

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import torch
 
-    from fsdpbench.measuring.soak import Replays
-    from fsdpbench.measuring.training import TrainingLoop
+    from fsdpbench.measuring.soak import Replays, TrainingLoop
 
 
 REAL_STEPS = "real devices execute every step"

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import REAL_STEPS, Placement, StepMemory, Tracer
-from fsdpbench.devices.profiling import profile_steps
 from fsdpbench.measuring.warmup import is_stable
+from fsdpbench.reports.writing import replacing
 from fsdpbench.results.provenance import machine
 
 COLLECTIVE_GRACE_S = 60.0
@@ -127,3 +127,28 @@ def _prefer_loopback() -> None:
     all_here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "")
     if all_here and "lo" in {name for _, name in socket.if_nameindex()}:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+_SUFFIX = ".json.gz"
+
+
+@contextmanager
+def profile_steps(
+    path: Path, steps: int, activities: Sequence[ProfilerActivity], *, memory: bool, shapes: bool
+) -> Iterator[Tracer]:
+    """Profile the next `steps` steps, each ended by `step()` of what is yielded, into `path` (`*.json.gz`).
+
+    The profiler starts up before the first step, which it would slow down otherwise; if a step fails, nothing
+    is written.
+    """
+    profiler = profile(
+        activities=list(activities),
+        schedule=schedule(wait=0, warmup=1, active=steps, repeat=1),
+        profile_memory=memory,
+        record_shapes=shapes,
+    )
+    with profiler:
+        profiler.step()  # ends the empty warm-up: recording starts here
+        yield profiler
+    with replacing(path, _SUFFIX) as partial:  # the profiler compresses by the file's name
+        profiler.export_chrome_trace(str(partial))

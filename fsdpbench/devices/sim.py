@@ -12,12 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.what_if import WhatIf
+from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory, Tracer
 from fsdpbench.devices.sim_tells import Tells
-from fsdpbench.measuring.soak import Replays
-from fsdpbench.measuring.training import TrainingLoop
+from fsdpbench.measuring.soak import Replays, TrainingLoop
 from fsdpbench.measuring.warmup import WINDOW, is_stable
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.account import Lines, MemoryAccount

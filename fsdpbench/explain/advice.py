@@ -8,13 +8,14 @@ each change ──────> fits? how fast? ── none fits ──> pairs o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.explain.changes import Change, changes_for, is_possible
-from fsdpbench.explain.growth import grows, stops
 from fsdpbench.results.records import Status
+from fsdpbench.script.variations.sharding import Variation
 from fsdpbench.sweep.trials import Trial, expected, simulate, with_account, with_room
 
 _STRONGEST = 5
@@ -216,3 +217,40 @@ def _order(proposal: Proposal) -> tuple[bool, bool, bool, float, int]:
     words = len(proposal.change.settings) + len(proposal.change.fields)
     retries = bool(proposal.trial.retries)
     return proposal.change.last_resort, retries, price is None, price or 0.0, words
+
+
+_SOON = 100_000
+"""Steps: growth that memory stands for longer does not matter."""
+
+
+def steps_until_full(account: Mapping[str, Any]) -> int | None:
+    """After how many steps memory is full at the rate that was seen; None where it does not grow."""
+    growth = account.get("growth") or {}
+    each = growth.get("per_step_bytes")
+    if not each:
+        return None
+    left = account["free_bytes"] + account["unused_bytes"]
+    return len(growth["at_step_ends_bytes"]) + max(0, left) // int(each)
+
+
+def grows(trial: Trial) -> bool:
+    """Whether memory is full soon, however it fits now."""
+    steps = steps_until_full(trial.account or {})
+    return steps is not None and steps < _SOON
+
+
+def stops() -> list[Change]:
+    """What may stop the growth that a script shows, the less first."""
+    return [
+        Change(
+            ".detach() what the loop keeps (a list, a sum)",
+            "what is kept no longer holds the graph of its step",
+            fields=(("what_if", WhatIf(variation=Variation.DETACH_KEPT)),),
+        ),
+        Change(
+            ".detach().cpu() what the loop keeps (a list, a sum)",
+            "what is kept is on the host; the time of the copy is not simulated",
+            fields=(("what_if", WhatIf(variation=Variation.HOST_KEPT)),),
+            unpriced=True,
+        ),
+    ]

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fsdpbench.configuration.config import Config
+from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.configuration.script_source import ScriptSource
 from fsdpbench.configuration.settings import Settings
-from fsdpbench.configuration.what_if import WhatIf
 from fsdpbench.errors import UsageError
 from fsdpbench.sweep.planning import without_absent
 from fsdpbench.systems import get_system

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fsdpbench.explain.advice import Advice, Proposal
-from fsdpbench.explain.growth import grows, steps_until_full
+from fsdpbench.explain.advice import Advice, Proposal, grows, steps_until_full
 from fsdpbench.reports.out_of_memory.text import told
 from fsdpbench.sweep.trials import Trial
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsdpbench.errors import UsageError
-from fsdpbench.files.reading import read_text
+from fsdpbench.files.lock_owner import read_text
 from fsdpbench.numbers import finite_number, whole_number
 
 COLLECTIVE, PRODUCT, ATTENTION = "nccl", "gemm", "attention"

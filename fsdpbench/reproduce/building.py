@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fsdpbench.configuration.settings import Value
+from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.files.toml_text import to_toml
-from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reproduce.claims import Place
 from fsdpbench.reproduce.figure import PaperFigure, Point, Variant
 from fsdpbench.validation.runs.case import Case, Figure
-from fsdpbench.validation.runs.published import PublishedFigure
+from fsdpbench.validation.runs.paper import PublishedFigure
 
 CaseOf = Callable[[str, Place], Case]
 """The case that stands for a series at a place."""

@@ -9,16 +9,13 @@ from pathlib import Path
 from fsdpbench.reproduce import evaluation, open_settings
 from fsdpbench.reproduce.building import Maker, points_of
 from fsdpbench.reproduce.claims import Place, ratio, retries
+from fsdpbench.reproduce.evaluation import as_stated
 from fsdpbench.reproduce.figure import Contrast, Drawing, PaperFigure
-from fsdpbench.reproduce.names import NAMES
-from fsdpbench.reproduce.stated import as_stated
-from fsdpbench.validation.paper_network import network_predictions
-from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.paper_network import Prediction, network_predictions
 from fsdpbench.validation.runs.case import Case, Figure
-from fsdpbench.validation.runs.paper import paper_cases
+from fsdpbench.validation.runs.paper import PublishedFigure, paper_cases, published
 from fsdpbench.validation.runs.paper_open import open_cases
 from fsdpbench.validation.runs.paper_t5 import t5_cases
-from fsdpbench.validation.runs.published import PublishedFigure, published
 
 _OF_2022 = "a100-40gb"
 """All runs of the announcement were on such GPUs."""
@@ -132,3 +129,8 @@ def _issue(cases: Mapping[str, Case], folder: Path) -> PaperFigure:
             *(retries(f"retries, {limiter}", (counted, limiter)) for limiter in figure.x),
         ),
     )
+
+
+PUBLICATION = "fsdp-paper"
+NAMES = ("2a", "2b", "5", "6a", "6b", "6c", "7a", "7b", "7c", "8a", "8b", "8c", "2022", "104509")
+"""What `--only` takes: the paper's figures, the runs of PyTorch 1.11's announcement, an issue of PyTorch."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from fsdpbench.validation.runs.published import PublishedFigure
+from fsdpbench.validation.runs.paper import PublishedFigure
 
 Place = int | str
 Lookup = Callable[[str, Place], float | None]

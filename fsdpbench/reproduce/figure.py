@@ -16,9 +16,9 @@ from enum import Enum
 from importlib import resources
 
 from fsdpbench.reproduce.claims import Claim, Place
-from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.paper_network import Prediction
 from fsdpbench.validation.runs.case import Case, Figure
-from fsdpbench.validation.runs.published import PublishedFigure
+from fsdpbench.validation.runs.paper import PublishedFigure
 
 
 class Drawing(Enum):

@@ -13,7 +13,7 @@ from fsdpbench.reproduce.claims import LEAST_RATIO, Bounds, Claim, Kind, Place
 from fsdpbench.reproduce.figure import PaperFigure, Point, Variant
 from fsdpbench.reproduce.run import Runs
 from fsdpbench.results.records import Status
-from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.paper_network import Prediction
 from fsdpbench.validation.runs.case import Case, Figure
 
 Values = Mapping[tuple[str, Place], float | None]

@@ -12,10 +12,10 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from fsdpbench.files.whole_files import write_whole
+from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.reports.page.charts.whole_run import Chart, Table
 from fsdpbench.reports.page.display import NOTHING, percent
-from fsdpbench.reports.page.offline import island, own_file, policy
+from fsdpbench.reports.page.shell import island, own_file, policy
 from fsdpbench.reproduce.charts import chart_of, number
 from fsdpbench.reproduce.claims import LEAST_LEVEL, LEAST_RATIO, PART_OF_EFFECT, Kind
 from fsdpbench.reproduce.outcome import Judged, Outcome, Verdict, counted

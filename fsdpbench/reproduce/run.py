@@ -15,7 +15,7 @@ from fsdpbench.results.records import TRACE_FOLDER, Status
 from fsdpbench.results.store import point_folder_name
 from fsdpbench.sweep.runner import Progress
 from fsdpbench.sweep.simulated import UNTRACED, simulate
-from fsdpbench.validation.predict import Prediction, config_of
+from fsdpbench.validation.paper_network import Prediction, config_of
 from fsdpbench.validation.runs.case import Case
 
 _TRACED = dataclasses.replace(UNTRACED, traced_steps=1)

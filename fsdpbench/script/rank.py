@@ -10,19 +10,21 @@ import multiprocessing
 import os
 import runpy
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import torch
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.script_source import ScriptSource, StepsBy
-from fsdpbench.devices.base import Placement
+from fsdpbench.devices.base import AllocatorReadings, Placement, StepMemory
 from fsdpbench.devices.sim import SimDevice
 from fsdpbench.results.records import RankRecord, Status, trace_path
-from fsdpbench.script.clock import map_clock
 from fsdpbench.script.cuda import ProfilerRequests, compile_notes, leave_cache_alone, map_cuda, wants_compiled
 from fsdpbench.script.decisions import Decisions
 from fsdpbench.script.explain import explained, name_cuda
@@ -32,12 +34,13 @@ from fsdpbench.script.observed import Observed
 from fsdpbench.script.observed.waits import Waits
 from fsdpbench.script.optimizers import Optimizers
 from fsdpbench.script.own_files import OwnFiles
-from fsdpbench.script.peaks import Peaks
 from fsdpbench.script.rank_check.calls import Ended
 from fsdpbench.script.rank_check.recording import Recorder
 from fsdpbench.script.rank_check.start import start_recording
 from fsdpbench.script.steps import MeasuredAllError, Steps
 from fsdpbench.script.variations import NoEffectError, Varied
+from fsdpbench.sim import Simulation
+from fsdpbench.sim.accelerator import DEVICE_TYPE
 from fsdpbench.sim.costs.flops import FlopCount
 from fsdpbench.sim.patches.packed_sequences import patch_packed_sequences
 
@@ -246,3 +249,89 @@ def _export(requests: ProfilerRequests, steps: Steps, record: RankRecord) -> Non
         return
     record.trace = f"{steps.trace_path.parent.name}/{steps.trace_path.name}"
     requests.copy(steps.trace_path)
+
+
+# What a script's own clock reads: simulated time, so that the tokens a second that it prints are right.
+# `time.perf_counter()` is the simulated CPU's time for everybody. By `time.time()` and `time.sleep()`
+# libraries also tell wall time and deadlines, so these change for the script's own files alone: `time()`
+# starts at the real time and continues with the simulated one, `sleep()` sleeps and lets simulated time
+# pass.
+
+
+def map_clock(simulation: Simulation, own_files: OwnFiles) -> None:
+    """From now on clocks tell simulated time, `time()` and `sleep()` to the script's own files."""
+    real_time, real_sleep = time.time, time.sleep
+    start = real_time()
+
+    def asked_by_script() -> bool:
+        """Whether a file of the script's own called the clock."""
+        return own_files.has(sys._getframe(2).f_code.co_filename)
+
+    def perf_counter_ns() -> int:
+        return simulation.cpu_ns()
+
+    def perf_counter() -> float:
+        return simulation.cpu_ns() / 1e9
+
+    def told_time() -> float:
+        return start + simulation.cpu_ns() / 1e9 if asked_by_script() else real_time()
+
+    def sleep(seconds: float) -> None:
+        real_sleep(seconds)
+        if asked_by_script():
+            simulation.advance_cpu(round(seconds * 1e9))
+
+    replacements: dict[str, Callable[..., object]] = {
+        "perf_counter": perf_counter,
+        "perf_counter_ns": perf_counter_ns,
+        "time": told_time,
+        "sleep": sleep,
+    }
+    for name, replacement in replacements.items():
+        setattr(time, name, replacement)
+
+
+# Memory peaks for two readers: the script, which may reset them when it likes, and the bench, step by step.
+# The allocator has one set of peaks. Whoever resets it hands the other what it would lose.
+
+_PEAK = ".peak"
+
+
+class _Reader:
+    """Peaks since this reader's last reset."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+
+    def hold(self, stats: dict[str, int]) -> None:
+        """Keep the peaks of `stats`, which are about to be reset."""
+        for name, value in stats.items():
+            if name.endswith(_PEAK):
+                self.held[name] = max(value, self.held.get(name, 0))
+
+    def read(self, stats: dict[str, int]) -> dict[str, int]:
+        """`stats` with this reader's peaks."""
+        return {**stats, **{name: max(value, stats[name]) for name, value in self.held.items()}}
+
+
+class Peaks:
+    """Both readers. Made after the simulation has started and before `torch.cuda` is mapped."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._allocator = simulation.accelerator.allocator
+        self._script, self._bench = _Reader(), _Reader()
+        self._readings = AllocatorReadings()
+        module: Any = torch.get_device_module(DEVICE_TYPE)
+        module.memory_stats = lambda device=None: self._script.read(self._allocator.memory_stats())
+        module.reset_peak_memory_stats = lambda device=None: self._reset(self._script, self._bench)
+
+    def take(self) -> StepMemory:
+        """Peaks and counts since the last call."""
+        stats = self._bench.read(self._allocator.memory_stats())
+        self._reset(self._bench, self._script)
+        return self._readings.since_last(stats)
+
+    def _reset(self, reader: _Reader, other: _Reader) -> None:
+        other.hold(self._allocator.memory_stats())
+        reader.held.clear()
+        self._allocator.reset_peak_memory_stats()

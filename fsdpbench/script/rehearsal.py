@@ -31,7 +31,7 @@ from fsdpbench.script.cuda.cuda_module import map_cuda_module
 from fsdpbench.script.cuda.device_names import map_device_names
 from fsdpbench.script.cuda.distributed import map_distributed
 from fsdpbench.script.cuda.profiling import ProfilerRequests, SimulatedProfile
-from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim import Simulation
 from fsdpbench.sim.accelerator import DEVICE_TYPE, Accelerator
 from fsdpbench.sim.allocator import AllocatorConf

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from fsdpbench.configuration.jitter import JitterSettings
-from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
+from fsdpbench.configuration.config import JitterSettings
+from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator, SharedPlans
 from fsdpbench.sim.allocator import AllocatorConf, CachingAllocator
 from fsdpbench.sim.allocator.conf import AllocatorCosts
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
@@ -35,7 +35,6 @@ from fsdpbench.sim.patches.torch_patches import apply_patches
 from fsdpbench.sim.replay.log import RecordedAllocator, RecordedTimeline
 from fsdpbench.sim.sanitizer import Sanitizer
 from fsdpbench.sim.sanitizer.watched import WatchedAllocator, WatchedJitteredTimeline, WatchedTimeline
-from fsdpbench.sim.shared_plans import SharedPlans
 from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software
 from fsdpbench.sim.software.mechanisms import install
 from fsdpbench.sim.tensors.storage import use_on_stream

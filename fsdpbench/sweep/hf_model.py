@@ -6,16 +6,18 @@ a `sweep.toml` and a baseline say what was run without the file. Nothing is ever
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.configuration.config import ShapeValue
 from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
-from fsdpbench.files.reading import is_there, read_json_object, read_text
-from fsdpbench.sweep.shape_text import parse_shape
+from fsdpbench.files.lock_owner import is_there, read_json_object, read_text
+from fsdpbench.numbers import finite_number, whole_number
 from fsdpbench.workloads import HF_PREFIX, WorkloadError
 from fsdpbench.workloads.hf_config import translate
 from fsdpbench.workloads.library_model import CONTENT, LIBRARY, packed
@@ -123,3 +125,26 @@ def _hub_cache() -> Path:
     if not home:
         home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     return Path(home).expanduser() / "hub"
+
+
+def parse_shape(text: str | None) -> dict[str, ShapeValue]:
+    """`layers=32,tied=true` as typed values. Raises `UsageError` on what is not a `name=value`."""
+    shape: dict[str, ShapeValue] = {}
+    for part in (text or "").split(","):
+        if not part.strip():
+            continue
+        name, equals, value = part.partition("=")
+        if not equals or not value.strip():
+            raise UsageError(f"--shape: {part!r} is not name=value, as in layers=32,d_model=4096")
+        shape[name.strip()] = _typed(value.strip())
+    return shape
+
+
+def _typed(text: str) -> ShapeValue:
+    lowered = text.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    for read in (whole_number, finite_number):
+        with contextlib.suppress(ValueError):
+            return read(text)
+    return text

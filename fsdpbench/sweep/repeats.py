@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.results.measured import spread
 from fsdpbench.results.records import Status
+from fsdpbench.results.result import spread
 
 _PER_SECOND = (
     "samples_per_s_per_gpu",

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench import interruption
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.what_if import WhatIf
+from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.launch.pool import PointPool
 from fsdpbench.results.records import Status
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fsdpbench.systems.base import BuildContext, System
+from fsdpbench.systems.narrow import chosen_software, software_of
 from fsdpbench.systems.registry import Offer, get_system, offers
-from fsdpbench.systems.software import chosen_software, software_of
 from fsdpbench.systems.unsharded import NO_SHARDING
 
 __all__ = [

@@ -15,21 +15,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL, Degrees
 from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import BenchError, UsageError
 from fsdpbench.sim.software import CURRENT
-from fsdpbench.systems.activations import refuse_offload
-from fsdpbench.systems.adapted import workload_of
-from fsdpbench.systems.clipping import clip_gradients
-from fsdpbench.systems.graphs import refuse_graph
 from fsdpbench.systems.model_code import has_token_loss, refuse_model_code, write_loss_as_asked
-from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow
+from fsdpbench.systems.narrow import narrow_as_asked, refuse_narrow, refused_by_software, workload_of
 from fsdpbench.systems.optimizers import make_optimizer, refuse_optimizer
-from fsdpbench.systems.software import refused_by_software
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
 
@@ -257,3 +253,87 @@ def compile_as_asked(model: nn.Module, units: Iterable[nn.Module], settings: Set
     if inner is None:
         raise BenchError("compile_loss=true: this model's loss is not `token_loss`; leave compile_loss out")
     inner.compiled_loss = torch.compile(token_loss)
+
+
+def refuse_graph(config: Config) -> dict[str, str]:
+    """Why the step of `config` cannot be captured: setting -> reason. What depends on the program itself is
+    found as it runs (`sim/graph`)."""
+    settings = config.settings
+    if settings.graph == "none":
+        return {}
+    why = None
+    if config.device != "sim":
+        why = f"it is a what-if of simulated GPUs, not of {config.device}: --device sim"
+    elif settings.compile:
+        why = "compiled blocks have graphs of their own, which are not nested here: leave compile out"
+    elif settings.optimizer in ("adamw-foreach", "adamw-loop"):
+        why = f"{settings.optimizer} counts its steps on the host, a graph would repeat one: use adamw"
+    elif settings.optimizer_dtype is not None:
+        why = "this AdamW counts its steps on the host, a graph would repeat one: leave optimizer_dtype"
+    elif settings.cpu_offload:
+        why = "the optimizer of offloaded shards runs on the host: leave cpu_offload out"
+    elif config.sanitize or config.soak is not None:
+        other = "--sanitize" if config.sanitize else "--soak"
+        why = f"{other} follows steps that run by themselves: leave one of them out"
+    elif config.software is not None:
+        why = f"the trainer of software {config.software} is not watched: leave --software out"
+    return {} if why is None else {"graph": why}
+
+
+# The setting `clip`: the norm of all gradients, whatever meshes they are on.
+# torch stacks the norms of all gradients, which it can only do on one mesh. With expert parallelism experts
+# are on another: the norm is then the root of the sum of the squares of the meshes' norms, as TorchTitan has
+# it.
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], largest: float) -> Tensor:
+    """Scale gradients so that the 2-norm of all is `largest` at most; returns what it was before."""
+    by_mesh: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
+            by_mesh.setdefault(mesh, []).append(parameter)
+    if len(by_mesh) == 1:
+        (only,) = by_mesh.values()
+        return torch.nn.utils.clip_grad_norm_(only, largest)
+    if not by_mesh:
+        return torch.zeros(())
+    norms = [_norm_of([parameter.grad for parameter in group]) for group in by_mesh.values()]
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    for group in by_mesh.values():
+        torch.nn.utils.clip_grads_with_norm_(group, largest, total)
+    return total
+
+
+def _norm_of(gradients: list[Tensor | None]) -> Tensor:
+    norm = torch.nn.utils.get_total_norm([each for each in gradients if each is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def offload_if_asked(units: Iterable[nn.Module], config: Config) -> None:
+    """Offload what `units`, not yet wrapped, save for backward, if `config` asks for it."""
+    if config.settings.activation_offload:
+        from fsdpbench.impl import offload_activations
+
+        offload_activations(units)
+
+
+def refuse_offload(config: Config) -> dict[str, str]:
+    """Why `config` cannot offload activations: setting -> reason."""
+    settings = config.settings
+    if not settings.activation_offload:
+        return {}
+    name = "activation_offload"
+    if settings.wrap == "root":
+        return {name: "there are no units below the root, which would fetch all of it back together"}
+    if settings.compile:
+        return {name: "a compiled block keeps its saved tensors to itself: leave compile out"}
+    if settings.cpu_offload and config.device == "sim":
+        return {
+            name: "copies of shards (cpu_offload) and of activations share a link, and simulated ones do not "
+            "slow each other: use one of them"
+        }
+    for other in PARALLEL:
+        if getattr(settings, other) > 1:
+            return {name: f"tensors that {other} saves are parts of others: leave {other} at 1"}
+    return {}

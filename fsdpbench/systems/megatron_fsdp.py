@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.systems.base import BuildContext, System, refuse_common, shard_size_of
-from fsdpbench.systems.dtypes import TORCH_DTYPES
+from fsdpbench.systems.narrow import TORCH_DTYPES
 from fsdpbench.systems.wrapping import select_units
 
 _BY_SIZE = "Megatron-FSDP prefetches by size, two units' worth of elements"

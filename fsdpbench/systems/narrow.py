@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -11,9 +12,13 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.sim.hardware.profile import load_profile
-from fsdpbench.systems.adapted import workload_of
+from fsdpbench.sim.software import CURRENT, SoftwareProfile, load_software
+from fsdpbench.systems.model_code import code_of_model
 from fsdpbench.systems.narrow_gathers import gather_narrowly, scale_weights
-from fsdpbench.workloads import Workload, WorkloadError
+from fsdpbench.workloads import Workload, WorkloadError, get_workload
+from fsdpbench.workloads.adapters.lora import Lora, LoraWorkload
+from fsdpbench.workloads.families import gpt, llama
+from fsdpbench.workloads.library_model import LIBRARY, LibraryWorkload
 from fsdpbench.workloads.narrow.projection import check_narrow, narrow
 
 _NAME = "linear_dtype"
@@ -106,3 +111,77 @@ def _of_device(config: Config, kind: str) -> str | None:
         return None
     fit = "h100-80gb, h200 or b200" if kind == "fp8" else "b200, b300, gb200, gb300 or rtx-pro-6000"
     return f"{profile.name} has no products in {kind} (no table in its profile): --hardware {fit}"
+
+
+def software_of(config: Config) -> SoftwareProfile:
+    """The software profile of `config`; that of the installed software where it names none."""
+    return _load(config.software or CURRENT)
+
+
+def chosen_software(given: str | None, own: str, device: str) -> str | None:
+    """What a configuration names: what was `given`, else its system's `own`. The installed software is named
+    only in another's place."""
+    if device != "sim":
+        return given
+    chosen = given or own
+    return None if chosen == own == CURRENT else chosen
+
+
+def refused_by_software(config: Config) -> dict[str, str]:
+    """Values that the software of `config` does not have: setting -> reason."""
+    if config.software is None:
+        return {}
+    software, refused = software_of(config), {}
+    if software.of_gpts and workload_of(config).family != gpt.FAMILY:
+        told = ", ".join(software.of_gpts)
+        refused["model"] = f"software {software.name} ({told}) is of GPTs, not of {config.model}"
+    family = workload_of(config).family
+    if (software.of_llamas or software.operators.fused_rotary) and family != llama.FAMILY:
+        refused["model"] = f"software {software.name} is of Llamas, not of {config.model}"
+    by_operator = str(config.settings.activation_checkpointing).startswith("op")
+    if by_operator and not software.checkpointing.by_operator:
+        refused["activation_checkpointing"] = (
+            f"checkpointing by operator came with torch 2.4, after software {software.name}"
+        )
+    if config.settings.compile and not software.compiles_as_installed:
+        refused["compile"] = f"the compiler is the installed one, not that of software {software.name}"
+    return refused
+
+
+_load = functools.cache(load_software)
+
+
+def adapted(workload: Workload, settings: Settings) -> Workload:
+    """`workload`, or the library's own modules of it, or with `lora` its fine-tuning; what is frozen is in
+    `param_dtype` or 4 bits.
+
+    Raises `WorkloadError` for a family or layers that have no adapters.
+    """
+    if settings.implementation == LIBRARY:
+        if settings.lora:
+            raise WorkloadError(
+                f"lora: adapters are put beside our own layers, not the library's "
+                f"(implementation={LIBRARY}); with peft it is a script (docs/models.md)"
+            )
+        return LibraryWorkload(workload, workload.library_config)
+    if not settings.lora:
+        return workload
+    frozen = TORCH_DTYPES[settings.param_dtype]
+    four_bit = settings.lora_base == "4bit"
+    return LoraWorkload(workload, Lora(settings.lora, settings.lora_targets, frozen, four_bit))
+
+
+def workload_of(config: Config) -> Workload:
+    """The workload that `config` trains. Its code is as the settings say, else as the shape says, else as its
+    software has it."""
+    workload = get_workload(config.model, shape=dict(config.shape_given) or None)
+    of_software = load_software(config.software).of_llamas if config.software else {}
+    if workload.family != llama.FAMILY:
+        of_software = {}
+    of_settings = code_of_model(workload, config.settings)
+    if of_software or of_settings:
+        workload = get_workload(config.model, shape={**of_software, **config.shape_given, **of_settings})
+    return adapted(workload, config.settings)
+
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

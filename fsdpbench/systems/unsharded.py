@@ -10,8 +10,7 @@ from torch import nn
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.systems.base import BuildContext, System, refuse_lora
-from fsdpbench.systems.dtypes import TORCH_DTYPES
-from fsdpbench.systems.narrow import refuse_narrow
+from fsdpbench.systems.narrow import TORCH_DTYPES, refuse_narrow
 from fsdpbench.systems.optimizers import refuse_optimizer
 
 _NO_UNITS = "there are no FSDP units"

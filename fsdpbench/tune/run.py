@@ -18,19 +18,18 @@ from typing import Any
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import show_value
 from fsdpbench.errors import BenchError
+from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.files.toml_text import to_toml
-from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.provenance import content_key
 from fsdpbench.results.reproduce import nodes_of
 from fsdpbench.results.store import Store
-from fsdpbench.sweep.arithmetic import cannot_fit
-from fsdpbench.sweep.prediction import as_simulated
+from fsdpbench.sweep.prediction import as_simulated, cannot_fit
 from fsdpbench.sweep.recommendation.snippets import snippets
 from fsdpbench.sweep.runner import Progress, jobs_for, run_sweep
 from fsdpbench.tune.front import Candidate, judge, pareto, ranks
 from fsdpbench.tune.measured_search import RealBudget, search_measured
+from fsdpbench.tune.point_space import PointSpace, objectives
 from fsdpbench.tune.real_runs import RealRuns, rank_agreement
-from fsdpbench.tune.search import search
 
 BEST_FILE = "best.toml"
 RECORD_FILE = "tune.json"
@@ -257,3 +256,68 @@ def one_point_space(config: Config) -> dict[str, Any]:
         "data": config.data,
         "settings": {name: value for name, value in settings.items() if value is not None},
     }
+
+
+# Optuna over simulated points.
+#     ask ──> suggested values ──nearest point not tried yet──> run a batch ──> tell ──> ask …
+# Batches have a fixed size, whatever runs side by side, so that one seed always tries the same points.
+
+BATCH = 8
+_FIRST = 16
+"""Points tried before the sampler has anything to learn from."""
+Evaluate = Callable[[Sequence[Config]], list[Candidate]]
+
+
+def search(points: Sequence[Config], trials: int, seed: int, evaluate: Evaluate) -> list[Candidate]:
+    """Try at most `trials` of `points`, all of them if there are no more. Returns what was tried, in order.
+
+    Raises `UsageError` if optuna is not installed and would be needed.
+    """
+    if len(points) <= trials:
+        tried: list[Candidate] = []
+        for start in range(0, len(points), BATCH):
+            tried += evaluate(points[start : start + BATCH])
+        return tried
+    return _Search(points, seed).run(trials, evaluate)
+
+
+class _Search:
+    def __init__(self, points: Sequence[Config], seed: int) -> None:
+        self._space = PointSpace(points)
+        self._left = dict.fromkeys(range(len(points)))
+        optuna = self._space.optuna
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_FIRST)
+        self._failed = optuna.trial.TrialState.FAIL
+        self._study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+
+    def run(self, trials: int, evaluate: Evaluate) -> list[Candidate]:
+        tried: list[Candidate] = []
+        for index in self._spread_out():
+            self._study.enqueue_trial(self._space.parameters(index))
+        while len(tried) < trials and self._left:
+            count = min(BATCH, trials - len(tried), len(self._left))
+            chosen = [self._next() for _ in range(count)]
+            candidates = evaluate([self._space.points[index] for index, _ in chosen])
+            for (_, trial), candidate in zip(chosen, candidates, strict=True):
+                self._study.tell(trial, objectives(candidate))
+            tried += candidates
+        return tried
+
+    def _spread_out(self) -> list[int]:
+        """The first point of each system: usual settings come first in their lists."""
+        firsts: dict[str, int] = {}
+        for index, config in enumerate(self._space.points):
+            firsts.setdefault(config.system, index)
+        return list(firsts.values())
+
+    def _next(self) -> tuple[int, Any]:
+        """A point to try and its trial, whose parameters are exactly that point's."""
+        asked = self._study.ask(self._space.distributions)
+        index = self._space.nearest(asked.params, self._left)
+        del self._left[index]
+        actual = self._space.parameters(index)
+        if actual == asked.params:
+            return index, asked
+        self._study.tell(asked, state=self._failed)
+        self._study.enqueue_trial(actual)
+        return index, self._study.ask(self._space.distributions)

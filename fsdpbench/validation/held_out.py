@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.files.toml_text import to_toml
-from fsdpbench.files.whole_files import write_whole
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 from fsdpbench.sim.software import load_software
 from fsdpbench.systems import get_system
-from fsdpbench.validation.predict import Prediction
-from fsdpbench.validation.runs import llm_foundry
+from fsdpbench.validation.paper_network import Prediction
+from fsdpbench.validation.runs import runs_file
 from fsdpbench.validation.runs.case import Case
 
 _KEYS_FROM = {"a100-40gb": "h100-80gb", "a100-80gb": "h100-80gb", "h100-80gb": "a100-80gb"}
@@ -102,7 +102,7 @@ def with_keys_of(profile: HardwareProfile, other: HardwareProfile) -> dict[str, 
 
 def _software_share(profile: HardwareProfile) -> float:
     """Attention's rate backward under the runs' software over that of the profile."""
-    software = load_software(get_system(llm_foundry.system_of(profile.name)).software)
+    software = load_software(get_system(runs_file.system_of(profile.name)).software)
     return software.attention.backward_rate
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.paper_network import Prediction
 from fsdpbench.validation.runs import paper_t5
 from fsdpbench.validation.runs.case import Figure
 

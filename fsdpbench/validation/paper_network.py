@@ -9,13 +9,22 @@ the published time of its first bar; the ratio of the others to it is what is pr
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from fsdpbench.configuration.config import Config, Measurement
+from fsdpbench.configuration.settings import Settings
+from fsdpbench.results.provenance import content_key
 from fsdpbench.sim.costs import KernelCosts
 from fsdpbench.sim.hardware.network import Network
 from fsdpbench.sim.hardware.profile import load_profile
-from fsdpbench.validation.predict import Prediction
+from fsdpbench.sweep.planning import make_config, make_target, without_absent
+from fsdpbench.sweep.runner import Progress
+from fsdpbench.sweep.simulated import UNTRACED, simulate
 from fsdpbench.validation.runs.case import Case, Figure
-from fsdpbench.validation.runs.published import published
+from fsdpbench.validation.runs.paper import published
 
 _HARDWARE = "a100-40gb"
 _GPUS = 128
@@ -81,3 +90,63 @@ def _prediction(figure: str, what: str, published_ms: float, predicted_ms: float
         assumed="16 hosts of 8 GPUs and 4 x 100 Gb/s; size of Fig 2a from its first bar",
     )
     return Prediction(case, {"status": "ok", "step_time_s": predicted_ms / 1e3})
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A case with the result of its simulation."""
+
+    case: Case
+    result: dict[str, Any]
+
+    def predicted(self, figure: Figure) -> float | None:
+        """In the published figure's unit; `None` if the simulation did not finish."""
+        value: Any = self.result
+        for key in figure.path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return None if value is None else float(value) / figure.unit
+
+    def error(self, figure: Figure) -> float | None:
+        """Relative error: of the step time for a speed (above 0: predicted too slow), else of the figure."""
+        predicted, published = self.predicted(figure), self.case.published[figure]
+        if not predicted or not published:
+            return None
+        return published / predicted - 1 if figure.is_speed else predicted / published - 1
+
+    @property
+    def speed(self) -> Figure | None:
+        return next((figure for figure in self.case.published if figure.is_time), None)
+
+    @property
+    def step_time_error(self) -> float | None:
+        return None if self.speed is None else self.error(self.speed)
+
+
+def config_of(case: Case, system: str | None = None, measurement: Measurement = UNTRACED) -> Config:
+    """The case as a configuration, of the software that it names unless `system` is given."""
+    target = make_target(
+        model=case.model,
+        shape=case.shape,
+        device="sim",
+        hardware=case.hardware,
+        gpus=case.gpus,
+        gpus_per_node=None,
+        data=None,
+        measurement=measurement,
+        software=case.software,
+    )
+    return without_absent(
+        make_config(target, system or case.system, Settings.of(**case.settings), target.workload())
+    )
+
+
+def predict(
+    cases: Sequence[Case], system: str | None, folder: Path, progress: Progress, jobs: int | None = None
+) -> list[Prediction]:
+    """Run what `folder` does not hold yet and return every case with its result, in order; one that its
+    system cannot do has status `not_applicable`."""
+    configs = [config_of(case, system) for case in cases]
+    results = simulate(configs, folder, progress, jobs)
+    return [
+        Prediction(case, results[content_key(config)]) for case, config in zip(cases, configs, strict=True)
+    ]

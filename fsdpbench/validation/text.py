@@ -10,7 +10,7 @@ from typing import Any
 from fsdpbench.validation.coverage import Judged, groups_of
 from fsdpbench.validation.held_out import HeldOut
 from fsdpbench.validation.judge import Bar, group_errors
-from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.paper_network import Prediction
 from fsdpbench.validation.runs.case import Figure
 
 

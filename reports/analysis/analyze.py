@@ -14,14 +14,14 @@ from typing import Any
 
 from fsdpbench.reports.analysis.device.activity import Activity, find_activity
 from fsdpbench.reports.analysis.device.roof import Links, links_of
-from fsdpbench.reports.analysis.device.units import NUMBERED_UNITS, fsdp_spans
+from fsdpbench.reports.analysis.device.units import NUMBERED_UNITS, FsdpSpans, fsdp_spans, unit_of
 from fsdpbench.reports.analysis.device.windows import Window, phase_marks, phase_windows, step_windows
 from fsdpbench.reports.analysis.figures import collective_figures, phase_parts, time_parts
 from fsdpbench.reports.analysis.inputs import TraceFile, find_traces
+from fsdpbench.reports.analysis.measures.fused_kernels import name_totals
 from fsdpbench.reports.analysis.measures.idle import find_idle_causes
-from fsdpbench.reports.analysis.measures.lateness import time_gathers
+from fsdpbench.reports.analysis.measures.lateness import GatherTiming, time_gathers
 from fsdpbench.reports.analysis.measures.memory import analyze_memory
-from fsdpbench.reports.analysis.measures.name_totals import name_totals
 from fsdpbench.reports.analysis.measures.sanity import check
 from fsdpbench.reports.analysis.measures.snapshot import SnapshotAnalysis, read_snapshot
 from fsdpbench.reports.analysis.measures.stragglers import collective_durations
@@ -33,14 +33,14 @@ from fsdpbench.reports.analysis.model import (
     RankAnalysis,
     RanksSummary,
     StepAnalysis,
+    UnitAnalysis,
     merge,
 )
 from fsdpbench.reports.analysis.operators import Chip, work_tables
-from fsdpbench.reports.analysis.operators.chip import chip_of
+from fsdpbench.reports.analysis.operators.calls import chip_of
 from fsdpbench.reports.analysis.parallel import end_with_the_caller, interruptions_held
 from fsdpbench.reports.analysis.ranks import summarize
 from fsdpbench.reports.analysis.time_parts import TimeParts
-from fsdpbench.reports.analysis.unit_figures import analyze_units
 from fsdpbench.reports.analysis.words.verdict import judge_rank
 from fsdpbench.reports.trace import Category, Trace, TraceError, TraceLimits, read_trace
 
@@ -210,3 +210,20 @@ def _by_configuration(ranks: Sequence[RankAnalysis], unread: Counter[str]) -> di
     for rank in ranks:
         groups.setdefault(rank.configuration or "", []).append(rank)
     return {name: summarize(group, unread[name]) for name, group in groups.items()}
+
+
+def analyze_units(
+    activity: Activity, spans: FsdpSpans, gathers: Sequence[GatherTiming]
+) -> tuple[UnitAnalysis, ...]:
+    """Every unit that communicated, over the whole trace, in order of first appearance."""
+    work = activity.collectives.work
+    unit = unit_of(spans, work.launch_lane, work.launch)
+    return tuple(
+        UnitAnalysis(
+            name,
+            collective_figures(activity, unit == number),
+            tuple(gather for gather in gathers if gather.unit == name),
+        )
+        for number, name in enumerate(spans.units)
+        if (unit == number).any()
+    )

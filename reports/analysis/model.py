@@ -14,11 +14,10 @@ from typing import Any
 from fsdpbench.reports.analysis.device.roof import Links
 from fsdpbench.reports.analysis.device.time_units import seconds
 from fsdpbench.reports.analysis.measures.findings import Verdict
-from fsdpbench.reports.analysis.measures.fused_kernels import FusedGroup, fused_groups
+from fsdpbench.reports.analysis.measures.fused_kernels import FusedGroup, NameTotal, fused_groups
 from fsdpbench.reports.analysis.measures.idle import IdleCauses
 from fsdpbench.reports.analysis.measures.lateness import GatherTiming
 from fsdpbench.reports.analysis.measures.memory import MemoryAnalysis
-from fsdpbench.reports.analysis.measures.name_totals import NameTotal
 from fsdpbench.reports.analysis.measures.snapshot import SnapshotAnalysis
 from fsdpbench.reports.analysis.measures.stragglers import CollectiveDurations, Waiting
 from fsdpbench.reports.analysis.measures.work_counts import WorkCounts

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.reports.flight_recorder.dump import Dump, Entry, Frame, GroupName, GroupStatus
-from fsdpbench.reports.outside_text import one_line
+from fsdpbench.reports.hta_text import one_line
 from fsdpbench.reports.plain_pickle import load_plain
 from fsdpbench.reports.reading import LARGEST_INTEGER, UnreadableError, parse_json, read_bytes
 from fsdpbench.reports.trace import TraceError

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.reports.outside_text import printable
+from fsdpbench.reports.hta_text import printable
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.ranking import Ranked, constant_settings, metric_of, rank, varying_settings
 from fsdpbench.reports.page.recommendation import best_sentence, findings

@@ -11,7 +11,7 @@ from fsdpbench.reports.analysis.measures.findings import Suggestion, Verdict
 from fsdpbench.reports.page.charts.effects import WORTH_SAYING, Effect, effects
 from fsdpbench.reports.page.chosen import chosen, doubt
 from fsdpbench.reports.page.display import count, gib, number, percent, setting, signed_percent
-from fsdpbench.reports.page.interval_words import interval_findings, plus_minus
+from fsdpbench.reports.page.overview import interval_findings, plus_minus
 from fsdpbench.reports.page.ranking import (
     NEAR,
     Ranked,

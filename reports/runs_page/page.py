@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.charts.whole_run import Chart, Table, breakdown
+from fsdpbench.reports.page.display import setting
 from fsdpbench.reports.page.html import simulated_words
-from fsdpbench.reports.page.interval_words import plus_minus
+from fsdpbench.reports.page.overview import plus_minus
 from fsdpbench.reports.page.ranking import Metric, Ranked, label, metric_of, rank, reserved, varying_settings
 from fsdpbench.reports.page.shell import render_page, write_page
 from fsdpbench.reports.page.view import RunView, Status, load_run
-from fsdpbench.reports.runs_page.matching import Shared, mean_ratio, shared_configurations
 
 _SCRIPTS = ("theme.js", "table.js", "timeline.js", "detail.js", "report.js")
 MOST_SHARED = 60
@@ -160,3 +162,51 @@ def _shared_table(
         rows.append((label(each.known.row, varying), *speeds, *changes))
     columns = ("configuration", *(f"{name}, {metric.words}" for name in names))
     return Table((*columns, *(f"{name} against {names[0]}" for name in names[1:])), tuple(rows))
+
+
+_OF_THE_RUN = frozenset({"device", "hardware", "gpus", "gpus_per_node", "gpus_used_per_node", "software"})
+"""What may differ between runs that are compared: where they ran, not what."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One configuration that at least two runs have. entries: of each run, None where it lacks it."""
+
+    entries: tuple[Ranked | None, ...]
+
+    @property
+    def known(self) -> Ranked:
+        """Any of them, for its name."""
+        return next(entry for entry in self.entries if entry is not None)
+
+    def ratio(self, number: int) -> float | None:
+        """Throughput of run `number` over that of the first run; None where one has none."""
+        first, other = self.entries[0], self.entries[number]
+        if first is None or other is None or not first.throughput or not other.throughput:
+            return None
+        return other.throughput / first.throughput
+
+
+def shared_configurations(runs: Sequence[Sequence[Ranked]]) -> list[Shared]:
+    """Those with equal settings, the largest change against the first run first."""
+    by_settings: dict[tuple[tuple[str, str], ...], list[Ranked | None]] = {}
+    for number, ranked in enumerate(runs):
+        for entry in ranked:
+            settings = entry.row.settings.items()
+            key = tuple(sorted((name, setting(value)) for name, value in settings if name not in _OF_THE_RUN))
+            by_settings.setdefault(key, [None] * len(runs))[number] = entry
+    found = [Shared(tuple(each)) for each in by_settings.values() if sum(map(bool, each)) > 1]
+    return sorted(found, key=_by_change)
+
+
+def _by_change(shared: Shared) -> tuple[float, str]:
+    ratios = [ratio for number in range(1, len(shared.entries)) if (ratio := shared.ratio(number))]
+    return -max((abs(math.log(ratio)) for ratio in ratios), default=0.0), shared.known.row.name
+
+
+def mean_ratio(shared: Sequence[Shared], number: int) -> tuple[float, float, float, int] | None:
+    """Geometric mean, least and greatest ratio of run `number` to the first, and of how many."""
+    ratios = [ratio for each in shared if (ratio := each.ratio(number))]
+    if not ratios:
+        return None
+    return math.exp(fmean(map(math.log, ratios))), min(ratios), max(ratios), len(ratios)

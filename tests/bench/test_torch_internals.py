@@ -14,7 +14,7 @@ import torch
 
 from fsdpbench import torch_internals
 from fsdpbench.impl.shared import torch_internals as impl_internals
-from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.torch_internals import TorchInternalError, expect, patch, replace
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("fsdpbench", "impl", "reports", "workloads")
 WRITERS = {
     "reports/writing.py": "the place itself",
-    "fsdpbench/cli/last_resort.py": "a new file among the temporary ones: mkstemp follows no link",
+    "fsdpbench/cli/group.py": "a new file among the temporary ones: mkstemp follows no link",
     "fsdpbench/cli/startup.py": "the null device",
     "fsdpbench/files/folder_lock.py": "a name of its own; touch(exist_ok=False) follows no link",
-    "fsdpbench/devices/profiling.py": "torch's profiler, by a name of its own that replaces the trace",
+    "fsdpbench/devices/cpu.py": "torch's profiler, by a name of its own that replaces the trace",
     "fsdpbench/files/shared_log.py": "memory that has no name on a disk",
     "fsdpbench/results/index.py": "a database in memory",
-    "fsdpbench/script/files/real_files.py": "the script's own files",
+    "fsdpbench/script/files/layer.py": "the script's own files",
     "fsdpbench/script/files/overlay.py": "the script's own files",
     "fsdpbench/script/files/operations.py": "the script's own files",
     "fsdpbench/script/rehearsal.py": "the script's own traces",
@@ -124,7 +124,7 @@ def test_one_place_opens_files_for_writing() -> None:
     found = {path: [call.lineno for call in writes(tree)] for path, tree in trees().items()}
     found = {path: lines for path, lines in found.items() if lines}
     others = {path: lines for path, lines in found.items() if path not in WRITERS}
-    assert not others, f"use fsdpbench.files.whole_files or reports.writing: {others}"
+    assert not others, f"use fsdpbench.files.folder_lock or reports.writing: {others}"
     assert not WRITERS.keys() - found.keys(), "exceptions that are none any more"
 
 

@@ -17,11 +17,11 @@ from patterns import Pattern, patterns, phrases, texts
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.numbers import finite_number, whole_number, with_unit
 from fsdpbench.reports.analysis.device.naming import collective_type
-from fsdpbench.reports.analysis.operators.families import family_of
+from fsdpbench.reports.analysis.operators.tables import family_of
 from fsdpbench.reports.out_of_memory import read_log
 from fsdpbench.reports.reading import parse_json, parse_toml
 from fsdpbench.sim.allocator.conf import AllocatorConf
-from fsdpbench.sweep.shape_text import parse_shape
+from fsdpbench.sweep.hf_model import parse_shape
 
 SIZES = (250, 1000, 4000, 16_000, 64_000)
 _MEASURABLE_S = 0.02
@@ -31,7 +31,7 @@ _TOO_LONG_S = 0.3
 
 OWN = {
     "fsdpbench/sim/strict/devices.py _IS_OUT": "torch's own list of operators",
-    "fsdpbench/files/whole_files.py _ASIDE": "the name of a file: 255 characters",
+    "fsdpbench/files/folder_lock.py _ASIDE": "the name of a file: 255 characters",
     "fsdpbench/sim/strict/devices.py:68": "torch's own list of operators",
     "fsdpbench/sim/compile/traces/guards.py _TENSOR": "lines of torch's guards",
 }

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.layers import Projection
+from fsdpbench.workloads.tensor_plan import WorkloadError
 
 BLOCK = 64
 # NF4, the quantiles of a normal distribution: appendix E of the QLoRA paper.

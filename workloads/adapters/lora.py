@@ -26,12 +26,11 @@ from torch.nn import functional as F
 from fsdpbench.workloads.adapters.four_bit import FourBitProjection, block_of, four_bit_linear, reset_packed
 from fsdpbench.workloads.base import TRAINING_BYTES, Batch, Workload
 from fsdpbench.workloads.decoder.capacity import BufferRows, HasBuffers
-from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.layers import Projection
 from fsdpbench.workloads.parts import held
 from fsdpbench.workloads.products import ATTENTION_LAYERS, HasProducts, Product
-from fsdpbench.workloads.tensor_plan import HasTensorPlan, TensorPlan
+from fsdpbench.workloads.tensor_plan import HasTensorPlan, TensorPlan, WorkloadError
 
 ALL, ATTENTION = "all", "attention"
 _NEVER = frozenset({"router", "shared_gate"})

@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.decoder.attention import DecoderAttention, causal_mask
-from fsdpbench.workloads.decoder.experts import Mixture
-from fsdpbench.workloads.decoder.feed_forward import DecoderFeedForward
-from fsdpbench.workloads.decoder.norms import make_norm
+from fsdpbench.workloads.decoder.attention import DecoderAttention, causal_mask, make_norm
+from fsdpbench.workloads.decoder.experts import DecoderFeedForward, Mixture
 from fsdpbench.workloads.decoder.rotary import Rope, rotary_tables
 from fsdpbench.workloads.decoder.shape import DecoderShape
 from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdpbench.workloads.errors import ShapeError
-from fsdpbench.workloads.positions import positions, whole_length
+from fsdpbench.workloads.rotations import positions, whole_length
+from fsdpbench.workloads.tensor_plan import ShapeError
 
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 _LISTS = ("short", "long")

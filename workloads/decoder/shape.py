@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fsdpbench.workloads.decoder.rotary import Rope
-from fsdpbench.workloads.errors import ShapeError
 from fsdpbench.workloads.shape import check_divides, check_layers, check_positive, check_share, check_word
+from fsdpbench.workloads.tensor_plan import ShapeError
 
 FAMILY = "decoder"
 _LARGEST_PATTERN = 10_000

@@ -10,17 +10,16 @@ from __future__ import annotations
 from torch import nn
 
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing
+from fsdpbench.workloads.decoder.attention import norm_parameters
 from fsdpbench.workloads.decoder.capacity import BufferRows, buffer_rows_of, capacity_of
 from fsdpbench.workloads.decoder.experts import expert_loads
 from fsdpbench.workloads.decoder.model import Decoder, DecoderBlock
-from fsdpbench.workloads.decoder.norms import norm_parameters
 from fsdpbench.workloads.decoder.shape import FAMILY, DecoderShape
-from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.products import ATTENTION_LAYERS, Product
 from fsdpbench.workloads.shaped import Shaped
-from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
+from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan, WorkloadError
 
 
 class DecoderWorkload(Shaped[DecoderShape], NextTokenWorkload):

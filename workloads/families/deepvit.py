@@ -14,20 +14,54 @@ FLOPs: a token costs 6 for each weight of a matrix product, 12 x layers x d_mode
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fsdpbench.workloads.base import Batch, SampleWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.families.vision import VisionWorkload, class_loss
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
-from fsdpbench.workloads.inputs.images import CHANNELS
+from fsdpbench.workloads.inputs.images import CHANNELS, image_batches
 from fsdpbench.workloads.layers import WEIGHT_STD, Projection
 from fsdpbench.workloads.shape import check_divides, check_positive
 from fsdpbench.workloads.shaped import Shaped
+
+
+class VisionWorkload(SampleWorkload):
+    """A model of images; its field counts images, not tokens."""
+
+    def batches(
+        self,
+        batch: int,
+        seq: int | None,
+        seed: int,
+        rank: int,
+        device: torch.device | str,
+        data: Path | None = None,
+        *,
+        world_size: int | None = None,
+    ) -> Iterator[Batch]:
+        self.resolve_seq(seq)
+        return image_batches(
+            image=self.shape["image"],
+            classes=self.shape["classes"],
+            batch=batch,
+            seed=seed,
+            rank=rank,
+            device=device,
+            data=data,
+            world_size=world_size,
+        )
+
+
+def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross entropy of `logits`, [batch, classes], against `labels`, int64 of [batch]; in float32."""
+    return F.cross_entropy(logits.float(), labels)
+
 
 FAMILY = "deepvit"
 

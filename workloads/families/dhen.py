@@ -28,13 +28,13 @@ from torch.nn import functional as F
 
 from fsdpbench.workloads.base import Batch, SampleWorkload
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.errors import ShapeError
 from fsdpbench.workloads.families.sparse import STATE_BYTES, SparseTables
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.inputs.clicks import click_batches
 from fsdpbench.workloads.layers import Projection
 from fsdpbench.workloads.shape import check_divides, check_positive, check_word
 from fsdpbench.workloads.shaped import Shaped
+from fsdpbench.workloads.tensor_plan import ShapeError
 
 FAMILY = "dhen"
 TABLE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

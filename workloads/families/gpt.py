@@ -20,15 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection, token_loss
 from fsdpbench.workloads.next_token import NextTokenWorkload
-from fsdpbench.workloads.positions import positions
 from fsdpbench.workloads.products import Product
+from fsdpbench.workloads.rotations import positions
 from fsdpbench.workloads.shape import check_divides, check_positive, check_share, check_word
 from fsdpbench.workloads.shaped import Shaped
-from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
+from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan, WorkloadError
 
 FAMILY = "gpt"
 POSITIONS = ("learned", "none")

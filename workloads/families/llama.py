@@ -24,15 +24,14 @@ from torch.nn import functional as F
 
 from fsdpbench.workloads import rotations
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.decoder.norms import DecoderNorm
-from fsdpbench.workloads.errors import ShapeError
+from fsdpbench.workloads.decoder.attention import DecoderNorm
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.layers import WEIGHT_STD, ComputesTokenLoss, Lookup, Projection
 from fsdpbench.workloads.next_token import NextTokenWorkload
 from fsdpbench.workloads.products import Product
 from fsdpbench.workloads.shape import check_divides, check_positive
 from fsdpbench.workloads.shaped import Shaped
-from fsdpbench.workloads.tensor_plan import BlockPlan, TensorPlan
+from fsdpbench.workloads.tensor_plan import BlockPlan, ShapeError, TensorPlan
 
 FAMILY = "llama"
 NORMS = ("fused", "composed")

@@ -27,13 +27,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fsdpbench.workloads.checkpointing import ActivationCheckpointing, CheckpointedBlock
-from fsdpbench.workloads.errors import ShapeError
-from fsdpbench.workloads.families.vision import VisionWorkload, class_loss
+from fsdpbench.workloads.families.deepvit import VisionWorkload, class_loss
 from fsdpbench.workloads.flops import BlockFlops, ForwardFlops
 from fsdpbench.workloads.inputs.images import CHANNELS
 from fsdpbench.workloads.layers import Projection
 from fsdpbench.workloads.shape import check_layers, check_positive
 from fsdpbench.workloads.shaped import Shaped
+from fsdpbench.workloads.tensor_plan import ShapeError
 
 FAMILY = "regnet"
 

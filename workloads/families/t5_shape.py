@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fsdpbench.workloads.errors import ShapeError
 from fsdpbench.workloads.shape import check_positive, check_share, check_word
+from fsdpbench.workloads.tensor_plan import ShapeError
 
 ATTENTIONS = ("fused", "explicit")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fsdpbench.workloads.errors import ShapeError
+from fsdpbench.workloads.tensor_plan import ShapeError
 
 _LARGEST = 2**63 - 1
 _SHOWN = 60

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fsdpbench.workloads.decoder.rotary import Rope
-from fsdpbench.workloads.errors import ShapeError
 from fsdpbench.workloads.hf_config.keys import Keys, shortest_period
 from fsdpbench.workloads.shape import check_layers
+from fsdpbench.workloads.tensor_plan import ShapeError
 
 DEFAULT_SEQ = 4096
 """Tokens a sample where no length is given: a model's longest context is not what it is trained at."""

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fsdpbench.workloads.base import Batch
-from fsdpbench.workloads.errors import DataError
 from fsdpbench.workloads.inputs.streaming import check_counts, draw, rank_generator, reason_of, stream
+from fsdpbench.workloads.tensor_plan import DataError
 
 
 def click_batches(

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fsdpbench.workloads.base import Batch
-from fsdpbench.workloads.errors import DataError
 from fsdpbench.workloads.inputs.streaming import (
     check_counts,
     draw,
@@ -19,6 +18,7 @@ from fsdpbench.workloads.inputs.streaming import (
     share_count,
     stream,
 )
+from fsdpbench.workloads.tensor_plan import DataError
 
 BYTE_VALUES = 256
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from fsdpbench.workloads.errors import DataError, WorkloadError
+from fsdpbench.workloads.tensor_plan import DataError, WorkloadError
 
 # Keeps the random streams of neighbouring seeds and ranks apart: (0, 1) is not (1, 0).
 _SEED_STRIDE = 1_000_003

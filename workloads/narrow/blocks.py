@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 from fsdpbench.workloads.narrow import block_scales
-from fsdpbench.workloads.narrow.gradients import gradients, rows_of
+from fsdpbench.workloads.narrow.eight_bits import gradients, rows_of
 
 _ops: Any = torch.ops.fsdpbench_workloads
 

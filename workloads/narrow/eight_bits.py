@@ -13,12 +13,11 @@ the copies. `x` itself is kept for backward, which layers that read the same ten
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from fsdpbench.workloads.narrow.gradients import gradients, rows_of
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16
@@ -92,3 +91,30 @@ def _gradient_of_weight(g8: EightBits, rows: Tensor, dtype: torch.dtype) -> Tens
 def _of_weight(weight: Tensor) -> EightBits:
     data = getattr(weight, "data8", None)  # gathered in fp8 (`systems/narrow_gathers.py`)
     return quantise(weight, E4M3) if data is None else EightBits(data, weight.inverse8)  # type: ignore[attr-defined]
+
+
+Product = Callable[[Any, Tensor, torch.dtype], Tensor]
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """[..., n] as [rows, n]."""
+    return x.reshape(-1, x.shape[-1])
+
+
+def gradients(
+    wanted: Sequence[bool],
+    x: Tensor,
+    weight: Tensor,
+    gradient: Any,
+    dtype: torch.dtype,
+    of_x: Product,
+    of_weight: Product,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of x, [..., in], and of the weight, [out, in], where they are `wanted`.
+
+    `gradient`: what the recipe has made of the output's, [rows, out]; the products take it first. `of_x`: of
+    it and the weight. `of_weight`: of it and the rows of x.
+    """
+    first = of_x(gradient, weight, dtype).view(x.shape) if wanted[0] else None
+    second = of_weight(gradient, rows_of(x), dtype) if wanted[1] else None
+    return first, second

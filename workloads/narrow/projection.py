@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from fsdpbench.workloads.base import Workload
-from fsdpbench.workloads.errors import WorkloadError
 from fsdpbench.workloads.layers import Projection
 from fsdpbench.workloads.narrow.block_scales import MX_BLOCK, NV_BLOCK
 from fsdpbench.workloads.narrow.blocks import MxLinear, Nvfp4Linear
 from fsdpbench.workloads.narrow.eight_bits import MULTIPLE, EightBitLinear
 from fsdpbench.workloads.products import HasProducts
+from fsdpbench.workloads.tensor_plan import WorkloadError
 
 NARROW = ("fp8", "mxfp8", "nvfp4")
 _MULTIPLES = {"fp8": MULTIPLE, "mxfp8": MX_BLOCK, "nvfp4": NV_BLOCK}

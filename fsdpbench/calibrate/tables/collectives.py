@@ -16,7 +16,7 @@ import numpy as np
 
 from fsdpbench.calibrate.tables.grid_fit import Task
 from fsdpbench.files.operator_tables import Measured
-from fsdpbench.sim.costs.grid import Array
+from fsdpbench.sim.costs.library_attention import Array
 from fsdpbench.sim.hardware.chips import Chip
 from fsdpbench.sim.hardware.library_sections import RankCurve
 

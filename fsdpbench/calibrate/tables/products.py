@@ -12,7 +12,7 @@ from scipy.optimize import least_squares
 
 from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import Measured
-from fsdpbench.sim.costs.grid import Array
+from fsdpbench.sim.costs.library_attention import Array
 from fsdpbench.sim.costs.library_products import model_seconds
 from fsdpbench.sim.hardware.chips import Chip
 from fsdpbench.sim.hardware.library_sections import FactorGrid, ProductTable

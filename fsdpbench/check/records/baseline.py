@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from fsdpbench.check.metrics import ALL
-from fsdpbench.check.records.committed_file import replace_file
 from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.records.strict import check_names, strictly
 from fsdpbench.check.records.surroundings import Surroundings
-from fsdpbench.errors import CannotJudgeError, UsageError
-from fsdpbench.files.reading import read_json
+from fsdpbench.errors import BenchError, CannotJudgeError, UsageError
+from fsdpbench.files.folder_lock import write_whole
+from fsdpbench.files.lock_owner import read_json
 from fsdpbench.results.provenance import git_revision, versions
 from fsdpbench.results.records import Status
 
@@ -149,3 +149,11 @@ def is_baseline(content: object) -> bool:
 def torch_minor() -> str:
     """The torch at hand as `2.13`: a baseline holds one set of figures for each."""
     return ".".join(versions()["torch"].split(".")[:2])
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Put `text` instead of what is at `path`. Raises `BenchError`."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise BenchError(f"{path}: cannot be written ({error.strerror})") from None

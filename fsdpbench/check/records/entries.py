@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fsdpbench.check.consistency import by_metric, checked, contradictions
-from fsdpbench.check.figures import Figure, Unusable
-from fsdpbench.check.metrics import ALL, ALWAYS_KNOWN, METRICS, figures_of
+from fsdpbench.check.metrics import ALL, ALWAYS_KNOWN, METRICS, Figure, Unusable, figures_of
 from fsdpbench.reports.consistency import broken_rules, values_of
 from fsdpbench.results.records import Status
 

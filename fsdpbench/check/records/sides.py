@@ -11,20 +11,22 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from fsdpbench.check.consistency import with_records
 from fsdpbench.check.records.baseline import Baseline, is_baseline
 from fsdpbench.check.records.entries import Entry, entry_of
-from fsdpbench.check.records.seen_result import checked_result
+from fsdpbench.check.records.strict import strictly
 from fsdpbench.check.records.surroundings import Surroundings, surroundings_of
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.simulated_cuda import VARIABLE
 from fsdpbench.errors import CannotJudgeError, UsageError
-from fsdpbench.files.reading import UnreadableFileError, read_json
+from fsdpbench.files.lock_owner import UnreadableFileError, read_json
 from fsdpbench.reports.consistency import misfiled
 from fsdpbench.results.provenance import another_key
-from fsdpbench.results.records import read_records
+from fsdpbench.results.records import Status, read_records
 from fsdpbench.results.store import RESULT_FILE, SWEEP_FILE, Store
 
 Result = Mapping[str, Any]
@@ -277,3 +279,29 @@ def _is_folder_name(name: object) -> bool:
 def _began(result: Result) -> object:
     bench = result.get("bench")
     return bench.get("started") if isinstance(bench, Mapping) else None
+
+
+class _Environment(msgspec.Struct, frozen=True):
+    versions: dict[str, Any] | None = None
+    machine: dict[str, Any] | None = None
+    variables: dict[str, Any] | None = None
+
+
+class _Config(msgspec.Struct, frozen=True):
+    shape: dict[str, Any] | None = None
+
+
+class _SeenResult(msgspec.Struct, frozen=True):
+    status: Status
+    device: str
+    schema: Literal[1] = 1
+    config: _Config | None = None
+    hardware: dict[str, Any] | None = None
+    environment: _Environment | None = None
+
+
+def checked_result(content: Any) -> dict[str, Any]:
+    """`content`, if it is a result. Raises `UsageError` saying where and what it is not."""
+    strictly(content, _SeenResult, "its result")
+    result: dict[str, Any] = content
+    return result

@@ -7,11 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fsdpbench.check.compare import Change, Comparison
+from fsdpbench.check.compare import Change, Comparison, Verdict
 from fsdpbench.check.diagnosis import Finding, diagnose
-from fsdpbench.check.outcomes import Verdict
-from fsdpbench.check.words.shown import shown_pair, shown_percent
-from fsdpbench.reports.outside_text import one_line
+from fsdpbench.check.metrics import METRICS
+from fsdpbench.reports.hta_text import one_line
 
 SHOWN = (Verdict.WORSE, Verdict.UNKNOWN, Verdict.BETTER, Verdict.CHANGED, Verdict.ALLOWED)
 _NAMED = 3
@@ -153,3 +152,37 @@ def _chance(change: Change) -> str:
 def _cell(text: str) -> str:
     """Text that cannot end a table's cell."""
     return one_line(text).replace("|", "\\|")
+
+
+_MOST_DECIMALS = 17
+_SMALLEST_PERCENT = 5e-5
+
+
+def shown_pair(metric: str, before: Any, after: Any) -> tuple[str, str]:
+    """Both in the metric's unit. Never the same text for two figures that are not the same."""
+    for extra in range(_MOST_DECIMALS):
+        first, second = (_shown(metric, value, extra) for value in (before, after))
+        if first != second or before == after:
+            return first, second
+    return repr(before), repr(after)
+
+
+def shown_percent(relative: float | None) -> str:
+    """A signed share in percent; empty where there is none to tell."""
+    if relative is None or not math.isfinite(relative):
+        return ""
+    if 0 < abs(relative) < _SMALLEST_PERCENT:
+        return f"{relative * 100:+.1g}%"  # two decimals would tell it as none
+    return f"{relative:+.2%}"
+
+
+def _shown(metric: str, value: Any, extra: int) -> str:
+    """`extra`: decimals more than usual."""
+    if value is None:
+        return "-"
+    unit = METRICS[metric].unit if metric in METRICS else ""
+    if unit == "s":
+        return f"{value * 1e3:,.{4 + extra}f} ms"
+    if unit == "B":
+        return f"{value / 2**20:,.{2 + extra}f} MiB"
+    return f"{value:.{6 + extra}g}" if isinstance(value, float) else str(value)

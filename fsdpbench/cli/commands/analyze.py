@@ -155,7 +155,7 @@ def _roofs(hardware: str | None) -> Roofs:
     """Links and chips by device name: of all packaged profiles, or of the one asked for, for any device."""
     from fsdpbench.reports.analysis.device.roof import ANY_DEVICE, Links
     from fsdpbench.reports.analysis.operators import Chip
-    from fsdpbench.reports.analysis.operators.chip import ANY_CHIP
+    from fsdpbench.reports.analysis.operators.calls import ANY_CHIP
     from fsdpbench.sim.hardware.profile import HardwareProfile, ProfileError, load_profile, profile_names
 
     def links_of(profile: HardwareProfile) -> Links:

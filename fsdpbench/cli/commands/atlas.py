@@ -16,7 +16,7 @@ from fsdpbench.launch import fork_server
 from fsdpbench.numbers import MOST_GPUS, whole_number
 
 if TYPE_CHECKING:
-    from fsdpbench.atlas.names import Extent
+    from fsdpbench.atlas.space import Extent
 
 _FOLDER = Path("runs/atlas")
 _RUNS = "runs"
@@ -58,10 +58,10 @@ def build_command(
     from fsdpbench.atlas.answers import as_dict
     from fsdpbench.atlas.build import build
     from fsdpbench.atlas.lookup import FILE, as_atlas
-    from fsdpbench.atlas.page import write_pages
     from fsdpbench.atlas.space import cells
+    from fsdpbench.atlas.words import write_pages
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.files.whole_files import write_whole
+    from fsdpbench.files.folder_lock import write_whole
     from fsdpbench.results.store import disk_errors
 
     found = cells(extent)
@@ -112,7 +112,7 @@ def show_command(model: str, hardware: str, gpus: int, place: Path, as_json: boo
 
 def _extent(models: str | None, hardware: str | None, gpus: str | None, small: bool) -> Extent:
     """What to build. Raises `UsageError` for lists that name nothing."""
-    from fsdpbench.atlas.names import SMALL, WHOLE
+    from fsdpbench.atlas.space import SMALL, WHOLE
 
     extent = SMALL if small else WHOLE
     if models is not None:

@@ -33,7 +33,7 @@ from fsdpbench.cli.values import PossiblePath
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import ExitCode, UsageError
 from fsdpbench.launch import fork_server
-from fsdpbench.reports.outside_text import one_line
+from fsdpbench.reports.hta_text import one_line
 
 if TYPE_CHECKING:
     from fsdpbench.configuration.config import Config
@@ -168,7 +168,7 @@ def _run_model(assignments: tuple[str, ...], options: dict[str, Any]) -> dict[st
 
 def _with_jitter(config: Config, text: str | None) -> Config:
     """Raises `UsageError` for a text that says no jitter, and where nothing is simulated."""
-    from fsdpbench.configuration.jitter import JitterError, JitterSettings
+    from fsdpbench.configuration.config import JitterError, JitterSettings
 
     if text is None:
         return config

@@ -65,14 +65,13 @@ def command(
         return
     fork_server.start("sim")
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.files.whole_files import write_whole
+    from fsdpbench.files.folder_lock import write_whole
     from fsdpbench.systems import get_system
     from fsdpbench.validation.coverage import interval_bars, judged_runs
     from fsdpbench.validation.held_out import compare_held_out, held_out_cases
     from fsdpbench.validation.judge import judge
     from fsdpbench.validation.page import write_page
-    from fsdpbench.validation.paper_network import network_predictions
-    from fsdpbench.validation.predict import predict
+    from fsdpbench.validation.paper_network import network_predictions, predict
     from fsdpbench.validation.runs.runs_file import cases_of_file
     from fsdpbench.validation.text import as_dict, as_markdown
 

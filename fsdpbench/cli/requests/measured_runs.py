@@ -44,7 +44,7 @@ def calibrate_from_results(
 def _runs_of_table(path: Path) -> list[MeasuredRun]:
     """Rows of a file that `validate --runs` takes, whose speed was measured."""
     from fsdpbench.calibrate.from_results import MeasuredRun
-    from fsdpbench.validation.predict import config_of
+    from fsdpbench.validation.paper_network import config_of
     from fsdpbench.validation.runs.runs_file import cases_of_file
 
     found = []

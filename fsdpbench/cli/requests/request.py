@@ -15,9 +15,8 @@ from fsdpbench.devices.detection import Choice, choose_device
 from fsdpbench.errors import UsageError
 from fsdpbench.numbers import whole_number
 from fsdpbench.results.reproduce import node_stated
-from fsdpbench.sweep.hf_model import usual_settings, with_hf_model
+from fsdpbench.sweep.hf_model import parse_shape, usual_settings, with_hf_model
 from fsdpbench.sweep.planning import Target, check_device, check_systems, make_target
-from fsdpbench.sweep.shape_text import parse_shape
 from fsdpbench.sweep.spaces.presets import Preset, get_preset, of_what_is_named
 from fsdpbench.sweep.spaces.rules import Rule, parse_exclude, parse_when, read_rule
 from fsdpbench.sweep.spaces.space import Plan, Space, expand

@@ -11,14 +11,14 @@ import itertools
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.configuration.settings import SETTINGS
-from fsdpbench.results.residuals.differences import apart
-from fsdpbench.results.residuals.table import Condition, Quantity, read_table
+from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table
 from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, is_beyond, width_of
 from fsdpbench.sim.hardware.profile import ProfileError, load_profile, profile_layers
 from fsdpbench.sim.software import CURRENT, load_software, software_names
@@ -180,3 +180,35 @@ def _stamp(hardware: str | None) -> int:
         return os.stat(re.sub(r"\+(node|nic)-.*", "", hardware or "")).st_mtime_ns
     except OSError:
         return 0  # a packaged profile's name
+
+
+# By how much two predictions of one sweep must differ to be distinguished.
+# Configurations of one model on one machine share most of what is wrong with their predictions. What is left
+# is how far residuals of runs of one model, from one source and on one chip, differ from one another.
+
+
+@functools.cache
+def apart() -> float:
+    """|ln(ratio)| of two step times below which they cannot be distinguished."""
+    return difference_quantile(read_table())
+
+
+def difference_quantile(rows: Sequence[Residual], level: float = LEVEL) -> float:
+    """The `level` quantile of differences between residuals of one model's runs, every model of a source and
+    chip counting alike; 0 where no model has two runs."""
+    groups: dict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        if row.condition is Condition.KNOWN and row.quantity is Quantity.TIME and not row.retries:
+            groups[(row.source, row.chip, row.model, row.software)].append(row.log_ratio)
+    gaps = [
+        (abs(a - b), len(found) * (len(found) - 1) / 2)
+        for found in groups.values()
+        for a, b in itertools.combinations(found, 2)
+    ]
+    total = sum(1 / pairs for _, pairs in gaps)
+    reached = 0.0
+    for gap, pairs in sorted(gaps):
+        reached += 1 / pairs
+        if reached >= level * total - 1e-9:
+            return gap
+    return 0.0

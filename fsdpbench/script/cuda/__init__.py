@@ -32,8 +32,7 @@ from fsdpbench.script.cuda.cuda_module import map_cuda_module
 from fsdpbench.script.cuda.device_names import map_device_names
 from fsdpbench.script.cuda.distributed import map_distributed
 from fsdpbench.script.cuda.profiling import ProfilerRequests, map_profiler
-from fsdpbench.script.cuda.refusals import refuse_what_cannot_be_simulated
-from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.script.cuda.refusals import Replacements, refuse_what_cannot_be_simulated
 
 if TYPE_CHECKING:
     from fsdpbench.sim import Simulation

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fsdpbench.script.cuda.device_names import CUDA
-from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.accelerator import DEVICE_TYPE
 from fsdpbench.torch_internals import is_autocast_available, replace
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.utils.dlpack import DLDeviceType
 
-from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.accelerator import DEVICE_TYPE
 from fsdpbench.sim.tensors.creation import is_on_device, is_simulated, same_memory
 from fsdpbench.sim.tensors.pinned import pin

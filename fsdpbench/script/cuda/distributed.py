@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.script.cuda.refusals import Replacements
 from fsdpbench.sim.distributed.process_group import BACKEND, SimProcessGroup
 from fsdpbench.torch_internals import replace
 

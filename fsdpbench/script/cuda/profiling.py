@@ -15,7 +15,7 @@ from typing import Any
 import torch.profiler
 from torch.profiler import ProfilerAction
 
-from fsdpbench.script.cuda.replacement import Replacements
+from fsdpbench.script.cuda.refusals import Replacements
 
 _TOLD = (
     "(simulated: the trace of this run is in the bench's folder and in what was exported; "

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.script.files import programs
+from fsdpbench.script.cuda.refusals import NotSimulatedError
 from fsdpbench.script.files.checkpoints import Checkpoints
 from fsdpbench.script.files.looking import Looking, concerns
 from fsdpbench.script.files.overlay import Overlay
@@ -48,12 +48,12 @@ class ScriptFiles:
             "open": self._os_open, "mkdir": self._mkdir, "rmdir": self._removing, "remove": self._removing,
             "unlink": self._removing, "rename": self._renaming, "replace": self._renaming,
             "listdir": looking.listing, "scandir": looking.scanning, "symlink": self._linking,
-            "link": self._copying, "system": programs.shell,
+            "link": self._copying, "system": shell,
         }  # fmt: skip
         for name, wrapper in own.items():
             self._replace(os, name, wrapper)
         self._replace(shutil, "rmtree", self._removing_trees)
-        self._replace(subprocess.Popen, "__init__", programs.starting)
+        self._replace(subprocess.Popen, "__init__", starting)
         self._replace(builtins, "open", self._opening)
         io.open, self._restore = builtins.open, [*self._restore, (io, "open", io.open)]
         self._checkpoints.install()
@@ -252,3 +252,36 @@ class ScriptFiles:
             return None
 
         return link
+
+
+_MOVING = {"rm", "mv", "cp", "ln", "rsync", "rmdir", "unlink", "truncate", "tar", "zip"}
+
+
+def starting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`subprocess.Popen.__init__`."""
+
+    def init(process: Any, args: Any, *others: Any, **options: Any) -> None:
+        words = args.split() if isinstance(args, str) else [os.fsdecode(word) for word in args]
+        _refuse(words)
+        original(process, args, *others, **options)
+
+    return init
+
+
+def shell(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`os.system`."""
+
+    def system(command: Any) -> int:
+        _refuse(os.fsdecode(command).split())
+        return original(command)
+
+    return system
+
+
+def _refuse(words: list[str]) -> None:
+    """Other programs do not see the layer, and would change the files themselves."""
+    if any(os.path.basename(word) in _MOVING for word in words):
+        raise NotSimulatedError(
+            f"'{' '.join(words)[:80]}'",
+            "another program would change the files from before the run; use Python's os and shutil",
+        )

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fsdpbench.script.cuda.refusals import NotSimulatedError
-from fsdpbench.script.files.layer import Layer
-from fsdpbench.script.files.real_files import REAL, move, remove
+from fsdpbench.script.files.layer import REAL, Layer, move, remove
 
 
 class Overlay(Layer):

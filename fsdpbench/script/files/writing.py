@@ -13,8 +13,8 @@ import shutil
 import weakref
 from typing import Any
 
+from fsdpbench.script.files.layer import move
 from fsdpbench.script.files.overlay import Overlay
-from fsdpbench.script.files.real_files import move
 
 _LOGS = ("tfevents",)
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
+import sys
 import threading
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.algorithms.join import Join
 
+import fsdpbench
 from fsdpbench.script.files.overlay import Overlay
-from fsdpbench.script.rank_check.arrivals import Arrivals, Count
-from fsdpbench.script.rank_check.calls import MOST_CALLS, Call, Ended, Group, RankLog
-from fsdpbench.script.rank_check.stacks import Stacks
+from fsdpbench.script.own_files import OwnFiles
+from fsdpbench.script.rank_check.calls import MOST_CALLS, Call, Ended, Frame, Group, RankLog, Stack
 from fsdpbench.script.rank_check.values import Values
 from fsdpbench.sim.distributed.process_group import SimProcessGroup
 from fsdpbench.sim.operators.known_values import known_of, learn
@@ -259,3 +263,96 @@ def _give(tensor: torch.Tensor, value: Any) -> None:
     elif isinstance(value, torch.Tensor) and value.shape == tensor.shape:
         with torch.no_grad():
             tensor.copy_(value)
+
+
+# Files that rank 0 saved, for the ranks that run after it: there from the next collective on.
+#     rank 0    save   barrier   load            rank 0's layer of files: files/home/me/step-3/…
+#     rank 1           barrier   load            after the barrier the same file is in its own layer
+# They are linked, not copied (they are as large as real checkpoints); what a rank writes itself takes their
+# place.
+
+Count = tuple[int, int]
+"""How many collectives a rank has called: of the group of all ranks, and in all."""
+
+
+class Arrivals:
+    """Files on their way to this rank's `overlay` from the layer of rank 0 in `root`. `placed`: when rank 0
+    wrote them."""
+
+    def __init__(self, overlay: Overlay, root: Path, placed: Mapping[str, Count]) -> None:
+        self._overlay = overlay
+        self._root = str(root)
+        self._waiting = sorted(self._found(placed).items(), key=lambda item: item[1])
+
+    def arrive(self, count: Count) -> None:
+        """Link what rank 0 had written before it called as much as this rank has by now."""
+        still = []
+        for path, then in self._waiting:
+            if count[0] > then[0] or count[1] > then[1]:
+                self._overlay.link(self._root + path, path)
+            else:
+                still.append((path, then))
+        self._waiting = still
+
+    def _found(self, placed: Mapping[str, Count]) -> dict[str, Count]:
+        """All files of rank 0's layer. One that came there with its folder counts as that folder's first."""
+        of_folder: dict[str, Count] = {}
+        for path, count in placed.items():
+            folder = os.path.dirname(path)
+            of_folder[folder] = min(count, of_folder.get(folder, count))
+        found = {}
+        for folder, _, names in os.walk(self._root):
+            for name in names:
+                path = os.path.join(folder, name).removeprefix(self._root)
+                then = placed.get(path) or of_folder.get(os.path.dirname(path))
+                if then is not None and not name.startswith(".gone."):
+                    found[path] = then
+        return found
+
+
+_PACKAGE = os.path.dirname(fsdpbench.__file__) + os.sep
+_OF_THE_BENCH = tuple(_PACKAGE + name + os.sep for name in ("script", "sim", "launch", "devices"))
+_NOT_SHOWN = (*_OF_THE_BENCH, os.path.dirname(os.__file__) + os.sep, "<frozen")
+_MOST_OWN, _MOST_LIBRARY = 20, 8
+
+
+class Stacks:
+    """Takes stacks; equal ones are one object."""
+
+    def __init__(self, own_files: OwnFiles) -> None:
+        self._own_files = own_files
+        self._known: dict[tuple[tuple[object, int], ...], Stack] = {}
+
+    def here(self) -> Stack:
+        """The stack of the caller, without the bench's own frames."""
+        lines = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            lines.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        key = tuple(lines)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._stack(
+                [(code.co_filename, line, code.co_qualname) for code, line in lines]
+            )
+        return found
+
+    def of_traceback(self, trace: TracebackType | None) -> Stack:
+        """Where an exception was raised."""
+        entries = traceback.extract_tb(trace)
+        return self._stack([(entry.filename, entry.lineno or 0, entry.name) for entry in reversed(entries)])
+
+    def of_frame(self, frame: FrameType | None) -> Stack:
+        """Where a frame stands."""
+        entries = traceback.extract_stack(frame)
+        return self._stack([(entry.filename, entry.lineno or 0, entry.name) for entry in reversed(entries)])
+
+    def _stack(self, innermost_first: list[tuple[str, int, str]]) -> Stack:
+        own, library = [], []
+        for file, line, function in innermost_first:
+            if self._own_files.has(file):
+                own.append(Frame(self._own_files.whole_name(file), line, function, own=True))
+            elif not own and ("site-packages" in file or not file.startswith(_NOT_SHOWN)):
+                library.append(Frame(file, line, function, own=False))
+        return (*own[:_MOST_OWN], *library[:_MOST_LIBRARY])

@@ -10,8 +10,7 @@ from types import FrameType
 from fsdpbench.script.own_files import OwnFiles
 from fsdpbench.script.rank_check.calls import Ended
 from fsdpbench.script.rank_check.objects import record_objects
-from fsdpbench.script.rank_check.recording import Recorder
-from fsdpbench.script.rank_check.stacks import Stacks
+from fsdpbench.script.rank_check.recording import Recorder, Stacks
 from fsdpbench.script.rank_check.values import Values
 from fsdpbench.sim import Simulation
 

@@ -9,7 +9,7 @@ own: `sharding.py`, `units.py`, `recomputing.py`, `batches.py`, `host.py`, `prog
 
 from __future__ import annotations
 
-from fsdpbench.script.variations.kinds import NoEffectError, Variation
+from fsdpbench.script.variations.sharding import NoEffectError, Variation
 from fsdpbench.script.variations.varied import Varied
 
 __all__ = ["NoEffectError", "Variation", "Varied"]

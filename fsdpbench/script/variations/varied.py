@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+import argparse
+import contextlib
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fsdpbench.script.interposing.arguments import batch_argument
+from fsdpbench.script.interposing.calls import around_loader
 from fsdpbench.script.observed.waits import Waits
-from fsdpbench.script.variations.batches import Batches
 from fsdpbench.script.variations.host import LoaderTime, NoWaits
-from fsdpbench.script.variations.keeping import NotKept
-from fsdpbench.script.variations.kinds import Variation, parse_variation
 from fsdpbench.script.variations.programs import (
     Compiled,
     ForwardPrefetch,
@@ -18,7 +25,7 @@ from fsdpbench.script.variations.programs import (
     NoneGrads,
 )
 from fsdpbench.script.variations.recomputing import Checkpointed, NotCheckpointed
-from fsdpbench.script.variations.sharding import Argument
+from fsdpbench.script.variations.sharding import Argument, Variation, parse_variation
 from fsdpbench.script.variations.units import Blocks, Pairs, Root
 from fsdpbench.sim import Simulation
 
@@ -75,3 +82,94 @@ def _made(variation: Variation, value: str, waits: Waits, simulation: Simulation
     elif variation is Variation.NO_FORWARD_PREFETCH:
         parts.append(NoForwardPrefetch())
     return parts
+
+
+class Batches:
+    """Multiplies the size of batches by `factor`; with `parser`, where the script's parser reads one,
+    there."""
+
+    def __init__(self, factor: float, *, parser: bool) -> None:
+        self.count = 0
+        self._factor = factor
+        self._by_parser = False
+        around_loader(self._loader)
+        if parser:
+            self._around_parser()
+
+    def _scaled(self, size: Any) -> int | None:
+        """The other size; None where there is none, or the parser's comes to the loader already."""
+        if type(size) is int and int(size * self._factor) >= 1 and not self._by_parser:
+            return int(size * self._factor)
+        return None
+
+    def _loader(self, dataset: Any, kwargs: dict[str, Any]) -> None:
+        scaled = self._scaled(kwargs.get("batch_size"))
+        if scaled is not None:
+            kwargs["batch_size"] = scaled
+            self.count += 1
+
+    def _around_parser(self) -> None:
+        original = argparse.ArgumentParser.parse_known_args
+
+        @functools.wraps(original)
+        def parse_known_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
+            found, rest = original(parser, *args, **kwargs)
+            name = batch_argument(found)
+            if name is not None and not self._by_parser:
+                scaled = self._scaled(getattr(found, name))
+                if scaled is not None:
+                    setattr(found, name, scaled)
+                    self.count += 1
+                    self._by_parser = True
+            return found, rest
+
+        argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign,assignment]
+
+
+_FIRST = 2
+"""The step whose end shows what is there always (shards, constants); later ones show what a loop adds."""
+
+
+class NotKept:
+    """What is alive at the end of a step is detached from its graph; with `host`, what is alive at the end of
+    the next one too is moved to the host."""
+
+    def __init__(self, *, host: bool) -> None:
+        self.count = 0
+        self._host = host
+        self._steps = 0
+        self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
+        """By identity: at the end of the last step, and `_always` at the end of the second one."""
+        self._always: dict[int, weakref.ref[torch.Tensor]] = {}
+        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._step_ended())
+
+    def _step_ended(self) -> None:
+        self._steps += 1
+        seen = {}
+        for each in _kept():
+            if each.grad_fn is not None:
+                with contextlib.suppress(RuntimeError):  # a view cannot be
+                    each.detach_()
+                    self.count += 1
+            if self._host and _holds(self._seen, each) and not _holds(self._always, each):
+                # Without memory of this machine, and without the copy's time.
+                each.data = torch.empty((), dtype=each.dtype).expand(each.shape)
+                self.count += 1
+            else:
+                seen[id(each)] = weakref.ref(each)
+        self._seen = seen
+        if self._steps <= _FIRST:
+            self._always = seen
+
+
+def _holds(known: dict[int, weakref.ref[torch.Tensor]], tensor: torch.Tensor) -> bool:
+    found = known.get(id(tensor))
+    return found is not None and found() is tensor
+
+
+def _kept() -> Iterator[torch.Tensor]:
+    """Tensors of the device that are neither parameters nor gradients."""
+    found = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+    for each in found:
+        if not each.is_cpu and not (each.is_leaf and each.requires_grad):
+            yield each

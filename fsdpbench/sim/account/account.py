@@ -11,7 +11,10 @@ the place that took it decides: in forward it is an activation of the module tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,12 +22,93 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fsdpbench.sim.accelerator import Accelerator
-from fsdpbench.sim.account.category import Category, category_of, layers_as_one
-from fsdpbench.sim.account.growth import Growth
-from fsdpbench.sim.account.places import Lines, Phase, Place, Places
+from fsdpbench.sim.account.places import OUTSIDE, Lines, Phase, Place, Places
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent
 from fsdpbench.sim.tensors.storage import address as storage_address
 from fsdpbench.torch_internals import set_is_profiler_enabled
+
+_MOST_PLACES = 5
+_SETTLED_STEP = 2
+"""After the second step an optimizer has its states and a loop what it keeps of the last step."""
+_Where = tuple[str, str | None]
+
+
+class Growth:
+    """Bytes allocated at the end of each step; where what the settled steps added was allocated."""
+
+    def __init__(self) -> None:
+        self._at_ends: list[int] = []
+        self._settled: dict[_Where, int] = {}
+        self._last: dict[_Where, int] = {}
+
+    def step_ended(self, live: Iterable[tuple[int, Place]]) -> None:
+        """A step ends; `live`: size and place of every block in use."""
+        sums: dict[_Where, int] = {}
+        for size, place in live:
+            where = (layers_as_one(place.module), place.line)
+            sums[where] = sums.get(where, 0) + size
+        self._at_ends.append(sum(sums.values()))
+        if len(self._at_ends) == _SETTLED_STEP:
+            self._settled = sums
+        self._last = sums
+
+    def to_dict(self) -> dict[str, Any]:
+        """`per_step_bytes` is 0 unless every step since the second added memory."""
+        steps = len(self._at_ends) - _SETTLED_STEP
+        settled = self._at_ends[_SETTLED_STEP - 1 :]
+        grows = steps > 0 and all(late > early for early, late in pairwise(settled))
+        added = {where: size - self._settled.get(where, 0) for where, size in self._last.items()}
+        ordered = sorted((item for item in added.items() if item[1] > 0), key=lambda item: -item[1])
+        return {
+            "at_step_ends_bytes": self._at_ends,
+            "per_step_bytes": (settled[-1] - settled[0]) // steps if grows else 0,
+            "where": [
+                {"module": module, "line": line, "bytes": size}
+                for (module, line), size in (ordered[:_MOST_PLACES] if grows else [])
+            ],
+        }
+
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+_GATHERS = ("all_gather", "unshard")
+_REDUCES = ("reduce", "post_backward")
+
+
+class Category(StrEnum):
+    """What holds memory inside the allocator."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer states"
+    ACTIVATIONS = "activations"
+    RECOMPUTED = "recomputed activations"
+    BACKWARD = "gradients on their way"
+    ALL_GATHER = "gathered parameters, all-gather buffers"
+    REDUCE_SCATTER = "reduce-scatter buffers"
+    OPTIMIZER_WORK = "optimizer's temporaries"
+    OTHERS = "inputs and others"
+
+
+def category_of(place: Place, *, modules_known: bool) -> Category:
+    """Of a block without a known owner; before the first forward the modules are unknown."""
+    span = place.span.lower()
+    if place.phase is Phase.BUILDING:
+        return Category.OTHERS if modules_known else Category.PARAMETERS
+    if place.phase is Phase.OPTIMIZER:
+        return Category.OPTIMIZER_WORK
+    if any(word in span for word in _GATHERS):
+        return Category.ALL_GATHER
+    if place.phase is Phase.FORWARD:
+        return Category.ACTIVATIONS
+    if any(word in span for word in _REDUCES):
+        return Category.REDUCE_SCATTER
+    return Category.BACKWARD if place.module == OUTSIDE else Category.RECOMPUTED
+
+
+def layers_as_one(module: str) -> str:
+    """The path of a module with the numbers of layers left open: ``blocks.*.attention``."""
+    return _NUMBER.sub("*", module)
+
 
 _MOST_HOLDERS = 12
 _OF_COLLECTIVES = {

@@ -21,14 +21,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 
-from fsdpbench.sim.allocator.blocks import merge, split_front
 from fsdpbench.sim.allocator.conf import UNLIMITED, AllocatorConf, AllocatorCosts
 from fsdpbench.sim.allocator.driver import DeviceMemory
-from fsdpbench.sim.allocator.expandable import ExpandableSegments
+from fsdpbench.sim.allocator.expandable import (
+    MIN_BLOCK,
+    SMALL_SIZE,
+    BlockPool,
+    ExpandableSegments,
+    block_size,
+    merge,
+    segment_size,
+    split_front,
+)
 from fsdpbench.sim.allocator.messages import out_of_memory
-from fsdpbench.sim.allocator.pool import BlockPool
 from fsdpbench.sim.allocator.reclaim import collect_garbage, oversize_to_release
-from fsdpbench.sim.allocator.sizes import MIN_BLOCK, SMALL_SIZE, block_size, segment_size
 from fsdpbench.sim.allocator.stats import AllocatorStats
 from fsdpbench.sim.allocator.types import (
     AllocatorAction,

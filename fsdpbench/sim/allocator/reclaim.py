@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from fsdpbench.sim.allocator.conf import UNLIMITED
-from fsdpbench.sim.allocator.pool import BlockPool
+from fsdpbench.sim.allocator.expandable import BlockPool
 from fsdpbench.sim.allocator.types import Block
 
 

@@ -13,7 +13,7 @@ from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.compile.cuda_graphs import CapturedGraph
 from fsdpbench.sim.compile.report import REPORT
 from fsdpbench.sim.costs import CpuCosts, KernelCosts
-from fsdpbench.sim.costs.bandwidth import fused
+from fsdpbench.sim.costs.kernels import fused
 from fsdpbench.sim.operators.inputs import inputs_text
 from fsdpbench.sim.tensors.storage import forget, record_of
 from fsdpbench.sim.timing.timeline import Work

@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 
 from fsdpbench.files.operator_tables import ATTENTION, COLLECTIVE, Measured
-from fsdpbench.sim.costs.kernels import KernelCosts
-from fsdpbench.sim.costs.library import LibraryCosts
+from fsdpbench.sim.costs.kernels import KernelCosts, LibraryCosts
 from fsdpbench.sim.hardware.chips import OPERATOR_CHIPS
-from fsdpbench.sim.hardware.network import Network
+from fsdpbench.sim.hardware.network import Network, curve_seconds
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile, profile_names
-from fsdpbench.sim.hardware.rank_curves import curve_seconds
 
 _TYPES = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
 

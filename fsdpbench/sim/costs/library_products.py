@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fsdpbench.sim.costs.grid import Array, factors_at
+from fsdpbench.sim.costs.library_attention import Array, factors_at
 from fsdpbench.sim.hardware.library_sections import ProductTable
 
 _SPLITS = (1, 2, 3, 4, 8)

@@ -9,13 +9,99 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.accelerator import ACCELERATOR
-from fsdpbench.sim.device.memory_functions import MemoryFunctions
 from fsdpbench.sim.device.memory_history import MemoryModule
-from fsdpbench.sim.device.random_numbers import RandomNumbers
 from fsdpbench.sim.device.streams import Event, Stream, StreamContext, switch_to
 from fsdpbench.sim.distributed.symmetric import use_pool
 from fsdpbench.sim.hardware.chips import chip_of
 from fsdpbench.sim.timing.timeline import DEFAULT_STREAM
+
+
+class MemoryFunctions:
+    """As `torch.cuda`'s. Device arguments are taken and not needed."""
+
+    memory: MemoryModule
+
+    def memory_stats(self, device: Any = None) -> dict[str, int]:
+        """Counters of the caching allocator, with the keys of `torch.cuda.memory_stats`."""
+        ACCELERATOR.require_started()
+        return ACCELERATOR.allocator.memory_stats()
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """Peaks start again from the current values."""
+        ACCELERATOR.require_started()
+        ACCELERATOR.allocator.reset_peak_memory_stats()
+
+    def memory_allocated(self, device: Any = None) -> int:
+        """Bytes of live tensors (rounded as the allocator rounds)."""
+        return self.memory_stats()["allocated_bytes.all.current"]
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        """Peak of `memory_allocated`."""
+        return self.memory_stats()["allocated_bytes.all.peak"]
+
+    def memory_reserved(self, device: Any = None) -> int:
+        """Bytes that the allocator holds."""
+        return self.memory_stats()["reserved_bytes.all.current"]
+
+    def max_memory_reserved(self, device: Any = None) -> int:
+        """Peak of `memory_reserved`."""
+        return self.memory_stats()["reserved_bytes.all.peak"]
+
+    def reset_accumulated_memory_stats(self, device: Any = None) -> None:
+        """Totals since the start stay as they are: the bench counts retries by them."""
+
+    def memory_snapshot(self, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        """Segments and blocks of the allocator."""
+        return self.memory.memory_snapshot()
+
+    def empty_cache(self) -> None:
+        """Give cached blocks back to the device."""
+        ACCELERATOR.require_started()
+        ACCELERATOR.allocator.empty_cache()
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        """(free, total) bytes of the device."""
+        total = ACCELERATOR.kernel_costs.profile.memory_bytes
+        usable = ACCELERATOR.kernel_costs.profile.usable_memory_bytes
+        return usable - self.memory_reserved(), total
+
+
+class RandomNumbers:
+    """As `torch.cuda`'s."""
+
+    _seed = 0
+
+    def manual_seed(self, seed: int) -> None:
+        """Remember the seed; there are no numbers to make of it."""
+        self._seed = int(seed)
+
+    manual_seed_all = manual_seed
+
+    def seed(self) -> None:
+        """Same seed as before: simulations repeat."""
+
+    seed_all = seed
+
+    def initial_seed(self) -> int:
+        """The seed that was set."""
+        return self._seed
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """A state as long as CUDA's (seed and offset), on the CPU."""
+        return torch.tensor([self._seed & 0x7FFFFFFFFFFFFFFF, 0], dtype=torch.int64).view(torch.uint8)
+
+    def set_rng_state(self, new_state: torch.Tensor, device: Any = None) -> None:
+        """Take the seed out of a state."""
+        self._seed = int(new_state.view(torch.int64)[0])
+
+    def get_rng_state_all(self) -> list[torch.Tensor]:
+        """The state of the one device."""
+        return [self.get_rng_state()]
+
+    def set_rng_state_all(self, new_states: list[torch.Tensor]) -> None:
+        """Set the state of the one device."""
+        self.set_rng_state(new_states[0])
+
 
 _WARP_SIZE = 32
 

@@ -26,7 +26,6 @@ import torch.distributed as dist
 from torch.distributed import Work
 
 from fsdpbench.sim.accelerator import ACCELERATOR, DEVICE_TYPE, Accelerator
-from fsdpbench.sim.distributed import grouping
 from fsdpbench.sim.distributed.collective_calls import CollectiveCalls
 from fsdpbench.sim.distributed.collective_work import CollectiveRecord, CollectiveWork
 from fsdpbench.sim.distributed.membership import collective_ranks, total_bytes
@@ -100,7 +99,7 @@ class SimProcessGroup(CollectiveCalls):
         if threading.get_ident() != _MAIN_THREAD and not any(map(is_on_device, outputs)):
             return CollectiveWork(accelerator, None, outputs)  # a checkpoint's thread, beside the training
         start = timeline.cpu
-        timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * grouping.MEMBER_CPU_NS
+        timeline.cpu += accelerator.cpu_costs.collective_ns + (members - 1) * MEMBER_CPU_NS
         if any(not is_on_device(tensor) for tensor in outputs):
             return CollectiveWork(
                 accelerator, None, outputs
@@ -113,7 +112,7 @@ class SimProcessGroup(CollectiveCalls):
         if accelerator.account is not None:
             accelerator.account.collective(kind, inputs, outputs)
         told = "" if accelerator.trace is None else _inputs_of(kind, inputs, outputs, opts)
-        self._queue(stream, kind, nbytes, inputs, outputs, (members - 1) * grouping.MEMBER_NS, start, told)
+        self._queue(stream, kind, nbytes, inputs, outputs, (members - 1) * MEMBER_NS, start, told)
         if accelerator.known_values:
             reduction = getattr(opts, "reduceOp", None)
             follow_collective(kind, self._group_size, reduction, inputs, outputs)
@@ -272,3 +271,17 @@ def register_backend() -> None:
 def _create(options: Any, backend_options: Any) -> SimProcessGroup:
     ranks = collective_ranks(options)
     return SimProcessGroup(ACCELERATOR, options.group_rank, options.group_size, ranks, options.group_id)
+
+
+# What a group of collectives takes beyond one collective of as many bytes: a share for each further member.
+# NCCL runs the members of ``ncclGroupStart/End`` on one communicator as work of one kernel. Each has a place
+# in the kernel's queue of work and, on the host, its own checks, plan and record in torch's process group.
+# Estimated: NCCL's own documentation gives no figure, and no GPU has run this here. A further member is
+# taken to cost as much as half of an ordinary kernel launch on the host, and on the device as much as a
+# small copy kernel; figures that depend on them are held with both doubled (``ci/measured/zero_copy.txt``).
+
+MEMBER_CPU_NS = 2_000
+"""Host time of one more member, nanoseconds."""
+
+MEMBER_NS = 2_000
+"""Device time of one more member, nanoseconds."""

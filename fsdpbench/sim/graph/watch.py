@@ -18,8 +18,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fsdpbench.sim.sanitizer.operation import Stacks
 from fsdpbench.sim.sanitizer.reporting.places import frames
+from fsdpbench.sim.sanitizer.shadow import Stacks
 from fsdpbench.sim.timing.timeline import FULL_TRAFFIC, Marker, Timeline, Work
 
 Entry = tuple[Any, ...]

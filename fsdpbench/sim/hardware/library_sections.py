@@ -3,7 +3,7 @@
 A library's tables (`[libraries.NAME]`) are fitted to measured operators by `ci/fit_profiles.py`. A profile's
 `runs_use` names the libraries whose tables price training runs; without it they are priced by the sections
 `[gemm]`, `[attention]` and `[nvlink]`, and the tables serve products that those do not know (fp8, nvfp4).
-Models: `fsdpbench.sim.costs.library_products`, `library_attention` and `fsdpbench.sim.hardware.rank_curves`.
+Models: `fsdpbench.sim.costs.library_products`, `library_attention` and `fsdpbench.sim.hardware.network`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class FactorGrid:
 
 @dataclass(frozen=True)
 class ProductTable:
-    """Matrix products of one type: the tile model of `fsdpbench.sim.costs.gemm` and factors on (m, n, k).
+    """Matrix products of one type: the tile model of `fsdpbench.sim.costs.kernels` and factors on (m, n, k).
 
     ``operand_bytes`` is an element of both factors, its scales included. ``quantise`` counts how often the
     first factor is read in 16 bits and written again before (0: it comes quantised). What fits into

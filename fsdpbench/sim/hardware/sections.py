@@ -66,7 +66,7 @@ class ComputeProfile:
 
 @dataclass(frozen=True)
 class GemmProfile:
-    """Efficiency of dense matrix products; the model is described in `fsdpbench.sim.costs.gemm`.
+    """Efficiency of dense matrix products; the model is described in `fsdpbench.sim.costs.kernels`.
 
     ``tiles`` lists the output tiles the library chooses from, each ``[rows, columns, efficiency]`` where the
     efficiency is the share of one multiprocessor's peak that a tile of this size reaches in its main loop.

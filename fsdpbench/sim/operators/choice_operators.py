@@ -14,7 +14,7 @@ from fsdpbench.sim.accelerator import ACCELERATOR
 from fsdpbench.sim.operators.choices import choice_of, mark, rows_of
 from fsdpbench.sim.operators.execution import carry_out
 from fsdpbench.sim.operators.plans import NEW, Plan, data_dependent
-from fsdpbench.sim.prices.call import OperatorCost, tensor_bytes
+from fsdpbench.sim.prices.products import OperatorCost, tensor_bytes
 from fsdpbench.sim.tensors.creation import is_on_device
 from fsdpbench.sim.tensors.storage import Chosen, Numbered
 

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fsdpbench.sim.prices.attention import attention_backward, attention_forward
-from fsdpbench.sim.prices.call import FREE, Price
 from fsdpbench.sim.prices.memory import (
     bags_added,
     bags_read,
@@ -27,7 +25,17 @@ from fsdpbench.sim.prices.memory import (
     rows_written,
     whole_output,
 )
-from fsdpbench.sim.prices.products import convolution, convolution_backward, grouped, product, scaled
+from fsdpbench.sim.prices.products import (
+    FREE,
+    Price,
+    attention_backward,
+    attention_forward,
+    convolution,
+    convolution_backward,
+    grouped,
+    product,
+    scaled,
+)
 from fsdpbench.sim.prices.strided import elementwise, reduction
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.prices.call import Call, OperatorCost, Price, argument, operator_name, tensor_bytes
+from fsdpbench.sim.prices.products import Call, OperatorCost, Price, argument, operator_name, tensor_bytes
 from fsdpbench.sim.tensors.creation import tensors_in
 
 

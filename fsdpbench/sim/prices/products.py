@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Any, NamedTuple
 
 import torch
 
 from fsdpbench.configuration.compute_type import compute_type
 from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.prices.call import Call, OperatorCost, Price, argument, tensor_bytes
 
 _SCALED = ("fp8", "nvfp4")
 """Torch's products in these take factors that were cast before, by operators with prices of their own."""
@@ -114,3 +116,102 @@ def convolution_backward(call: Call, costs: KernelCosts) -> OperatorCost:
     duration += costs.gemm_ns(n, k, m, groups, dtype, "weight_grad") if wants_weight else 0
     duration += costs.memory_bound_ns(tensor_bytes(grad), "reduction") if wants_bias else 0
     return OperatorCost(f"conv_bprop_{dtype}_{groups}x{m}x{n}x{k}", duration)
+
+
+def _attention_shape(query: torch.Tensor, key: torch.Tensor) -> tuple[int, int, int, int, int]:
+    """(batch, heads, query length, key length, head size) of (batch, heads, length, size) tensors."""
+    return query.shape[0], query.shape[1], query.shape[2], key.shape[2], query.shape[3]
+
+
+def _bias_ns(args: Sequence[Any], bias_at: int | None, costs: KernelCosts) -> int:
+    """Reading what is added to the scores, where the kernel takes such a thing."""
+    bias = args[bias_at] if bias_at is not None and bias_at < len(args) else None
+    return costs.memory_bound_ns(tensor_bytes(bias)) if isinstance(bias, torch.Tensor) else 0
+
+
+def attention_forward(causal_at: int, bias_at: int | None = None) -> Price:
+    """Fused attention's price. Argument ``causal_at`` says whether it is causal, ``bias_at`` is the bias."""
+
+    def cost(call: Call, costs: KernelCosts) -> OperatorCost:
+        args = call.args
+        causal = bool(argument(call, causal_at, "is_causal", False))
+        dtype = compute_type(args[0].dtype)
+        shape, kv_heads = _attention_shape(args[0], args[1]), args[1].shape[1]
+        duration = costs.attention_forward_ns(*shape, causal, dtype, kv_heads)
+        return OperatorCost(f"flash_fwd_kernel_{dtype}", duration + _bias_ns(args, bias_at, costs))
+
+    return cost
+
+
+def attention_backward(causal_at: int, bias_at: int | None = None) -> Price:
+    """The price of its backward, scratch memory included; the arguments as in forward."""
+
+    def cost(call: Call, costs: KernelCosts) -> OperatorCost:
+        args = call.args
+        query, key = args[1], args[2]
+        causal = bool(argument(call, causal_at, "is_causal", False))
+        dtype = compute_type(query.dtype)
+        shape = _attention_shape(query, key)
+        duration = costs.attention_backward_ns(*shape, causal, dtype, key.shape[1])
+        duration += _bias_ns(args, bias_at, costs)
+        return OperatorCost(f"flash_bwd_kernel_{dtype}", duration, _backward_workspace(query, key))
+
+    return cost
+
+
+def _backward_workspace(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
+    """Scratch of flash attention's backward: row sums, the gradient of the queries in float32 (lengths
+    rounded to 128, head size to 32), and expanded key and value gradients with grouped queries."""
+    batch, heads, length, kv_length, size = _attention_shape(query, key)
+    rounded = -(-length // 128) * 128
+    wide = -(-size // 32) * 32 if size <= 192 else 256
+    sizes = [batch * heads * rounded * 4, batch * heads * rounded * wide * 4]
+    if key.shape[1] != heads:
+        sizes += [batch * heads * kv_length * size * query.element_size()] * 2
+    return tuple(sizes)
+
+
+class Call(NamedTuple):
+    """One call that ran on meta tensors: the operator's overload, its arguments, what came out."""
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    outs: Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class OperatorCost:
+    """Price of one call: kernel name, nanoseconds, scratch memory in bytes, and whether it is a guess.
+    ``nbytes``: read and written, of what memory limits; 0 for products and attention."""
+
+    kernel: str
+    duration_ns: int
+    workspace_bytes: tuple[int, ...] = ()
+    unknown: bool = False
+    nbytes: int = 0
+
+
+Price = Callable[[Call, KernelCosts], OperatorCost]
+FREE = OperatorCost("", 0)
+
+
+def argument(call: Call, index: int, name: str, default: Any) -> Any:
+    """An argument given by position or by name."""
+    if index < len(call.args):
+        return call.args[index]
+    return call.kwargs.get(name, default)
+
+
+def operator_name(func: Any) -> str:
+    """An operator's name without its namespace: `addmm` of `aten::addmm.out`."""
+    return str(func._schema.name.split("::", 1)[1])
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that a tensor's distinct elements occupy: expanded (stride 0) dimensions count once."""
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride != 0 or size == 0:
+            elements *= size
+    return elements * tensor.element_size()

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import torch
 
 from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.prices.call import Call, OperatorCost, Price
 from fsdpbench.sim.prices.memory import moves
+from fsdpbench.sim.prices.products import Call, OperatorCost, Price
 from fsdpbench.sim.tensors.creation import tensors_in
 
 # A division by a constant, the rest, the loop's test; then one multiply-add for each tensor.

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.prices.call import Call, OperatorCost, Price, operator_name
 from fsdpbench.sim.prices.families import FAMILIES, PATTERNS, UNKNOWN
+from fsdpbench.sim.prices.products import Call, OperatorCost, Price, operator_name
 
 _BY_NAME: dict[str, Price] = {name: family.price for family in FAMILIES for name in family.operators}
 _OF_USERS: dict[str, Price] = {}

@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from fsdpbench.sim.sanitizer.device_memory import at
-from fsdpbench.sim.sanitizer.operation import Operation
-from fsdpbench.sim.sanitizer.operations import Operations
+from fsdpbench.sim.sanitizer.operations import Operations, at
 from fsdpbench.sim.sanitizer.regions import region_of
-from fsdpbench.sim.sanitizer.shadow import BlockShadow
+from fsdpbench.sim.sanitizer.shadow import BlockShadow, Operation
 from fsdpbench.sim.sanitizer.uses import host_uses
-from fsdpbench.sim.tensors.wrapped import with_memory
+from fsdpbench.sim.tensors.pinned import with_memory
 from fsdpbench.torch_internals import TorchDispatchMode, tree_leaves, tree_map_only
 
 

@@ -8,9 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
-from fsdpbench.sim.software import gpt_parts, llama_parts, torch_1_13
+import torch
+from torch import Tensor
+
+from fsdpbench.sim.software import gpt_parts, torch_1_13
 from fsdpbench.sim.software.profile import SoftwareProfile
+from fsdpbench.torch_internals import replaced
+
+# Parts of fms-acceleration's Llamas in the bench's own.
+# Its kernels in Triton (of unsloth) turn queries and keys in place: one pass over them forward, one backward.
+
+
+def fused_rotary() -> AbstractContextManager[None]:
+    """Llamas turn queries and keys by one kernel each."""
+    from fsdpbench.workloads import rotations
+
+    one_pass = rotations.Rotation(rotations.rotary_tables, turn_in_one_pass)
+    return replaced(rotations, ROTATIONS={**rotations.ROTATIONS, "halves": one_pass})
+
+
+def turn_in_one_pass(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """What the kernel reads and writes; a simulated tensor holds no numbers to turn."""
+    result: Tensor = _OnePass.apply(x)
+    return result
+
+
+class _OnePass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return -x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
 
 Mechanism = Callable[[], AbstractContextManager[None]]
 
@@ -20,7 +53,7 @@ MECHANISMS: dict[str, Mechanism] = {
     "fsdp1.views_on_compute_stream": torch_1_13.views_on_compute_stream,
     "checkpointing.reentrant": torch_1_13.reentrant_checkpoints,
     "operators.composed_rms_norm": torch_1_13.composed_rms_norm,
-    "operators.fused_rotary": llama_parts.fused_rotary,
+    "operators.fused_rotary": fused_rotary,
     "attention.unpads": gpt_parts.unpadded_attention,
     "trainer.fused_loss": gpt_parts.fused_loss,
 }

@@ -5,11 +5,10 @@ Host tensors are torch's own, from its CPU allocator; that one is pinned is a ma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-
-from fsdpbench.sim.tensors.wrapped import with_memory
 
 _MARK = "_sim_pinned"
 
@@ -32,3 +31,15 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 def pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
     """What `Tensor.pin_memory` returns: the tensor itself where it is pinned, else a copy that is."""
     return tensor if is_pinned(tensor) else pin(tensor.detach().clone())
+
+
+def with_memory(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors inside one that wraps others; any other tensor as it is."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten()[0]:
+        part = getattr(tensor, name)
+        if isinstance(part, torch.Tensor):
+            yield from with_memory(part)

@@ -22,7 +22,7 @@ import random
 from statistics import NormalDist
 from typing import Any
 
-from fsdpbench.configuration.jitter import JitterSettings
+from fsdpbench.configuration.config import JitterSettings
 from fsdpbench.sim.timing.timeline import FULL_TRAFFIC, Contention, Finished, Timeline, Work
 
 _DRAWS = 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import msgspec
 
 from fsdpbench.reports.writing import create, replacing
 from fsdpbench.sim.hardware.profile import HardwareProfile
-from fsdpbench.sim.trace.events import CudaSync, DeviceEvent, HostEvent, HostKind, InstantEvent, MemoryEvent
 
 HOST_PID = 1000
 GPU_PID = 0
@@ -297,3 +297,30 @@ def _instant(name: str, time_ns: int, args: Mapping[str, Any]) -> str:
         f'{{"ph":"i","cat":"cpu_instant_event","s":"t","name":{_json(name)},{_ON_HOST},'
         f'"ts":{_us(time_ns)},"args":{_json(args)}}}'
     )
+
+
+class HostKind(IntEnum):
+    """What a span of the CPU thread is."""
+
+    OPERATOR = 0
+    ANNOTATION = 1
+    RUNTIME = 2
+
+
+# (start ns, -end ns, -serial, kind, name, correlation or 0, inputs as JSON members). Sorting these
+# puts an outer span before the inner ones: earlier start, then later end, then recorded later (a span is
+# recorded when it ends).
+HostEvent = tuple[int, int, int, HostKind, str, int, str]
+
+# (category, name, stream, start ns, end ns, correlation, further arguments)
+DeviceEvent = tuple[str, str, int, int, int, int, Mapping[str, Any] | None]
+
+# (name, stream or -1, start ns, end ns, correlation, event id, stream of the record, correlation of the
+# record)
+CudaSync = tuple[str, int, int, int, int, int | None, int | None, int | None]
+
+# (time ns, address, signed bytes, total allocated, total active or -1, total reserved)
+MemoryEvent = tuple[int, int, int, int, int, int]
+
+# (name, time ns, arguments)
+InstantEvent = tuple[str, int, Mapping[str, Any]]

@@ -3,7 +3,7 @@
 build ─> cut by tp / experts by ep (DTensor parameters) ─> fully_shard over what is left of the ranks
 """
 
-from fsdpbench.systems.parallel.meshes import Meshes, make_meshes
+from fsdpbench.systems.parallel.experts import Meshes, make_meshes
 from fsdpbench.systems.parallel.model import context_of, parallelise
 from fsdpbench.systems.parallel.refusals import refuse_parallel
 

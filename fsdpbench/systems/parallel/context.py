@@ -20,7 +20,7 @@ from torch.distributed.tensor.experimental import context_parallel
 
 from fsdpbench.systems.parallel.cpu_ring import attention_by_ring
 from fsdpbench.torch_internals import set_rotate_method
-from fsdpbench.workloads.positions import shared_sequence
+from fsdpbench.workloads.rotations import shared_sequence
 
 _SEQUENCE = 1
 """Dimension of [batch, seq]."""

@@ -9,8 +9,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.degrees import Degrees
-from fsdpbench.systems.parallel.experts import share_experts
-from fsdpbench.systems.parallel.meshes import Meshes
+from fsdpbench.systems.parallel.experts import Meshes, share_experts
 from fsdpbench.systems.parallel.tensor import cut
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.tensor_plan import HasTensorPlan

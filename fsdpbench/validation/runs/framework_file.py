@@ -18,9 +18,11 @@ from fsdpbench.configuration.settings import Settings, Value
 from fsdpbench.errors import UsageError
 from fsdpbench.sim.hardware.profile import ProfileError, profile_names, stated_machine
 from fsdpbench.systems import get_system
-from fsdpbench.validation.runs import epochs
 from fsdpbench.validation.runs.case import Case, Figure, Network
 from fsdpbench.workloads import WorkloadError, get_workload
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fsdpbench.configuration.settings import Value
 
 COLUMNS = (
     "source", "run", "gpu", "gpus", "network", "system", "model", "shape", "seq", "batch", "strategy",
@@ -114,7 +116,7 @@ def case_of_row(row: Row) -> Case:
         settings=_settings(row),
         published=_published(row),
         system=row.text("system"),
-        software=epochs.software_of(source),
+        software=software_of(source),
         assumed="" if not confidence or confidence.startswith("stated") else confidence,
         ran_out=row.text("status") == "oom",
     )
@@ -127,7 +129,7 @@ def _settings(row: Row) -> dict[str, Value]:
         "limit_all_gathers": 2,
         "param_dtype": "bf16",
         "compile": row.choice("compiled", _COMPILED),
-        **epochs.settings_of(row.text("source")),
+        **settings_of(row.text("source")),
     }
     for name in ("strategy", "activation_checkpointing", "reduce_dtype"):
         settings[name] = row.text(name)
@@ -174,3 +176,37 @@ def _published(row: Row) -> dict[Figure, float]:
         if row.text(column):
             published[figure] = row.number(column) * _GIB_IN_GB
     return published
+
+
+# What is known of the software of published sources, beyond what their rows say.
+# Each source with the software profile of its time and the settings of its training loop; a source that is
+# not named here is taken as of today.
+
+@dataclass(frozen=True)
+class Epoch:
+    """The software of a source: its profile (`None`: today's) and settings."""
+
+    software: str | None = None
+    settings: Mapping[str, Value] = field(default_factory=dict)
+
+
+# TorchTitan's train.py and parallelize_llama.py of 2024: max_norm = 1.0, the last block is not resharded.
+_TORCHTITAN: dict[str, Value] = {"clip": 1.0, "keep_last_unsharded": True}
+# fms-fsdp: grad_clip_thresh = 1.0; transformers' Trainer: max_grad_norm = 1.0. AdamW with torch's defaults.
+_DEFAULT_ADAMW: dict[str, Value] = {"clip": 1.0, "optimizer": "adamw-foreach"}
+_SOURCES: dict[str, Epoch] = {
+    "torchtitan-A100": Epoch("torchtitan-2024-summer", _TORCHTITAN),
+    "torchtitan-H100": Epoch("torchtitan-2024-winter", _TORCHTITAN),
+    "IBM-fms": Epoch("fms-fsdp-2024", _DEFAULT_ADAMW),
+    "fms-accel": Epoch("fms-acceleration-2024", _DEFAULT_ADAMW),
+}
+
+
+def software_of(source: str) -> str | None:
+    """The software profile of the source's time; `None` for today's."""
+    return _SOURCES.get(source, Epoch()).software
+
+
+def settings_of(source: str) -> dict[str, Value]:
+    """Settings that the source's training loop had."""
+    return dict(_SOURCES.get(source, Epoch()).settings)

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from fsdpbench.configuration.settings import Value
 from fsdpbench.validation.runs.case import Case, Figure
-from fsdpbench.validation.runs.published import published
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
 
 _SOURCE = "arXiv 2304.11277"
 _HARDWARE = "a100-80gb-roce2000"
@@ -81,4 +87,70 @@ def _case(
         },
         published=figures,
         collapsed=collapsed,
+    )
+
+
+FILE = "fsdp_paper.toml"
+_RAN_OUT = "out of memory"
+_ABOUT = ("source", "read", "unit", "x", "batch")
+
+
+@dataclass(frozen=True)
+class PublishedFigure:
+    """One figure of a publication: a value of each series at each place of its axis.
+
+    `read`: T stated in the text, B printed on a bar, D read off an image (within the brackets).
+    `batch`: samples a GPU at each place, where the figure names them there. A value of None: out of memory.
+    """
+
+    name: str
+    source: str
+    read: str
+    unit: str
+    x: tuple[int | str, ...]
+    series: Mapping[str, tuple[float | None, ...]]
+    batch: tuple[int, ...] = ()
+
+    @property
+    def read_within(self) -> float:
+        """How far a value that was read off an image may be from the true one, in its unit; 0 if it was printed."""
+        within = re.search(r"\(([0-9.]+)", self.read)
+        return float(within[1]) if within else 0.0
+
+    def at(self, series: str, x: int | str) -> float | None:
+        """The value of `series` at `x`; None: the run was out of memory. Raises `KeyError`, `ValueError`."""
+        return self.series[series][self.x.index(x)]
+
+    def along(self, series: str) -> dict[int | str, float]:
+        """The values of `series` that there are, by place."""
+        found = zip(self.x, self.series[series], strict=True)
+        return {x: value for x, value in found if value is not None}
+
+
+@functools.cache
+def published_figures() -> Mapping[str, PublishedFigure]:
+    """All figures by name (`2a`, `6b`, ...), in the order of the file."""
+    tables = tomllib.loads(resources.files("fsdpbench.validation").joinpath(FILE).read_text("utf-8"))
+    return {name: _figure(name, table) for name, table in tables.items()}
+
+
+def published(name: str) -> PublishedFigure:
+    """The figure of that name. Raises `KeyError`."""
+    return published_figures()[name]
+
+
+def _figure(name: str, table: dict[str, Any]) -> PublishedFigure:
+    series = {
+        key: tuple(None if value == _RAN_OUT else float(value) for value in values)
+        for key, values in table.items()
+        if key not in _ABOUT
+    }
+    return PublishedFigure(
+        name=name,
+        source=table["source"],
+        read=table["read"],
+        unit=table["unit"],
+        x=tuple(table["x"]),
+        series=series,
+        batch=tuple(table.get("batch", ())),
     )

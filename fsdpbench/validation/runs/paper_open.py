@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from fsdpbench.configuration.settings import Value
 from fsdpbench.validation.runs.case import Case, Figure
-from fsdpbench.validation.runs.published import published
+from fsdpbench.validation.runs.paper import published
 
 _PAPER = "arXiv 2304.11277"
 _OF_2022 = "torch-fsdp1-1.13"

@@ -10,7 +10,7 @@ long as the published one.)
 from __future__ import annotations
 
 from fsdpbench.validation.runs.case import Case, Figure
-from fsdpbench.validation.runs.published import published
+from fsdpbench.validation.runs.paper import published
 
 MODEL = "t5-11b"
 GROUP = "FSDP paper, Fig 7c"

@@ -16,11 +16,13 @@ from fsdpbench.configuration.config import ShapeValue
 from fsdpbench.numbers import finite_number, whole_number
 from fsdpbench.configuration.settings import Value
 from fsdpbench.errors import UsageError
-from fsdpbench.files.reading import read_text
+from fsdpbench.files.lock_owner import read_text
 from fsdpbench.sim.hardware.profile import profile_names, stated_machine
 from fsdpbench.validation.runs import framework_file
-from fsdpbench.validation.runs import llm_foundry
 from fsdpbench.validation.runs.case import Case, Figure
+from collections.abc import Mapping
+from fsdpbench.configuration.config import ShapeValue
+from fsdpbench.configuration.settings import Value
 
 N = TypeVar("N", int, float)
 COLUMNS = (
@@ -80,18 +82,54 @@ def _case(path: Path, line: int, given: dict[str, str | None]) -> Case:
         "activation_checkpointing": row["activation_checkpointing"],
         "limit_all_gathers": 2,
     }
-    known = row["source"] == llm_foundry.SOURCE
+    known = row["source"] == SOURCE
     return Case(
         name=f"GPT {layers}x{width}, seq {seq}, {gpus} GPUs, batch {batch} x {row['grad_accum']}, "
         f"{'recompute' if row['activation_checkpointing'] == 'full' else 'no recompute'}",
         group=f"{row['source']}, {hardware}",
         source=row["source"],
         model="gpt",
-        shape=llm_foundry.shape_of(shape) if known else shape,
+        shape=shape_of(shape) if known else shape,
         hardware=stated_machine(hardware, number("gpus_per_node")) if row["gpus_per_node"] else hardware,
         chip=hardware if row["gpus_per_node"] else "",
         gpus=gpus,
-        settings=llm_foundry.settings_of(settings) if known else settings,
+        settings=settings_of(settings) if known else settings,
         published={Figure.TOKENS: read("tokens_per_s_per_gpu", finite_number)},
-        system=llm_foundry.system_of(hardware) if known else "torch-fsdp1",
+        system=system_of(hardware) if known else "torch-fsdp1",
     )
+
+
+# What llm-foundry's published runs were made with (its benchmark table of MPT-shaped GPTs under FSDP1).
+# All: no bias, learned positions, tied embedding, one unit a block, two all-gathers in flight, gradients
+# reduced in every microbatch, Composer's AdamW (`DecoupledAdamW`, a loop over parameters) and the backward
+# prefetch that Composer has by default (`set_fsdp_default` in `composer/trainer/dist_strategy.py`, 0.17.0).
+# * Its mode `DEFAULT`, documented as reduction in fp32, hands FSDP no `reduce_dtype` (`get_mixed_precision` in
+#   `composer/trainer/mosaic_fsdp.py` since 0.13.5). FSDP then reduces gradients as they are, in the parameters'
+#   dtype (torch 1.13.1: `_post_backward_hook`; later: `_init_param_reduce_dtypes` in `flat_param.py`). So
+#   `DEFAULT` and `PURE` reduce alike.
+# * Versions are of the time of each table: A100 in spring 2023 (llm-foundry 0.1 requires torch 1.13.1), H100 in
+#   autumn 2023 (0.4, torch 2.1, flash attention 2).
+
+SOURCE = "llm-foundry"
+_SYSTEMS = {"a100-40gb": "llm-foundry-0.1", "a100-80gb": "llm-foundry-0.1"}
+_LATER = "llm-foundry-0.4"
+
+
+def system_of(hardware: str) -> str:
+    """The software of the table that has runs on `hardware`."""
+    return _SYSTEMS.get(hardware, _LATER)
+
+
+def shape_of(shape: Mapping[str, ShapeValue]) -> dict[str, ShapeValue]:
+    """An MPT's shape from the table's columns."""
+    return {**shape, "bias": False, "fp32_loss": False}
+
+
+def settings_of(settings: Mapping[str, Value]) -> dict[str, Value]:
+    """What the table's columns and Composer's defaults set."""
+    return {
+        **settings,
+        "reduce_dtype": settings["param_dtype"],
+        "backward_prefetch": "post",
+        "optimizer": "adamw-loop",
+    }

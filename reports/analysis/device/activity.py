@@ -25,10 +25,9 @@ from fsdpbench.reports.analysis.device.naming import (
     cpu_computation_names,
     issue_names,
 )
-from fsdpbench.reports.analysis.device.nesting import NOTHING
 from fsdpbench.reports.analysis.device.roof import Links
 from fsdpbench.reports.analysis.device.sizes import message_bytes, wire_bytes, with_own_part
-from fsdpbench.reports.analysis.device.units import FsdpSpans
+from fsdpbench.reports.analysis.device.units import NOTHING, FsdpSpans
 from fsdpbench.reports.intervals import Intervals
 from fsdpbench.reports.trace import MISSING, Category, Trace
 from fsdpbench.reports.trace.model import Bool, CollectiveInfo, Float64, Int8, Int32, Int64

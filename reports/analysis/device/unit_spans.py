@@ -14,8 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from fsdpbench.reports.analysis.device.activity import Work
-from fsdpbench.reports.analysis.device.nesting import NOTHING, SpanIndex, index_spans
-from fsdpbench.reports.analysis.device.units import FsdpSpans, unit_of
+from fsdpbench.reports.analysis.device.units import NOTHING, FsdpSpans, SpanIndex, index_spans, unit_of
 from fsdpbench.reports.trace import MISSING
 from fsdpbench.reports.trace.model import Int32, Int64
 

@@ -7,12 +7,16 @@ and a number, which a second graph counts again. Kernels of the same operators a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from fsdpbench.reports.analysis.device.activity import Activity
 from fsdpbench.reports.analysis.device.time_units import seconds
-from fsdpbench.reports.analysis.measures.name_totals import NameTotal
+from fsdpbench.reports.analysis.device.windows import Window
+from fsdpbench.reports.trace import Trace
 
 _FUSED = re.compile(
     r"^(?:triton_(?P<kind>poi|red|per|tem|mix|for)|(?:graph_\d+_)?(?P<cpu>cpp))_fused_?(?P<operators>\w*?)(?:_\d+)?$"
@@ -79,3 +83,35 @@ def moves_only(name: str) -> bool | None:
     if match is None:
         return None
     return bool(_MOVING.fullmatch(match["operators"])) if match["operators"] else False
+
+
+@dataclass(frozen=True)
+class NameTotal:
+    """Kernels, copies and collectives of one name (operators on a CPU trace), over all steps; time in ns.
+
+    The time of operators includes that of operators inside them.
+    """
+
+    name: str
+    count: int
+    time: int
+
+
+def name_totals(trace: Trace, activity: Activity, windows: Sequence[Window]) -> tuple[NameTotal, ...]:
+    """Everything that was launched within the steps, the longest first."""
+    work = activity.work
+    asked = work.asked()
+    starts = np.array([window.mark.start for window in windows], np.int64)
+    ends = np.array([window.mark.end for window in windows], np.int64)
+    place = np.searchsorted(starts, asked, side="right") - 1
+    inside = (place >= 0) & (asked < ends[np.maximum(place, 0)])
+    names = trace.events.name[work.row[inside]]
+    counts = np.bincount(names, minlength=len(trace.names))
+    found, where = np.unique(names, return_inverse=True)
+    times = np.zeros(len(found), np.int64)
+    np.add.at(times, where, (work.end - work.start)[inside])
+    order = np.lexsort((found, -times))
+    return tuple(
+        NameTotal(trace.names[number], int(counts[number]), int(time))
+        for number, time in zip(found[order].tolist(), times[order].tolist(), strict=True)
+    )

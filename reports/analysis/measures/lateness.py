@@ -26,9 +26,8 @@ import numpy as np
 from fsdpbench.reports import intervals
 from fsdpbench.reports.analysis.device.activity import UNKNOWN_TIME, Activity
 from fsdpbench.reports.analysis.device.naming import COLLECTIVE_TYPES, CollectiveType
-from fsdpbench.reports.analysis.device.nesting import NOTHING
 from fsdpbench.reports.analysis.device.time_units import seconds
-from fsdpbench.reports.analysis.device.units import FsdpSpans, unit_of
+from fsdpbench.reports.analysis.device.units import NOTHING, FsdpSpans, unit_of
 from fsdpbench.reports.analysis.device.windows import Mark, Window, containing
 from fsdpbench.reports.trace import MISSING
 from fsdpbench.reports.trace.model import Bool, Int32, Int64

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from fsdpbench.reports.analysis.device.activity import UNKNOWN_TIME, Activity
-from fsdpbench.reports.analysis.device.nesting import NOTHING
 from fsdpbench.reports.analysis.device.runtime_calls import allocator_rows
 from fsdpbench.reports.analysis.device.time_units import seconds
 from fsdpbench.reports.analysis.device.unit_spans import running_index
-from fsdpbench.reports.analysis.device.units import FsdpSpans
+from fsdpbench.reports.analysis.device.units import NOTHING, FsdpSpans
 from fsdpbench.reports.analysis.device.windows import Mark, Window, containing
 from fsdpbench.reports.trace import MemoryEvents, Trace
 from fsdpbench.reports.trace.model import Bool, Int64

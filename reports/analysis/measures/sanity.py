@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from fsdpbench.reports.analysis.device.activity import UNKNOWN_TIME, Activity
-from fsdpbench.reports.analysis.device.nesting import NOTHING, index_spans
+from fsdpbench.reports.analysis.device.units import NOTHING, index_spans
 from fsdpbench.reports.analysis.device.windows import STEP, Window
 from fsdpbench.reports.trace import Category, Trace
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from fsdpbench.reports import intervals
 from fsdpbench.reports.analysis.device.activity import Activity, Work
-from fsdpbench.reports.analysis.device.nesting import NOTHING, index_spans
+from fsdpbench.reports.analysis.device.naming import collective_type
+from fsdpbench.reports.analysis.device.units import NOTHING, index_spans
 from fsdpbench.reports.analysis.device.windows import Window, containing
-from fsdpbench.reports.analysis.operators.calls import CallGroup, call_groups, operator_totals
-from fsdpbench.reports.analysis.operators.chip import Chip
-from fsdpbench.reports.analysis.operators.families import family_of
-from fsdpbench.reports.analysis.operators.model import DeviceUse, KernelTotal, Rate, WorkTables
-from fsdpbench.reports.analysis.operators.modules import module_totals
-from fsdpbench.reports.trace import Trace
+from fsdpbench.reports.analysis.operators.calls import CallGroup, Chip, call_groups, operator_totals
+from fsdpbench.reports.analysis.operators.model import DeviceUse, KernelTotal, ModuleTotal, Rate, WorkTables
+from fsdpbench.reports.trace import Category, Trace
 from fsdpbench.reports.trace.model import Int32, Int64
 
 
@@ -145,3 +144,85 @@ def _devices(trace: Trace, work: Work, windows: Sequence[Window]) -> tuple[Devic
             )
         )
     return tuple(found)
+
+
+_FAMILIES = (
+    ("embedding and index", r"embedding"),
+    ("attention", r"flash|fmha|attention|\bsdpa|_fwd_kernel_sdpa|ck_fmha|aten::_scaled_dot_product"),
+    ("convolution", r"conv|implicit_gemm|winograd|fprop|MIOpen"),
+    (
+        "matrix product",
+        r"gemm|gemv|matmul|cutlass|xmma|s884|s1688|s16816|Cijk_|nvjet|cublas|aten::(add)?b?mm\b",
+    ),
+    ("optimizer", r"adam|sgd|multi_tensor_apply|\blamb_|adagrad|rmsprop|aten::_fused_|aten::_foreach_"),
+    ("normalization", r"layer_?norm|rms_?norm|batch_?norm|bn_fw|bn_bw|group_?norm|GammaBeta|LayerNorm"),
+    ("softmax and loss", r"softmax|nll_loss|cross_entropy|mse_loss"),
+    ("embedding and index", r"index|gather|scatter|sort|topk"),
+    ("copy", r"memcpy|memset|copy|CatArray|\bcat\b|fill|transpose"),
+    ("reduction", r"reduce|triton_(red|per)_|sum|mean|norm_"),
+    ("elementwise", r"elementwise|vectorized|triton_poi_|dropout|gelu|relu|silu"),
+    ("elementwise", r"(aten::|^)(add|mul|div|sub|clamp)(_|_kernel)?\b"),
+)
+_PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _FAMILIES)
+
+
+def family_of(name: str, is_communication: bool, is_copy: bool) -> str:
+    """`matrix product`, `attention`, ..., the type of a collective (`all_gather`), or `other`."""
+    if is_communication:
+        return str(collective_type(name))
+    if is_copy:
+        return "copy"
+    return next((family for family, pattern in _PATTERNS if pattern.search(name)), "other")
+
+
+# Time by module, where the profiler was told to record them (`with_modules` or `with_stack`).
+# A kernel belongs to the innermost module whose forward was running on the thread that launched it. Backward
+# runs on autograd's thread, outside of every module's frame, so these are the times of forward (and of what
+# is recomputed there).
+
+_INSTANCE = re.compile(r"^nn\.Module: (.+?)(_\d+)?$")
+MOST_CLASSES = 500
+
+
+def module_totals(trace: Trace, work: Work, time: Int64, total: int) -> tuple[ModuleTotal, ...]:
+    """By class, the longest first. `time`: ns of each event of `work`; `total`: ns of all of it."""
+    rows = trace.rows(Category.MODULE)
+    if not len(rows):
+        return ()
+    events = trace.events
+    index = index_spans(events.lane[rows], events.start[rows], events.end[rows])
+    place = index.innermost(work.launch_lane, work.launch)
+    inside = place != NOTHING
+    own = np.zeros(len(rows), np.int64)
+    np.add.at(own, place[inside], time[inside])
+    names = [trace.name_of(row) for row in rows.tolist()]
+    classes = [found[1][:120] if (found := _INSTANCE.match(name)) else name[:120] for name in names]
+    parents = index.parents_by_row().tolist()
+    calls: dict[str, int] = {}
+    instances: dict[str, set[str]] = {}
+    owned: dict[str, int] = {}
+    whole: dict[str, int] = {}
+    for number, (name, kind) in enumerate(zip(names, classes, strict=True)):
+        calls[kind] = calls.get(kind, 0) + 1
+        instances.setdefault(kind, set()).add(name)
+        ns = int(own[number])
+        owned[kind] = owned.get(kind, 0) + ns
+        around, climbed = number, set()
+        while ns and around != NOTHING:
+            if classes[around] not in climbed:  # of a class inside itself the outer one counts
+                climbed.add(classes[around])
+                whole[classes[around]] = whole.get(classes[around], 0) + ns
+            around = parents[around]
+    totals = [
+        ModuleTotal(
+            kind,
+            len(instances[kind]),
+            calls[kind],
+            owned[kind],
+            whole.get(kind, 0),
+            whole.get(kind, 0) / total if total else 0.0,
+        )
+        for kind in calls
+    ]
+    totals.sort(key=lambda each: (-each.time, -each.own, each.name))
+    return tuple(totals[:MOST_CLASSES])

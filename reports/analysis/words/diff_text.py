@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fsdpbench.reports.analysis.words.trace_diff import Change, NameChange, TraceDiff
-from fsdpbench.reports.outside_text import printable
+from fsdpbench.reports.hta_text import printable
 
 _MS = 1e6
 _MIB = 2**20

@@ -9,7 +9,7 @@ from fsdpbench.reports.analysis.measures.snapshot import SnapshotAnalysis
 from fsdpbench.reports.analysis.measures.stragglers import Waiting
 from fsdpbench.reports.analysis.model import Analysis, CollectiveFigures, RankAnalysis
 from fsdpbench.reports.analysis.time_parts import TimeParts
-from fsdpbench.reports.outside_text import printable
+from fsdpbench.reports.hta_text import printable
 
 _MS = 1e6
 _MIB = 2**20

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.atlas.names import Extent
-from fsdpbench.atlas.space import Cell, cells, next_wave
+from fsdpbench.atlas.space import Cell, Extent, cells, next_wave
 from fsdpbench.configuration.config import Config
 from fsdpbench.results.provenance import content_key
 

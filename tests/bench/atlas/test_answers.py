@@ -14,8 +14,8 @@ import pytest
 
 from fsdpbench.atlas.answers import as_dict
 from fsdpbench.atlas.lookup import as_atlas, find, read_atlas
-from fsdpbench.atlas.page import write_pages
 from fsdpbench.atlas.space import Cell
+from fsdpbench.atlas.words import write_pages
 from fsdpbench.errors import UsageError
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.atlas.names import Extent
-from fsdpbench.atlas.pruning import least_bytes
-from fsdpbench.atlas.space import BATCHES, LONGEST, cells
+from fsdpbench.atlas.space import BATCHES, LONGEST, Extent, cells, least_bytes
 from fsdpbench.cli.terminal.progress import SilentProgress
 from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings

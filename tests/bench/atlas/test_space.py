@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.atlas.answers import as_dict
-from fsdpbench.atlas.names import SMALL, WHOLE, Extent
-from fsdpbench.atlas.space import BATCHES, Cell, cells, next_wave
+from fsdpbench.atlas.space import BATCHES, SMALL, WHOLE, Cell, Extent, cells, next_wave
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import UsageError
 from fsdpbench.results.provenance import content_key

@@ -11,7 +11,7 @@ from fsdpbench.calibrate.attention_rates import SHAPES, fit_backward, fit_forwar
 from fsdpbench.calibrate.host_costs import line
 from fsdpbench.calibrate.matrix_products import FORWARD_SHAPES, fit_gemm
 from fsdpbench.sim.costs.attention import AttentionCost
-from fsdpbench.sim.costs.gemm import GemmCost
+from fsdpbench.sim.costs.kernels import GemmCost
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 
 

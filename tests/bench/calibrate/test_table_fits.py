@@ -13,7 +13,7 @@ from fsdpbench.calibrate.tables.grid_fit import Prior, Task, fit_factors
 from fsdpbench.files.operator_tables import COLLECTIVE, Measured, read_folder
 from fsdpbench.sim.hardware.chips import OPERATOR_CHIPS
 from fsdpbench.sim.hardware.library_sections import LibraryTables
-from fsdpbench.sim.hardware.rank_curves import curve_seconds
+from fsdpbench.sim.hardware.network import curve_seconds
 
 DIP = 1 << 24
 

@@ -23,7 +23,7 @@ from fsdpbench.configuration.settings import Settings
 from fsdpbench.impl.collectives import comm
 from fsdpbench.impl.runtime import schedule
 from fsdpbench.launch.point import run_point
-from fsdpbench.measuring.training import TrainingLoop
+from fsdpbench.measuring.soak import TrainingLoop
 from fsdpbench.results.store import Store, point_folder_name
 from fsdpbench.sim import preload
 from fsdpbench.sweep.planning import make_config, make_target, without_absent

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.check.compare import compare
+from fsdpbench.check.compare import Verdict, compare
 from fsdpbench.check.diagnosis import diagnose
 from fsdpbench.check.metrics import METRICS, figures_of
-from fsdpbench.check.outcomes import Verdict
 from fsdpbench.check.records.baseline import Baseline, Figures, FigureSet, torch_minor
 from fsdpbench.check.records.entries import Entry, entry_of
 from fsdpbench.check.thresholds import Thresholds, read_thresholds

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fsdpbench.check.compare import Comparison, compare
+from fsdpbench.check.compare import Comparison, Verdict, compare
 from fsdpbench.check.diagnosis import diagnose
 from fsdpbench.check.noise import measure_noise
-from fsdpbench.check.outcomes import Verdict
 from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.thresholds import Thresholds
 from fsdpbench.check.words.text import as_text

@@ -8,8 +8,7 @@ from typing import Any
 import click
 import pytest
 
-from fsdpbench.check.compare import compare
-from fsdpbench.check.outcomes import Verdict, outcome
+from fsdpbench.check.compare import Verdict, compare, outcome
 from fsdpbench.check.records.entries import Entry, entry_of
 from fsdpbench.check.thresholds import Thresholds
 from fsdpbench.cli.terminal.comparison_output import finish
@@ -53,7 +52,7 @@ def test_every_pair_is_in_the_table() -> None:
 
 
 def test_the_table_of_the_code_is_that_of_the_docs() -> None:
-    import fsdpbench.check.outcomes as module
+    import fsdpbench.check.compare as module
 
     assert module.__doc__ is not None
     printed = [line for line in module.__doc__.replace("\\\\", "\\").splitlines() if line.startswith("|")]

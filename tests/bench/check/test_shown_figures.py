@@ -6,13 +6,11 @@ import math
 
 import pytest
 
-from fsdpbench.check.compare import compare
+from fsdpbench.check.compare import Verdict, compare
 from fsdpbench.check.metrics import METRICS, Worse
-from fsdpbench.check.outcomes import Verdict
 from fsdpbench.check.records.entries import Entry
 from fsdpbench.check.thresholds import Thresholds
-from fsdpbench.check.words.shown import shown_pair, shown_percent
-from fsdpbench.check.words.text import as_text
+from fsdpbench.check.words.text import as_text, shown_pair, shown_percent
 from fsdpbench.results.records import Status
 
 RUN = {

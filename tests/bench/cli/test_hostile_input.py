@@ -9,8 +9,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from fsdpbench.files.whole_files import write_whole
-from fsdpbench.reports.outside_text import printable
+from fsdpbench.files.folder_lock import write_whole
+from fsdpbench.reports.hta_text import printable
 
 Called = Callable[..., CompletedProcess[str]]
 SHAPE = "layers=2,d_model=64,heads=2,vocab=256,max_seq=64"

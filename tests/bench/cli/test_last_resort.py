@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from fsdpbench.cli import last_resort
+from fsdpbench.cli import group
 from fsdpbench.cli.commands import list as list_command
 
 Called = Callable[..., CompletedProcess[str]]
@@ -45,6 +45,6 @@ def test_where_nothing_can_be_written_the_line_says_so(
     try:
         broken()
     except KeyError as error:
-        told = last_resort.told(error)
+        told = group.told(error)
     assert "cannot be written" in told
     assert "KeyError" in told

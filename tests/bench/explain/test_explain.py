@@ -204,7 +204,7 @@ def test_the_page_stands_alone_and_escapes_what_it_quotes(fsdpbench: CommandLine
 
 def test_parameters_gradients_and_optimizer_are_told_apart(fsdpbench: CommandLine) -> None:
     """Replicated in fp32 they take 4 bytes a parameter each, and AdamW's second state finds no room."""
-    from fsdpbench.sweep.shape_text import parse_shape
+    from fsdpbench.sweep.hf_model import parse_shape
     from fsdpbench.workloads import get_workload
 
     words = f"--model gpt-2.8b --shape {WIDE} --gpus 8 --device sim --system torch-ddp --batch 1 --seq 64"

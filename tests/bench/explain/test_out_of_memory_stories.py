@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from fsdpbench import worker
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.what_if import WhatIf
+from fsdpbench.configuration.config import Config, WhatIf
 from fsdpbench.devices.base import Placement
+from fsdpbench.explain.advice import grows, steps_until_full
 from fsdpbench.explain.changes import Change
-from fsdpbench.explain.growth import grows, steps_until_full
 from fsdpbench.results.records import RankRecord, Status
 from fsdpbench.sweep.trials import Trial
 

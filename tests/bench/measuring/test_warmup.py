@@ -9,7 +9,7 @@ from typing import Any
 
 from fsdpbench.configuration.config import Measurement
 from fsdpbench.measuring.warmup import TimedSteps, is_stable, time_steps, warm_up
-from fsdpbench.results.measured import measured, spread
+from fsdpbench.results.result import measured, spread
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.atlas.lookup import as_atlas
-from fsdpbench.atlas.page import write_pages
+from fsdpbench.atlas.words import write_pages
 
 pytestmark = [pytest.mark.browser, pytest.mark.campaign]
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.reproduce.catalogue import figures
+from fsdpbench.reproduce.catalogue import NAMES, figures
 from fsdpbench.reproduce.figure import PaperFigure, words
-from fsdpbench.reproduce.names import NAMES
 from fsdpbench.sim.hardware.profile import load_profile
 from fsdpbench.sweep.planning import not_applicable
-from fsdpbench.validation.predict import config_of
-from fsdpbench.validation.runs.published import published, published_figures
+from fsdpbench.validation.paper_network import config_of
+from fsdpbench.validation.runs.paper import published, published_figures
 
 
 @pytest.fixture(scope="module")

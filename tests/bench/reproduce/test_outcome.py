@@ -14,9 +14,9 @@ from fsdpbench.reproduce.document import as_dict
 from fsdpbench.reproduce.figure import Drawing, PaperFigure, Point, Variant
 from fsdpbench.reproduce.outcome import Outcome, Verdict, counted, outcome_of
 from fsdpbench.reproduce.run import Runs
-from fsdpbench.validation.predict import Prediction
+from fsdpbench.validation.paper_network import Prediction
 from fsdpbench.validation.runs.case import Case, Figure
-from fsdpbench.validation.runs.published import PublishedFigure
+from fsdpbench.validation.runs.paper import PublishedFigure
 
 PUBLISHED = PublishedFigure(
     "6a", "somebody", "B", "TFLOPS/GPU", (8, 16), {"a": (100.0, 50.0), "b": (80.0, None)}

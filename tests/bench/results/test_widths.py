@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import scipy.stats
 
-from fsdpbench.results.residuals.differences import difference_quantile
+from fsdpbench.results.residuals.intervals import difference_quantile
 from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table, write_table
 from fsdpbench.results.residuals.widths import (
     LEVEL,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fsdpbench.cli.requests.script_request import script_config
-from fsdpbench.configuration.what_if import WhatIf
+from fsdpbench.configuration.config import WhatIf
 from fsdpbench.launch.pool import PointPool
 
 _DEADLINE_S = 240.0

@@ -14,7 +14,7 @@ from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
 from fsdpbench.results.reproduce import nodes_of, run_command
 from fsdpbench.sweep.prediction import as_simulated
-from fsdpbench.validation.predict import config_of
+from fsdpbench.validation.paper_network import config_of
 from fsdpbench.validation.runs.runs_file import cases_of_file
 
 GIVEN = {"model": "gpt-tiny", "device": "sim", "system": "torch-fsdp2", "hardware": "h100-80gb"}

@@ -10,8 +10,8 @@ import pytest
 from fsdpbench.cli.requests.request import DEFAULT_GPUS, make_request, request_of_space
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
+from fsdpbench.sweep.hf_model import parse_shape
 from fsdpbench.sweep.planning import make_config, not_applicable
-from fsdpbench.sweep.shape_text import parse_shape
 
 SIM = {"model": "gpt-tiny", "gpus": 8, "device": "sim"}
 

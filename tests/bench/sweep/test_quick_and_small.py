@@ -13,9 +13,8 @@ from fsdpbench.configuration.config import Config
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.errors import UsageError
 from fsdpbench.sweep import prediction
-from fsdpbench.sweep.arithmetic import cannot_fit, state_bytes
 from fsdpbench.sweep.planning import make_config, without_absent
-from fsdpbench.sweep.prediction import as_simulated
+from fsdpbench.sweep.prediction import as_simulated, cannot_fit, state_bytes
 from fsdpbench.sweep.trials import simulate, with_room
 from fsdpbench.systems import get_system
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpbench.systems.clipping import clip_gradients
+from fsdpbench.systems.base import clip_gradients
 
 SIM = ("--device", "sim", "--gpus", "8", "--system")
 

@@ -7,8 +7,7 @@ import weakref
 import torch
 from torch import nn
 
-from fsdpbench.systems.fsdp1 import _materialiser
-from fsdpbench.systems.materialising import materialise
+from fsdpbench.systems.fsdp1 import _materialiser, materialise
 
 
 def test_shared_parameters_stay_one_when_materialised() -> None:

@@ -11,7 +11,7 @@ from fsdpbench.cli.requests.request import make_request
 from fsdpbench.configuration.config import Config
 from fsdpbench.results.records import Status
 from fsdpbench.tune.front import Candidate, pareto
-from fsdpbench.tune.search import BATCH, search
+from fsdpbench.tune.run import BATCH, search
 
 
 def points() -> list[Config]:

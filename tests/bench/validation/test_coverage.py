@@ -11,10 +11,9 @@ import pytest
 from fsdpbench.results.residuals.table import Condition, Quantity
 from fsdpbench.results.residuals.widths import Unknown, width_of
 from fsdpbench.validation.conditions import under
-from fsdpbench.validation.coverage import HALF_WIDTH, groups_of, interval_bars, judged_runs
+from fsdpbench.validation.coverage import HALF_WIDTH, groups_of, interval_bars, judged_runs, residuals_of
 from fsdpbench.validation.page import write_page
-from fsdpbench.validation.predict import Prediction, config_of
-from fsdpbench.validation.residual_rows import residuals_of
+from fsdpbench.validation.paper_network import Prediction, config_of
 from fsdpbench.validation.runs.case import Case, Figure, Network
 from fsdpbench.validation.text import as_dict, as_markdown
 

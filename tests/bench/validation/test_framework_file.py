@@ -8,7 +8,7 @@ import pytest
 
 from fsdpbench.errors import UsageError
 from fsdpbench.sim.hardware.profile import load_profile
-from fsdpbench.validation.predict import config_of
+from fsdpbench.validation.paper_network import config_of
 from fsdpbench.validation.runs.case import Case, Figure, Network
 from fsdpbench.validation.runs.framework_file import COLUMNS
 from fsdpbench.validation.runs.runs_file import cases_of_file

@@ -10,8 +10,7 @@ import pytest
 
 from fsdpbench.sweep.planning import not_applicable
 from fsdpbench.validation.judge import group_errors, judge
-from fsdpbench.validation.paper_network import network_predictions
-from fsdpbench.validation.predict import Prediction, config_of
+from fsdpbench.validation.paper_network import Prediction, config_of, network_predictions
 from fsdpbench.validation.runs.case import Figure
 from fsdpbench.validation.runs.paper_open import open_cases
 from fsdpbench.validation.runs.torchtitan import torchtitan_cases

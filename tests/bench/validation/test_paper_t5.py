@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdpbench.validation.judge import group_errors, judge
-from fsdpbench.validation.predict import Prediction, config_of
+from fsdpbench.validation.paper_network import Prediction, config_of
 from fsdpbench.validation.runs.paper_t5 import t5_cases
 
 

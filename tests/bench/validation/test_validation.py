@@ -10,7 +10,7 @@ import pytest
 from fsdpbench.errors import UsageError
 from fsdpbench.validation.judge import judge
 from fsdpbench.validation.page import write_page
-from fsdpbench.validation.predict import Prediction, config_of
+from fsdpbench.validation.paper_network import Prediction, config_of
 from fsdpbench.validation.runs.case import Case, Figure
 from fsdpbench.validation.runs.paper import paper_cases
 from fsdpbench.validation.runs.runs_file import COLUMNS, cases_of_file

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsdpbench.reports.page.interval_words import interval_findings
+from fsdpbench.reports.page.overview import interval_findings
 from fsdpbench.reports.page.ranking import (
     SAMPLES,
     TOKENS,

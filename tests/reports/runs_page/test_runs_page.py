@@ -13,7 +13,7 @@ from fsdpbench.reports.page import RunFolderError
 from fsdpbench.reports.page.ranking import rank
 from fsdpbench.reports.page.view import load_run
 from fsdpbench.reports.runs_page import write_runs_page
-from fsdpbench.reports.runs_page.matching import mean_ratio, shared_configurations
+from fsdpbench.reports.runs_page.page import mean_ratio, shared_configurations
 
 
 def write_run(folder: Path, speeds: dict[str, float | None], hardware: str) -> Path:

@@ -14,7 +14,7 @@ from trace_writing import TraceBuilder
 
 from fsdpbench.reports.analysis import analyze_trace
 from fsdpbench.reports.analysis.operators import Chip
-from fsdpbench.reports.analysis.operators.chip import ANY_CHIP
+from fsdpbench.reports.analysis.operators.calls import ANY_CHIP
 from fsdpbench.reports.trace import TraceError, read_trace
 from fsdpbench.reports.trace.shaped import SHAPED
 from fsdpbench.reports.trace_page import draw_rank

@@ -16,7 +16,7 @@ from fsdpbench.configuration.config import Measurement
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.devices import make_device
 from fsdpbench.devices.base import Placement
-from fsdpbench.measuring.training import TrainingLoop
+from fsdpbench.measuring.soak import TrainingLoop
 from fsdpbench.sim import preload
 from fsdpbench.sweep.planning import make_config, make_target, without_absent
 from fsdpbench.systems import BuildContext, get_system

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fsdpbench.sim.hardware.profile as hardware
-from fsdpbench.calibrate.from_results.factors import Factor, ScaledProfile
+from fsdpbench.calibrate.from_results.fit import Factor, ScaledProfile
 from fsdpbench.files.toml_text import to_toml
 from fsdpbench.sim.hardware.keys import KEYS, Key, far_figures, figures
 from fsdpbench.sim.hardware.profile import ProfileError, load_profile, parse_profile, profile_names

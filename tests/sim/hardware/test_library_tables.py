@@ -11,11 +11,10 @@ import torch
 
 import fsdpbench.sim.hardware.profile as hardware
 from fsdpbench.sim.costs import KernelCosts
-from fsdpbench.sim.costs.grid import factors_at
+from fsdpbench.sim.costs.library_attention import factors_at
 from fsdpbench.sim.hardware.library_sections import FactorGrid, LibraryTables, RankCurve
-from fsdpbench.sim.hardware.network import Network
+from fsdpbench.sim.hardware.network import Network, curve_seconds
 from fsdpbench.sim.hardware.profile import ProfileError, load_profile, parse_profile
-from fsdpbench.sim.hardware.rank_curves import curve_seconds
 from fsdpbench.sim.prices import price
 
 MIB = 1 << 20

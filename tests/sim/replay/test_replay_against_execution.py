@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from fsdpbench.configuration.config import Config
-from fsdpbench.configuration.jitter import JitterSettings
+from fsdpbench.configuration.config import Config, JitterSettings
 from fsdpbench.configuration.lengths import LengthSettings
 from fsdpbench.configuration.settings import Settings
 from fsdpbench.configuration.soak import SoakSettings

@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from fsdpbench.configuration.config import Config, Measurement
-from fsdpbench.configuration.jitter import JitterSettings
+from fsdpbench.configuration.config import Config, JitterSettings, Measurement
 from fsdpbench.configuration.settings import SETTINGS, Settings
 from fsdpbench.errors import UsageError
 from fsdpbench.launch.pool import PointPool

@@ -7,7 +7,7 @@ from statistics import mean, pstdev
 
 import pytest
 
-from fsdpbench.configuration.jitter import JitterError, JitterSettings
+from fsdpbench.configuration.config import JitterError, JitterSettings
 from fsdpbench.sim.timing.jitter import Jitter
 from fsdpbench.sim.timing.timeline import Work
 

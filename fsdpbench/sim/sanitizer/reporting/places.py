@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from fsdpbench.sim.sanitizer.operation import Stack
+from fsdpbench.sim.sanitizer.shadow import Stack
 
 _PACKAGE_FOLDER = Path(__file__).parents[3]
 # What stands between a program and the simulated device.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fsdpbench.sim.sanitizer.operation import Stack, Stacks
 from fsdpbench.sim.sanitizer.reporting.places import frames
+from fsdpbench.sim.sanitizer.shadow import Stack, Stacks
 
 _MOST_HINTS = 20
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fsdpbench.script.files.overlay import Overlay
-from fsdpbench.script.rank_check.arrivals import Arrivals
+from fsdpbench.script.rank_check.recording import Arrivals
 
 
 def layers(tmp_path: Path, *names: str) -> tuple[Path, Overlay]:

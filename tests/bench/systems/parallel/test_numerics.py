@@ -14,10 +14,10 @@ from torch import nn
 from fsdpbench.configuration.config import Config, Measurement
 from fsdpbench.configuration.degrees import Degrees
 from fsdpbench.configuration.settings import Settings
-from fsdpbench.measuring.training import TrainingLoop
+from fsdpbench.measuring.soak import TrainingLoop
 from fsdpbench.sweep.planning import make_config, make_target, not_applicable, without_absent
 from fsdpbench.systems import BuildContext, get_system
-from fsdpbench.systems.adapted import workload_of
+from fsdpbench.systems.narrow import workload_of
 from fsdpbench.systems.parallel.tensor import _side_by_side
 from fsdpbench.workloads import Workload
 from fsdpbench.workloads.adapters.lora import AdaptedProjection
