@@ -32,10 +32,10 @@ def check_unchanged(unit: Unit, error: type[Exception]) -> None:
     """Raise RuntimeError if a unit's parameters were written to since its forward, ``error`` if replaced."""
     presentation = unit.presentation
     assert isinstance(presentation, (FlatPresentation, OriginalPresentation))
-    written = presentation.changed()
-    if written or (not unit.shows_unsharded and presentation.replaced()):
-        how = "written to in place" if written else "replaced, or given new data"
-        raise (RuntimeError if written else error)(
+    replaced = not unit.shows_unsharded and presentation.replaced()
+    if replaced or presentation.changed():
+        how = "replaced, or given new data" if replaced else "written to in place"
+        raise (error if replaced else RuntimeError)(
             "FSDP does not support changing the parameters between forward and backward, but those of unit "
             f"'{unit.name}' were {how} since its forward: change them after backward, or run forward again"
         )

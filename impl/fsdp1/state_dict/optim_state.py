@@ -212,16 +212,13 @@ def consolidated_state(
         else:
             found = [{name: _copied(value, how.offload) for name, value in given.get(key, {}).items()}]
         state.update({name: own for name, own in zip(held.names, found, strict=True) if own})
-    if not all(unit.named.is_flat for unit in units):
-        order = _by_unit([str(name) for name in state], known)
+    state = _ordered(state, order, known)
     for key in [key for key in given if key not in keys]:
         warnings.warn(
             f"optimizer state {key!r} belongs to no parameter; it is passed on as it is", stacklevel=3
         )
         state[key] = given[key]
-    result: dict[str, Any] = {
-        "state": {key: state[key] for key in dict.fromkeys((*order, *state)) if key in state}
-    }
+    result: dict[str, Any] = {"state": state}
     if "param_groups" in optim_state_dict:
         result["param_groups"] = [named_group(known, keys, g) for g in optim_state_dict["param_groups"]]
     return result
@@ -254,10 +251,13 @@ def _tell_each_other(units: list[_UnitStates], names: list[str]) -> list[str]:
     return names
 
 
-def _by_unit(names: list[str], known: TrainedModel) -> list[str]:
-    """``names`` of original parameters in torch's order: those of no unit first, then unit after unit."""
+def _ordered(state: dict[Key, Any], order: list[str], known: TrainedModel) -> dict[Key, Any]:
+    """``state`` in ``order``; of original parameters first those of no unit, then by unit and name."""
+    if all(named.is_flat for named in known.units):
+        return {name: state[name] for name in dict.fromkeys((*order, *state)) if name in state}
     first: dict[int, str] = {}
-    units = {name: known.places[name][0] if name in known.places else -1 for name in names}
-    for name in sorted(names):
+    units = {str(name): known.places.get(str(name), (-1, 0))[0] for name in state}
+    for name in sorted(units):
         first.setdefault(units[name], name)
-    return sorted(names, key=lambda name: (units[name] >= 0, first[units[name]], name))
+    names = sorted(units, key=lambda name: (units[name] >= 0, first[units[name]], name))
+    return {name: state[name] for name in names}
