@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from fsdpbench.atlas import words
 from fsdpbench.atlas.lookup import Atlas, AtlasCell, Choice
-from fsdpbench.files.folder_lock import write_whole
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.page import display
 from fsdpbench.reports.page.display import GIB, percent
 from fsdpbench.reports.page.shell import own_file, policy

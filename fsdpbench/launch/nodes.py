@@ -25,8 +25,8 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.errors import BenchError
-from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.launch.rank_files import LOG_FOLDER
 from fsdpbench.lifetime import PARENT, die_with_parent
 from fsdpbench.reports.reading import MIB, read_tail

@@ -26,8 +26,8 @@ from typing import Any
 
 from fsdpbench.configuration.config import Config
 from fsdpbench.devices.base import Placement
-from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.launch.rank_files import log_to
 from fsdpbench.lifetime import die_with_parent
 from fsdpbench.reports.writing import remove

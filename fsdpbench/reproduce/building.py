@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fsdpbench.configuration.settings import Value
-from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reproduce.claims import Place
 from fsdpbench.reproduce.figure import PaperFigure, Point, Variant
 from fsdpbench.validation.runs.case import Case, Figure

@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from fsdpbench.files.folder_lock import write_whole
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.page.charts.whole_run import Chart, Table
 from fsdpbench.reports.page.display import NOTHING, percent
 from fsdpbench.reports.page.shell import island, own_file, policy

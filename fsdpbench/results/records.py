@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.files.lock_owner import UnreadableFileError, read_json_object
+from fsdpbench.files.whole_files import write_whole
 
 TRACE_FOLDER = "trace"
 OF_SCRIPTS = ("script", "placeholder_decisions", "redirected_files", "compiled", "rank_check")

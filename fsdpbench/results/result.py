@@ -14,7 +14,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.files.folder_lock import write_whole
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.analysis import analyze
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.model import Analysis

@@ -17,8 +17,8 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.residuals.table import Condition
 from fsdpbench.sim.hardware.profile import load_profile, stated_machine
 from fsdpbench.sim.software import CURRENT, load_software

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
 from fsdpbench.sim.software import load_software
 from fsdpbench.systems import get_system

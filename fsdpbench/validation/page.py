@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 import plotly.graph_objects as go
 
-from fsdpbench.files.folder_lock import write_whole
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.validation.coverage import Judged, groups_of
 from fsdpbench.validation.held_out import HeldOut
 from fsdpbench.validation.judge import Bar

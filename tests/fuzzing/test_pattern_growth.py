@@ -31,7 +31,7 @@ _TOO_LONG_S = 0.3
 
 OWN = {
     "fsdpbench/sim/strict/devices.py _IS_OUT": "torch's own list of operators",
-    "fsdpbench/files/folder_lock.py _ASIDE": "the name of a file: 255 characters",
+    "fsdpbench/files/whole_files.py _ASIDE": "the name of a file: 255 characters",
     "fsdpbench/sim/strict/devices.py:68": "torch's own list of operators",
     "fsdpbench/sim/compile/traces/guards.py _TENSOR": "lines of torch's guards",
 }

@@ -26,8 +26,8 @@ import numpy as np
 
 from fsdpbench.calibrate.from_results.runs import MeasuredRun
 from fsdpbench.errors import UsageError
-from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.files.toml_text import to_toml
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.residuals.table import Quantity
 from fsdpbench.results.residuals.widths import LEVEL, width_of
 from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile

@@ -61,7 +61,7 @@ def build_command(
     from fsdpbench.atlas.space import cells
     from fsdpbench.atlas.words import write_pages
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.files.folder_lock import write_whole
+    from fsdpbench.files.whole_files import write_whole
     from fsdpbench.results.store import disk_errors
 
     found = cells(extent)

@@ -76,8 +76,8 @@ def command(
         return
     from fsdpbench.calibrate import calibrate, cuda_machine, simulated_machine
     from fsdpbench.devices.detection import visible_gpus
-    from fsdpbench.files.folder_lock import write_whole
     from fsdpbench.files.toml_text import to_toml
+    from fsdpbench.files.whole_files import write_whole
     from fsdpbench.sim.hardware.profile import ProfileError, load_profile
 
     if device == "cuda" and not visible_gpus():

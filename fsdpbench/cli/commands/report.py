@@ -46,7 +46,7 @@ def _side_by_side(folders: tuple[Path, ...], output: Path | None, form: str) -> 
 
 
 def _one(folder: Path, output: Path | None, form: str) -> None:
-    from fsdpbench.files.folder_lock import write_whole
+    from fsdpbench.files.whole_files import write_whole
     from fsdpbench.reports.page import RunFolderError, write_csv, write_json, write_markdown, write_report
     from fsdpbench.results.index import refresh_index
     from fsdpbench.results.store import REPORT_FILE, Store

@@ -46,7 +46,7 @@ def command(publication: str, only: str | None, output: Path, jobs: int | None, 
     fork_server.start("sim")
     began = time.monotonic()
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.files.folder_lock import write_whole
+    from fsdpbench.files.whole_files import write_whole
     from fsdpbench.reproduce.catalogue import figures
     from fsdpbench.reproduce.document import as_dict
     from fsdpbench.reproduce.outcome import outcome_of

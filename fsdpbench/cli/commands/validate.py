@@ -65,7 +65,7 @@ def command(
         return
     fork_server.start("sim")
     from fsdpbench.cli.terminal.progress import make_progress
-    from fsdpbench.files.folder_lock import write_whole
+    from fsdpbench.files.whole_files import write_whole
     from fsdpbench.systems import get_system
     from fsdpbench.validation.coverage import interval_bars, judged_runs
     from fsdpbench.validation.held_out import compare_held_out, held_out_cases

@@ -9,8 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from fsdpbench.files.folder_lock import write_whole
 from fsdpbench.files.lock_owner import read_json_object
+from fsdpbench.files.whole_files import write_whole
 
 T = TypeVar("T")
 LOG_NAME = "collectives.json"

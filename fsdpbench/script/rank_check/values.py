@@ -13,7 +13,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.files.folder_lock import write_whole
+from fsdpbench.files.whole_files import write_whole
 
 FILE_NAME = "values.pickle"
 _LARGEST = 16 << 20

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.files.folder_lock import write_whole
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.sim.allocator.caching import CachingAllocator
 from fsdpbench.sim.allocator.conf import UNLIMITED
 from fsdpbench.sim.allocator.types import AllocatorAction, AllocatorEvent, Block

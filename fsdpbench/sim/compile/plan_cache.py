@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fsdpbench.files.folder_lock import write_whole
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.sim.compile import ASKED_FOLDER, CACHE_VARIABLE
 from fsdpbench.torch_internals import inductor_default_cache_dir, patch
 

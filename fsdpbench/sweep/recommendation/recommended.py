@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdpbench.configuration.config import Config
-from fsdpbench.files.folder_lock import write_whole
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.records import Status
 from fsdpbench.sweep.recommendation.snippets import snippets
 

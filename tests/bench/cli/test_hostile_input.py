@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from fsdpbench.files.folder_lock import write_whole
+from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.hta_text import printable
 
 Called = Callable[..., CompletedProcess[str]]

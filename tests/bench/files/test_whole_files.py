@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fsdpbench.files import folder_lock
-from fsdpbench.files.folder_lock import clear_leftovers, move_new, write_new, write_whole
+from fsdpbench.files import whole_files
+from fsdpbench.files.whole_files import clear_leftovers, move_new, write_new, write_whole
 from fsdpbench.reports import writing
 
 
@@ -31,7 +31,7 @@ def test_of_many_that_make_a_file_one_does(
         raise PermissionError(1, "this file system has no links")
 
     if not links:
-        monkeypatch.setattr(folder_lock.os, "link", refused)
+        monkeypatch.setattr(whole_files.os, "link", refused)
 
     def made(text: str) -> bool:
         try:
