@@ -16,6 +16,18 @@ def _evaluated(s: Situation) -> bool:
     return bool(forwards) and forwards[-1].mode != "grad"
 
 
+def _written_while_kept(s: Situation) -> bool:
+    """Whether something was written or attached to what torch shows gathered after an evaluation."""
+    attaches = (ops.Write, ops.RequireGrad, ops.OptimizerInBackward, ops.MakeOptimizer)
+    kept = False
+    for each in s.program.operations[: s.index + 1]:
+        if isinstance(each, ops.Forward):
+            kept = each.mode != "grad"
+        elif kept and isinstance(each, attaches):
+            return True
+    return False
+
+
 def _writes(s: Situation) -> bool:
     """Whether parameters were written to after a forward."""
     done = s.program.operations[: s.index + 1]
@@ -55,6 +67,15 @@ READS: list[Explanation] = [
             and s.name.startswith(("parameter", "grad", "requires_grad"))
         ),
         ends=False,
+    ),
+    Explanation(
+        "written to the root after a forward without gradients",
+        "torch shows it gathered, and loses what is written there; ours shows and keeps its shard",
+        SHARDED_DOC,
+        lambda s: not flat(s)
+        and s.program.wrap.reshard is None
+        and _written_while_kept(s)
+        and not s.impl_words,
     ),
     Explanation(
         "values written while units of fully_shard stay gathered",
