@@ -165,7 +165,7 @@ class FlatPresentation:
             )
         wrote = self.replaced()
         if wrote:
-            self._check_elements()
+            _check_elements(self.flat_param.numel(), self._layout.shard_numel)
             before_write()
             with torch.no_grad():
                 self.shard.copy_(flat.view(-1))
@@ -186,14 +186,6 @@ class FlatPresentation:
             f"of a flat parameter and '{place.name}' only shows it: change it inside of "
             "summon_full_params(), or wrap with use_orig_params=True"
         )
-
-    def _check_elements(self) -> None:
-        given, expected = self.flat_param.numel(), self._layout.shard_numel
-        if given != expected:
-            raise AssertionError(
-                f"the data of a flat parameter was replaced by {given} elements, this rank's shard has "
-                f"{expected}: assign as many, or change parameters inside of summon_full_params()"
-            )
 
     def changed(self) -> bool:
         flat = self.flat_param
@@ -276,7 +268,7 @@ class FlatPresentation:
         data = self.flat_param.data
         if data.untyped_storage()._cdata == self.shard.untyped_storage()._cdata:
             return None
-        self._check_elements()
+        _check_elements(self.flat_param.numel(), self._layout.shard_numel)
         self.shard = data
         if not self._unsharded:
             self._show_parts()
@@ -308,3 +300,12 @@ def follow_requires_grad(
     for parameter, flag in zip(unsharded, flags, strict=False):  # none before the unit was first gathered
         if parameter.requires_grad != flag:
             parameter.requires_grad_(flag)
+
+
+def _check_elements(given: int, expected: int) -> None:
+    """Raise AssertionError unless the new data of a flat parameter has as many elements as the shard."""
+    if given != expected:
+        raise AssertionError(
+            f"the data of a flat parameter was replaced by {given} elements, this rank's shard has "
+            f"{expected}: assign as many, or change parameters inside of summon_full_params()"
+        )

@@ -34,7 +34,6 @@ KNOW_THE_ACCELERATOR = {
     "compile/plan.py",
     "compile/running.py",
     "device/device_module.py",
-    "device/memory_functions.py",
     "device/memory_history.py",
     "device/streams.py",
     "distributed/process_group.py",

@@ -1,19 +1,15 @@
 """The caching allocator: how blocks are found, split, freed, merged and given back.
 
 A port of the *behaviour* of CUDACachingAllocator (torch 2.11 to 2.13), written for simulated time.
-
     malloc ── free block of this stream that fits best? ── yes ──> split off what is too much
                  │ no
-                 ├─ garbage collection (if a memory fraction is set)
-                 ├─ a new segment from the driver
+                 ├─ garbage collection (if a memory fraction is set), a new segment from the driver
                  ├─ give back enough large cached blocks (only with max_split_size), try again
-                 ├─ wait for outstanding events, give back all cached blocks, try again   = an alloc retry
-                 └─ out of memory
+                 └─ wait for events, give back all cached blocks, try again (an alloc retry), or run out of memory
 
     free ──── used on other streams (`record_stream`)? ── no ──> merge with free neighbours, back to its pool
                  │ yes
-                 └─ an event on each; the block stays *active* until a later malloc finds all of them passed.
-                    That is why a CPU that runs ahead of the GPU reserves more memory.
+                 └─ an event on each; *active* until a later malloc finds all of them passed
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Published runs from a CSV file, one a row, in the columns that `COLUMNS` names.
 
 A row is a GPT with learned positions and a tied embedding under PyTorch's FSDP1 of today, one unit a block
-and two all-gathers in flight, unless its source is one whose software is known (`llm_foundry.py`).
+and two all-gathers in flight, unless its source is one whose software is known.
 """
 
 from __future__ import annotations

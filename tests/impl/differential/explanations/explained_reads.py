@@ -72,10 +72,9 @@ READS: list[Explanation] = [
         "written to the root after a forward without gradients",
         "torch shows it gathered, and loses what is written there; ours shows and keeps its shard",
         SHARDED_DOC,
-        lambda s: not flat(s)
-        and s.program.wrap.reshard is None
-        and _written_while_kept(s)
-        and not s.impl_words,
+        lambda s: (
+            not flat(s) and s.program.wrap.reshard is None and _written_while_kept(s) and not s.impl_words
+        ),
     ),
     Explanation(
         "values written while units of fully_shard stay gathered",
