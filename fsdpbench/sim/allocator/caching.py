@@ -5,7 +5,7 @@ A port of the *behaviour* of CUDACachingAllocator (torch 2.11 to 2.13), written 
                  │ no
                  ├─ garbage collection (if a memory fraction is set), a new segment from the driver
                  ├─ give back enough large cached blocks (only with max_split_size), try again
-                 └─ wait for events, give back all cached blocks, try again (an alloc retry), or run out of memory
+                 └─ wait for events, free all cached blocks, try again (an alloc retry); else out of memory
 
     free ──── used on other streams (`record_stream`)? ── no ──> merge with free neighbours, back to its pool
                  │ yes
