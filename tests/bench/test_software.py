@@ -106,7 +106,7 @@ def test_a_wrong_one_is_one_line(way: tuple[str, str], fsdpbench: Any, tmp_path:
     flag, value = way
     for software, told in (
         ("fsdp1-2021", "unknown software 'fsdp1-2021': did you mean fsdp1-2022"),
-        (str(wrong), "attention.backward_rate = -1.0: is a factor"),
+        (str(wrong), "attention.backward_rate = -1.0: must be from 0.001 to 10 (factor)"),
         (str(tmp_path / "none.toml"), "none.toml: cannot be read"),
     ):
         named = str(script) if flag == "--script" else value

@@ -138,7 +138,7 @@ def parse_memory(text: str | None) -> int | None:
     except ValueError:
         raise UsageError(f"--memory {text!r}: write a size, as in 80GB or 40GiB") from None
     if size < 1:
-        raise UsageError(f"--memory {text!r}: it must be above 0")
+        raise UsageError(f"--memory {text!r}: it must be above 0, such as 80GB")
     return size
 
 
