@@ -15,7 +15,7 @@ from fsdpbench.cli.commands.sweep import request_from
 from fsdpbench.cli.output import make_console, show_json, tell
 from fsdpbench.cli.requests.options import asks_to_compile, setting_options, space_options, target_options
 from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
-from fsdpbench.cli.terminal.progress import compiled_words, plus_minus
+from fsdpbench.cli.terminal.units import compiled_words, plus_minus
 from fsdpbench.cli.values import MOST_JOBS, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.launch import fork_server

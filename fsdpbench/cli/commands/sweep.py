@@ -24,7 +24,7 @@ from fsdpbench.cli.requests.options import (
     target_options,
 )
 from fsdpbench.cli.terminal.by_count import Budget, Row, budget_options, is_wanted, print_rows, rows_by_count
-from fsdpbench.cli.terminal.progress import compiled_words
+from fsdpbench.cli.terminal.units import compiled_words
 from fsdpbench.cli.values import MOST_JOBS, MOST_RUNS, PossiblePath, whole
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.errors import BenchError, ExitCode, UsageError

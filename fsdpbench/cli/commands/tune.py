@@ -18,7 +18,7 @@ from fsdpbench.cli.requests.options import (
     space_options,
     target_options,
 )
-from fsdpbench.cli.terminal.progress import compiled_words, plus_minus
+from fsdpbench.cli.terminal.units import compiled_words, plus_minus
 from fsdpbench.cli.values import MOST_RUNS, MOST_SECONDS, Positive, PossiblePath, whole
 from fsdpbench.errors import UsageError
 from fsdpbench.files.lock_owner import read_json_object
@@ -163,7 +163,7 @@ def _print(answer: Answer, goal: Goal, folder: Path, points: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from fsdpbench.cli.terminal.progress import goal_unit
+    from fsdpbench.cli.terminal.units import goal_unit
     from fsdpbench.tune.front import ranks
 
     console = make_console()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fsdpbench.cli.output import make_console, tell
+from fsdpbench.cli.terminal.units import compiled_words, each, plus_minus
 from fsdpbench.configuration.config import Config
 from fsdpbench.reports.hta_text import one_line
 from fsdpbench.sweep.runner import Progress
@@ -229,33 +230,3 @@ def _of(done: int, total: int) -> str:
 
 def _line(text: str) -> None:
     tell(text)
-
-
-_OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": "TFLOPS"}
-
-
-def each(device: str) -> str:
-    """What a figure counts one of: `GPU`, or `rank` where ranks run on a CPU."""
-    return "rank" if device == "cpu" else "GPU"
-
-
-def goal_unit(goal: str, device: str) -> str:
-    """The unit of a goal of `tune`: `tokens/s/GPU`. MFU has none."""
-    return f"{_OF_GOAL[goal]}/{each(device)}" if goal in _OF_GOAL else goal.upper()
-
-
-def plus_minus(interval: Mapping[str, Any] | None) -> str:
-    """` ±7%`: half the `interval` of a simulated result's step time, as a share of its middle; nothing where
-    there is none."""
-    if interval is None:
-        return ""
-    low, high = interval["step_time_s"]
-    return f" ±{(high - low) / (high + low):.0%}"
-
-
-def compiled_words(compiled: Iterable[bool | None]) -> str:
-    """`eager`, `compiled` or `eager and compiled`: what there is among configurations."""
-    found = {bool(each) for each in compiled}
-    return " and ".join(
-        word for word, is_there in (("eager", False), ("compiled", True)) if is_there in found
-    )

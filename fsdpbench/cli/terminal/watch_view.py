@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fsdpbench.cli.output import make_console, tell
-from fsdpbench.cli.terminal.progress import compiled_words, describe_result, shortened, told_apart
-from fsdpbench.cli.terminal.progress import each as each_device
+from fsdpbench.cli.terminal.progress import describe_result, shortened, told_apart
+from fsdpbench.cli.terminal.units import compiled_words
+from fsdpbench.cli.terminal.units import each as each_device
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

@@ -1,0 +1,35 @@
+"""What figures are called for people. Their names in results say GPU everywhere; a rank on a CPU has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_OF_GOAL = {"tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "tflops": "TFLOPS"}
+
+
+def each(device: str) -> str:
+    """What a figure counts one of: `GPU`, or `rank` where ranks run on a CPU."""
+    return "rank" if device == "cpu" else "GPU"
+
+
+def goal_unit(goal: str, device: str) -> str:
+    """The unit of a goal of `tune`: `tokens/s/GPU`. MFU has none."""
+    return f"{_OF_GOAL[goal]}/{each(device)}" if goal in _OF_GOAL else goal.upper()
+
+
+def plus_minus(interval: Mapping[str, Any] | None) -> str:
+    """` ±7%`: half the `interval` of a simulated result's step time, as a share of its middle; nothing where
+    there is none."""
+    if interval is None:
+        return ""
+    low, high = interval["step_time_s"]
+    return f" ±{(high - low) / (high + low):.0%}"
+
+
+def compiled_words(compiled: Iterable[bool | None]) -> str:
+    """`eager`, `compiled` or `eager and compiled`: what there is among configurations."""
+    found = {bool(each) for each in compiled}
+    return " and ".join(
+        word for word, is_there in (("eager", False), ("compiled", True)) if is_there in found
+    )
