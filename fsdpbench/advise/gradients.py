@@ -129,8 +129,7 @@ _CAUSES: Mapping[str, Callable[[_Finding, Mapping[str, Any]], _Words]] = {
 }
 
 
-# Rules for what a script does whatever its settings: some of it cannot be simulated otherwise, and is told
-# alone.
+# Rules for mistakes that no setting changes. Those without a variant to simulate are findings only.
 
 
 def habits(seen: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[Candidate]:

@@ -87,7 +87,7 @@ def run() -> None:
         if interruption.arrived():
             code = ExitCode.OK
         elif isinstance(error, Exception):
-            say(told(error))
+            say(crash_line(error))
             code = ExitCode.BENCH_FAILED
         else:
             raise
@@ -138,12 +138,12 @@ def _told_by_click(error: click.ClickException) -> str:
     return f"{message} (`{command} --help` tells more)"
 
 
-# What is left of an exception that was not expected: one line, and a file with the traceback.
-# Python's own remedy is exit code 1, which a pipeline reads as a regression.
+# An unexpected exception ends in one line and a file with the traceback, and in exit code 5: Python's own
+# exit code 1 would read as a regression in a pipeline.
 
 
-def told(error: BaseException) -> str:
-    """One line on `error`: what and where, and the file that holds the traceback."""
+def crash_line(error: BaseException) -> str:
+    """Return one line on `error`: its kind, its place, and the file that holds the traceback."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         way_out = "raise the limit (ulimit -n 4096) or take fewer --jobs; what is finished is kept"
         return f"{error.strerror}: {way_out}"

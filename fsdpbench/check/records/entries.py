@@ -84,8 +84,8 @@ class Entry:
     def flaws(self) -> dict[str, str]:
         """Why figures cannot be judged, by name; figures that no metric reads, too: others rest on them."""
         named = [*ALL, *(name for found in self.contradictions for name in found)]
-        told = ((name, self.problem(name) or self.doubt(name)) for name in named)
-        return {name: why for name, why in told if why is not None}
+        reasons = ((name, self.problem(name) or self.doubt(name)) for name in named)
+        return {name: why for name, why in reasons if why is not None}
 
     @property
     def _in_one(self) -> str:

@@ -45,6 +45,6 @@ def test_where_nothing_can_be_written_the_line_says_so(
     try:
         broken()
     except KeyError as error:
-        told = group.told(error)
-    assert "cannot be written" in told
-    assert "KeyError" in told
+        line = group.crash_line(error)
+    assert "cannot be written" in line
+    assert "KeyError" in line
