@@ -14,12 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..frontends.full_params import gather_flat, split_full
-from ..frontends.replaced_parameters import mark_replaced
-from ..runtime.unit import Unit
+from ..runtime.unit import Unit, gather_flat, split_full
 from ..shared.torch_internals import make_subclass
-from .recording import Deferred, deferred_of, window_of, written_since
-from .tape import Tape
+from .recording import Deferred, Tape, deferred_of, window_of, written_since
 
 InitFunction = Callable[[nn.Module], None]
 
@@ -37,8 +34,13 @@ class Materialised:
         if entry is not None and whole and deferred.is_contiguous():
             self._entries[parameter] = deferred, entry
 
-    def settle(self, originals: Iterable[nn.Parameter], unit: Unit) -> None:
-        """``unit`` was made of ``originals``: others whose initialisation needs them gather it."""
+    def settle(self, originals: Iterable[nn.Parameter], unit: Unit) -> list[nn.Parameter]:
+        """Let others whose initialisation needs ``originals``, of which ``unit`` was made, gather it.
+
+        Returns:
+            The deferred parameters whose place ``originals`` took.
+        """
+        settled: list[nn.Parameter] = []
         home = partial(_gathered, unit)
         for index, original in enumerate(originals):
             if original in self._entries:
@@ -46,7 +48,8 @@ class Materialised:
                 entry.tape.settle(entry.storage, home, index)
                 # Registered elsewhere too, it is a weight tied across units: its mark must be found there.
                 deferred.__dict__.update(original.__dict__)
-                mark_replaced([deferred], unit.name)
+                settled.append(deferred)
+        return settled
 
 
 def _gathered(unit: Unit, indices: Sequence[int]) -> list[torch.Tensor]:

@@ -14,13 +14,10 @@ from operator import is_
 import torch
 from torch import nn
 
+from ..runtime.buffer import HostOffload
 from ..runtime.gradient_state import gradients_arrived
-from ..runtime.gradients.unreduced import UnreducedOriginals, assign_gradient
-from ..runtime.offload import HostOffload
-from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced
-from ..shared.cuts import Cuts
-from ..shared.layout import UnitLayout
-from ..shared.shown import is_shown
+from ..runtime.presentation import TRAINS, VERSION, ShownInPlace, UnitParameter, Unreduced, is_shown
+from ..shared.layout import Cuts, UnitLayout
 from ..shared.torch_internals import foreach_add_
 from .flat_param import (
     FlatParameter,
@@ -30,6 +27,7 @@ from .flat_param import (
     follow_requires_grad,
     refuse_shown_full,
 )
+from .unreduced import UnreducedOriginals, assign_gradient
 
 _ADDRESS = torch.Tensor.data_ptr
 _MEMORY = torch.Tensor.untyped_storage
@@ -37,6 +35,8 @@ _MEMORY = torch.Tensor.untyped_storage
 
 class OriginalPresentation(ShownInPlace):
     """Shows the original parameter objects: 1-D parts of the shard when sharded, whole ones when not."""
+
+    hides = drops_without_grad = refuses_writes = True
 
     def __init__(
         self,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..runtime.stage import stage_of
+from ..runtime.hooks import stage_of
+from ..runtime.presentation import FLAT_NAME, INSERTED, plain_name
 from ..runtime.unit import Unit
-from ..shared.names import FLAT_NAME, INSERTED, plain_name
 from .flat_param import FlatPresentation
 from .original_params import OriginalPresentation
 

@@ -15,12 +15,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from .optim_entries import LoadFrom
+from ..settings import OptimStateDictConfig, StateDictConfig, StateDictSettings, StateDictType
 from .optim_load import state_to_load
-from .optim_parameters import OptimInput, OptimStateKeyType, goes_by_name, keyed_parameters, rekey
+from .optim_parameters import LoadFrom, OptimInput, OptimStateKeyType, goes_by_name, keyed_parameters, rekey
 from .optim_state import SaveAs, consolidated_state
 from .recursion import WrapperStates, states_of
-from .settings import OptimStateDictConfig, StateDictConfig, StateDictSettings, StateDictType
 
 
 class StateDictMethods(nn.Module):

@@ -1,7 +1,7 @@
 """From an optimizer's state under the original names back to what an optimizer of a wrapped model loads.
 
-Whole tensors need no communication: each rank cuts out its part (``optim_entries.py`` says what happens where
-only rank 0 has them). Rows move into the shards in one all-to-all for each unit and state.
+Whole tensors need no communication: each rank cuts out its part (``optim_parameters.py`` says what happens
+where only rank 0 has them). Rows move into the shards in one all-to-all for each unit and state.
 """
 
 from __future__ import annotations
@@ -14,14 +14,10 @@ import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from ...collectives.agreement import check_agreement
-from ...shared.names import plain_name
+from ...runtime.presentation import plain_name
 from ..parameter_names import NamedUnit
-from .optim_entries import LoadFrom, Outline, entries_of
-from .optim_groups import loaded_groups
-from .optim_parameters import Key, TrainedModel
-from .row_chunks import fill_shard
-from .sharded_values import is_sharded, rows_of_value
+from .optim_parameters import Key, LoadFrom, Outline, TrainedModel, entries_of, loaded_groups
+from .sharded_values import check_agreement, fill_shard, is_sharded, rows_of_value
 
 State = dict[str, Any]
 

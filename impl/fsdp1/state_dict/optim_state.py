@@ -20,14 +20,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from ...frontends.full_params import gather_flat, split_full
+from ...runtime.unit import gather_flat, split_full
 from ...shared.layout import Segment
 from ..parameter_names import NamedUnit
-from .optim_groups import named_group
-from .optim_parameters import Key, TrainedModel
+from .optim_parameters import Key, TrainedModel, named_group
 from .recursion import states_of
-from .row_chunks import rows_of_shard
-from .sharded_values import sharded_value
+from .sharded_values import rows_of_shard, sharded_value
 from .state_values import device_for, own_copy
 
 State = dict[str, Any]

@@ -23,11 +23,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ...runtime.presentation import FLAT_NAME, WRAPPED, plain_name
 from ...runtime.stage import Stage
-from ...shared.names import FLAT_NAME, WRAPPED, plain_name
 from ..parameter_names import named_unit, plain_text
+from ..settings import FullStateDictConfig, StateDictSettings, StateDictType
 from ..summon import ShownUnit
-from .settings import FullStateDictConfig, StateDictSettings, StateDictType
 from .state_values import LoadedUnit, local_value, placeholders, sharded_parameters, whole_parameters
 
 Tensor = TypeVar("Tensor", bound=torch.Tensor)

@@ -7,17 +7,22 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...collectives.agreement import check_agreement
-from ...frontends.full_params import gather_flat, split_full
-from ...runtime.unit import Unit
-from ...shared.names import plain_name
+from ...runtime.presentation import plain_name
+from ...runtime.unit import Unit, gather_flat, split_full
 from ...shared.torch_internals import ShardedTensor
 from ..flat_param import FlatPresentation
 from ..original_params import OriginalPresentation
 from ..parameter_names import NamedUnit
-from .row_chunks import fill_shard, rows_of_shard
-from .settings import StateDictType
-from .sharded_values import is_sharded, rows_of_value, sharded_tensor, sharded_value
+from ..settings import StateDictType
+from .sharded_values import (
+    check_agreement,
+    fill_shard,
+    is_sharded,
+    rows_of_shard,
+    rows_of_value,
+    sharded_tensor,
+    sharded_value,
+)
 
 # -- to save -------------------------------------------------------------------------------------------------
 
