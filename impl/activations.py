@@ -48,7 +48,7 @@ class HostBuffers:
         self.nbytes = 0
 
     def take(self, like: torch.Tensor) -> torch.Tensor:
-        """Memory of the host for the contents of ``like``, 1-D."""
+        """Return memory of the host for the contents of ``like``, 1-D."""
         key = (like.numel(), like.dtype)
         free = self._free.get(key)
         if not free:
@@ -58,7 +58,7 @@ class HostBuffers:
         return free.pop()
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """``buffer`` may be lent to others."""
+        """Let ``buffer`` be lent to others."""
         self._free.setdefault((buffer.numel(), buffer.dtype), []).append(buffer)
 
     def begin_iteration(self) -> None:
@@ -115,7 +115,7 @@ class Piece:
         self.device.copy_(self.host, non_blocking=True)
 
     def use(self, shape: torch.Size, stride: tuple[int, ...], offset: int) -> torch.Tensor:
-        """The saved tensor. After the last one only autograd holds the device's memory.
+        """Return the saved tensor. After the last one only autograd holds the device's memory.
 
         Raises RuntimeError if the program has written into it since.
         """
@@ -150,7 +150,7 @@ class Group:
         """Whether backward has come here."""
 
     def save(self, tensor: torch.Tensor) -> Piece:
-        """The piece that has the storage of ``tensor``, which is saved once more."""
+        """Return the piece that has the storage of ``tensor``, which is saved once more."""
         key = (tensor.untyped_storage().data_ptr(), tensor.dtype)
         piece = self._pieces.get(key)
         if piece is None:
@@ -199,7 +199,7 @@ class Group:
 
 
 class Saved:
-    """What autograd keeps instead of a saved tensor."""
+    """The object that autograd keeps instead of a saved tensor."""
 
     __slots__ = ("group", "offset", "piece", "shape", "stride")
 
@@ -212,7 +212,7 @@ class Saved:
 
 
 class Kept:
-    """What autograd keeps instead of a saved tensor that stays: with hooks it counts no writes itself."""
+    """The object for a saved tensor that stays: with hooks autograd counts no writes itself."""
 
     __slots__ = ("tensor", "version")
 
@@ -221,7 +221,7 @@ class Kept:
         self.version = tensor._version
 
     def use(self) -> torch.Tensor:
-        """The saved tensor. Raises RuntimeError if the program has written into it since."""
+        """Return the saved tensor. Raises RuntimeError if the program has written into it since."""
         if self.tensor._version != self.version:
             raise _modified(self.tensor.shape)
         return self.tensor
@@ -235,7 +235,7 @@ def _modified(shape: torch.Size) -> RuntimeError:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All of the storage of ``tensor`` as one dimension; it holds no part of autograd's graph."""
+    """Return all of the storage of ``tensor`` as one dimension; it holds no part of autograd's graph."""
     with torch.no_grad():
         elements = tensor.untyped_storage().nbytes() // tensor.element_size()
         return tensor.detach().as_strided((elements,), (1,), 0)
@@ -284,7 +284,7 @@ class ActivationOffload:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory that are in use or ready."""
+        """Return bytes of host memory that are in use or ready."""
         return self._buffers.nbytes
 
     # -- forward ---------------------------------------------------------------------------------------------
@@ -327,12 +327,12 @@ class ActivationOffload:
 
     @property
     def link(self) -> HostLink:
-        """The streams of the copies; there are none before something was saved."""
+        """Return the streams of the copies; there are none before something was saved."""
         assert self._link is not None
         return self._link
 
     def new_group(self, device: torch.device) -> Group:
-        """A group of tensors on ``device``."""
+        """Return a group of tensors on ``device``."""
         if self._link is None:
             self._link = HostLink(device)
         return Group(device, self._buffers)
@@ -340,7 +340,7 @@ class ActivationOffload:
     # -- backward --------------------------------------------------------------------------------------------
 
     def unpack(self, saved: Saved | Kept) -> torch.Tensor:
-        """What autograd saved, on the device."""
+        """Return what autograd saved, on the device."""
         if isinstance(saved, Kept):
             return saved.use()
         group, piece = saved.group, saved.piece
@@ -353,7 +353,9 @@ class ActivationOffload:
         return piece.use(saved.shape, saved.stride, saved.offset)
 
     def _enter_backward(self, group: Group) -> None:
-        """Backward comes to a block: have what it saved, start the way back for the block before."""
+        """Have what a block saved, where backward comes to it, and start the way back for the block
+        before.
+        """
         group.entered = True
         if self._calls:
             self._turn, self._calls = self._calls, 0
@@ -398,7 +400,7 @@ class _Call:
         self._stay = {tensor.untyped_storage().data_ptr() for tensor in stay if type(tensor) in _PLAIN}
 
     def pack(self, tensor: torch.Tensor) -> Saved | Kept:
-        """What autograd is to save for ``tensor``."""
+        """Return what autograd is to save for ``tensor``."""
         if not self._moves(tensor):
             return Kept(tensor)
         if self.group is None:

@@ -35,7 +35,7 @@ Work = Callable[[Tensor], Tensor]
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether ranks hold different parts of `tensor`."""
+    """Return whether ranks hold different parts of `tensor`."""
     return isinstance(tensor, DTensor) and any(
         not placement.is_replicate() and size > 1
         for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True)
@@ -43,7 +43,9 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def row_group(tensor: DTensor) -> dist.ProcessGroup | None:
-    """The ranks among which the rows are divided; None unless that is the only division, by whole chunks."""
+    """Return the ranks among which the rows are divided; None unless that is the only division, by whole
+    chunks.
+    """
     divided = [
         (dimension, placement)
         for dimension, placement in enumerate(tensor.placements)
@@ -55,7 +57,7 @@ def row_group(tensor: DTensor) -> dist.ProcessGroup | None:
 
 
 def worked_on_whole(shards: Sequence[Tensor], like: Sequence[DTensor], work: Work) -> list[Tensor]:
-    """`work` of each matrix, as the shards of its results.
+    """Return `work` of each matrix, as the shards of its results.
 
     `shards`: this rank's parts [local rows, columns], contiguous; `like`: the parameters that say how they
     are divided. Collective over the ranks of each parameter's mesh: all ranks pass the same matrices in the
@@ -76,7 +78,9 @@ def worked_on_whole(shards: Sequence[Tensor], like: Sequence[DTensor], work: Wor
 
 
 def _gathered(shard: Tensor, like: DTensor, work: Work) -> Tensor:
-    """One matrix, gathered and worked on by every rank: divisions that the all-to-all does not know."""
+    """Return one matrix, gathered and worked on by every rank: divisions that the all-to-all does not
+    know.
+    """
     mesh = like.device_mesh
     sharded = DTensor.from_local(
         shard, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
@@ -134,14 +138,14 @@ def _start(
 
 
 def _rows(matrix: DTensor, size: int) -> list[int]:
-    """Elements of each rank's chunk of rows, as `torch.chunk` divides them."""
+    """Return elements of each rank's chunk of rows, as `torch.chunk` divides them."""
     rows, columns = matrix.shape
     chunk = -(-rows // size)
     return [max(0, min(chunk, rows - rank * chunk)) * columns for rank in range(size)]
 
 
 def _work_on(batch: _Batch, like: Sequence[DTensor], group: dist.ProcessGroup, work: Work) -> _Batch:
-    """The owner's part, and the way back."""
+    """Return the owner's part, and the way back."""
     if batch.pending is not None:
         batch.pending.wait()
     rank, whole = dist.get_rank(group), batch.received
@@ -171,7 +175,7 @@ class Muon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; `closure` reevaluates the model and returns the loss, which is returned."""
+        """Do one step; `closure` reevaluates the model and returns the loss, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -210,7 +214,7 @@ class Muon(torch.optim.Muon):
             apply(parameter, result)
 
     def _momentum(self, parameter: Tensor, momentum: float, *, nesterov: bool) -> Tensor:
-        """This rank's part of what is to be orthogonalised, in bf16 and memory of its own."""
+        """Return this rank's part of what is to be orthogonalised, in bf16 and memory of its own."""
         gradient = parameter.grad
         assert gradient is not None
         state = self.state[parameter]
@@ -262,7 +266,7 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; `closure` reevaluates the model and returns the loss, which is returned."""
+        """Do one step; `closure` reevaluates the model and returns the loss, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,6 +1,4 @@
-"""What each unit of a model holds and communicates, to see before running whether the wrapping is
-sensible.
-"""
+"""The memory and communication of each unit of a model, to judge its wrapping before it runs."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class RankCheck:
 
 
 def _describe(said: dict[int, str]) -> str:
-    """Who says what, ranks that say the same together."""
+    """Return who says what, ranks that say the same together."""
     by_text: dict[str, list[int]] = {}
     for rank, text in said.items():
         by_text.setdefault(text, []).append(rank)
@@ -139,13 +139,13 @@ def _list(ranks: Sequence[int]) -> str:
 
 
 def _forget(store: Any, where: str, count: int) -> None:
-    """All ranks have read it: they came to the comparison after it."""
+    """Delete a comparison that all ranks have read: they came to the one after it."""
     for key in ("verdict", *map(str, range(count))):
         store.delete_key(f"{where}/{key}")
 
 
 def without(names: Sequence[str]) -> str:
-    """The part of a description that names the parameters without a gradient."""
+    """Return the part of a description that names the parameters without a gradient."""
     if not names:
         return ""
     shown = ", ".join(f"'{name}'" for name in names[:_MOST_NAMES])
@@ -177,7 +177,7 @@ class OrderCheck:
 
     @staticmethod
     def is_asked_for() -> bool:
-        """Whether the user asks torch for such checks."""
+        """Return whether the user asks torch for such checks."""
         return dist.is_initialized() and dist.get_debug_level() == dist.DebugLevel.DETAIL
 
     def enter(self, number: int, group: ProcessGroup | None) -> None:

@@ -58,7 +58,7 @@ class UnitGroups:
 
     @classmethod
     def of(cls, shard: ProcessGroup | None, replicate: ProcessGroup | None = None) -> UnitGroups:
-        """From process groups; ``None`` stands for a group of this rank alone."""
+        """Return those of process groups; ``None`` is a group of this rank alone."""
         shard_size = shard.size() if shard is not None else 1
         replicate_size = replicate.size() if replicate is not None else 1
         return cls(
@@ -71,7 +71,9 @@ class UnitGroups:
         )
 
     def with_reduce_group(self, separate: bool) -> UnitGroups:
-        """The same with a group of its own for reduce-scatters, or without. The first call is collective."""
+        """Return these groups with one for reduce-scatters alone, or without. The first call is
+        collective.
+        """
         if self.shard is None or not separate:
             return replace(self, reduce=self.shard)
         if self.shard not in _reduce_groups:
@@ -81,7 +83,7 @@ class UnitGroups:
 
     @property
     def ranks(self) -> int:
-        """Ranks whose gradients are averaged."""
+        """Return how many ranks have gradients that are averaged."""
         return self.shard_size * self.replicate_size
 
 
@@ -97,7 +99,9 @@ class Comm(ABC):
 
     @abstractmethod
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory to communicate from or into; called once a buffer and use, on the stream that owns it."""
+        """Return memory to communicate from or into; called once for each use of a buffer, on the stream that
+        owns it.
+        """
 
 
 class AllGather(Comm):
@@ -133,7 +137,7 @@ class ReduceScatter(Comm):
 
 
 def backend_name(group: ProcessGroup, device: torch.device) -> str:
-    """The backend that serves ``device`` in ``group`` (a group may have one a device type)."""
+    """Return the backend that serves ``device`` in ``group`` (a group may have one a device type)."""
     names: dict[str, str] = {}
     for part in dist.get_backend_config(group).split(","):
         device_type, _, name = part.partition(":")
@@ -143,7 +147,7 @@ def backend_name(group: ProcessGroup, device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Averaging:
-    """How a sum over ranks becomes an average: the operation, and factors to divide by before and after
+    """The steps from a sum over ranks to an average: the operation, and factors to divide by before and after
     it.
     """
 
@@ -153,7 +157,7 @@ class Averaging:
 
 
 def may_overflow(dtype: torch.dtype) -> bool:
-    """Whether a sum of gradients may leave the range of ``dtype``."""
+    """Return whether a sum of gradients may leave the range of ``dtype``."""
     return dtype not in _WIDE
 
 
@@ -203,7 +207,7 @@ class Works(dist.Work):
 
 
 def allocate(numel: int, dtype: torch.dtype, device: torch.device, custom: Comm | None) -> torch.Tensor:
-    """1-D memory to communicate from or into, uninitialised, on the current stream."""
+    """Return memory, 1-D, to communicate from or into, uninitialised, on the current stream."""
     if custom is not None:
         return custom.allocate((numel,), dtype=dtype, device=device)
     return torch.empty(numel, dtype=dtype, device=device)
@@ -235,12 +239,13 @@ def all_gather(
 
 @lru_cache(maxsize=256)
 def served_by_gloo(group: ProcessGroup, device: torch.device) -> bool:
-    """Whether gloo carries out this group's collectives on tensors of ``device``."""
+    """Return whether gloo carries out this group's collectives on tensors of ``device``."""
     return backend_name(group, device) == "gloo"
 
 
 def gathers_by_copying(group: ProcessGroup, device: torch.device) -> bool:
-    """Whether broadcasts are the better all-gather: gloo's own fills memory of its own and copies it out.
+    """Return whether broadcasts are the better all-gather: gloo's own fills memory of its own and copies it
+    out.
 
     Among many ranks its ring is worth that copy: a broadcast is a tree, which sends each part several times.
     """

@@ -28,7 +28,7 @@ class Materialised:
         self._entries: dict[nn.Parameter, tuple[nn.Parameter, Deferred]] = {}
 
     def note(self, deferred: nn.Parameter, parameter: nn.Parameter) -> None:
-        """``parameter`` was made for ``deferred``."""
+        """Note that ``parameter`` was made for ``deferred``."""
         entry = deferred_of(deferred)
         whole = deferred.untyped_storage().nbytes() == deferred.numel() * deferred.element_size()
         if entry is not None and whole and deferred.is_contiguous():
@@ -53,7 +53,7 @@ class Materialised:
 
 
 def _gathered(unit: Unit, indices: Sequence[int]) -> list[torch.Tensor]:
-    """Copies of some of the unit's whole parameters. A collective."""
+    """Return copies of some of the unit's whole parameters. A collective."""
     gathered = gather_flat(unit, unit.shard)
     values = split_full(unit, gathered)
     copies = [values[index].clone(memory_format=torch.contiguous_format) for index in indices]
@@ -162,7 +162,7 @@ def _replay(modules: list[nn.Module]) -> dict[nn.Parameter, nn.Parameter]:
 
 
 def _deferred_places(module: nn.Module) -> list[tuple[dict[str, Any], str, torch.Tensor, Deferred]]:
-    """Where a module itself keeps deferred tensors: among parameters, buffers and plain attributes."""
+    """Return where a module itself keeps deferred tensors: among parameters, buffers and plain attributes."""
     found: list[tuple[dict[str, Any], str, torch.Tensor, Deferred]] = []
     registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, module.__dict__)
     for registry in registries:
@@ -174,7 +174,7 @@ def _deferred_places(module: nn.Module) -> list[tuple[dict[str, Any], str, torch
 
 
 def _same_kind(deferred: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """``real`` as a parameter, with the attributes of ``deferred``, if that is one."""
+    """Return ``real`` as a parameter, with the attributes of ``deferred``, if that is one."""
     if isinstance(deferred, nn.Parameter):
         made = make_subclass(type(deferred), real, deferred.requires_grad)
         made.__dict__.update(deferred.__dict__)
@@ -194,7 +194,7 @@ def _check_unchanged(module: nn.Module, name: str, tensor: torch.Tensor) -> None
 
 
 def _tied_places(modules: list[nn.Module]) -> list[list[tuple[nn.Module, str]]]:
-    """For each meta-device parameter that is registered several times, its places."""
+    """Return the places of each meta-device parameter that is registered several times."""
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in modules:
         for name, parameter in module._parameters.items():

@@ -64,7 +64,7 @@ class Window:
     dtype: torch.dtype
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """The tensor, on a storage with data."""
+        """Return the tensor, on a storage with data."""
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
         return empty.set_(storage, self.offset, self.size, self.stride)
 
@@ -79,7 +79,7 @@ class RandomState:
 
     @classmethod
     def now(cls, device: torch.device, generator: torch.Generator | None) -> RandomState:
-        """The state that a random operation on ``device`` would start from now."""
+        """Return the state that a random operation on ``device`` would start from now."""
         if generator is not None:
             return cls(device, generator, generator.get_state())
         if device.type == "cpu":
@@ -117,7 +117,7 @@ class Operation:
 
     @property
     def uses(self) -> frozenset[int]:
-        """Every storage that it touches and does not make."""
+        """Return every storage that it touches and does not make."""
         return self.reads | self.writes
 
 
@@ -130,7 +130,7 @@ class Tape:
     _known: dict[int, tuple[Home, int]] = field(default_factory=dict)
 
     def new_storage(self) -> int:
-        """A number for a storage that the next operation makes."""
+        """Return a number for a storage that the next operation makes."""
         number = len(self._writers)
         self._writers[number] = []
         return number
@@ -143,11 +143,13 @@ class Tape:
             self._writers[storage].append(position)
 
     def settle(self, storage: int, home: Home, index: int) -> None:
-        """From now on the final values of ``storage`` are fetched: ``home([index])``."""
+        """Fetch the final values of ``storage`` from now on: ``home([index])``."""
         self._known[storage] = home, index
 
     def replay(self, wanted: Iterable[int]) -> dict[int, torch.UntypedStorage]:
-        """The wanted storages with data. May communicate: settled ones are fetched where others need them."""
+        """Return the wanted storages with data. May communicate: settled ones are fetched where others need
+        them.
+        """
         wanted = frozenset(wanted)
         known = set(self._known)
         while True:
@@ -161,7 +163,9 @@ class Tape:
         return data
 
     def _fetch(self, storages: set[int]) -> dict[int, torch.UntypedStorage]:
-        """Copies of settled storages, each home asked once and in an order that is the same on all ranks."""
+        """Return copies of settled storages, each home asked once and in an order that is the same on all
+        ranks.
+        """
         by_home: dict[Home, list[int]] = {}
         for storage in sorted(storages):
             by_home.setdefault(self._known[storage][0], []).append(storage)
@@ -172,7 +176,9 @@ class Tape:
         return data
 
     def _needed(self, wanted: frozenset[int], known: set[int]) -> tuple[set[int], set[int], set[int]]:
-        """Operations to run, known storages to fetch, and those whose final values are not what is needed."""
+        """Return operations to run, known storages to fetch, and those whose final values are not what is
+        needed.
+        """
         positions: set[int] = set()
         fetched: set[int] = set()
         outdated: set[int] = set()
@@ -190,7 +196,9 @@ class Tape:
         return positions, fetched, outdated
 
     def _contributors(self, storage: int, before: int) -> list[int]:
-        """The operations that made what ``storage`` holds just before the one at position ``before``."""
+        """Return the operations that made what ``storage`` holds just before the one at position
+        ``before``.
+        """
         writers = [position for position in self._writers[storage] if position < before]
         for index in range(len(writers) - 1, 0, -1):
             if self.operations[writers[index]].overwrites == storage:
@@ -244,7 +252,7 @@ _FILLING = {"uniform_", "normal_", "zero_", "fill_", "copy_", "bernoulli_", "exp
 
 @dataclass(frozen=True)
 class Deferred:
-    """What a deferred storage carries."""
+    """The mark that a deferred storage carries."""
 
     tape: Tape
     storage: int
@@ -253,14 +261,14 @@ class Deferred:
 
 
 def deferred_of(tensor: torch.Tensor) -> Deferred | None:
-    """What is known of a tensor's storage, ``None`` if it is not a deferred one."""
+    """Return what is known of a tensor's storage, ``None`` if it is not a deferred one."""
     if not has_storage(tensor):
         return None
     return getattr(tensor.untyped_storage(), _ENTRY, None)
 
 
 def window_of(tensor: torch.Tensor, entry: Deferred) -> Window:
-    """A deferred tensor as a part of its storage."""
+    """Return a deferred tensor as a part of its storage."""
     return Window(
         entry.storage, int(tensor.storage_offset()), tuple(tensor.size()), tensor.stride(), tensor.dtype
     )
@@ -298,7 +306,7 @@ def deferred_init() -> Iterator[None]:
 
 
 def written_since(tensor: torch.Tensor) -> bool:
-    """Whether a deferred parameter was written after its recording ended, which nothing recorded."""
+    """Return whether a deferred parameter was written after its recording ended, which nothing recorded."""
     return bool(tensor.__dict__.get(_VERSION, tensor._version) != tensor._version)
 
 
@@ -374,7 +382,7 @@ class _Recorder(TorchDispatchMode):
         return self._record(function, args, kwargs)
 
     def real(self, value: Any) -> Any:
-        """A deferred tensor's values now; anything else as it is."""
+        """Return a deferred tensor's values now; anything else as it is."""
         entry = deferred_of(value) if isinstance(value, torch.Tensor) else None
         if entry is None:
             return value
@@ -382,13 +390,13 @@ class _Recorder(TorchDispatchMode):
 
     @staticmethod
     def _needs_values(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether it answers with a number, or writes into a real tensor."""
+        """Return whether an operation answers with a number, or writes into a real tensor."""
         if not any("Tensor" in str(value.type) for value in function._schema.returns):
             return bool(function._schema.returns)
         return any(deferred_of(tensor) is None for tensor in _written(function, args, kwargs))
 
     def _at_home(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Keyword arguments for a real call: ``device`` may have been read off a deferred tensor."""
+        """Return keyword arguments for a real call: ``device`` may have been read off a deferred tensor."""
         device = kwargs.get("device")
         if device is not None and torch.device(device) == _META:
             return {**kwargs, "device": self._home}
@@ -459,7 +467,7 @@ class _Recorder(TorchDispatchMode):
         return self._home
 
     def _shapes(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The outputs without data."""
+        """Return the outputs without data."""
 
         def empty(value: Any) -> Any:
             if isinstance(value, torch.Tensor) and value.device != _META:
@@ -490,7 +498,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that an operation writes, by its schema."""
+    """Return the tensors that an operation writes, by its schema."""
     found: list[torch.Tensor] = []
     for index, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -55,7 +55,7 @@ Registration = Sequence[tuple[int, ModulePlace]]
 
 
 def registration_order(root: nn.Module, parameters: Sequence[UnitParameter]) -> Registration:
-    """The order for a unit whose parameters are still registered below ``root``."""
+    """Return the order for a unit whose parameters are still registered below ``root``."""
     places = {
         (place.module, place.name): (index, place)
         for index, parameter in enumerate(parameters)
@@ -77,7 +77,7 @@ def registration_order(root: nn.Module, parameters: Sequence[UnitParameter]) -> 
 
 
 def _visits(module: nn.Module, above: frozenset[nn.Module]) -> Iterator[nn.Module]:
-    """All modules, one with several names once for each; none inside of itself."""
+    """Return all modules, one with several names once for each; none inside of itself."""
     if module in above:
         return
     yield module
@@ -94,16 +94,16 @@ def register_in_order(order: Registration) -> None:
 
 
 def flat_range(begin: int, shard_numel: int, numel: int) -> tuple[int, int]:
-    """What a flat shard has of a parameter of ``numel`` elements: ``[start, end)``; ``begin``: where it
-    begins.
+    """Return what a flat shard has of a parameter of ``numel`` elements: ``[start, end)``; ``begin``: where
+    it begins.
     """
     start = min(max(begin, 0), numel)
     return start, max(min(begin + shard_numel, numel), start)
 
 
 def flat_layout(shapes: Sequence[Sequence[int]], world_size: int, rank: int) -> UnitLayout:
-    """The FSDP1 layout: the flattened parameters one after another, padded at the end to a multiple of the
-    ranks.
+    """Return the FSDP1 layout: the flattened parameters one after another, padded at the end to a multiple of
+    the ranks.
     """
     check_rank(world_size, rank)
     total = sum(math.prod(shape) for shape in shapes)
@@ -156,7 +156,7 @@ class FlatParameter(nn.Parameter):
 def flatten(
     layout: UnitLayout, originals: Sequence[nn.Parameter], offload: HostOffload | None
 ) -> torch.Tensor:
-    """This rank's shard of a unit, one-dimensional, filled from its original parameters."""
+    """Return this rank's shard of a unit, one-dimensional, filled from its original parameters."""
     like = originals[0]
     shard = new_shard(layout.shard_numel, like.dtype, like.device, offload)
     for segment, original in zip(layout.segments, originals, strict=True):
@@ -167,7 +167,7 @@ def flatten(
 def flat_parameter(
     layout: UnitLayout, parameters: Sequence[UnitParameter], shard: torch.Tensor, requires_grad: bool
 ) -> FlatParameter:
-    """The ``FlatParameter`` of a unit over this rank's ``shard``."""
+    """Return the ``FlatParameter`` of a unit over this rank's ``shard``."""
     flat = FlatParameter(shard.data, requires_grad=requires_grad)
     flat._fqns = tuple(p.fqn for p in parameters)
     flat._param_infos = tuple(p.places[0] for p in parameters)
@@ -220,10 +220,10 @@ class FlatPresentation(Presentation):
         home._parameters[FLAT_NAME] = self.flat_param
 
     def show_sharded(self) -> None:
-        """Nothing to do: what the modules show stays, only its memory goes."""
+        """Do nothing: what the modules show stays, only its memory goes."""
 
     def show_unsharded(self) -> None:
-        """Nothing to do, see ``show_sharded``."""
+        """Do nothing, see ``show_sharded``."""
 
     def trained(self) -> Sequence[nn.Parameter]:
         return [self.flat_param]
@@ -299,20 +299,20 @@ class FlatPresentation(Presentation):
         return flat._version != self._version or flat.data_ptr() != self.shard.data_ptr()
 
     def replaced(self) -> bool:
-        """Whether the flat parameter was given other data since."""
+        """Return whether the flat parameter was given other data since."""
         return self.flat_param.data_ptr() != self.shard.data_ptr()
 
     def flat(self) -> FlatParameter:
-        """The flat parameter."""
+        """Return the flat parameter."""
         return self.flat_param
 
     def flat_gradient(self) -> torch.Tensor | None:
-        """This rank's part of the gradient, 1-D, ``None`` if there is none."""
+        """Return this rank's part of the gradient, 1-D, ``None`` if there is none."""
         self.unreduced.check_hidden()
         return self.flat_param.grad
 
     def which_gradients(self) -> list[bool]:
-        """Which of the originals have a gradient here."""
+        """Return which of the originals have a gradient here."""
         return [self.flat_param.grad is not None] * len(self._parameters)
 
     def keep_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -383,7 +383,7 @@ class FlatPresentation(Presentation):
 
 
 def refuse_shown_full() -> NoReturn:
-    """Sharded parameters are required, but whole ones are shown."""
+    """Raise AssertionError: sharded parameters are required, but whole ones are shown."""
     raise AssertionError(
         "summon_full_params() shows whole parameters: leave it before forward, and to move the module"
     )
@@ -401,7 +401,9 @@ def check_place(parameter: UnitParameter, place: ModulePlace, found: object) -> 
 def follow_requires_grad(
     parameters: Sequence[UnitParameter], unsharded: Sequence[nn.Parameter], flags: Sequence[bool]
 ) -> None:
-    """Parameters were frozen or thawed: the next graph is made for those that are trained now."""
+    """Freeze or thaw the unsharded parameters, so that the next graph is made for those that are trained
+    now.
+    """
     for described, flag in zip(parameters, flags, strict=True):
         described.requires_grad = flag
     for parameter, flag in zip(unsharded, flags, strict=False):  # none before the unit was first gathered
@@ -434,7 +436,7 @@ class _OptimizerGuard:
         self._seen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 
     def wrapped(self) -> None:
-        """Parameters were replaced: look at all optimizers once more."""
+        """Look at all optimizers once more, as parameters were replaced."""
         if not self._wrapped:
             register_optimizer_step_pre_hook(self._before_step)
         self._wrapped += 1
@@ -459,7 +461,7 @@ _optimizers = _OptimizerGuard()
 
 
 def mark_replaced(parameters: Iterable[torch.Tensor], title: str) -> None:
-    """``parameters`` are trained no more, since a unit of the module ``title`` took their values."""
+    """Mark ``parameters``, whose values a unit of the module ``title`` took, as no longer trained."""
     marked = list(parameters)
     for parameter in marked:
         parameter.__dict__[_REPLACED] = title

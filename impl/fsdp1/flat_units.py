@@ -64,7 +64,9 @@ def by_name(kind: Any, value: Any) -> Any:
 
 
 def own_precision(value: Any) -> MixedPrecision:
-    """The setting as our ``MixedPrecision``; torch's is taken too. Raises ``ValueError`` for others."""
+    """Return the setting as our ``MixedPrecision``; torch's is taken too. Raises ``ValueError`` for
+    others.
+    """
     if value is None:
         return MixedPrecision()
     if not isinstance(value, MixedPrecision):
@@ -82,7 +84,9 @@ def schedule_settings(
     limit_all_gathers: bool | int | str,
     memory_handover: str | MemoryHandover,
 ) -> ScheduleSettings:
-    """The wrapper's arguments as settings of the schedule. Raises ``ValueError`` where they contradict."""
+    """Return the wrapper's arguments as settings of the schedule. Raises ``ValueError`` where they
+    contradict.
+    """
     if forward_depth is None:
         forward_depth = 1 if forward_prefetch else None
     elif forward_prefetch and forward_depth == 0:
@@ -97,7 +101,9 @@ def schedule_settings(
 
 
 def compute_device(module: nn.Module, device_id: int | torch.device | None, ignored: Ignored) -> torch.device:
-    """Where the module computes: ``device_id``, else where its parameters are, else the accelerator."""
+    """Return where the module computes: ``device_id``, else where its parameters are, else the
+    accelerator.
+    """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if isinstance(device_id, int):
         return torch.device(accelerator.type if accelerator else "cpu", device_id)
@@ -170,7 +176,7 @@ def wrap_inside(
 
 @dataclass(frozen=True)
 class FlatSharding:
-    """How a wrapper shards what it owns; its arguments, decided.
+    """The arguments of a wrapper, decided: how it shards what it owns.
 
     Args:
         offload: how shards are kept on the host, ``None`` if they are not.
@@ -188,7 +194,7 @@ class FlatSharding:
 
     @property
     def effective_strategy(self) -> ShardingStrategy:
-        """What it amounts to: one rank shards nothing."""
+        """Return the strategy in effect: one rank shards nothing."""
         if self.strategy not in HYBRID and self.groups.ranks == 1:
             return ShardingStrategy.NO_SHARD
         return self.strategy
@@ -238,7 +244,7 @@ def _cast_buffers(owned: Owned, dtype: torch.dtype | None) -> dict[nn.Module, di
 
 
 def _make_units(module: nn.Module, owned: Owned, how: FlatSharding) -> Sequence[Unit]:
-    """The unit of the parameters that a wrapper owns; none if it owns none."""
+    """Return the unit of the parameters that a wrapper owns; none if it owns none."""
     originals, use_orig_params = list(owned.places), how.use_orig_params
     if not originals:
         return ()
@@ -336,7 +342,8 @@ def _check_uniform(owned: Owned, first: nn.Parameter, other: nn.Parameter, what:
 
 
 def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, WholeForm | None]:
-    """What is flattened for ``parameter``, and its form while whole; itself and ``None`` if it is plain.
+    """Return what is flattened for ``parameter``, and its form while whole; itself and ``None`` if it is
+    plain.
 
     Raises:
         RuntimeError: a tensor subclass, of which a flat parameter would keep the elements alone.
@@ -367,8 +374,8 @@ def pre_flatten_transform(parameter: nn.Parameter) -> tuple[nn.Parameter, WholeF
 def keep_in_full_precision(
     root: nn.Module, selection: Selection, classes: Sequence[type[nn.Module]], ignored: set[nn.Module]
 ) -> Selection:
-    """``selection`` with every module of ``classes`` inside ``root`` as a unit of its own, without mixed
-    precision.
+    """Return ``selection`` with every module of ``classes`` inside ``root`` as a unit of its own, without
+    mixed precision.
 
     Warns of the units that this adds.
     """

@@ -164,12 +164,14 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @property
     def module(self) -> nn.Module:
-        """The wrapped module, without a wrapper for activation checkpointing or offloading around it."""
+        """Return the wrapped module, without a wrapper for activation checkpointing or offloading around
+        it.
+        """
         return without_activation_wrapper(cast(nn.Module, self._modules[WRAPPED]))
 
     @property
     def params(self) -> list[FlatParameter]:
-        """The flat parameter of this wrapper's own unit, if it has one.
+        """Return the flat parameter of this wrapper's own unit, if it has one.
 
         With original parameters it is made for the caller, of this rank's shard, with a copy of gradients.
         """
@@ -177,7 +179,7 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @property
     def training_state(self) -> TrainingState:
-        """What this wrapper is doing."""
+        """Return what this wrapper is doing."""
         if self._states.summoned:
             return TrainingState.SUMMON_FULL_PARAMS
         return TrainingState.IDLE if self._stage.is_idle else TrainingState.FORWARD_BACKWARD
@@ -189,7 +191,7 @@ class FullyShardedDataParallel(StateDictMethods):
         return hooks.post_forward(self, args, cast(nn.Module, self._modules[WRAPPED])(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes that the wrapper does not have are those of the wrapped module."""
+        """Return an attribute of the wrapped module, where the wrapper has none of that name."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -204,15 +206,19 @@ class FullyShardedDataParallel(StateDictMethods):
         return cast(Any, self.module).__getitem__(key)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As ``nn.Module.named_parameters``; inside ``summon_full_params`` without the wrappers' names."""
+        """Return what ``nn.Module.named_parameters`` does; inside ``summon_full_params`` without the
+        wrappers' names.
+        """
         return self._states.listed(super().named_parameters(*args, **kwargs))
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """As ``nn.Module.named_buffers``; inside ``summon_full_params`` without the wrappers' names."""
+        """Return what ``nn.Module.named_buffers`` does; inside ``summon_full_params`` without the wrappers'
+        names.
+        """
         return self._states.listed(super().named_buffers(*args, **kwargs))
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """``.to`` and the like act on the sharded parameters; their memory is taken up afterwards."""
+        """Let ``.to`` and the like act on the sharded parameters, and take up their memory afterwards."""
         for unit in self._stage.units:
             unit.reshard_by_hand()
         result = super()._apply(*args, **kwargs)
@@ -295,7 +301,9 @@ class FullyShardedDataParallel(StateDictMethods):
 
     @staticmethod
     def fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
-        """The wrappers in ``module``, perhaps with itself; with ``root_only`` those not inside another."""
+        """Return the wrappers in ``module``, perhaps with itself; with ``root_only`` those not inside
+        another.
+        """
         found = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
         if not root_only:
             return found
@@ -303,7 +311,7 @@ class FullyShardedDataParallel(StateDictMethods):
         return [m for m in found if m not in inside]
 
     def check_is_root(self) -> bool:
-        """Whether this is the outermost wrapper. Fixes the tree if that was not done yet."""
+        """Return whether this is the outermost wrapper. Fixes the tree if that was not done yet."""
         _ = self._hooks.runtime
         return self._stage.is_root
 

@@ -54,7 +54,7 @@ class ShardedGradScaler(torch.amp.GradScaler):
         self.process_group = process_group
 
     def scale(self, outputs: Any) -> Any:
-        """``outputs`` (a tensor, or tensors in an iterable) times the scale, each in its own dtype.
+        """Return ``outputs`` (a tensor, or tensors in an iterable) times the scale, each in its own dtype.
 
         In mixed precision the loss is fp16; the scale, in fp32, must not widen it.
         """
@@ -93,7 +93,7 @@ class ShardedGradScaler(torch.amp.GradScaler):
 
 
 def _are_offloaded(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer's gradients are on the host."""
+    """Return whether an optimizer's gradients are on the host."""
     grads = (parameter.grad for group in optimizer.param_groups for parameter in group["params"])
     return all(grad.device.type == "cpu" for grad in grads if grad is not None)
 
@@ -154,7 +154,7 @@ def _norm_over(
     device: torch.device,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The norm of ``gradients`` and of those of the other ranks of ``group``."""
+    """Return the norm of ``gradients`` and of those of the other ranks of ``group``."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in gradients:
         norm = torch.linalg.vector_norm(gradient, norm_type, dtype=dtype)
@@ -189,7 +189,7 @@ HookFunction = Callable[..., None]
 
 
 class DefaultState:
-    """What the plain hooks need: the ranks to average over, and how to divide.
+    """The state of the plain hooks: the ranks to average over, and how to divide.
 
     Args:
         process_group: the ranks whose gradients are averaged.
@@ -207,17 +207,17 @@ class DefaultState:
 
     @property
     def gradient_predivide_factor(self) -> float:
-        """Divides before the sum, against overflow."""
+        """Return what divides before the sum, against overflow."""
         return self._average.before
 
     @property
     def gradient_postdivide_factor(self) -> float:
-        """Divides after the sum; both factors together are the number of ranks."""
+        """Return what divides after the sum; both factors together are the number of ranks."""
         return self._average.after
 
 
 class LowPrecisionState(DefaultState):
-    """The same for the compressing hooks.
+    """The state of the compressing hooks.
 
     Args:
         parameter_type: the dtype that reduced gradients are cast to.
@@ -245,14 +245,18 @@ def reduce_scatter_hook(state: DefaultState, grad: torch.Tensor, output: torch.T
 def fp16_compress_hook(
     state: LowPrecisionState, grad: torch.Tensor, output: torch.Tensor | None = None
 ) -> None:
-    """As the plain hooks (by whether there is an ``output``), with ``grad`` cast to fp16 for the way."""
+    """Reduce as the plain hooks (by whether there is an ``output``), with ``grad`` cast to fp16 for the
+    way.
+    """
     _compressed(torch.float16, state, grad, output)
 
 
 def bf16_compress_hook(
     state: LowPrecisionState, grad: torch.Tensor, output: torch.Tensor | None = None
 ) -> None:
-    """As the plain hooks (by whether there is an ``output``), with ``grad`` cast to bf16 for the way."""
+    """Reduce as the plain hooks (by whether there is an ``output``), with ``grad`` cast to bf16 for the
+    way.
+    """
     _compressed(torch.bfloat16, state, grad, output)
 
 

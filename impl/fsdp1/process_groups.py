@@ -26,7 +26,7 @@ def groups_of_strategy(
     mesh: DeviceMesh | None,
     by_policy: bool = True,
 ) -> comm.UnitGroups:
-    """The groups of one unit.
+    """Return the groups of one unit.
 
     Args:
         by_policy: whether one call wraps the whole model, so that hybrid strategies may make groups by node.
@@ -66,7 +66,9 @@ def groups_inside(
     process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
     mesh: DeviceMesh | None,
 ) -> Any:
-    """The ``process_group`` for units inside; a hybrid strategy without groups hands on those by node."""
+    """Return the ``process_group`` for units inside; a hybrid strategy without groups hands on those by
+    node.
+    """
     if strategy in HYBRID and process_group is None and mesh is None:
         return _groups_by_node()
     return process_group if mesh is None else None
@@ -77,7 +79,7 @@ def group_of(
     process_group: ProcessGroup | tuple[ProcessGroup, ProcessGroup] | None,
     mesh: DeviceMesh | None,
 ) -> ProcessGroup:
-    """The ranks that share one copy; those that hold the replicas where nothing is sharded."""
+    """Return the ranks that share one copy; those that hold the replicas where nothing is sharded."""
     if strategy in HYBRID and process_group is None and mesh is None:
         return _groups_by_node()[0]
     if mesh is not None:
@@ -119,7 +121,7 @@ def _hybrid(
 
 
 def _groups_by_node() -> tuple[ProcessGroup, ProcessGroup]:
-    """Shard inside a node, replicate across: what torch does when it is told nothing."""
+    """Return groups that shard inside a node and replicate across, as torch's by default."""
     world: Any = dist.group.WORLD
     per_node = max(1, torch.accelerator.device_count())
     size = world.size()

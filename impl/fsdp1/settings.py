@@ -18,7 +18,7 @@ from ..shared.torch_internals import BatchNorm
 
 
 class ShardingStrategy(Enum):
-    """What the FSDP1 front end shards, and when it gathers again."""
+    """The choices of what the FSDP1 front end shards, and when it gathers again."""
 
     FULL_SHARD = auto()
     """Parameters, gradients and optimizer state; parameters are freed after forward and gathered for
@@ -35,7 +35,7 @@ class ShardingStrategy(Enum):
 
 
 class TrainingState(Enum):
-    """What a ``FullyShardedDataParallel`` is doing (its attribute ``training_state``)."""
+    """The states of a ``FullyShardedDataParallel`` (its attribute ``training_state``)."""
 
     IDLE = auto()
     FORWARD_BACKWARD = auto()
@@ -91,7 +91,7 @@ class CPUOffload:
 
 
 class StateDictType(Enum):
-    """What the values of a state dict are."""
+    """The kinds of values in a state dict."""
 
     FULL_STATE_DICT = auto()
     """Whole tensors, as of the plain model."""
@@ -103,7 +103,7 @@ class StateDictType(Enum):
 
 @dataclass(frozen=True)
 class StateDictConfig:
-    """What all kinds of a model's state dict have.
+    """The settings of any kind of a model's state dict.
 
     Attributes:
         offload_to_cpu: move the values to the CPU.
@@ -114,7 +114,7 @@ class StateDictConfig:
 
 @dataclass(frozen=True)
 class FullStateDictConfig(StateDictConfig):
-    """Of ``FULL_STATE_DICT``.
+    """The settings of ``FULL_STATE_DICT``.
 
     Attributes:
         rank0_only: only rank 0 of the wrapper's ``process_group`` (hybrid: of each shard group) gets the
@@ -126,12 +126,12 @@ class FullStateDictConfig(StateDictConfig):
 
 @dataclass(frozen=True)
 class LocalStateDictConfig(StateDictConfig):
-    """Of ``LOCAL_STATE_DICT``."""
+    """The settings of ``LOCAL_STATE_DICT``."""
 
 
 @dataclass(frozen=True)
 class ShardedStateDictConfig(StateDictConfig):
-    """Of ``SHARDED_STATE_DICT``.
+    """The settings of ``SHARDED_STATE_DICT``.
 
     Attributes:
         _use_dtensor: values are ``DTensor`` instead of ``ShardedTensor``; follows from wrapping with a
@@ -143,7 +143,7 @@ class ShardedStateDictConfig(StateDictConfig):
 
 @dataclass(frozen=True)
 class OptimStateDictConfig:
-    """What all kinds of an optimizer's state dict have.
+    """The settings of any kind of an optimizer's state dict.
 
     Attributes:
         offload_to_cpu: move the values to the CPU.
@@ -154,7 +154,7 @@ class OptimStateDictConfig:
 
 @dataclass(frozen=True)
 class FullOptimStateDictConfig(OptimStateDictConfig):
-    """Of ``FULL_STATE_DICT``.
+    """The settings of ``FULL_STATE_DICT``.
 
     Attributes:
         rank0_only: saving, only rank 0 gets a dict; loading, only rank 0 has one.
@@ -165,14 +165,14 @@ class FullOptimStateDictConfig(OptimStateDictConfig):
 
 @dataclass(frozen=True)
 class LocalOptimStateDictConfig(OptimStateDictConfig):
-    """Of ``LOCAL_STATE_DICT``; as in torch the optimizer's values are then sharded ones."""
+    """The settings of ``LOCAL_STATE_DICT``; as in torch the optimizer's values are then sharded ones."""
 
     offload_to_cpu: bool = False
 
 
 @dataclass(frozen=True)
 class ShardedOptimStateDictConfig(OptimStateDictConfig):
-    """Of ``SHARDED_STATE_DICT``; ``_use_dtensor`` as in ``ShardedStateDictConfig``."""
+    """The settings of ``SHARDED_STATE_DICT``; ``_use_dtensor`` as in ``ShardedStateDictConfig``."""
 
     _use_dtensor: bool = False
 
@@ -194,7 +194,7 @@ class StateDictSettings:
 
     @classmethod
     def decide(cls, kind: Any, config: Any = None, optim_config: Any = None) -> StateDictSettings:
-        """From a kind and perhaps configs; what is ``None`` gets the defaults of the kind.
+        """Return the settings of a kind; a config that is ``None`` gets the defaults of the kind.
 
         Raises:
             RuntimeError: a config of another kind.
@@ -213,7 +213,7 @@ class StateDictSettings:
         )
 
     def with_mesh(self, has_mesh: bool) -> StateDictSettings:
-        """The settings as they hold for a wrapper with or without a ``device_mesh``.
+        """Return the settings as they hold for a wrapper with or without a ``device_mesh``.
 
         Raises:
             RuntimeError: ``DTensor`` values without a mesh, or local shards with one.

@@ -53,7 +53,7 @@ class ShownUnit:
             self.show_values(values, gradients)
 
     def _gather_gradients(self) -> list[torch.Tensor | None]:
-        """Whole gradients, ``None`` where no rank has one."""
+        """Return whole gradients, ``None`` where no rank has one."""
         unit = self._unit
         given = torch.tensor(self._presentation.which_gradients(), dtype=torch.int32, device=unit.device)
         if unit.groups.shard is not None:

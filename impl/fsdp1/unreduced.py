@@ -49,7 +49,7 @@ class _Shown:
         assign_gradient(parameter, value.detach())
 
     def take_back(self, parameter: nn.Parameter) -> bool:
-        """Whether the gradient is still wanted; it then has what the user made of it."""
+        """Return whether the gradient is still wanted; it then has what the user made of it."""
         now = parameter.grad
         if now is None:
             return False
@@ -140,7 +140,9 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _unsharded_gradients(unit: HoldsGradients) -> dict[int, torch.Tensor]:
-    """What backward left unreduced, by the parameters' indices; nothing of tensors that are not plain."""
+    """Return what backward left unreduced, by the parameters' indices; nothing of tensors that are not
+    plain.
+    """
     if not unit.plain:
         return {}
     return {index: p.grad for index, p in enumerate(unit.unsharded) if p.grad is not None}

@@ -27,7 +27,7 @@ class ModulePolicy(ABC):
 
     @abstractmethod
     def select(self, root: nn.Module, ignored: set[nn.Module]) -> Selection:
-        """The modules below ``root`` (perhaps with itself) that shall be units."""
+        """Return the modules below ``root`` (perhaps with itself) that shall be units."""
 
 
 class ModuleWrapPolicy(ModulePolicy):
@@ -44,7 +44,7 @@ class ModuleWrapPolicy(ModulePolicy):
         return {m: {} for m in _post_order(root, ignored) if isinstance(m, self.module_classes)}
 
     def __call__(self, module: nn.Module, recurse: bool, *args: Any, **kwargs: Any) -> bool:
-        """The same as a function, so that it can be combined with others."""
+        """Return the same as a function, so that it can be combined with others."""
         return recurse or isinstance(module, self.module_classes)
 
 
@@ -92,21 +92,21 @@ class EveryKthPolicy(ModulePolicy):
 
 
 def always_wrap_policy(*args: Any, **kwargs: Any) -> bool:
-    """Every module is a unit."""
+    """Return true: every module is a unit."""
     return True
 
 
 def lambda_auto_wrap_policy(
     module: nn.Module, recurse: bool, nonwrapped_numel: int, lambda_fn: Callable[[nn.Module], bool]
 ) -> bool:
-    """The modules for which ``lambda_fn`` is true."""
+    """Return whether to look inside, or whether ``lambda_fn`` is true for ``module``."""
     return recurse or lambda_fn(module)
 
 
 def transformer_auto_wrap_policy(
     module: nn.Module, recurse: bool, nonwrapped_numel: int, transformer_layer_cls: set[type[nn.Module]]
 ) -> bool:
-    """The modules of the given classes."""
+    """Return the modules of the given classes."""
     return recurse or isinstance(module, tuple(transformer_layer_cls))
 
 
@@ -125,7 +125,7 @@ def size_based_auto_wrap_policy(
     force_leaf_modules: set[type[nn.Module]] | None = None,
     exclude_wrap_modules: set[type[nn.Module]] | None = None,
 ) -> bool:
-    """Modules with at least ``min_num_params`` parameters that no unit inside took."""
+    """Return modules with at least ``min_num_params`` parameters that no unit inside took."""
     leaves = SIZE_FORCED_LEAVES if force_leaf_modules is None else force_leaf_modules
     excluded = SIZE_EXCLUDED if exclude_wrap_modules is None else exclude_wrap_modules
     large = nonwrapped_numel >= min_num_params
@@ -135,7 +135,7 @@ def size_based_auto_wrap_policy(
 
 
 def size_policy(min_num_params: int) -> PolicyFunction:
-    """``size_based_auto_wrap_policy`` with its size filled in."""
+    """Return ``size_based_auto_wrap_policy`` with its size filled in."""
     return functools.partial(size_based_auto_wrap_policy, min_num_params=min_num_params)
 
 
@@ -143,7 +143,7 @@ def size_policy(min_num_params: int) -> PolicyFunction:
 
 
 def places_of(selection: Selection, root: nn.Module) -> dict[nn.Module, list[tuple[nn.Module, str]]]:
-    """Where each selected module stands below ``root``: its parents, and its name in each."""
+    """Return where each selected module stands below ``root``: its parents, and its name in each."""
     places: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
     for parent in root.modules():
         for name, child in parent._modules.items():
@@ -155,7 +155,7 @@ def places_of(selection: Selection, root: nn.Module) -> dict[nn.Module, list[tup
 def select_modules(
     root: nn.Module, policy: ModulePolicy | PolicyFunction, ignored: set[nn.Module] | None = None
 ) -> Selection:
-    """The modules inside ``root``, without itself, that ``policy`` wants as units; inner ones first.
+    """Return the modules inside ``root``, without itself, that ``policy`` wants as units; inner ones first.
 
     With it, ``fully_shard`` takes the same policies as the wrapper: shard what is returned in order, then the
     root.
@@ -179,7 +179,9 @@ def add_classes(
     ignored: set[nn.Module],
     arguments: dict[str, Any],
 ) -> Selection:
-    """``selection`` with all modules of ``classes`` inside ``root``; their wrappers get ``arguments``."""
+    """Return ``selection`` with all modules of ``classes`` inside ``root``; their wrappers get
+    ``arguments``.
+    """
     kinds = tuple(classes)
     merged: Selection = {}
     for module in _post_order(root, ignored):

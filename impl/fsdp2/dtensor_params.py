@@ -127,7 +127,7 @@ class DTensorPresentation(ShownInPlace):
     # -- changes from outside --------------------------------------------------------------------------------
 
     def uniform(self) -> bool:
-        """Whether what the modules show now is of one dtype on one device."""
+        """Return whether what the modules show now is of one dtype on one device."""
         return len({(now.device, now.dtype) for now in self._shown_now() if now is not None}) == 1
 
     def _shown_now(self) -> list[nn.Parameter | None]:
@@ -207,7 +207,7 @@ class DTensorPresentation(ShownInPlace):
 
 
 def _of_its_own(part: torch.Tensor) -> torch.Tensor:
-    """The memory of ``part`` as a tensor that starts its own storage, where the device knows how.
+    """Return the memory of ``part`` as a tensor that starts its own storage, where the device knows how.
 
     A ``DTensor`` takes over where its local tensor starts in its storage, and torch cannot pickle or copy one
     that does not start at 0; and what is saved of a tensor is its storage, here that of a whole unit.
@@ -227,7 +227,7 @@ def _spec_of(parameter: Any) -> Any:
 
 
 def is_extended(local: torch.Tensor, fqn: str) -> bool:
-    """Whether ``local`` brings its own way of being gathered.
+    """Return whether ``local`` brings its own way of being gathered.
 
     Raises:
         AssertionError: it has one of the two methods only.

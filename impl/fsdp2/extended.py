@@ -80,20 +80,20 @@ class ExtendedPresentation(DTensorPresentation):
         return self.shard
 
     def local(self, index: int) -> torch.Tensor:
-        """The sharded local tensor of one parameter."""
+        """Return the sharded local tensor of one parameter."""
         parameter: Any = self.sharded[index]
         return parameter._local_tensor
 
 
 def padded_shape(segment: Segment, world_size: int) -> tuple[int, ...]:
-    """The shape of the largest part of a parameter; every rank pads its own to it."""
+    """Return the shape of the largest part of a parameter; every rank pads its own to it."""
     largest = -(-segment.shape[segment.dim] // world_size)
     return (*segment.shape[: segment.dim], largest, *segment.shape[segment.dim + 1 :])
 
 
 @dataclass
 class Extension:
-    """What is needed to gather one such parameter, and what its last gather left.
+    """The gather of one such parameter: its methods' arguments, and the results of the last call.
 
     ``padded`` is the shape that all ranks give alike; ``mesh`` the 1-D mesh that shards.
     """
@@ -113,7 +113,7 @@ class Extension:
     """Tensors whose memory the unsharded one lives in; they are freed and taken with the unit."""
 
     def inputs(self, local: torch.Tensor) -> list[torch.Tensor]:
-        """What this rank gives to the all-gather, each 1-D and as large as on all other ranks."""
+        """Return what this rank gives to the all-gather, each 1-D and as large as on all other ranks."""
         method: Any = getattr(local, PRE_ALL_GATHER)
         count = len(inspect.signature(method).parameters)
         if count == 1:  # torch's first version of the protocol
@@ -146,7 +146,7 @@ class Extension:
         return padded
 
     def interleaves(self, index: int) -> bool:
-        """Whether the ranks' inputs ``index`` are beside each other on another dim than the first."""
+        """Return whether the ranks' inputs ``index`` are beside each other on another dim than the first."""
         return self.segment.dim > 0 and self.shapes[index] == self.padded
 
     def unshard(
@@ -197,7 +197,7 @@ class ByExtensions(Gather):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that gathering takes; known after the first time."""
+        """Return bytes that gathering takes; known after the first time."""
         return sum(buffer.nbytes for buffers in self._outputs for buffer in buffers)
 
     def take_over(self, before: Gather) -> bool:
@@ -251,7 +251,7 @@ class ByExtensions(Gather):
         return buffer.tensor
 
     def _make_outputs(self, inputs: list[torch.Tensor], context: Context) -> None:
-        """Buffers for the outputs, at the first time; whoever computes allocates their memory later."""
+        """Make buffers for the outputs, at the first time; whoever computes allocates their memory later."""
         if self._outputs:
             return
         rest, stream, device = iter(inputs), context.streams.compute, self.sharded.device

@@ -24,7 +24,7 @@ from ..runtime.unit import Unit
 
 
 class UnshardHandle:
-    """What ``unshard`` returns: ``wait`` makes computation wait for the parameters."""
+    """The handle that ``unshard`` returns: ``wait`` makes computation wait for the parameters."""
 
     def wait(self) -> None:
         """Wait and show the unsharded parameters. Later calls do nothing."""
@@ -85,7 +85,7 @@ class FSDPModule:
                 unit.reshard_by_hand()
 
     def reset_iter_state(self) -> None:
-        """After an exception in forward or backward: drop the iteration, so that another can start. Root
+        """Drop the iteration after an exception in forward or backward, so that another can start. Root
         only.
 
         As torch's it also drops what waited for a sum over replicas; gradients that were accumulated without
@@ -101,18 +101,18 @@ class FSDPModule:
     # -- gradient reduction ----------------------------------------------------------------------------------
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Whether the next backward ends the iteration; if not, the recorded order is kept for another
+        """Set whether the next backward ends the iteration; if not, the recorded order is kept for another
         one.
         """
         self._hooks().runtime_by_hand.is_last_backward = is_last_backward
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """Whether backward reduces gradients, or accumulates them unsharded without communication."""
+        """Set whether backward reduces gradients, or accumulates them unsharded without communication."""
         for unit in self._units(recurse):
             unit.gradients.synchronize = requires_gradient_sync
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """With replicas: whether backward sums over them, or accumulates reduce-scattered gradients."""
+        """Set whether backward sums over replicas, or accumulates reduce-scattered gradients."""
         for unit in self._units(recurse):
             unit.gradients.all_reduce = requires_all_reduce
 
@@ -124,7 +124,7 @@ class FSDPModule:
             unit.gradients.divide_factor = factor
 
     def set_reduce_scatter_divide_factor(self, factor: float, *, recurse: bool = False) -> None:
-        """The older name of ``set_gradient_divide_factor``."""
+        """Call ``set_gradient_divide_factor``, of which this is the older name."""
         self.set_gradient_divide_factor(factor, recurse=recurse)
 
     def set_force_sum_reduction_for_comms(self, enable: bool, *, recurse: bool = False) -> None:
@@ -151,7 +151,7 @@ class FSDPModule:
             unit.groups = unit.groups.with_reduce_group(enable)
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
-        """How many units' gradients may wait for their reduce-scatter before computation waits for one.
+        """Set how many units' gradients may wait for their reduce-scatter before computation waits for one.
 
         More of them let backward continue where reduce-scatters take longer than it, at the price of their
         memory. The copy into the collective's input is not on the compute stream here, so that what is kept
@@ -238,7 +238,7 @@ class FSDPModule:
     # -- schedule --------------------------------------------------------------------------------------------
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Whether forward frees the parameters."""
+        """Set whether forward frees the parameters."""
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(
                 f"reshard_after_forward must be True or False here, not {reshard_after_forward!r}"
@@ -247,12 +247,12 @@ class FSDPModule:
             unit.reshard_after_forward = reshard_after_forward
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """Whether backward frees the parameters (not, to save gathers while accumulating gradients)."""
+        """Set whether backward frees the parameters (not, to save gathers while accumulating gradients)."""
         for unit in self._units(recurse):
             unit.reshard_after_backward = reshard_after_backward
 
     def set_unshard_in_backward(self, unshard_in_backward: bool, *, recurse: bool = False) -> None:
-        """Whether backward needs this module's parameters at all (that of an embedding does not)."""
+        """Set whether backward needs this module's parameters at all (that of an embedding does not)."""
         for unit in self._units(recurse):
             unit.unshard_in_backward = unshard_in_backward
 
@@ -290,7 +290,7 @@ class FSDPModule:
                 yield from stage.units
 
     def _units_of_one_mesh(self, setting: str, recurse: bool) -> Sequence[Unit]:
-        """The units, which have to share one mesh in this module, as ``setting`` is one for all."""
+        """Return the units, which have to share one mesh in this module, as ``setting`` is one for all."""
         own = list(self._hooks().stage.units)
         if len({(unit.groups.shard, unit.groups.replicate) for unit in own}) > 1:
             raise ValueError(
@@ -300,7 +300,7 @@ class FSDPModule:
         return list(self._units(True)) if recurse else own
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """``.to``, ``to_empty`` and the like act on the sharded parameters; their memory is taken up
+        """Let ``.to``, ``to_empty`` and the like act on the sharded parameters; their memory is taken up
         afterwards.
         """
         self.reshard()

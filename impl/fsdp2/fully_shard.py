@@ -169,7 +169,7 @@ def fully_shard(
 
 
 def _roots(given: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
-    """The modules to wrap as one: those given, except what is inside of another one."""
+    """Return the modules to wrap as one: those given, except what is inside of another one."""
     if not isinstance(given, nn.Module):
         modules = list(given)
         if not modules:
@@ -195,7 +195,7 @@ def _own_policy(policy: Any) -> MixedPrecisionPolicy:
 
 
 def _offload(policy: Any, device: torch.device) -> HostOffload | None:
-    """Whether a policy, ours or torch's of the same name, keeps shards on the host."""
+    """Return whether a policy, ours or torch's of the same name, keeps shards on the host."""
     names = [kind.__name__ for kind in type(policy).__mro__]
     if CPUOffloadPolicy.__name__ in names:
         return HostOffload.decide(policy.pin_memory, device)
@@ -242,7 +242,7 @@ def _spmd_mesh(mesh: DeviceMesh, dims: Any, reshard_after_forward: bool | int | 
 
 
 def device_of_mesh(mesh: DeviceMesh) -> torch.device:
-    """This rank's device: the current one of the mesh's type."""
+    """Return this rank's device: the current one of the mesh's type."""
     if mesh.device_type == "cpu":
         return torch.device("cpu")
     return torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
@@ -262,7 +262,7 @@ def _register_hooks(modules: list[nn.Module], hooks: ModuleHooks) -> None:
 
 
 def _hook_state_dicts(owned: Owned, units: Sequence[Unit]) -> None:
-    """State dicts hold sharded parameters, also where a forward left the unsharded ones in place; and loading
+    """Let state dicts hold sharded parameters, also where a forward left the unsharded ones; and loading
     may put other ones there (``assign=True``).
     """
 
@@ -296,7 +296,9 @@ def _swap_class(module: nn.Module) -> None:
 
 
 def _told_if_sharded(kind: type[nn.Module]) -> Callable[..., Any]:
-    """A forward that says what is wrong when it is called without the hooks that gather its parameters."""
+    """Return a forward that says what is wrong when it is called without the hooks that gather its
+    parameters.
+    """
 
     @wraps(kind.forward)
     def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

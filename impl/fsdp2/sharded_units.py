@@ -49,7 +49,7 @@ class _Planned:
 
 @dataclass(frozen=True)
 class Sharding:
-    """What ``fully_shard`` was told about units.
+    """The arguments of ``fully_shard`` that concern units.
 
     Args:
         mesh: 1-D or 2-D, for parameters that ``shard_placement_fn`` names no other mesh for.
@@ -69,7 +69,7 @@ class Sharding:
     communication: CommunicationLayout
 
     def plan(self, parameter: nn.Parameter, fqn: str) -> _Planned:
-        """How one parameter is sharded."""
+        """Return how one parameter is sharded."""
         if self.spmd is None:
             plan = plan_parameter(parameter, fqn, self.mesh, self.shard_placement_fn)
         else:
@@ -77,7 +77,7 @@ class Sharding:
         return _Planned(parameter, plan, is_extended(local_tensor(parameter), fqn))
 
     def smallest_grouped(self, groups: comm.UnitGroups) -> float:
-        """Bytes from which on a parameter of a unit has collectives of its own."""
+        """Return bytes from which on a parameter of a unit has collectives of its own."""
         if groups.shard is None:
             return math.inf
         return smallest_with_own(self.communication, comm.backend_name(groups.shard, self.device))
@@ -152,7 +152,7 @@ def _make_unit(owned: Owned, members: Sequence[_Planned], how: Sharding) -> Unit
 def _in_order(
     members: Sequence[_Planned], precision: UnitPrecision, smallest: float
 ) -> tuple[list[_Planned], int]:
-    """The parameters in the order of their layout, and how many of them have their own collectives."""
+    """Return the parameters in the order of their layout, and how many of them have their own collectives."""
     sizes = [local_tensor(member.parameter).numel() * precision.compute.itemsize for member in members]
     order, grouped = order_for_groups(sizes, [member.plan.dim for member in members], smallest)
     return [members[index] for index in order], grouped
@@ -182,9 +182,7 @@ def _extensions(
 
 
 def groups_of_mesh(mesh: DeviceMesh, shards: bool = True) -> comm.UnitGroups:
-    """The groups that a 1-D (shard, or replicate if not ``shards``) or 2-D (replicate, shard) mesh stands
-    for.
-    """
+    """Return the groups of a 1-D (shard, or replicate if not ``shards``) or 2-D (replicate, shard) mesh."""
     if not shards:
         return comm.UnitGroups.of(None, mesh.get_group(0))
     if mesh.ndim == 1:
@@ -210,7 +208,9 @@ def _check_not_smaller(size: int | None, fqn: str) -> None:
 
 
 def _check_reshard(value: bool | int | None, shard_size: int) -> tuple[bool | None, int | None]:
-    """Whether forward frees the parameters, and the size of the group that gathers in backward if smaller."""
+    """Return whether forward frees the parameters, and the size of the group that gathers in backward if
+    smaller.
+    """
     if value is None or isinstance(value, bool):
         return value, None
     if not isinstance(value, int) or value < 1 or shard_size % value:
@@ -240,7 +240,7 @@ _COALESCING = ("nccl", "sim", "emulated")
 
 
 def smallest_with_own(layout: CommunicationLayout, backend: str) -> float:
-    """Bytes from which a parameter has its own collective; infinite where none has.
+    """Return bytes from which a parameter has its own collective; infinite where none has.
 
     Args:
         backend: the name of the backend that gathers.
@@ -252,7 +252,7 @@ def smallest_with_own(layout: CommunicationLayout, backend: str) -> float:
 
 
 def order_for_groups(sizes: Sequence[int], dims: Sequence[int], smallest: float) -> tuple[list[int], int]:
-    """In which order parameters are laid out, and how many, the first ones, have their own collective.
+    """Return in which order parameters are laid out, and how many, the first ones, have their own collective.
 
     Args:
         sizes: bytes of each parameter while it is gathered.

@@ -46,7 +46,7 @@ class FlatBuffer:
 
     @property
     def taken(self) -> bool:
-        """Whether there is memory behind the buffer now."""
+        """Return whether there is memory behind the buffer now."""
         return self.nbytes == 0 or self.tensor.untyped_storage().size() > 0
 
     def take(self) -> None:
@@ -86,7 +86,7 @@ class CommBuffer(FlatBuffer):
 
     @property
     def taken(self) -> bool:
-        """Whether there is memory behind the buffer now."""
+        """Return whether there is memory behind the buffer now."""
         return self.tensor.numel() == self._request[0]
 
     def take(self) -> None:
@@ -102,7 +102,7 @@ class CommBuffer(FlatBuffer):
 def make_buffer(
     numel: int, dtype: torch.dtype, device: torch.device, owner: Stream, custom: Comm | None
 ) -> FlatBuffer:
-    """A buffer to communicate from or into, taken."""
+    """Return a buffer to communicate from or into, taken."""
     if custom is None:
         return FlatBuffer(numel, dtype, device, owner)
     return CommBuffer(custom, numel, dtype, device, owner)
@@ -145,7 +145,7 @@ class Handover:
             buffer.free()
 
     def reclaim(self, buffer: FlatBuffer) -> None:
-        """Before ``buffer`` is taken again: finish its own release if it is still held."""
+        """Finish the release of ``buffer``, if it is still held, before it is taken again."""
         if self._held and any(held is buffer for held, _, _ in self._held):
             self.trim(0)
 
@@ -178,7 +178,7 @@ _kept_pages = [2 * _MOST_MMAP_THRESHOLD - 1]
 
 @lru_cache(maxsize=1)
 def _mallopt() -> Callable[[int, int], int] | None:
-    """glibc's own function, if it is there and the user did not decide."""
+    """Return glibc's own function, if it is there and the user did not decide."""
     decided = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys()
     if decided or "malloc." in os.environ.get("GLIBC_TUNABLES", ""):
         return None
@@ -222,14 +222,14 @@ class HostOffload:
 
     @classmethod
     def decide(cls, pin_memory: bool, device: torch.device) -> HostOffload:
-        """For parameters computed with on ``device``; a CPU has nothing to pin memory for."""
+        """Return for parameters computed with on ``device``; a CPU has nothing to pin memory for."""
         return cls(pin_memory and device.type != "cpu")
 
 
 def new_shard(
     numel: int, dtype: torch.dtype, device: torch.device, offload: HostOffload | None
 ) -> torch.Tensor:
-    """Zeros for a flat shard of parameters that are on ``device``; on the host if offloaded.
+    """Return zeros for a flat shard of parameters that are on ``device``; on the host if offloaded.
 
     Those of the meta device stay there until they are materialised.
     """
@@ -271,7 +271,9 @@ class ShardCopy:
         self._staged.free()
 
     def take(self, stream: Stream) -> FlatBuffer:
-        """A buffer for the result, where it is not written into the gather buffer; ``stream`` is entered."""
+        """Return a buffer for the result, where it is not written into the gather buffer; ``stream`` is
+        entered.
+        """
         if self._own is None:
             self._own = FlatBuffer(self._numel, self._computed, self._device, stream)
         else:

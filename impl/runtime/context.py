@@ -1,4 +1,4 @@
-"""What the units of one tree share: streams, memory handover, rate limiter, and when gathers may start.
+"""The state that a tree's units share: streams, memory handover, rate limiter, and when gathers may start.
 
 And spans around the CPU work of each FSDP event, for traces. A span is named ``FSDP::<event> (<unit>)``;
 trace readers attribute a collective's kernel to the unit whose span encloses the launch. Without a profiler a
@@ -42,7 +42,9 @@ class UnitLabels:
 
 
 def span(label: str) -> AbstractContextManager[object]:
-    """A context that puts ``label`` into the trace while a profiler runs, and does nothing otherwise."""
+    """Return a context that puts ``label`` into the trace while a profiler runs, and does nothing
+    otherwise.
+    """
     if is_profiler_enabled():
         return torch.profiler.record_function(label)
     return NOTHING
@@ -74,7 +76,7 @@ class RateLimiter:
         self._ceiling: int | None = None
 
     def freed(self, stream: Stream) -> None:
-        """A unit was freed after what ``stream`` has been given so far."""
+        """Note that a unit was freed after what ``stream`` has been given so far."""
         if self.limit:
             event = stream.record()
             if event is not None:
@@ -108,7 +110,7 @@ class RateLimiter:
 
 
 class Context:
-    """What a unit asks of the tree that it belongs to.
+    """The shared state of one tree of units.
 
     Args:
         streams: those of the device that the tree computes on.
@@ -141,12 +143,12 @@ class Context:
         self.gathers_wait = False
 
     def shards_may_change(self) -> None:
-        """Code outside is about to write to shards, on the device or on the host."""
+        """Prepare for code outside that writes to shards, on the device or on the host."""
         self.gathers_wait = True
         self.await_host_read()
 
     def await_host_read(self) -> None:
-        """The user may write to shards on the host now: copies out of them have to be done."""
+        """Wait for copies out of shards on the host, which the user may write to now."""
         for event in self.host_reads.values():
             if event is not None:
                 event.synchronize()

@@ -41,7 +41,7 @@ from .streams import Event, Stream
 
 @dataclass(frozen=True, eq=False)
 class Sharded:
-    """What a unit's gather depends on. Where one of these changes, the unit gets another gather.
+    """The things that a unit's gather depends on. Where one of them changes, the unit gets another gather.
 
     Attributes:
         layout: where everything is.
@@ -61,7 +61,7 @@ class Sharded:
 
     @property
     def casts(self) -> bool:
-        """Whether the parameters are computed with in another dtype than they are stored in."""
+        """Return whether the parameters are computed with in another dtype than they are stored in."""
         return self.precision.compute != self.precision.original
 
 
@@ -93,7 +93,7 @@ class Gather:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that gathering takes and freeing gives back."""
+        """Return bytes that gathering takes and freeing gives back."""
         return self.layout.full_numel * self.sharded.precision.compute.itemsize if self.owns_memory else 0
 
     def start(self, context: Context) -> None:
@@ -205,7 +205,7 @@ class FromHost(Gather):
 
     @property
     def numel(self) -> int:
-        """Elements of the gather buffer."""
+        """Return elements of the gather buffer."""
         return self.layout.gathered_numel
 
     def start(self, context: Context) -> None:
@@ -381,7 +381,7 @@ class Grouped(Flat):
 
     @property
     def numel(self) -> int:
-        """Elements of the buffer: the parameters, and what is packed of all ranks behind them."""
+        """Return elements of the buffer: the parameters, and what is packed of all ranks behind them."""
         return self.layout.full_numel + (0 if self._packed is None else self._packed.gathered_numel)
 
     def start(self, context: Context) -> None:

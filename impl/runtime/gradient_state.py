@@ -1,4 +1,4 @@
-"""How a unit is told to reduce its gradients, and what it keeps of them between backward passes."""
+"""A unit's settings of gradient reduction, and the gradients that it keeps between backward passes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class PartialSum:
 
 @dataclass
 class GradientState:
-    """What a unit keeps of its gradients between backward passes, and how it is told to reduce them."""
+    """A unit's settings of gradient reduction, and the gradients that it keeps between backward passes."""
 
     synchronize: bool = True
     """Reduce at all; off while accumulating without communication."""
@@ -90,7 +90,7 @@ class GradientState:
 
     @property
     def replaced(self) -> bool:
-        """Whether something else than the backend reduces, or has memory of its own for it."""
+        """Return whether something else than the backend reduces, or has memory of its own for it."""
         return self.comm_hook is not None or self.reduce_scatter is not None
 
     def drop(self, unsharded: Sequence[nn.Parameter]) -> None:
@@ -103,7 +103,7 @@ class GradientState:
 
 
 def any_gradient(parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether one of them has a gradient."""
+    """Return whether one of them has a gradient."""
     return not all(map(is_, map(_GRAD, parameters), repeat(None)))
 
 

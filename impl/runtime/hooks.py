@@ -1,6 +1,6 @@
-"""How modules and autograd call the runtime.
+"""The hooks by which modules and autograd call the runtime.
 
-A *stage* stands for one wrapped module (or several that are wrapped as one) and is called at four points::
+A *stage*, one wrapped module or several that are wrapped as one, is called at four points::
 
     pre_forward    module is entered        gather, wait, cast inputs, put a boundary on the inputs
     post_forward   module returned          free, remember the order, hook the outputs
@@ -82,7 +82,7 @@ class _ChangedInside(torch.autograd.Function):
 def _hand_back(
     hooks: ModuleHooks, inputs: Sequence[torch.Tensor], passed: Sequence[torch.Tensor], output: Any
 ) -> Any:
-    """A stage wrote to its inputs: those that were changed in place are so for its caller too.
+    """Let the caller see inputs that a stage changed in place.
 
     Args:
         inputs, passed: what was given to the boundary, and what came out of it.
@@ -115,7 +115,7 @@ def _hand_back(
 
 
 class _TransformedBoundary(torch.autograd.Function):
-    """The same inside of ``torch.func``."""
+    """The boundary inside of ``torch.func``."""
 
     generate_vmap_rule = True
     jvp = Boundary.jvp
@@ -181,7 +181,7 @@ class ModuleHooks:
 
     @property
     def runtime(self) -> Runtime:
-        """The tree's runtime; the first stage that asks becomes the root of its tree."""
+        """Return the tree's runtime; the first stage that asks becomes the root of its tree."""
         if not self.stage.in_tree:
             self._find_tree()
         assert self._runtime is not None
@@ -189,7 +189,7 @@ class ModuleHooks:
 
     @property
     def runtime_by_hand(self) -> Runtime:
-        """The same for what comes before the first forward: several modules wrapped as one are not a root,
+        """Return the runtime before the first forward: several modules wrapped as one are not a root,
         and so are a tree of their own until it runs.
         """
         stage = self.stage
@@ -405,7 +405,7 @@ class ModuleHooks:
                     runtime.schedule.enter_backward(stage)
 
     def post_backward(self) -> None:
-        """All inputs got their gradients, so all that this stage computed has been through backward."""
+        """End a stage's backward: all inputs got their gradients."""
         runtime = self.runtime
         runtime.begin_backward()  # no output's hook did, where modules wrapped as one ran in part
         if self.stage.state is not StageState.BACKWARD:

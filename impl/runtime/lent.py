@@ -10,7 +10,7 @@ output               reduce stream   the cast or sum that delivers it      two u
 ===================  ==============  ====================================  ==================================
 
 "Given back" with events: the owner waits for the reader's event, then forgets the memory. With
-``record_stream`` the allocator is told of the reader, and nothing is kept here (``buffer.py``).
+``record_stream`` the allocator knows of the reader, and nothing is kept here (``buffer.py``).
 
 Units of one stage (one for each dtype and mesh) are reduced one after the other, and lend together: were the
 first one's memory given back before the second is reduced, computation would wait for that collective.
@@ -47,7 +47,7 @@ class _Gradients(NamedTuple):
 
 
 class LentMemory:
-    """What the units of a tree lent and not yet have back."""
+    """The memory that a tree's units lent and do not have back yet."""
 
     def __init__(self, streams: Streams, mode: MemoryHandover) -> None:
         self._streams = streams
@@ -61,7 +61,7 @@ class LentMemory:
         self._outputs: deque[tuple[torch.Tensor, Stream, Event | None]] = deque()
 
     def lend_gradients(self, gradients: list[torch.Tensor], stream: Stream, *, copied: bool = False) -> None:
-        """``stream`` reads the gradients up to here; the caller's list is emptied."""
+        """Note that ``stream`` reads the gradients up to here; the caller's list is emptied."""
         if self._streams.has_streams and gradients:
             if self._records:
                 for gradient in gradients:
@@ -71,13 +71,15 @@ class LentMemory:
         gradients.clear()
 
     def lend_input(self, source: torch.Tensor | None, stream: Stream) -> None:
-        """``stream`` reads ``source``, memory of computation, up to here."""
+        """Note that ``stream`` reads ``source``, memory of computation, up to here."""
         if source is not None:
             self._largest_input = max(self._largest_input, source.nbytes)
             self._inputs.append((source, stream.record()))
 
     def lend_output(self, output: torch.Tensor, owner: Stream, stream: Stream, event: Event | None) -> None:
-        """``stream`` read ``output`` up to ``event``; it is memory of ``owner`` that nothing else holds."""
+        """Note that ``stream`` read ``output``, memory of ``owner`` that nothing else holds, up to
+        ``event``.
+        """
         if self._records:
             stream.keep(output)
             return
@@ -87,7 +89,9 @@ class LentMemory:
         self._outputs.append((output, owner, event))
 
     def take_back(self, stages_held: int) -> None:
-        """Before a stage is reduced: inputs, and gradients except those of the last so many stages."""
+        """Take back inputs, and gradients except those of the last ``stages_held``, before a stage is
+        reduced.
+        """
         compute = self._streams.compute
         while self._gradients and self._gradients[0].stage <= self._stage - stages_held:
             compute.wait(self._gradients.popleft().event)
@@ -97,19 +101,19 @@ class LentMemory:
         self._stage += 1
 
     def is_copying(self, stages_held: int) -> bool:
-        """Whether gradients can be given back once copied, those of the last so many stages aside."""
+        """Return whether gradients can be given back once copied, those of the last so many stages aside."""
         if not self._gradients or self._largest_input > _HUGE_INPUT:
             return False
         first = self._gradients[0]
         return first.copied and first.stage <= self._stage - stages_held
 
     def take_back_copied(self, stages_held: int) -> None:
-        """In the middle of a stage's backward: gradients that are copied by now, nothing else."""
+        """Take back gradients that are copied by now, in the middle of a stage's backward."""
         while self.is_copying(stages_held):
             self._streams.compute.wait(self._gradients.popleft().event)
 
     def finish(self) -> None:
-        """Everything: the end of backward, where computation has waited for all streams."""
+        """Take back everything at the end of backward, where computation has waited for all streams."""
         self.take_back(0)
         self._outputs.clear()
 
@@ -173,7 +177,7 @@ class GradientReturns:
         self._read.clear()
 
     def _keep(self, gradient: torch.Tensor, event: Event | None) -> None:
-        """Memory of the reduction streams that the copy still reads: one more turn, then they wait for it."""
+        """Keep what the copy still reads for one more turn, then let the reduction streams wait for it."""
         if self._mode is MemoryHandover.RECORD_STREAM:
             self._streams.to_host.keep(gradient)
             return

@@ -1,6 +1,4 @@
-"""What belongs to one wrapped module and to none inside it: modules, parameters with their places,
-buffers.
-"""
+"""The modules, parameters with their places, and buffers of one wrapped module and of none inside it."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def mark_applied(module: nn.Module) -> None:
 
 
 def is_replicated(module: nn.Module) -> bool:
-    """Whether DDP manages ``module``, by torch's ``replicate``."""
+    """Return whether DDP manages ``module``, by torch's ``replicate``."""
     return _REPLICATE in module.__dict__.get(REGISTRY_KEY, ())
 
 
@@ -115,7 +113,7 @@ class Owned:
                 self.fqns.setdefault(parameter, fqn)
 
     def describe(self, parameter: nn.Parameter) -> UnitParameter:
-        """What a unit knows about ``parameter``."""
+        """Return what a unit knows about ``parameter``."""
         return UnitParameter(self.fqns[parameter], tuple(self.places[parameter]), parameter.requires_grad)
 
     def take(self) -> None:

@@ -1,4 +1,4 @@
-"""What a front end decides: how the parameters and gradients of a unit look from outside; and their names."""
+"""The look of a unit from outside, which a front end decides: its parameters, gradients and names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_SHOWN = (*INSERTED, "_orig_mod")
 
 
 def plain_name(name: str, without: Sequence[str] = INSERTED) -> str:
-    """``name`` without these parts; a trailing dot stays."""
+    """Return ``name`` without these parts; a trailing dot stays."""
     if "_" not in name:
         return name
     return ".".join(part for part in name.split(".") if part not in without)
@@ -44,13 +44,13 @@ VERSION = attrgetter("_version")
 
 
 class WholeForm(Protocol):
-    """How a parameter looks while it is gathered, where that is not a plain tensor (``placement.py``)."""
+    """The form of a parameter while it is gathered, where that is not a plain tensor (``placement.py``)."""
 
     def unsharded(self, local: torch.Tensor) -> torch.Tensor:
-        """What the modules see for the gathered ``local``."""
+        """Return what the modules see for the gathered ``local``."""
 
     def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The plain tensor of this rank that is reduced for ``gradient``."""
+        """Return the plain tensor of this rank that is reduced for ``gradient``."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def show(where: Assignments) -> None:
 
 
 def is_shown(where: Assignments) -> bool:
-    """Whether every place still holds what was put there."""
+    """Return whether every place still holds what was put there."""
     return all(all(map(is_, map(registry.get, shown), shown.values())) for registry, shown in where)
 
 
@@ -108,22 +108,22 @@ class HoldsGradients(Protocol):
 
 
 class Unreduced(Protocol):
-    """What a presentation shows of a unit's unsharded gradients between two backward passes."""
+    """The view of a unit's unsharded gradients between two backward passes."""
 
     shown: bool
 
     def show(self, unit: HoldsGradients) -> None:
-        """Backward ended without reducing: show what it left, if anything."""
+        """Show what a backward that did not reduce left, if anything."""
 
     def take_back(self, unit: HoldsGradients) -> None:
-        """Another backward starts: follow what the user did, and show reduced gradients again."""
+        """Follow what the user did, and show reduced gradients again, as another backward starts."""
 
     def check_hidden(self) -> None:
         """Raise AssertionError where sharded gradients are needed and others are shown."""
 
 
 class Presentation(Protocol):
-    """What a front end decides: how a unit's parameters and gradients look from outside."""
+    """The look of a unit's parameters and gradients from outside, which a front end decides."""
 
     def show_sharded(self) -> None:
         """Let the modules show the sharded parameters."""
@@ -152,10 +152,10 @@ class Presentation(Protocol):
         """
 
     def changed(self) -> bool:
-        """Whether the user wrote to the sharded parameters since, as far as that can be seen."""
+        """Return whether the user wrote to the sharded parameters since, as far as that can be seen."""
 
     def trained(self) -> Sequence[nn.Parameter]:
-        """The parameters that an optimizer sees: those that hold this rank's part."""
+        """Return the parameters that an optimizer sees: those that hold this rank's part."""
 
     def adopt_unsharded(self, parameters: Sequence[nn.Parameter]) -> None:
         """Learn the unsharded parameters; called once, when they first exist."""
@@ -176,7 +176,7 @@ class Presentation(Protocol):
         """
 
     def deliver_local(self, gradients: Sequence[torch.Tensor], which: Sequence[int]) -> None:
-        """World size 1: the unsharded gradients of parameters ``which`` are the result."""
+        """Add unsharded gradients of the parameters ``which``, which are the result where one rank is all."""
 
 
 class ShownInPlace(Presentation):
@@ -216,7 +216,7 @@ class ShownInPlace(Presentation):
         self._show_unsharded = self._places_of(parameters)
 
     def _sharded_changed(self) -> None:
-        """``sharded`` are other objects than before: show these."""
+        """Show the objects that ``sharded`` has now."""
         self._show_sharded = self._places_of(self.sharded)
 
     def _places_of(self, values: Sequence[nn.Parameter]) -> Assignments:

@@ -82,7 +82,7 @@ class Exchange:
         return comm.exchange_shards(self._received, self.sent, group)
 
     def finish(self) -> torch.Tensor:
-        """What all ranks' gradients of this rank's part sum up to, 1-D, once the exchange is done."""
+        """Return what all ranks' gradients of this rank's part sum up to, 1-D, once the exchange is done."""
         others = self._received.view(self._layout.world_size - 1, self._numel)
         result = others[0] if len(others) == 1 else others.sum(0)
         parts = [result[offset : offset + part.numel()].view(part.shape) for offset, part in self._own]
@@ -128,7 +128,7 @@ class Exchange:
 
 
 def plain(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient of a subclass as a plain tensor.
+    """Return a gradient of a subclass as a plain tensor.
 
     A subclass may run an operation in place on a plain tensor and itself once for each tensor that it holds;
     a copy is the same however often it is made.
@@ -231,7 +231,7 @@ def prepare(layout: UnitLayout, which: Sequence[int], gradients: list[torch.Tens
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Given:
-    """What one unit's backward gives to reduce: ``gradients`` of its parameters ``which``, and their plan."""
+    """The ``gradients`` of a unit's parameters ``which`` that one backward left, and how to reduce them."""
 
     unit: Unit
     which: Sequence[int]
@@ -375,7 +375,7 @@ class Grouped(Reduction):
 
 
 def _in_place(segment: Segment, gradient: torch.Tensor, unit: Unit) -> bool:
-    """Whether a gradient can be reduced where it is."""
+    """Return whether a gradient can be reduced where it is."""
     fills = segment.numel == segment.shard_padded_numel * unit.layout.world_size
     plain = type(gradient) is torch.Tensor and gradient.dtype == unit.precision.reduce
     return fills and plain and gradient.is_contiguous()
@@ -439,14 +439,16 @@ class Exchanged(Reduction):
 
 
 def groups_gradients(unit: Unit, average: comm.Averaging) -> bool:
-    """Whether gradients are reduced where they are: nothing else reduces them or works on them before."""
+    """Return whether gradients are reduced where they are: nothing else reduces them or works on them
+    before.
+    """
     same = unit.precision.reduce == unit.precision.compute
     own = bool(unit.layout.grouped) and not unit.gradients.replaced and unit.gathers
     return own and same and average.before == 1
 
 
 def in_pieces(unit: Unit, average: comm.Averaging, plan: Plan, streams: Streams) -> bool:
-    """Whether a large unit is reduced piece by piece."""
+    """Return whether a large unit is reduced piece by piece."""
     usual = streams.has_streams and average.before == 1 and not unit.gradients.replaced
     return usual and bool(plan.pieces)
 

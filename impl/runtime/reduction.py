@@ -50,7 +50,7 @@ class Reducer:
     # -- entry points ----------------------------------------------------------------------------------------
 
     def begin_stage(self, units: Sequence[Unit]) -> None:
-        """``units`` of one stage will be reduced: what earlier ones lent is taken back."""
+        """Take back what earlier stages lent, before ``units`` of one stage are reduced."""
         if self._streams.has_streams:
             self.lent.take_back(max(unit.gradients.held for unit in units) - 1)
 
@@ -86,7 +86,7 @@ class Reducer:
                 self._complete(self.in_flight.popleft())
 
     def reduce_partial(self, unit: Unit) -> None:
-        """Hybrid sharding: sum over replicas what earlier passes left, after one without gradients."""
+        """Sum over replicas what earlier passes left, after one without gradients (hybrid sharding)."""
         partial, unit.gradients.partial = unit.gradients.partial, None
         assert partial is not None
         average = self._averaging(unit)
@@ -114,7 +114,7 @@ class Reducer:
     # -- the steps of one reduction --------------------------------------------------------------------------
 
     def _input(self, unit: Unit, which: tuple[int, ...], average: comm.Averaging) -> torch.Tensor | None:
-        """Memory of computation for what a collective reads: activations that backward freed, mostly.
+        """Return memory of computation that a collective will read: activations that backward freed, mostly.
 
         ``None`` where the collective's own stream allocates it, or where it reads the gradients themselves.
         """
@@ -168,7 +168,7 @@ class Reducer:
             self.lent.lend_output(reduction.output, owner, stream, event)
 
     def _add_partial(self, reduction: Reduction) -> bool:
-        """Hybrid sharding: add what earlier passes left; false if this pass is kept for a later one as
+        """Add what earlier passes left (hybrid sharding); false if this pass is kept for a later one as
         well.
         """
         state = reduction.unit.gradients
@@ -234,15 +234,15 @@ class Reducer:
 
 
 def _divide(reduction: Reduction) -> None:
-    """What is left of the division, once."""
+    """Divide by what is left of the divisor, once."""
     if reduction.divisor != 1:
         reduction.output.div_(reduction.divisor)
         reduction.divisor = 1.0
 
 
 def _drops_output(unit: Unit) -> bool:
-    """Whether the reduced gradient's memory is given up at delivery, where usually it becomes ``grad``: it is
-    cast, added to an earlier gradient, or used up by a hook.
+    """Return whether the reduced gradient's memory is given up at delivery, where usually it becomes
+    ``grad``: it is cast, added to an earlier gradient, or used up by a hook.
     """
     if unit.precision.delivered != unit.precision.reduce:
         return True
@@ -255,7 +255,7 @@ def _drops_output(unit: Unit) -> bool:
 
 
 def _deliver_local(unit: Unit, which: tuple[int, ...], gradients: list[torch.Tensor]) -> None:
-    """World size 1: the gradients themselves, cast and scaled only if that was asked for."""
+    """Deliver the gradients of one rank themselves, cast and scaled only if that was asked for."""
     precision, factor = unit.precision, unit.gradients.divide_factor
     gradients = [g if type(g) is torch.Tensor else plain(g) for g in gradients]
     if precision.reduce != precision.compute:

@@ -64,9 +64,10 @@ class Schedule:
         self._holds = implicit and has_streams
 
     def forward_hold(self, stage: Stage) -> int:
-        """Freed buffers that stay for one more turn in forward, those of all units of ``stage``: without
-        explicit prefetch the next gather is issued before this stage computes on the device, and must not
-        wait for it."""
+        """Return freed buffers that stay for one more turn in forward, those of all units of ``stage``:
+        without explicit prefetch the next gather is issued before this stage computes on the device, and must
+        not wait for it.
+        """
         return len(stage.units) if self._holds else 0
 
     # -- gathers ---------------------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class Schedule:
     # -- forward ---------------------------------------------------------------------------------------------
 
     def enter_forward(self, stage: Stage) -> None:
-        """A stage's forward starts: have its parameters, prefetch those of the next."""
+        """Gather the parameters of a stage whose forward starts, and prefetch those of the next."""
         self.gather(stage)
         if self._prefetch_before_wait:
             self._prefetch_forward(stage)
@@ -126,17 +127,17 @@ class Schedule:
             self.gather(stage)
 
     def leave_forward(self, stage: Stage) -> None:
-        """A stage's forward is done: remember the order for the backward that it may have."""
+        """Remember the order of stages whose forward is done, for the backward that they may have."""
         if stage.units:  # also without grad: checkpointing may run a part of the forward so
             stage.forward_positions.append(len(self._post_forward_order))
             self._post_forward_order.append(stage)
 
     def begin_forward(self) -> None:
-        """The outermost forward starts."""
+        """Note where the outermost forward starts in the recorded order."""
         self._order_before = len(self._post_forward_order)
 
     def end_forward(self) -> None:
-        """The root's forward is done: its order predicts the next one's."""
+        """Keep the order of the root's forward, which predicts the next one's."""
         for stage in self._ahead:
             if not stage.unsharded_by_hand:
                 stage.drop_unused_gather()
@@ -158,7 +159,7 @@ class Schedule:
     # -- backward --------------------------------------------------------------------------------------------
 
     def enter_backward(self, stage: Stage) -> None:
-        """A stage's backward starts: have its parameters, prefetch those of the next."""
+        """Gather the parameters of a stage whose backward starts, and prefetch those of the next."""
         self.gather(stage, for_backward=True)
         position = stage.forward_positions.pop() if stage.forward_positions else -1
         stage.backward_position = position
@@ -174,7 +175,7 @@ class Schedule:
                 self._prefetch_backward(stage)
 
     def after_gradients(self, stage: Stage) -> None:
-        """A stage's gradients were computed and are about to be reduced."""
+        """Prefetch what waits for a stage's gradients, which are about to be reduced."""
         self._late.after_gradients(stage)
         if self.settings.backward_prefetch == "post" and not stage.backward_targets:
             self._prefetch_backward(stage)
@@ -194,7 +195,7 @@ class Schedule:
                 self.gather(target, for_backward=True)
 
     def next_in_backward(self) -> list[Stage]:
-        """The stages whose backward is to come, in the recorded order."""
+        """Return the stages whose backward is to come, in the recorded order."""
         return [stage for stage in reversed(self._post_forward_order) if stage.forward_positions]
 
     def end_backward(self) -> None:
@@ -232,7 +233,7 @@ class FirstGradient:
         self.expected = False
 
     def expect(self, parameters: Iterable[nn.Parameter]) -> None:
-        """A backward starts that may give these ``parameters`` gradients."""
+        """Expect a gradient of one of these ``parameters``, as a backward starts."""
         self.expected = True
         if not self._hooks:
             for parameter in parameters:
@@ -251,7 +252,7 @@ class FirstGradient:
         self._arrived()
 
     def miss(self) -> None:
-        """None came: the parameter that is asked is no longer the first, or none is trained."""
+        """Ask all parameters next time: none came, or the one that is asked is no longer the first."""
         self.expected = False
         self.forget()
 
@@ -280,7 +281,7 @@ class LatePrefetch:
         """Whether backward has no gradient yet, and memory is handed over such that it depends on this."""
 
     def enter_backward(self, stage: Stage) -> None:
-        """Another stage's backward starts."""
+        """Prefetch for the stage that is awaited, if ``stage`` comes before its first gradient."""
         late = self._stage
         if late is not None and stage.backward_position < late.backward_position:
             # It comes before that one's first gradient: it is inside, and there may be more.
@@ -288,14 +289,14 @@ class LatePrefetch:
             self._prefetch_now(late)
 
     def puts_off(self, stage: Stage) -> bool:
-        """Whether ``stage`` should prefetch later: then ``put_off``."""
+        """Return whether ``stage`` should prefetch later: then ``put_off``."""
         # Where another stage is awaited, this one is around it and gathers nothing new.
         if self._stage is not None or stage in self._never:
             return False
         return self._starts or self._lent.is_copying(_stages_held(stage))
 
     def put_off(self, stage: Stage) -> None:
-        """``stage``, whose parameters are there, prefetches at its first gradient."""
+        """Prefetch at the first gradient of ``stage``, whose parameters are there."""
         self._stage = stage
         first = self._first_gradients.get(stage)
         if first is None:
@@ -303,17 +304,17 @@ class LatePrefetch:
         first.expect(parameter for unit in stage.units for parameter in unit.unsharded)
 
     def after_gradients(self, stage: Stage) -> None:
-        """All of the gradients of ``stage`` are there, if it has any."""
+        """Prefetch now, where no gradient of ``stage`` came."""
         self._starts = False
         if self._stage is stage:
             self._prefetch_now(stage)
 
     def end_backward(self) -> None:
-        """The next backward starts with its loss."""
+        """Begin with the loss again in the next backward."""
         self._starts = self._lent.lends_inputs
 
     def reset(self) -> None:
-        """The iteration failed."""
+        """Forget what is awaited, as the iteration failed."""
         self.end_backward()
         if self._stage is not None:
             self._first_gradients[self._stage].miss()
@@ -333,5 +334,5 @@ class LatePrefetch:
 
 
 def _stages_held(stage: Stage) -> int:
-    """How many stages' gradients may stay kept while this one is in backward."""
+    """Return how many stages' gradients may stay kept while this one is in backward."""
     return max(unit.gradients.held for unit in stage.units) - 1

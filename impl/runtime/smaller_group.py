@@ -182,7 +182,9 @@ shards: another mesh may compare equal, of groups that were made after these wer
 
 
 def smaller_mesh(mesh: DeviceMesh, size: int) -> DeviceMesh:
-    """The ranks of ``mesh`` in rows of ``size`` neighbours. The first call for a size is collective."""
+    """Return the ranks of ``mesh`` in rows of ``size`` neighbours. The first call for a size is
+    collective.
+    """
     key, made = (mesh, size), _meshes.setdefault(mesh.get_group(mesh.ndim - 1), {})
     if key not in made:
         rows = mesh.mesh.view(-1, size)

@@ -74,7 +74,7 @@ class Stage:
 
     @property
     def root_module(self) -> nn.Module:
-        """The one module of this stage; the root of a tree has to be one."""
+        """Return the one module of this stage; the root of a tree has to be one."""
         if len(self.modules) != 1:
             kinds = ", ".join(type(module).__name__ for module in self.modules)
             raise RuntimeError(
@@ -110,7 +110,7 @@ class Stage:
 
     @property
     def is_idle(self) -> bool:
-        """Whether this stage is outside of forward and backward."""
+        """Return whether this stage is outside of forward and backward."""
         return self.state is StageState.IDLE
 
     def check_idle(self, what: str, error: type[Exception] = RuntimeError) -> None:
@@ -120,7 +120,7 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """How errors call this stage."""
+        """Return how errors call this stage."""
         return self.units[0].name if self.units else type(self.modules[0]).__name__
 
     def check_entered(self, *, only_late: bool = False) -> None:
@@ -159,11 +159,11 @@ class Stage:
 
     @property
     def in_backward(self) -> bool:
-        """Whether a backward that is not over came here."""
+        """Return whether a backward that is not over came here."""
         return self.state in (StageState.BACKWARD, StageState.REDUCED)
 
     def reset(self, *, keep: bool) -> None:
-        """After a failed iteration: sharded, without gradients that were on their way.
+        """Reshard after a failed iteration, and drop gradients that were on their way.
 
         Args:
             keep: what earlier passes left unreduced, unless this one's backward came here.
@@ -176,7 +176,7 @@ class Stage:
         self.end_backward()
 
     def end_backward(self) -> None:
-        """The whole backward is over."""
+        """Forget what concerned the backward, which is over."""
         self.backward_position = -1
         self.to_run.clear()
         self.entered = None  # of a forward that an exception ended, or checkpointing

@@ -24,7 +24,7 @@ class Event(Protocol):
         """Block the CPU until the point is reached."""
 
     def query(self) -> bool:
-        """Whether the point is reached."""
+        """Return whether the point is reached."""
 
 
 class Stream:
@@ -91,7 +91,9 @@ class _DeviceStream(Stream):
 
 
 def stream_of(stream: Any, device: torch.device) -> Stream:
-    """The stream that the user made, as one of ours; the CPU's, which has none, where ``device`` is one."""
+    """Return the stream that the user made, as one of ours; the CPU's, which has none, where ``device`` is
+    one.
+    """
     if device.type == "cpu":
         return Stream()
     return _DeviceStream(torch.get_device_module(device), stream)
@@ -122,14 +124,16 @@ class Streams:
 
     @property
     def to_host(self) -> Stream:
-        """The stream that copies to the host; made at its first use, since only CPU offload has one."""
+        """Return the stream that copies to the host; made at its first use, since only CPU offload has
+        one.
+        """
         if self._to_host is None:
             module = torch.get_device_module(self.device) if self.has_streams else None
             self._to_host = Stream() if module is None else _DeviceStream(module, module.Stream(priority=0))
         return self._to_host
 
     def count_retries(self) -> int:
-        """How often this device's allocator had to free its cache and try again, since the start."""
+        """Return how often this device's allocator had to free its cache and try again, since the start."""
         if not self.has_streams:
             return 0
         stats = torch.get_device_module(self.device).memory_stats(self.device)

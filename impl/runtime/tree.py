@@ -67,7 +67,7 @@ class Runtime:
     # -- forward ---------------------------------------------------------------------------------------------
 
     def begin_forward(self, stage: Stage) -> None:
-        """The outermost forward starts: gathers must see what the optimizer wrote."""
+        """Begin the outermost forward: gathers must see what the optimizer wrote."""
         if len(self.root.modules) > 1:
             _ = self.root.root_module  # which tells that these modules are no root
         self.forward_root = stage
@@ -99,7 +99,7 @@ class Runtime:
             stage.unsharded_by_hand = False
 
     def end_forward(self) -> None:
-        """The outermost forward is done."""
+        """End the outermost forward."""
         if self.order_check is not None:
             self.order_check.leave()
         self.forward_root = None
@@ -114,7 +114,7 @@ class Runtime:
     # -- backward --------------------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
-        """Some stage's backward starts: have the end of this backward pass call back, once."""
+        """Have the end of this backward pass call back, once, as some stage's backward starts."""
         if not self._callback_queued:
             self._callback_queued = True
             callback = partial(self._end_backward)
@@ -125,7 +125,7 @@ class Runtime:
                 self.context.let_gathers_wait()
 
     def post_backward(self, stage: Stage) -> None:
-        """All gradients of ``stage`` are there: free the parameters and reduce."""
+        """Free the parameters of ``stage``, all of whose gradients are there, and reduce these."""
         stage.state = StageState.REDUCED
         if not stage.units:
             return
@@ -163,7 +163,7 @@ class Runtime:
                 self.reducer.reduce(unit, which, gradients)
 
     def _finish_backward(self, stage: Stage) -> None:
-        """The whole backward is done: what did not come to its post-backward does now."""
+        """Reduce what did not come to its post-backward, now that the whole backward is done."""
         # After the post-backward come gradients of parameters that are used outside of their module.
         late = False
         for unit in stage.units:
@@ -205,7 +205,9 @@ class Runtime:
                 stage.drop_unused_gather()
 
     def _backward_dropped(self, _: object) -> None:
-        """Autograd forgets the callback, uncalled where backward failed: its own errors name no unit."""
+        """Warn where backward failed, whose errors name no unit; autograd then forgets the callback,
+        uncalled.
+        """
         if not self._callback_queued:
             return
         entered = [stage for stage in self.stages if stage.state is StageState.BACKWARD]
@@ -219,7 +221,7 @@ class Runtime:
 
     @torch.no_grad()
     def show_unreduced(self, unit: Unit) -> None:
-        """Backward ended: let ``unit`` show the gradients that it keeps for a later one."""
+        """Let ``unit`` show the gradients that it keeps for a later backward."""
         unreduced = unit.presentation.unreduced
         assert unreduced is not None
         unreduced.show(unit)
@@ -237,7 +239,7 @@ class Runtime:
     # -- errors ----------------------------------------------------------------------------------------------
 
     def drop_failed_iteration(self, stage: Stage) -> None:
-        """A forward of ``stage`` starts, outside of backward: if an earlier iteration never ended, drop it.
+        """Drop an earlier iteration that never ended, as a forward of ``stage`` starts outside of backward.
 
         A backward that ran calls back at its end, and a root's forward that returned is over; where neither
         happened there was an exception. Training continues with sharded parameters as if that iteration had
@@ -263,7 +265,7 @@ class Runtime:
                 )
 
     def _spoilt_units(self) -> list[str]:
-        """Units whose accumulated gradients hold a part of what a failed backward computed."""
+        """Return units whose accumulated gradients hold a part of what a failed backward computed."""
         return [
             unit.name
             for stage in self.stages
@@ -273,13 +275,13 @@ class Runtime:
         ]
 
     def disband(self) -> None:
-        """Set all stages free: one was unsharded by hand before the first forward told what the tree is."""
+        """Set all stages free: one was unsharded by hand before the first forward showed what the tree is."""
         self.reset()
         for stage in self.stages:
             stage.leave()
 
     def reset(self) -> None:
-        """After an exception inside an iteration: wait for what runs, forget it, show sharded parameters
+        """Wait for what runs after an exception inside an iteration, forget it, show sharded parameters
         again.
 
         Gradients that passes before it left unreduced stay; if some of them were added to, none do.
@@ -299,12 +301,12 @@ class Runtime:
 
 
 def in_backward() -> bool:
-    """Whether this code runs inside a backward pass (as a recomputed forward does)."""
+    """Return whether this code runs inside a backward pass (as a recomputed forward does)."""
     return current_graph_task_id() != -1
 
 
 def _check_reduction(check: RankCheck, unit: Unit, which: tuple[int, ...]) -> None:
-    """All ranks that reduce this unit are about to, with gradients of the same parameters."""
+    """Check that all ranks are about to reduce this unit, with gradients of the same parameters."""
     missing = [p.fqn for i, p in enumerate(unit.parameters) if p.requires_grad and i not in which]
     for group in (unit.groups.shard, unit.groups.replicate):
         check.agree(group, f"reduction of unit '{unit.name}'" + without(missing))

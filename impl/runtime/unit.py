@@ -342,7 +342,8 @@ class Unit:
 
 @torch.no_grad()
 def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
-    """All ranks' ``shard`` (1-D, equal sizes) one after another; the shard itself where nothing is sharded.
+    """Return all ranks' ``shard`` (1-D, equal sizes) one after another; the shard itself where nothing is
+    sharded.
 
     A collective over the unit's shard group: every rank has to call it.
     """
@@ -355,8 +356,8 @@ def gather_flat(unit: Unit, shard: torch.Tensor) -> torch.Tensor:
 
 
 def split_full(unit: Unit, gathered: torch.Tensor) -> list[torch.Tensor]:
-    """Each parameter's whole values out of what ``gather_flat`` returned; views where the layout allows
-    it.
+    """Return each parameter's whole values out of what ``gather_flat`` returned; views where the layout
+    allows it.
     """
     layout = unit.layout
     if not layout.rank_major:

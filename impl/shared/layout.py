@@ -58,20 +58,20 @@ class Segment:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """How one rank's part is in the full parameter: so many pieces of so many elements each."""
+        """Return how one rank's part is in the full parameter: so many pieces of so many elements each."""
         pieces = math.prod(self.shape[: self.dim])
         return pieces, self.shard_padded_numel // max(pieces, 1)
 
     def in_shard(self, shard: torch.Tensor) -> torch.Tensor:
-        """Where this rank's part is in a 1-D ``shard``: a view, 1-D, without padding."""
+        """Return where this rank's part is in a 1-D ``shard``: a view, 1-D, without padding."""
         return shard[self.shard_offset : self.shard_offset + self.shard_numel]
 
     def in_full(self, full: torch.Tensor) -> torch.Tensor:
-        """Where the parameter is in a 1-D ``full`` buffer: a view, in its own shape."""
+        """Return where the parameter is in a 1-D ``full`` buffer: a view, in its own shape."""
         return full[self.full_offset : self.full_offset + self.numel].view(self.shape)
 
     def own_part(self, value: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole ``value``, 1-D, where it is one piece (``dim`` 0)."""
+        """Return this rank's part of a whole ``value``, 1-D, where it is one piece (``dim`` 0)."""
         start, end = self.shard_range
         return value.detach().reshape(-1)[start:end]
 
@@ -103,37 +103,39 @@ class UnitLayout:
 
     @property
     def gathered_numel(self) -> int:
-        """Elements an all-gather returns: every rank's shard with its padding."""
+        """Return elements an all-gather returns: every rank's shard with its padding."""
         return self.world_size * self.shard_numel
 
     @cached_property
     def parameter_numel(self) -> int:
-        """Elements of the parameters themselves, without any padding."""
+        """Return elements of the parameters themselves, without any padding."""
         return sum(segment.numel for segment in self.segments)
 
     @cached_property
     def has_scalars(self) -> bool:
-        """Whether some parameter has no dimensions."""
+        """Return whether some parameter has no dimensions."""
         return any(not segment.shape for segment in self.segments)
 
     @cached_property
     def has_empty(self) -> bool:
-        """Whether some parameter has no elements."""
+        """Return whether some parameter has no elements."""
         return any(not segment.numel for segment in self.segments)
 
     @cached_property
     def fused(self) -> int:
-        """How many parameters, the first ones, are cut on dim 0: one copy serves all of them."""
+        """Return how many parameters, the first ones, are cut on dim 0: one copy serves all of them."""
         return sum(segment.dim == 0 for segment in self.segments)
 
     @cached_property
     def interleaved(self) -> bool:
-        """Whether some parameter is cut on another dim than the first."""
+        """Return whether some parameter is cut on another dim than the first."""
         return self.fused < len(self.segments)
 
     @cached_property
     def split_sizes(self) -> tuple[int, ...]:
-        """The padded size of each part in one shard, in order, of the parameters that are cut on dim 0."""
+        """Return the padded size of each part in one shard, in order, of the parameters that are cut on dim
+        0.
+        """
         return tuple(segment.shard_padded_numel for segment in self.segments[: self.fused])
 
 
@@ -149,7 +151,7 @@ def check_rank(world_size: int, rank: int) -> None:
 
 
 def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int]:
-    """The ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty for ranks past the last
+    """Return the ``[start, end)`` rows that ``torch.chunk`` gives to ``rank``; empty for ranks past the last
     chunk.
     """
     step = -(-rows // world_size)
@@ -164,7 +166,7 @@ def chunked_layout(
     dims: Sequence[int] | None = None,
     grouped: int = 0,
 ) -> UnitLayout:
-    """The fully_shard layout: every parameter chunked on one dim, each chunk padded to the largest.
+    """Return the fully_shard layout: every parameter chunked on one dim, each chunk padded to the largest.
 
     Args:
         shapes: shape of each parameter, at least one dimension each.
@@ -236,7 +238,7 @@ def _chunked_segment(
 
 
 def places(layout: UnitLayout, full: torch.Tensor, starts: Sequence[int] | None = None) -> list[torch.Tensor]:
-    """Where the parameters that are cut on dim 0 are in ``full`` (1-D): views of (ranks, padded part).
+    """Return where the parameters that are cut on dim 0 are in ``full`` (1-D): views of (ranks, padded part).
 
     Args:
         starts: where each parameter starts, if not where ``layout`` says.
@@ -339,7 +341,7 @@ class Cuts:
         self._shaped = [(index, shape) for index, shape in enumerate(shapes) if len(shape) != 1]
 
     def __call__(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The parts in their order: memory of ``buffer``, but to autograd no views of it."""
+        """Return the parts in their order: memory of ``buffer``, but to autograd no views of it."""
         pieces = buffer.unsafe_split_with_sizes(self._sizes)
         parts = list(pieces) if self._as_split else [pieces[index] for index in self._which]
         for index, shape in self._shaped:

@@ -1,4 +1,4 @@
-"""How ``fully_shard`` shards one parameter: on which dimension, over which mesh, and what it looks like then.
+"""The sharding of one parameter by ``fully_shard``: its dimension, its mesh, and the sharded parameter.
 
 ::
 
@@ -46,7 +46,7 @@ class FSDPMeshInfo:
 
 @dataclass(frozen=True)
 class HSDPMeshInfo(FSDPMeshInfo):
-    """The same for a 2-D mesh: replicas, then shards."""
+    """A 2-D mesh: replicas, then shards."""
 
     shard_mesh_dim: int = 1
     replicate_mesh_dim: int | None = 0
@@ -54,7 +54,7 @@ class HSDPMeshInfo(FSDPMeshInfo):
 
 @dataclass(frozen=True)
 class ShardPlacementResult:
-    """What ``shard_placement_fn`` may return: the dimension, and a mesh of the parameter's own."""
+    """A result of ``shard_placement_fn``: the dimension, and a mesh of the parameter's own."""
 
     placement: Shard | None
     mesh_info: FSDPMeshInfo
@@ -62,7 +62,7 @@ class ShardPlacementResult:
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """How a parameter that was a ``DTensor`` before looks while it is whole.
+    """The whole form of a parameter that was a ``DTensor`` before.
 
     ``spec`` is that of the original parameter.
     """
@@ -70,18 +70,20 @@ class TensorParallel:
     spec: DTensorSpec
 
     def unsharded(self, local: torch.Tensor) -> torch.Tensor:
-        """The ``DTensor`` over the gathered ``local``, in the dtype of that."""
+        """Return the ``DTensor`` over the gathered ``local``, in the dtype of that."""
         spec, meta = self.spec, self.spec.tensor_meta
         if meta is not None and meta.dtype != local.dtype:
             spec = replace(spec, tensor_meta=TensorMeta(meta.shape, meta.stride, local.dtype))
         return new_dtensor(local, spec, requires_grad=False)
 
     def wanted(self, gradient: DTensor) -> tuple[Placement, ...]:
-        """How ``gradient`` has to be placed for its local part to be what FSDP reduces."""
+        """Return how ``gradient`` has to be placed for its local part to be what FSDP reduces."""
         return self.spec.placements
 
     def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """This rank's part of ``gradient``, placed as the parameter is (a partial sum is reduced here)."""
+        """Return this rank's part of ``gradient``, placed as the parameter is (a partial sum is reduced
+        here).
+        """
         if isinstance(gradient, AsyncCollectiveTensor):
             gradient = gradient.wait()
         if not isinstance(gradient, DTensor):
@@ -95,7 +97,7 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class ParameterPlan:
-    """How one parameter is sharded.
+    """The sharding of one parameter, decided.
 
     Attributes:
         mesh: 1-D (shard) or 2-D (replicate, shard), over which it is gathered and reduced.
@@ -160,12 +162,14 @@ def check_even(local: torch.Tensor, fqn: str, dim: int, ranks: int) -> None:
 
 
 def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a parameter before it is sharded: all of it, or a ``DTensor``'s local part."""
+    """Return what this rank holds of a parameter before it is sharded: all of it, or a ``DTensor``'s local
+    part.
+    """
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 
 def shard_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The 1-D mesh over which one copy is sharded, of a mesh of one or two dimensions."""
+    """Return the 1-D mesh over which one copy is sharded, of a mesh of one or two dimensions."""
     if mesh.ndim == 1:
         return mesh
     if mesh.mesh_dim_names is None:
@@ -231,7 +235,7 @@ def _join(mesh: DeviceMesh, own: DeviceMesh, fqn: str) -> DeviceMesh:
 
 
 def contiguous_strides(shape: torch.Size) -> tuple[int, ...]:
-    """The strides of a contiguous tensor of this shape."""
+    """Return the strides of a contiguous tensor of this shape."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -278,12 +282,12 @@ class DataParallelMeshDims:
 
     @property
     def shard_names(self) -> tuple[str, ...]:
-        """``shard`` as a tuple."""
+        """Return ``shard`` as a tuple."""
         return _names(self.shard)
 
     @property
     def replicate_names(self) -> tuple[str, ...]:
-        """``replicate`` as a tuple."""
+        """Return ``replicate`` as a tuple."""
         return _names(self.replicate)
 
 
@@ -304,7 +308,8 @@ class SpmdMesh:
 
     @classmethod
     def of(cls, mesh: DeviceMesh, dims: DataParallelMeshDims) -> SpmdMesh:
-        """The data parallel part of ``mesh``, whose dimensions need names. Collective where it flattens.
+        """Return the data parallel part of ``mesh``, whose dimensions need names. Collective where it
+        flattens.
 
         Raises:
             ValueError: a name that the mesh does not have, or no names at all.
@@ -323,7 +328,7 @@ class SpmdMesh:
         return cls(mesh, data, shard, replicate)
 
     def dims(self, names: tuple[str, ...]) -> list[int]:
-        """The positions of dimensions in the mesh."""
+        """Return the positions of dimensions in the mesh."""
         known = self.mesh.mesh_dim_names
         assert known is not None
         return [known.index(name) for name in names]
@@ -335,7 +340,7 @@ def _part(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
 
 @dataclass(frozen=True)
 class OnWholeMesh(TensorParallel):
-    """How a parameter looks while it is gathered; ``data_dims`` are those that FSDP reduces over."""
+    """The whole form of a parameter on all dimensions; FSDP reduces over ``data_dims``."""
 
     data_dims: frozenset[int] = frozenset()
 
@@ -389,7 +394,7 @@ def plan_on_whole_mesh(
 
 
 def _sharded_spec(spec: DTensorSpec, spmd: SpmdMesh, dim: int) -> DTensorSpec:
-    """The same placements except those dimensions of the mesh that shard now."""
+    """Return the spec with other placements for those dimensions of the mesh that shard now."""
     placements = list(spec.placements)
     sharding = spmd.dims(spmd.shard)
     for index in sharding:

@@ -13,14 +13,14 @@ import torch
 
 
 class MemoryHandover(Enum):
-    """How memory passes between streams; the notes are at the head of ``buffer.py``."""
+    """The ways in which memory passes between streams; the notes are at the head of ``buffer.py``."""
 
     RECORD_STREAM = "record_stream"
     EVENTS = "events"
 
 
 class CommunicationLayout(Enum):
-    """How the parameters of a unit of ``fully_shard`` are in its collectives (``runtime/gather.py``)."""
+    """The layouts of a unit of ``fully_shard`` in its collectives (``runtime/gather.py``)."""
 
     AUTO = "auto"
     """Under NCCL large parameters have collectives of their own; under gloo all are packed, which it serves
@@ -122,12 +122,12 @@ class UnitPrecision:
         return cls(original, compute, reduce_dtype or compute, keep, wanted)
 
     def for_original(self, original: torch.dtype) -> UnitPrecision:
-        """The same wishes for parameters that were converted to another dtype."""
+        """Return the precision for parameters that were converted to another dtype."""
         return self.decide(original, *self.wanted, keep=self.keep)
 
     @property
     def delivered(self) -> torch.dtype:
-        """The dtype of the sharded gradients."""
+        """Return the dtype of the sharded gradients."""
         if self.keep is None:
             return self.original
         return self.compute if self.keep == "compute" else self.reduce

@@ -1,4 +1,4 @@
-"""Whom an optimizer's parameters stand for: its keys, and the names of the original parameters behind them.
+"""The original parameters behind an optimizer's: by its keys, and by their own names.
 
 An optimizer numbers its parameters. Behind a number is a flat parameter (all originals of a unit), this
 rank's part of one original, or a parameter that no unit holds. State dicts that outlive a run go by the names
@@ -28,7 +28,7 @@ OptimInput = list[dict[str, Any]] | Iterable[nn.Parameter]
 
 
 class OptimStateKeyType(Enum):
-    """What the keys of an optimizer's state dict are."""
+    """The kinds of keys in an optimizer's state dict."""
 
     PARAM_NAME = auto()
     PARAM_ID = auto()
@@ -54,7 +54,7 @@ class TrainedModel:
 
     Attributes:
         units: its units with the names of their parameters.
-        held: what each parameter that an optimizer may hold stands for.
+        held: the originals behind each parameter that an optimizer may hold.
         places: where to find an original by any of its names: unit and index.
         others: parameters that no unit holds, by any of their names.
 
@@ -87,16 +87,16 @@ class TrainedModel:
                 self.held.setdefault(parameter, Held((plain_name(name),)))
 
     def names_of(self, key: Key, parameter: nn.Parameter) -> tuple[str, ...]:
-        """The names of the originals behind an optimizer's parameter."""
+        """Return the names of the originals behind an optimizer's parameter."""
         return self.of(key, parameter).names
 
     def aliases(self, name: str) -> tuple[str, ...]:
-        """All names of the parameter that has this one."""
+        """Return all names of the parameter that has this one."""
         place = self.places.get(name)
         return (name,) if place is None else tuple(self.units[place[0]].names[place[1]])
 
     def of(self, key: Key, parameter: nn.Parameter) -> Held:
-        """What an optimizer's parameter stands for.
+        """Return the originals behind an optimizer's parameter.
 
         Raises:
             ValueError: it is not in the model.
@@ -116,7 +116,7 @@ def keyed_parameters(
     *,
     by_name: bool = False,
 ) -> dict[Key, nn.Parameter]:
-    """The parameters of an optimizer by the keys of its state dict.
+    """Return the parameters of an optimizer by the keys of its state dict.
 
     Args:
         optim_input: what the optimizer was made from, where it is not at hand; without both it is
@@ -139,7 +139,7 @@ def keyed_parameters(
 
 
 def goes_by_name(optim_state_dict: dict[str, Any]) -> bool:
-    """Whether the keys are names rather than numbers."""
+    """Return whether the keys are names rather than numbers."""
     return any(isinstance(key, str) for key in list(optim_state_dict.get("state", ()))[:1])
 
 
@@ -150,7 +150,8 @@ def rekey(
     optim_input: OptimInput | None = None,
     optim: torch.optim.Optimizer | None = None,
 ) -> dict[str, Any]:
-    """The same whole state under names instead of numbers, or the other way; see ``OptimStateKeyType``.
+    """Return the same whole state under names instead of numbers, or the other way; see
+    ``OptimStateKeyType``.
 
     Raises:
         ValueError: keys of both kinds, or a key that the model or optimizer does not have.
@@ -186,7 +187,7 @@ def _order(key: Key) -> tuple[str, Any]:
 
 
 def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -> dict[Key, Key]:
-    """From numbers to names, or the other way."""
+    """Return a table from numbers to names, or the other way."""
     known = TrainedModel(model, "rekey_optim_state_dict()")
     table: dict[Key, Key] = {}
     for number, parameter in keys.items():
@@ -206,7 +207,7 @@ def _renaming(to_names: bool, model: nn.Module, keys: dict[Key, nn.Parameter]) -
 def named_group(
     known: TrainedModel, keys: Mapping[Key, nn.Parameter], group: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A group of an optimizer's state dict with the names of the originals instead of keys."""
+    """Return a group of an optimizer's state dict with the names of the originals instead of keys."""
     names = [name for key in group["params"] for name in known.names_of(key, keys[key])]
     rest = {name: value for name, value in group.items() if name not in ("params", "param_names")}
     return {**copy.deepcopy(rest), "params": names}
@@ -218,7 +219,7 @@ def loaded_groups(
     keys: Mapping[Key, nn.Parameter],
     groups: Sequence[Mapping[str, Any]] | None,
 ) -> list[dict[str, Any]]:
-    """The saved groups' settings for the optimizer's own groups, which say who is in them.
+    """Return the saved groups' settings for the optimizer's own groups, which say who is in them.
 
     ``Optimizer.load_state_dict`` goes by position only, so the order must be the optimizer's.
     """
@@ -250,7 +251,7 @@ def loaded_groups(
 def _saved_group(
     known: TrainedModel, saved_in: Mapping[str, int], own: Sequence[tuple[Key, nn.Parameter]]
 ) -> int:
-    """The one group of the state dict that has the originals behind these parameters."""
+    """Return the one group of the state dict that has the originals behind these parameters."""
     names = [name for key, parameter in own for name in known.names_of(key, parameter)]
     found = {saved_in[name]: name for name in names if name in saved_in}
     if not found:
@@ -274,7 +275,7 @@ def _settings(
 
 # The states of an optimizer's state dict one by one, wherever they are.
 #
-# Where only rank 0 has them, the others are told what there is, and each tensor is broadcast when it is asked
+# Where only rank 0 has them, it tells the others what there is, and each tensor is broadcast when it is asked
 # for. Whoever asks cuts out its part immediately, so no other rank ever holds more than one whole tensor.
 
 
@@ -297,7 +298,7 @@ class LoadFrom:
 
 @dataclass(frozen=True)
 class Outline:
-    """Stands for a tensor that rank 0 has."""
+    """A stand-in for a tensor that rank 0 has."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -306,7 +307,7 @@ class Outline:
 def entries_of(
     optim_state_dict: Mapping[str, Any], source: LoadFrom, device: torch.device
 ) -> tuple[Mapping[str, Any], Iterator[tuple[str, str, Any]]]:
-    """The dict (with stand-ins for tensors that others have), and its states one by one.
+    """Return the dict (with stand-ins for tensors that others have), and its states one by one.
 
     Raises:
         ValueError: no state dict of an optimizer; on all ranks alike.
@@ -318,10 +319,10 @@ def entries_of(
             raise ValueError(problem)
         return optim_state_dict, _states(optim_state_dict)
     outline = _outline(dict(optim_state_dict)) if mine and problem is None else None
-    told: list[Any] = [problem, outline]
+    shared_by_first: list[Any] = [problem, outline]
     first = dist.get_global_rank(source.group, 0) if source.group is not None else 0
-    dist.broadcast_object_list(told, src=first, group=source.group)
-    problem, shared = told
+    dist.broadcast_object_list(shared_by_first, src=first, group=source.group)
+    problem, shared = shared_by_first
     if problem is not None:
         raise ValueError(f"rank 0: {problem}")
     values = optim_state_dict["state"] if mine else None

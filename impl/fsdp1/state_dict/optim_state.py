@@ -33,7 +33,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class SaveAs:
-    """How to save.
+    """The way to save.
 
     Attributes:
         sharded: rows instead of whole tensors.
@@ -48,7 +48,7 @@ class SaveAs:
 
 @dataclass(frozen=True)
 class Elements:
-    """Stands for a tensor with an element for each of the parameter's."""
+    """A stand-in for a tensor with an element for each of the parameter's."""
 
     dtype: torch.dtype
 
@@ -88,7 +88,7 @@ class _UnitStates:
         return segment.in_shard(elements) if self.named.is_flat else elements
 
     def outline(self) -> dict[int, State]:
-        """What other ranks must know: which states there are, and those that are equal everywhere."""
+        """Return what other ranks must know: which states there are, and those that are equal everywhere."""
         return {
             index: {name: _outline(value) for name, value in state.items()}
             for index, state in self.parts.items()
@@ -111,7 +111,7 @@ class _UnitStates:
                         )
 
     def consolidate(self, how: SaveAs) -> dict[int, State]:
-        """Every parameter's state, whole or sharded. A collective over the shard group."""
+        """Return every parameter's state, whole or sharded. A collective over the shard group."""
         result: dict[int, State] = {
             index: {name: _copied(value, how.offload) for name, value in state.items()}
             for index, state in self.everywhere.items()
@@ -176,7 +176,7 @@ def consolidated_state(
     keys: Mapping[Key, nn.Parameter],
     how: SaveAs,
 ) -> dict[str, Any]:
-    """An optimizer's state dict under the names of the original parameters. A collective.
+    """Return an optimizer's state dict under the names of the original parameters. A collective.
 
     Args:
         optim_state_dict: what the optimizer's own ``state_dict()`` returned.
@@ -250,7 +250,7 @@ def _tell_each_other(units: list[_UnitStates], names: list[str]) -> list[str]:
 
 
 def _ordered(state: dict[Key, Any], order: list[str], known: TrainedModel) -> dict[Key, Any]:
-    """``state`` in ``order``; of original parameters first those of no unit, then by unit and name."""
+    """Return ``state`` in ``order``; of original parameters first those of no unit, then by unit and name."""
     if all(named.is_flat for named in known.units):
         return {name: state[name] for name in dict.fromkeys((*order, *state)) if name in state}
     first: dict[int, str] = {}

@@ -54,7 +54,9 @@ class _Piece:
 
 
 def row_range(shape: Sequence[int], world_size: int, rank: int) -> tuple[int, int]:
-    """The ``[start, end)`` elements in ``rank``'s rows; a parameter without dimensions is whole on all."""
+    """Return the ``[start, end)`` elements in ``rank``'s rows; a parameter without dimensions is whole on
+    all.
+    """
     if not shape:
         return 0, 1
     start, end = chunk_rows(shape[0], world_size, rank)
@@ -63,7 +65,7 @@ def row_range(shape: Sequence[int], world_size: int, rank: int) -> tuple[int, in
 
 
 def rows_shape(shape: Sequence[int], world_size: int, rank: int) -> tuple[int, ...]:
-    """The shape of ``rank``'s rows."""
+    """Return the shape of ``rank``'s rows."""
     if not shape:
         return ()
     start, end = chunk_rows(shape[0], world_size, rank)
@@ -71,7 +73,7 @@ def rows_shape(shape: Sequence[int], world_size: int, rank: int) -> tuple[int, .
 
 
 def _pieces(layout: UnitLayout, holder: int, owner: int, which: Sequence[int]) -> Iterator[_Piece]:
-    """What is in the flat shard of ``holder`` and in the rows of ``owner``, in order."""
+    """Return what is in the flat shard of ``holder`` and in the rows of ``owner``, in order."""
     for index in which:
         segment = layout.segments[index]
         begin = holder * layout.shard_numel - segment.full_offset
@@ -83,13 +85,13 @@ def _pieces(layout: UnitLayout, holder: int, owner: int, which: Sequence[int]) -
 
 
 def _in_shard(layout: UnitLayout, shard: torch.Tensor, piece: _Piece) -> torch.Tensor:
-    """Where ``piece`` is in this rank's flat shard."""
+    """Return where ``piece`` is in this rank's flat shard."""
     start = layout.segments[piece.index].full_offset - layout.rank * layout.shard_numel
     return shard[start + piece.start : start + piece.end]
 
 
 def _in_rows(layout: UnitLayout, rows: Mapping[int, torch.Tensor], piece: _Piece) -> torch.Tensor:
-    """Where ``piece`` is in this rank's rows, by the parameters' indices."""
+    """Return where ``piece`` is in this rank's rows, by the parameters' indices."""
     first, _ = row_range(layout.segments[piece.index].shape, layout.world_size, layout.rank)
     return rows[piece.index].reshape(-1)[piece.start - first : piece.end - first]
 
@@ -113,7 +115,7 @@ def _exchange(
 
 @torch.no_grad()
 def rows_of_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int]) -> list[torch.Tensor]:
-    """This rank's rows of the parameters ``which``, out of all ranks' flat shards. A collective.
+    """Return this rank's rows of the parameters ``which``, out of all ranks' flat shards. A collective.
 
     Args:
         shard: 1-D, ``layout.shard_numel`` elements of any dtype.
@@ -139,7 +141,7 @@ def rows_of_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int]) -> list
 
 @torch.no_grad()
 def fill_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int], rows: Sequence[torch.Tensor]) -> None:
-    """The inverse: write this rank's part of the parameters ``which`` into ``shard``. A collective.
+    """Write this rank's part of the parameters ``which`` into ``shard``. A collective.
 
     Args:
         rows: this rank's rows of each of them; a parameter without dimensions whole.
@@ -163,7 +165,7 @@ def fill_shard(unit: Unit, shard: torch.Tensor, which: Sequence[int], rows: Sequ
 
 
 def is_sharded(value: object) -> bool:
-    """Whether ``value`` is one of the two."""
+    """Return whether ``value`` is one of the two."""
     return isinstance(value, (ShardedTensor, DTensor))
 
 
@@ -184,7 +186,7 @@ def sharded_value(
 def sharded_tensor(
     unit: Unit, local: torch.Tensor, shape: Sequence[int], spans: Sequence[tuple[int, int]]
 ) -> ShardedTensor:
-    """A ``ShardedTensor`` over the unit's shard group, of which rank ``r`` has the rows ``spans[r]``.
+    """Return a ``ShardedTensor`` over the unit's shard group, of which rank ``r`` has the rows ``spans[r]``.
 
     Args:
         local: this rank's rows; ignored if it is not among the first ``len(spans)`` ranks.
@@ -208,7 +210,7 @@ def sharded_tensor(
 
 
 def _where(group: Any, rank: int, device: torch.device) -> str:
-    """The name of a shard's place; ranks in it are global ones."""
+    """Return the name of a shard's place; ranks in it are global ones."""
     everywhere = dist.get_global_rank(group, rank)
     if device.type == "cpu":
         return f"rank:{everywhere}/cpu"
@@ -222,7 +224,7 @@ def _all_rows(unit: Unit, rows: int) -> list[tuple[int, int]]:
 
 
 def rows_of_value(unit: Unit, value: Any, name: str) -> torch.Tensor:
-    """This rank's rows out of a ``ShardedTensor`` or ``DTensor``.
+    """Return this rank's rows out of a ``ShardedTensor`` or ``DTensor``.
 
     A ``DTensor`` that is laid out in any other way than ours is gathered on its own mesh, and cut.
 
