@@ -3,8 +3,8 @@
     python ci/house.py            prints the counts, a line each, with their ceilings
     python ci/house.py --check    prints what is over its ceiling, and exits with 1 if anything is
 
-Ceilings are in `house.toml`. Lower one when its count has fallen; none is raised. A line of code holds a token
-other than a comment or a docstring.
+Ceilings are in `house.toml`. Lower one when its count has fallen; none is raised. A line of code holds a
+token other than a comment or a docstring.
 """
 
 from __future__ import annotations
