@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fsdpbench.sim.hardware.keys import KEYS, Key
+from fsdpbench.sim.model.keys import KEYS, Key
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "profile-keys.md"
 HEAD = "| key | unit | possible | in packaged profiles | meaning |\n|---|---|---|---|---|\n"

@@ -156,7 +156,7 @@ def _roofs(hardware: str | None) -> Roofs:
     from fsdpbench.reports.analysis.device.roof import ANY_DEVICE, Links
     from fsdpbench.reports.analysis.operators import Chip
     from fsdpbench.reports.analysis.operators.calls import ANY_CHIP
-    from fsdpbench.sim.hardware.profile import HardwareProfile, ProfileError, load_profile, profile_names
+    from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, profile_names
 
     def links_of(profile: HardwareProfile) -> Links:
         nic = profile.nic.gb_s_per_node * 1e9
