@@ -1,0 +1,264 @@
+"""Whether each FSDP unit's all-gather was there when its parameters were needed, and if not, why.
+
+For one all-gather, on the time axis:
+
+    CPU           issued            waits (wait_all_gather)
+                    |                  |
+    collective      |   (queued)   [started ....... ended]
+    computation   ....... previous work ]        needed |xxxxxxxxxxx| first work that uses the parameters
+                                                  ^ late = ended - needed
+
+`needed` is when the device could have continued: everything launched before the wait has ended, and the first
+work after it has been launched.  The time by which the gather is late is split by what it was waiting for, in
+order: for the CPU to issue it (the rate limiter's share apart), in the queue behind other collectives, for an
+event (memory, a cast), and in transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from fsdpbench.reports.analysis import intervals
+from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
+from fsdpbench.reports.analysis.intervals import seconds
+from fsdpbench.reports.analysis.naming import COLLECTIVE_TYPES, CollectiveType
+from fsdpbench.reports.analysis.units import NOTHING, FsdpSpans, unit_of
+from fsdpbench.reports.analysis.windows import Mark, Window, containing
+from fsdpbench.reports.readers import MISSING
+from fsdpbench.reports.readers.trace import Bool, Int32, Int64
+
+TOLERANCE_NS = 1000
+"""Lateness below this does not count: launch latencies and the clock's grain."""
+
+_WAITS = ("wait_all_gather", "all_gather_copy_out")
+_TURNS = ("pre_forward", "pre_backward", "post_forward", "post_backward")
+_LIMITER = "limiter_wait"
+
+_NEIGHBOURS = 8
+"""How many collectives back one is looked for that another queued behind: a few run at a time."""
+
+
+class LateCause(StrEnum):
+    """Why an all-gather came late.
+
+    FIRST: the first of its step; nothing before it could hide it.
+    BLOCKING: on a CPU trace, the call that issued it returned only when it was done.
+    NO_PREFETCH: issued at the unit's own turn only, and an earlier issue would have helped.
+    RATE_LIMITER: the CPU waited for the limiter.
+    CPU_LATE: the CPU was not ahead of the device.
+    QUEUED: behind another collective.
+    EVENT: launched in time, its stream free, it waited for something else.
+    TRANSFER: it ran as early as it could, and takes longer than the computation beside it.
+    """
+
+    FIRST = "first_of_step"
+    BLOCKING = "blocking"
+    NO_PREFETCH = "no_prefetch"
+    RATE_LIMITER = "rate_limiter"
+    CPU_LATE = "cpu_late"
+    QUEUED = "queued"
+    EVENT = "event"
+    TRANSFER = "transfer"
+
+
+@dataclass(frozen=True)
+class GatherTiming:
+    """One all-gather; times in ns on the trace's clock.
+
+    waited: what `late` is made of, ns, by CPU_LATE, RATE_LIMITER, QUEUED, EVENT and TRANSFER.
+    phase: "forward", "backward", ... as annotated on the CPU, or None.  prefetched: issued before the unit's
+    own turn.  behind: "<type> (<unit>)" of the collective that ended when this one began, if it had to wait
+    for that.  cause: None when it was in time.
+    """
+
+    unit: str
+    step: int
+    phase: str | None
+    issued: int
+    started: int
+    ended: int
+    needed: int
+    prefetched: bool
+    waited: dict[LateCause, int]
+    behind: str | None
+    cause: LateCause | None
+
+    @property
+    def late(self) -> int:
+        """ns that the device waited for it."""
+        return max(self.ended - self.needed, 0)
+
+    def to_dict(self, origin: int) -> dict[str, Any]:
+        """Times in seconds after `origin` (ns on the trace's clock)."""
+        return {
+            "step": self.step,
+            "phase": self.phase,
+            "issued_s": seconds(self.issued - origin),
+            "started_s": seconds(self.started - origin),
+            "ended_s": seconds(self.ended - origin),
+            "needed_s": seconds(self.needed - origin),
+            "late_s": seconds(self.late if self.cause is not None else 0),
+            "cause": None if self.cause is None else str(self.cause),
+            "waited_s": {str(cause): seconds(ns) for cause, ns in self.waited.items()},
+            "prefetched": self.prefetched,
+            "behind": self.behind,
+        }
+
+
+def time_gathers(
+    activity: Activity, spans: FsdpSpans, steps: Sequence[Window], phases: Sequence[Mark]
+) -> list[GatherTiming]:
+    """Every all-gather that belongs to an FSDP unit, a step and a wait, in order of its issue."""
+    unit = unit_of(spans, activity.collectives.work.launch_lane, activity.collectives.work.launch)
+    gather = COLLECTIVE_TYPES.index(CollectiveType.ALL_GATHER)
+    rows = np.flatnonzero((activity.collectives.kind == gather) & (unit != MISSING))
+    work = activity.collectives.work
+    rows = rows[np.argsort(work.launch[rows], kind="stable")]
+    wait = _waits(spans, unit[rows], work.launch[rows])
+    step = containing([window.mark for window in steps], work.launch[rows])
+    known = (wait != UNKNOWN_TIME) & (step >= 0)
+    rows, wait, step = rows[known], wait[known], step[known]
+    if not len(rows):
+        return []
+    return _timings(activity, spans, steps, phases, unit, rows, wait, step)
+
+
+def _waits(spans: FsdpSpans, unit: Int32, issued: Int64) -> Int64:
+    """Start of each unit's first wait that has not ended before the issue, or UNKNOWN_TIME."""
+    found = np.full(len(unit), UNKNOWN_TIME, np.int64)
+    waits = np.isin(spans.event, [i for i, name in enumerate(spans.events) if name in _WAITS])
+    for each in np.unique(unit).tolist():
+        own = np.flatnonzero(waits & (spans.unit == each))
+        asked = np.flatnonzero(unit == each)
+        # One unit's waits follow one another, so their ends are in order like their starts.
+        place = np.searchsorted(spans.end[own], issued[asked], side="left")
+        there = place < len(own)
+        found[asked[there]] = spans.start[own[place[there]]]
+    return found
+
+
+def _needed(activity: Activity, wait: Int64, issued: Int64, ended: Int64, blocking: Bool) -> Int64:
+    """When the device (on a CPU trace: the thread that waits) could have continued."""
+    if activity.kind == "cpu":
+        return np.where(blocking, issued, np.minimum(wait, ended))
+    main = activity.work.mainline()
+    launched, reached = main.launch, np.maximum.accumulate(main.end)
+    before = np.searchsorted(launched, wait, side="left")
+    # Everything launched before the wait has ended, and what follows it has been launched.
+    last_end = np.where(before > 0, np.append(reached, 0)[before - 1], wait)
+    consumer = np.where(before < len(launched), np.append(launched, 0)[before], wait)
+    needed: Int64 = np.minimum(np.maximum(np.maximum(last_end, consumer), wait), ended)
+    return needed
+
+
+def _timings(
+    activity: Activity,
+    spans: FsdpSpans,
+    steps: Sequence[Window],
+    phases: Sequence[Mark],
+    unit: Int32,
+    rows: Int64,
+    wait: Int64,
+    step: Int64,
+) -> list[GatherTiming]:
+    work = activity.collectives.work
+    issued, started, ended = work.launch[rows], work.start[rows], work.end[rows]
+    around = spans.index.innermost(work.launch_lane[rows], issued)
+    blocking = np.full(len(rows), activity.kind == "cpu") & (spans.end[around] >= ended)
+    needed = _needed(activity, wait, issued, ended, blocking)
+    parts = _split(activity, spans, needed, issued, started, ended)
+    prefetched = _prefetched(activity, spans, unit[rows], work.launch_lane[rows], issued, wait)
+    phase = containing(phases, issued).tolist()
+    first = np.concatenate([[True], step[1:] != step[:-1]])
+    found: list[GatherTiming] = []
+    for i, row in enumerate(rows.tolist()):
+        waited = {cause: int(column[i]) for cause, column in parts.items()}
+        behind = _behind(activity, spans, unit, row)
+        cause = None
+        if ended[i] - needed[i] > TOLERANCE_NS:
+            cause = _cause(waited, bool(prefetched[i]), behind)
+            if first[i] or blocking[i]:
+                cause = LateCause.FIRST if first[i] else LateCause.BLOCKING
+        found.append(
+            GatherTiming(
+                unit=spans.units[unit[row]],
+                step=steps[step[i]].index,
+                phase=phases[phase[i]].name if phase[i] >= 0 else None,
+                issued=int(issued[i]),
+                started=int(started[i]),
+                ended=int(ended[i]),
+                needed=int(needed[i]),
+                prefetched=bool(prefetched[i]),
+                waited=waited,
+                behind=behind,
+                cause=cause,
+            )
+        )
+    return found
+
+
+def _split(
+    activity: Activity, spans: FsdpSpans, needed: Int64, issued: Int64, started: Int64, ended: Int64
+) -> dict[LateCause, Int64]:
+    """What each gather was waiting for between `needed` and `ended`, ns."""
+    limited = np.flatnonzero(np.isin(spans.event, [i for i, n in enumerate(spans.events) if n == _LIMITER]))
+    limiter_waits = intervals.of(spans.start[limited], spans.end[limited])
+    issue_by = np.minimum(issued, ended)
+    limiter = intervals.covered(limiter_waits, needed, issue_by)
+    held_from, held_to = np.maximum(needed, issued), np.minimum(started, ended)
+    queued = intervals.covered(activity.communication, held_from, held_to)
+    return {
+        LateCause.CPU_LATE: np.maximum(issue_by - needed, 0) - limiter,
+        LateCause.RATE_LIMITER: limiter,
+        LateCause.QUEUED: queued,
+        LateCause.EVENT: np.maximum(held_to - held_from, 0) - queued,
+        LateCause.TRANSFER: np.maximum(ended - np.maximum(needed, started), 0),
+    }
+
+
+def _cause(waited: dict[LateCause, int], prefetched: bool, behind: str | None) -> LateCause:
+    mainly = max(waited, key=lambda cause: waited[cause])
+    if prefetched or mainly in (LateCause.RATE_LIMITER, LateCause.CPU_LATE):
+        return mainly
+    # An earlier issue would not have helped where the wire was busy with other gathers to the very start.
+    if behind is not None and behind.startswith(CollectiveType.ALL_GATHER):
+        return mainly
+    return LateCause.NO_PREFETCH
+
+
+def _prefetched(
+    activity: Activity, spans: FsdpSpans, unit: Int32, lane: Int32, issued: Int64, wait: Int64
+) -> Bool:
+    """Issued in another unit's turn; without turns around it, with work launched before the wait."""
+    is_turn = np.isin(spans.event, [i for i, name in enumerate(spans.events) if name in _TURNS])
+    place = spans.index.innermost(lane, issued)
+    while True:
+        climb = (place != NOTHING) & ~is_turn[place]
+        if not climb.any():
+            break
+        place[climb] = spans.parent_of[place[climb]]
+    launched = activity.work.mainline().launch
+    between = np.searchsorted(launched, wait) > np.searchsorted(launched, issued)
+    prefetched: Bool = np.where(place != NOTHING, spans.unit[place] != unit, between)
+    return prefetched
+
+
+def _behind(activity: Activity, spans: FsdpSpans, unit: Int32, row: int) -> str | None:
+    """The collective that ended just when this one, issued before, could start."""
+    work = activity.collectives.work
+    started, launch = int(work.start[row]), int(work.launch[row])
+    # Collectives are in order of their start; of the ones just before, the last to end.
+    last: int | None = None
+    for other in range(row - 1, max(row - 1 - _NEIGHBOURS, -1), -1):
+        end = int(work.end[other])
+        if launch < end <= started and end >= started - TOLERANCE_NS:
+            last = other if last is None or end > int(work.end[last]) else last
+    if last is None:
+        return None
+    name = spans.units[unit[last]] if unit[last] != MISSING else "no unit"
+    return f"{COLLECTIVE_TYPES[activity.collectives.kind[last]]} ({name})"
