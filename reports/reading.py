@@ -1,8 +1,8 @@
 """Input that anybody may have written: files within limits, and text from them on one line.
 
-Whole numbers fit into 64 bits, nesting and size are bounded, and whatever is at the path (a folder, a pipe
-without a writer, a device that never ends) is answered with one line that says why it cannot be read. NaN and
-infinity pass: who knows the key decides what they mean. Pickles give plain values alone: lists, dictionaries,
+Whole numbers fit into 64 bits, nesting and size are bounded; of whatever else is at the path (a folder, a
+pipe without a writer, a device that never ends) one line says why it cannot be read. NaN and infinity pass:
+who knows the key decides what they mean. Pickles give plain values alone: lists, dictionaries,
 strings, numbers.
 """
 

@@ -17,16 +17,14 @@ import numpy as np
 
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
-from fsdpbench.reports.analysis.intervals import Intervals, seconds
+from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.naming import allocator_calls, synchronizing_calls
-from fsdpbench.reports.analysis.units import FsdpSpans
+from fsdpbench.reports.analysis.units import LIMITER_WAIT, FsdpSpans
 from fsdpbench.reports.readers import Trace
 from fsdpbench.reports.readers.trace import Int64
 
 LAUNCH_LATENCY_NS = 20_000
 """What is between a launch and its start is called latency up to here, and waiting beyond."""
-
-_LIMITER = "limiter_wait"
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def find_idle_causes(trace: Trace, activity: Activity, spans: FsdpSpans, start: 
     held: dict[str, int] = {}
     for name, what in (
         ("allocator", allocator_calls(trace)),
-        ("rate_limiter", _limiter_waits(spans)),
+        ("rate_limiter", spans.times(LIMITER_WAIT)),
         ("synchronization", synchronizing_calls(trace)),
     ):
         held[name] = intervals.intersect(late, what).length()
@@ -84,10 +82,3 @@ def find_idle_causes(trace: Trace, activity: Activity, spans: FsdpSpans, start: 
     waiting: Int64 = idle.end - launch
     latency = int(waiting[waiting <= LAUNCH_LATENCY_NS].sum())
     return IdleCauses(**held, cpu=late.length(), launch_latency=latency, event=int(waiting.sum()) - latency)
-
-
-def _limiter_waits(spans: FsdpSpans) -> Intervals:
-    if _LIMITER not in spans.events:
-        return intervals.EMPTY
-    rows = spans.event == spans.events.index(_LIMITER)
-    return intervals.of(spans.start[rows], spans.end[rows])

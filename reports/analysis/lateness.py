@@ -17,7 +17,7 @@ event (memory, a cast), and in transfer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -27,7 +27,7 @@ from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.activity import UNKNOWN_TIME, Activity
 from fsdpbench.reports.analysis.intervals import seconds
 from fsdpbench.reports.analysis.naming import COLLECTIVE_TYPES, CollectiveType
-from fsdpbench.reports.analysis.units import NOTHING, FsdpSpans, unit_of
+from fsdpbench.reports.analysis.units import LIMITER_WAIT, NOTHING, FsdpSpans, unit_of
 from fsdpbench.reports.analysis.windows import Mark, Window, containing
 from fsdpbench.reports.readers import MISSING
 from fsdpbench.reports.readers.trace import Bool, Int32, Int64
@@ -37,7 +37,6 @@ TOLERANCE_NS = 1000
 
 _WAITS = ("wait_all_gather", "all_gather_copy_out")
 _TURNS = ("pre_forward", "pre_backward", "post_forward", "post_backward")
-_LIMITER = "limiter_wait"
 
 _NEIGHBOURS = 8
 """How many collectives back one is looked for that another queued behind: a few run at a time."""
@@ -113,25 +112,63 @@ class GatherTiming:
 def time_gathers(
     activity: Activity, spans: FsdpSpans, steps: Sequence[Window], phases: Sequence[Mark]
 ) -> list[GatherTiming]:
-    """Every all-gather that belongs to an FSDP unit, a step and a wait, in order of its issue."""
-    unit = unit_of(spans, activity.collectives.work.launch_lane, activity.collectives.work.launch)
-    gather = COLLECTIVE_TYPES.index(CollectiveType.ALL_GATHER)
-    rows = np.flatnonzero((activity.collectives.kind == gather) & (unit != MISSING))
+    """Return every all-gather that belongs to an FSDP unit, a step and a wait, in order of its issue."""
     work = activity.collectives.work
-    rows = rows[np.argsort(work.launch[rows], kind="stable")]
-    wait = _waits(spans, unit[rows], work.launch[rows])
-    step = containing([window.mark for window in steps], work.launch[rows])
+    unit = unit_of(spans, work.launch_lane, work.launch)
+    gathers = _gathers(activity, spans, unit)
+    wait = _waits(spans, gathers.unit, gathers.issued)
+    step = containing([window.mark for window in steps], gathers.issued)
     known = (wait != UNKNOWN_TIME) & (step >= 0)
-    rows, wait, step = rows[known], wait[known], step[known]
-    if not len(rows):
+    if not known.any():
         return []
-    return _timings(activity, spans, steps, phases, unit, rows, wait, step)
+    return _timings(activity, spans, steps, phases, unit, gathers.select(known), wait[known], step[known])
+
+
+@dataclass(frozen=True, eq=False)
+class _Gathers:
+    """All-gathers in order of their issue, one row each; times in ns.
+
+    row: among `activity.collectives`, of the first where several broadcasts are one all-gather.  around: row
+    of the annotation around its issue.
+    """
+
+    row: Int64
+    unit: Int32
+    lane: Int32
+    around: Int64
+    issued: Int64
+    started: Int64
+    ended: Int64
+
+    def select(self, rows: Bool | Int64) -> _Gathers:
+        """Return the rows of a mask or of an index array, in its order."""
+        return _Gathers(*(getattr(self, each.name)[rows] for each in fields(self)))
+
+
+def _gathers(activity: Activity, spans: FsdpSpans, unit: Int32) -> _Gathers:
+    """Return the all-gathers of FSDP units; `unit` is that of each collective."""
+    collectives, work = activity.collectives, activity.collectives.work
+    kind = COLLECTIVE_TYPES.index(CollectiveType.ALL_GATHER)
+    rows = np.flatnonzero((collectives.kind == kind) & (unit != MISSING))
+    around = spans.index.innermost(work.launch_lane[rows], work.launch[rows])
+    started, ended = work.start[rows], work.end[rows]
+    # A broadcast a rank is one all-gather, from the first one's start to the last one's end: it counts once
+    # (test_lateness_and_verdict.py, test_an_all_gather_of_broadcasts_counts_once).
+    leads = collectives.leads[rows]
+    lead = {annotation: place for place, annotation in enumerate(around.tolist()) if leads[place]}
+    parts = np.flatnonzero(~leads)
+    whole = np.array([lead[annotation] for annotation in around[parts].tolist()], np.int64)
+    np.minimum.at(started, whole, started[parts])
+    np.maximum.at(ended, whole, ended[parts])
+    found = _Gathers(rows, unit[rows], work.launch_lane[rows], around, work.launch[rows], started, ended)
+    order = np.argsort(found.issued, kind="stable")
+    return found.select(order[leads[order]])
 
 
 def _waits(spans: FsdpSpans, unit: Int32, issued: Int64) -> Int64:
     """Start of each unit's first wait that has not ended before the issue, or UNKNOWN_TIME."""
     found = np.full(len(unit), UNKNOWN_TIME, np.int64)
-    waits = np.isin(spans.event, [i for i, name in enumerate(spans.events) if name in _WAITS])
+    waits = spans.named(*_WAITS)
     for each in np.unique(unit).tolist():
         own = np.flatnonzero(waits & (spans.unit == each))
         asked = np.flatnonzero(unit == each)
@@ -162,21 +199,26 @@ def _timings(
     steps: Sequence[Window],
     phases: Sequence[Mark],
     unit: Int32,
-    rows: Int64,
+    gathers: _Gathers,
     wait: Int64,
     step: Int64,
 ) -> list[GatherTiming]:
-    work = activity.collectives.work
-    issued, started, ended = work.launch[rows], work.start[rows], work.end[rows]
-    around = spans.index.innermost(work.launch_lane[rows], issued)
-    blocking = np.full(len(rows), activity.kind == "cpu") & (spans.end[around] >= ended)
+    """Return a timing for each of `gathers`.
+
+    Args:
+        unit: of each collective, index into `spans.units`.
+        wait: ns at which the CPU began to wait for each gather.
+        step: place of each gather's step in `steps`.
+    """
+    issued, started, ended = gathers.issued, gathers.started, gathers.ended
+    blocking = np.full(len(wait), activity.kind == "cpu") & (spans.end[gathers.around] >= ended)
     needed = _needed(activity, wait, issued, ended, blocking)
     parts = _split(activity, spans, needed, issued, started, ended)
-    prefetched = _prefetched(activity, spans, unit[rows], work.launch_lane[rows], issued, wait)
+    prefetched = _prefetched(activity, spans, gathers, wait)
     phase = containing(phases, issued).tolist()
     first = np.concatenate([[True], step[1:] != step[:-1]])
     found: list[GatherTiming] = []
-    for i, row in enumerate(rows.tolist()):
+    for i, row in enumerate(gathers.row.tolist()):
         waited = {cause: int(column[i]) for cause, column in parts.items()}
         behind = _behind(activity, spans, unit, row)
         cause = None
@@ -206,8 +248,7 @@ def _split(
     activity: Activity, spans: FsdpSpans, needed: Int64, issued: Int64, started: Int64, ended: Int64
 ) -> dict[LateCause, Int64]:
     """What each gather was waiting for between `needed` and `ended`, ns."""
-    limited = np.flatnonzero(np.isin(spans.event, [i for i, n in enumerate(spans.events) if n == _LIMITER]))
-    limiter_waits = intervals.of(spans.start[limited], spans.end[limited])
+    limiter_waits = spans.times(LIMITER_WAIT)
     issue_by = np.minimum(issued, ended)
     limiter = intervals.covered(limiter_waits, needed, issue_by)
     held_from, held_to = np.maximum(needed, issued), np.minimum(started, ended)
@@ -231,20 +272,18 @@ def _cause(waited: dict[LateCause, int], prefetched: bool, behind: str | None) -
     return LateCause.NO_PREFETCH
 
 
-def _prefetched(
-    activity: Activity, spans: FsdpSpans, unit: Int32, lane: Int32, issued: Int64, wait: Int64
-) -> Bool:
-    """Issued in another unit's turn; without turns around it, with work launched before the wait."""
-    is_turn = np.isin(spans.event, [i for i, name in enumerate(spans.events) if name in _TURNS])
-    place = spans.index.innermost(lane, issued)
+def _prefetched(activity: Activity, spans: FsdpSpans, gathers: _Gathers, wait: Int64) -> Bool:
+    """Return which were issued in another unit's turn; without turns, with work launched before the wait."""
+    is_turn = spans.named(*_TURNS)
+    place = gathers.around.copy()
     while True:
         climb = (place != NOTHING) & ~is_turn[place]
         if not climb.any():
             break
         place[climb] = spans.parent_of[place[climb]]
     launched = activity.work.mainline().launch
-    between = np.searchsorted(launched, wait) > np.searchsorted(launched, issued)
-    prefetched: Bool = np.where(place != NOTHING, spans.unit[place] != unit, between)
+    between = np.searchsorted(launched, wait) > np.searchsorted(launched, gathers.issued)
+    prefetched: Bool = np.where(place != NOTHING, spans.unit[place] != gathers.unit, between)
     return prefetched
 
 

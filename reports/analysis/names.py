@@ -16,7 +16,7 @@ import numpy as np
 
 from fsdpbench.reports.analysis.activity import Activity
 from fsdpbench.reports.analysis.intervals import seconds
-from fsdpbench.reports.analysis.units import FsdpSpans
+from fsdpbench.reports.analysis.units import LIMITER_WAIT, FsdpSpans
 from fsdpbench.reports.analysis.windows import Window, containing
 from fsdpbench.reports.readers import Trace
 
@@ -123,8 +123,6 @@ def name_totals(trace: Trace, activity: Activity, windows: Sequence[Window]) -> 
 
 _COPY = re.compile(r"copy|clone|CatArray|_cat_|(^|_)stack_", re.IGNORECASE)
 
-_LIMITER = "limiter_wait"
-
 
 @dataclass(frozen=True)
 class WorkCounts:
@@ -153,10 +151,7 @@ def count_work(trace: Trace, activity: Activity, spans: FsdpSpans, windows: Sequ
     copying = np.fromiter((_is_copy(name) for name in trace.names), np.bool_, len(trace.names))
     computing = inside & ~work.is_communication & ~work.is_copy
     moving = inside & (work.is_copy | (computing & copying[trace.events.name[work.row]]))
-    waits = 0
-    if _LIMITER in spans.events:
-        asked = spans.start[spans.event == spans.events.index(_LIMITER)]
-        waits = int((containing(marks, asked) >= 0).sum())
+    waits = int((containing(marks, spans.start[spans.named(LIMITER_WAIT)]) >= 0).sum())
     return WorkCounts(int(computing.sum()), int(moving.sum()), waits)
 
 

@@ -13,8 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from fsdpbench.reports.analysis import intervals
+from fsdpbench.reports.analysis.intervals import Intervals
 from fsdpbench.reports.readers import MISSING, Category, Trace
-from fsdpbench.reports.readers.trace import Int32, Int64
+from fsdpbench.reports.readers.trace import Bool, Int32, Int64
 
 _EVENT = re.compile(
     r"^FSDP::(?P<event>\w+?)(?:\s*+\((?P<unit>[^()]*+)\)|\s++for\s++(?P<target>\S(?:.*\S)?))?\s*+$"
@@ -24,6 +26,8 @@ _OF_NO_UNIT = ("inputs_to_device", "cast_forward_inputs", "cast_forward_outputs"
 """torch's annotations that never name their unit, whichever it is."""
 
 ROOT_UNIT = "root"
+LIMITER_WAIT = "limiter_wait"
+"""The event in which the CPU waits for FSDP's rate limiter."""
 
 NUMBERED_UNITS = "FSDP1 of torch names no units: they are numbered in the order of their forward"
 
@@ -49,6 +53,15 @@ class FsdpSpans:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def named(self, *events: str) -> Bool:
+        """Return a mask over the annotations: those of one of these events."""
+        return np.isin(self.event, [number for number, name in enumerate(self.events) if name in events])
+
+    def times(self, event: str) -> Intervals:
+        """Return when the CPU was in annotations of `event`."""
+        rows = self.named(event)
+        return intervals.of(self.start[rows], self.end[rows])
 
 
 def parse_annotation(name: str) -> tuple[str, str] | None:
