@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 
 Values = Mapping[str, Any]
 Expression = Callable[[Values], Any]

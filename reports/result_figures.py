@@ -11,14 +11,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from fsdpbench.reports.analysis.device.time_units import seconds
-from fsdpbench.reports.analysis.model import (
-    Analysis,
-    CollectiveFigures,
-    RankAnalysis,
-    communication_dict,
-    late_dict,
-)
+from fsdpbench.reports.analysis.figures import CollectiveFigures, communication_dict
+from fsdpbench.reports.analysis.intervals import seconds
+from fsdpbench.reports.analysis.model import Analysis, RankAnalysis, late_dict
 
 Record = dict[str, Any]
 

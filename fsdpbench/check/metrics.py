@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 
 # One figure as it was read: a number that can be true, `None` where it is unknown, or what is there
 # instead and why it cannot be one.

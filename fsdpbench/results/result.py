@@ -18,7 +18,7 @@ from fsdpbench.files.whole_files import write_whole
 from fsdpbench.reports.analysis import analyze
 from fsdpbench.reports.analysis.analyze import Draw
 from fsdpbench.reports.analysis.model import Analysis
-from fsdpbench.reports.hta_text import one_line
+from fsdpbench.reports.reading import one_line
 from fsdpbench.reports.result_figures import result_figures
 from fsdpbench.results.provenance import environment
 from fsdpbench.results.records import OPTIONAL, TRACE_FOLDER, Status, compiled_graphs, read_records

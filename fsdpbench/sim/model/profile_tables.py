@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from fsdpbench.reports.hta_text import printable
+from fsdpbench.reports.reading import printable
 from fsdpbench.sim.model.keys import ProfileError
 from fsdpbench.sim.model.library_sections import (
     AttentionTable,
