@@ -1,4 +1,7 @@
-"""The lm head and the loss together, a part of the tokens at a time, so that all logits are never held.
+"""Losses of models: token losses with or without the lm head inside, and the loss of classes.
+
+`chunked` and `fused` compute the lm head and the loss together, a part of the tokens at a time, so that all
+logits are never held:
 
     hidden [rows, d_model] ──┬─ part 0 ── @ weight.T ── logits [rows / n, vocab] ── loss ─┐
                              ├─ part 1 ── ...                                             ├─ sum
@@ -22,18 +25,92 @@ from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-
-from fsdpbench.workloads.layers import ComputesTokenLoss, token_loss
 
 OfLogits = Callable[[Tensor], Tensor]
 LinearLoss = Callable[..., Tensor]
 
 
+class ComputesTokenLoss:
+    """A module whose forward ends in `token_loss`, in a compiled one, or in a loss with the head inside."""
+
+    compiled_loss: Callable[[Tensor, Tensor, bool], Tensor] | None = None
+    linear_loss: Callable[..., Tensor] | None = None
+    lm_head: nn.Module
+
+    def logits_or_loss(
+        self,
+        hidden: Tensor,
+        targets: Tensor | None,
+        in_fp32: bool,
+        of_logits: Callable[[Tensor], Tensor] | None = None,
+        plain: Callable[[Tensor, Tensor, bool], Tensor] | None = None,
+    ) -> Tensor:
+        """Return the logits of `hidden` [batch, seq, d_model], or with `targets` their loss.
+
+        `of_logits`: applied to the product. `plain`: in the place of `token_loss`.
+        """
+        if targets is not None and self.linear_loss is not None:
+            loss = partial(self.linear_loss, targets=targets, in_fp32=in_fp32, of_logits=of_logits)
+            result: Tensor = self.lm_head(hidden, loss=loss)
+            return result
+        logits: Tensor = self.lm_head(hidden)
+        if of_logits is not None:
+            logits = of_logits(logits)
+        if targets is None:
+            return logits
+        return (self.compiled_loss or plain or token_loss)(logits, targets, in_fp32)
+
+
+def token_loss(logits: Tensor, targets: Tensor, in_fp32: bool) -> Tensor:
+    """Return the mean cross entropy of `logits`, [batch, seq, vocab], against `targets`, int64 [batch, seq].
+
+    `in_fp32`: the logits are cast before, as most mixed precision training does (batch x seq x vocab x 4 B).
+    """
+    rows, wanted = logits.flatten(0, 1), targets.flatten()
+    if isinstance(rows, DTensor):  # each rank has its share of the vocabulary, which torch's loss handles
+        whole = F.cross_entropy(rows.float() if in_fp32 else rows, wanted)
+        return whole.to_local() if isinstance(whole, DTensor) else whole
+    if in_fp32:
+        return F.cross_entropy(rows.float(), wanted)
+    loss: Tensor = _LeanCrossEntropy.apply(rows, wanted)
+    return loss
+
+
+class _LeanCrossEntropy(torch.autograd.Function):
+    """Mean cross entropy whose gradient overwrites the log-probabilities that were kept for it.
+
+    `F.cross_entropy` holds three tensors of the logits' size in its backward (log-probabilities, their
+    gradient, the logits' gradient), this one, as the fused losses of training libraries do. One backward
+    only: a second one is refused by autograd, which sees that what was kept has changed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, wanted: Tensor) -> Tensor:
+        log_probabilities = F.log_softmax(rows, dim=1)
+        ctx.save_for_backward(log_probabilities, wanted)
+        return F.nll_loss(log_probabilities, wanted)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        log_probabilities, wanted = ctx.saved_tensors
+        result = log_probabilities.exp_()
+        result.scatter_add_(1, wanted[:, None], result.new_full((len(wanted), 1), -1.0))
+        return result.mul_(gradient / len(wanted)), None
+
+
+def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross entropy of `logits`, [batch, classes], against `labels`, int64 of [batch], in
+    float32."""
+    return F.cross_entropy(logits.float(), labels)
+
+
 class _Given(NamedTuple):
-    """`rows` [rows, d_model], of which each has a word in `wanted` [rows], and the lm head."""
+    """The arguments of a linear loss: `rows` [rows, d_model] with their targets `wanted` [rows], and the lm
+    head."""
 
     rows: Tensor
     weight: Tensor
@@ -52,14 +129,17 @@ def _linear_loss(
     *,
     of_rows: Callable[[_Given, OfLogits | None], Tensor],
 ) -> Tensor:
-    """Mean cross entropy of `hidden` [batch, seq, d_model] times `weight` [vocab, d_model], against int64
-    `targets` [batch, seq]. `of_logits`: what follows the product. `of_rows`: how it is computed."""
+    """Return the mean cross entropy of `hidden` [batch, seq, d_model] times `weight` [vocab, d_model],
+    against int64 `targets` [batch, seq].
+
+    `of_logits`: applied to the product. `of_rows`: computes the loss of all rows.
+    """
     given = _Given(hidden.flatten(0, 1), weight, bias, targets.flatten(), in_fp32)
     return of_rows(given, of_logits)
 
 
 def _chunked(given: _Given, of_logits: OfLogits | None) -> Tensor:
-    """Logits are computed again in backward."""
+    """Compute the loss by parts, whose logits are computed again in backward."""
     rows, weight, bias, wanted, in_fp32 = given
     total: Tensor | None = None
     for part in _parts(len(rows), weight):
@@ -74,16 +154,16 @@ def _chunked(given: _Given, of_logits: OfLogits | None) -> Tensor:
 
 
 def _fused(given: _Given, of_logits: OfLogits | None) -> Tensor:
-    """Gradients are computed in forward. `of_logits` has to be None: its gradient is unknown."""
+    """Compute loss and gradients in forward. `of_logits` has to be None: its gradient is unknown."""
     assert of_logits is None
-    wanted = torch.is_grad_enabled()  # an autograd function is not told
+    wanted = torch.is_grad_enabled()  # an autograd function cannot ask: inside its forward gradients are off
     loss: Tensor = _FusedLinearLoss.apply(*_as_autocast(given), wanted)
     return loss
 
 
 def _as_autocast(given: _Given) -> _Given:
-    """What autocast would make of the product's factors, which it does not see in the products of gradients:
-    they write into tensors that are there."""
+    """Cast the factors as autocast would: it does not see the products of gradients, which write into
+    tensors that exist."""
     device = given.rows.device.type
     if not torch.is_autocast_enabled(device):
         return given
@@ -99,21 +179,24 @@ LINEAR_LOSSES: dict[str, LinearLoss] = {
 
 
 def use_linear_loss(model: ComputesTokenLoss, kind: str) -> None:
-    """Have `model` compute lm head and loss together. Only then has its head a forward of its own: Dynamo
-    compiles no frame of torch's layers, and those of the family's other products are such."""
+    """Have `model` compute lm head and loss together.
+
+    Only then has its head a forward of its own: Dynamo compiles no frame of torch's layers, and the family's
+    other linear layers keep torch's forward.
+    """
     model.linear_loss = LINEAR_LOSSES[kind]
     model.lm_head.forward = MethodType(_product_or_loss, model.lm_head)
 
 
 def _product_or_loss(head: Any, x: Tensor, loss: Callable[..., Tensor] | None = None) -> Tensor:
-    """The product, or what `loss` makes of input, weight and bias: by a call of the module, so that a unit's
+    """Return the product, or `loss` of input, weight and bias: by a call of the module, so that a unit's
     hooks run."""
     found: Tensor = type(head).forward(head, x) if loss is None else loss(x, head.weight, head.bias)
     return found
 
 
 def _parts(rows: int, weight: Tensor) -> Iterator[slice]:
-    """Slices of the rows, each a `vocab / d_model`-th of them."""
+    """Yield slices of the rows, each a `vocab / d_model`-th of them."""
     vocab, width = weight.shape
     count = min(rows, -(-vocab // width))
     length = -(-rows // count)
@@ -136,6 +219,8 @@ def _loss_of_part(
 
 
 class _FusedLinearLoss(torch.autograd.Function):
+    """A linear loss whose forward computes the gradients, which backward only scales."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -177,7 +262,7 @@ class _FusedLinearLoss(torch.autograd.Function):
 def _loss_and_gradient(
     rows: Tensor, weight: Tensor, bias: Tensor | None, wanted: Tensor, in_fp32: bool, trains: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The sum of a part's losses, and its gradient in the logits' place if it `trains`."""
+    """Return the sum of a part's losses, and its gradient in the logits' memory if it `trains`."""
     logits = F.linear(rows, weight, bias)
     log_probabilities = F.log_softmax(logits.float() if in_fp32 else logits, dim=1)
     loss = F.nll_loss(log_probabilities, wanted, reduction="sum")

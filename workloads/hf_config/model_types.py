@@ -1,18 +1,29 @@
-"""Decoder-only transformers by `model_type`: what each one's published code makes of its keys."""
+"""Model types of Hugging Face's configuration files: the reader of each one's keys, and the translation.
+
+A reader returns the shape of a family of ours as the published code of the model makes it of the keys.
+"""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from fsdpbench.workloads.hf_config.keys import Keys, shortest_period
-from fsdpbench.workloads.hf_config.parts import (
+from fsdpbench.workloads.decoder.shape import FAMILY as DECODER
+from fsdpbench.workloads.families.gpt import FAMILY as GPT
+from fsdpbench.workloads.families.t5 import FAMILY as T5
+from fsdpbench.workloads.hf_config.keys import (
     ACTIVATIONS,
+    Keys,
     common_shape,
     layer_pattern,
     longrope_shape,
     read_rope,
     rope_shape,
+    shortest_period,
 )
+from fsdpbench.workloads.shape import ShapeError
 
 Values = dict[str, Any]
 
@@ -112,7 +123,7 @@ _GPT_OSS_ROPE: Values = {
 
 
 def llama(keys: Keys) -> Values:
-    """Llama 1 to 3.3."""
+    """Read Llama 1 to 3.3."""
     return {
         **common_shape(keys, _LLAMA),
         **rope_shape(keys, 10000.0),
@@ -121,7 +132,7 @@ def llama(keys: Keys) -> Values:
 
 
 def mistral(keys: Keys) -> Values:
-    """Mistral 7B and its successors of text: all layers slide, or none."""
+    """Read Mistral 7B and its successors of text: all layers slide, or none."""
     keys.must_be("attention_bias", False, None)
     shape = {**common_shape(keys, _MISTRAL), **rope_shape(keys, 10000.0)}
     return {**shape, **_all_slide(keys, shape["layers"], 4096)}
@@ -133,20 +144,20 @@ def _all_slide(keys: Keys, layers: int, missing: int) -> Values:
 
 
 def qwen2(keys: Keys) -> Values:
-    """Qwen 2 and 2.5: biases of queries, keys and values."""
+    """Read Qwen 2 and 2.5: biases of queries, keys and values."""
     keys.must_be("attention_bias", False, None)
     shape = {**common_shape(keys, _QWEN), **rope_shape(keys, 10000.0), "qkv_bias": True}
     return {**shape, **_upper_slide(keys, shape["layers"])}
 
 
 def qwen3(keys: Keys) -> Values:
-    """Qwen 3: norms of queries and keys."""
+    """Read Qwen 3: norms of queries and keys."""
     shape = {**common_shape(keys, {**_QWEN, "head_dim": 128}), **rope_shape(keys, 10000.0), "qk_norm": True}
     return {**shape, **_upper_slide(keys, shape["layers"])}
 
 
 def _upper_slide(keys: Keys, layers: int) -> Values:
-    """Qwen: from a layer on, and only where it is switched on."""
+    """Read the layers that slide in a Qwen: those from a layer on, and only where that is switched on."""
     window = keys.whole("sliding_window", 4096, null=0)
     first = keys.whole("max_window_layers", 28)
     on = keys.flag("use_sliding_window", False)
@@ -154,7 +165,7 @@ def _upper_slide(keys: Keys, layers: int) -> Values:
 
 
 def gemma(keys: Keys) -> Values:
-    """Gemma 1."""
+    """Read Gemma 1."""
     return {
         **common_shape(keys, _GEMMA),
         **rope_shape(keys, 10000.0),
@@ -172,7 +183,7 @@ def _of_all_gemmas(keys: Keys) -> Values:
 
 
 def gemma2(keys: Keys) -> Values:
-    """Gemma 2: soft caps, every second layer slides, norms before and after."""
+    """Read Gemma 2: soft caps, every second layer slides, norms before and after."""
     shape = {
         **common_shape(keys, _GEMMA2),
         **rope_shape(keys, 10000.0),
@@ -184,7 +195,7 @@ def gemma2(keys: Keys) -> Values:
 
 
 def gemma3(keys: Keys) -> Values:
-    """Gemma 3's text model: five of six layers slide, with rotary positions of their own."""
+    """Read Gemma 3's text model: five of six layers slide, with rotary positions of their own."""
     shape = {
         **common_shape(keys, {**_GEMMA2, "vocab_size": 262208, "max_position_embeddings": 131072}),
         **_gemma3_rope(keys),
@@ -210,7 +221,7 @@ def _of_later_gemmas(keys: Keys, *, score_cap: float, logit_cap: float) -> Value
 
 
 def _gemma3_rope(keys: Keys) -> Values:
-    """Full layers may be scaled; sliding ones have a theta of their own and no scaling."""
+    """Read Gemma 3's rotary positions: full layers may be scaled, sliding ones have a theta of their own."""
     by_layer = keys.table("rope_parameters") or {}
     local_theta = keys.number("rope_local_base_freq", 10000.0)
     if "full_attention" not in by_layer:
@@ -228,7 +239,7 @@ def _gemma3_rope(keys: Keys) -> Values:
 
 
 def phi(keys: Keys) -> Values:
-    """Phi 1, 1.5 and 2: LayerNorm, biases everywhere, attention and feed-forward side by side."""
+    """Read Phi 1, 1.5 and 2: LayerNorm, biases everywhere, attention and feed-forward side by side."""
     keys.must_be("qk_layernorm", False, None)
     return {
         **common_shape(keys, _PHI),
@@ -246,7 +257,7 @@ def phi(keys: Keys) -> Values:
 
 
 def phi3(keys: Keys) -> Values:
-    """Phi 3 and 4: fused projections."""
+    """Read Phi 3 and 4: fused projections."""
     keys.must_be("attention_bias", False, None)
     keys.ignore("original_max_position_embeddings")  # of longrope alone
     keys.must_be("full_attn_mod", 1, None)
@@ -268,7 +279,7 @@ def _dropouts(keys: Keys) -> Values:
 
 
 def mixtral(keys: Keys) -> Values:
-    """Mixtral: every layer a mixture."""
+    """Read Mixtral: every layer a mixture."""
     keys.must_be("attention_bias", False, None)
     keys.must_be("router_jitter_noise", 0.0, None)
     shape = {
@@ -286,7 +297,7 @@ def _mixture(keys: Keys, experts: int, chosen: int) -> Values:
 
 
 def qwen2_moe(keys: Keys) -> Values:
-    """Qwen 1.5's and 2's mixtures: small experts beside a shared one, which a sigmoid weighs."""
+    """Read Qwen 1.5's and 2's mixtures: small experts beside a shared one, which a sigmoid weighs."""
     shared = keys.whole("shared_expert_intermediate_size", 5632)
     shape = {
         **common_shape(keys, _QWEN2_MOE),
@@ -311,7 +322,7 @@ def _small_experts(keys: Keys, experts: int, chosen: int, width: int) -> Values:
 
 
 def _sparse_layers(keys: Keys, layers: int, experts: int) -> str:
-    """Every `decoder_sparse_step`-th layer is a mixture, except those that are listed."""
+    """Read the pattern of mixtures: every `decoder_sparse_step`-th layer, except listed ones."""
     step, dense = keys.whole("decoder_sparse_step", 1) or 1, keys.raw("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise keys.misfit("mlp_only_layers", dense, "a list of layers")
@@ -321,7 +332,7 @@ def _sparse_layers(keys: Keys, layers: int, experts: int) -> str:
 
 
 def qwen3_moe(keys: Keys) -> Values:
-    """Qwen 3's mixtures: many small experts, some layers dense where the file says so."""
+    """Read Qwen 3's mixtures: many small experts, some layers dense where the file says so."""
     experts = keys.whole("num_experts", keys.whole("num_local_experts", 128))
     again = keys.whole("num_local_experts", experts)
     if again != experts:
@@ -340,7 +351,7 @@ def qwen3_moe(keys: Keys) -> Values:
 
 
 def gpt_oss(keys: Keys) -> Values:
-    """GPT-OSS: every layer a mixture with biases, sinks, every second layer slides."""
+    """Read GPT-OSS: every layer a mixture with biases, sinks, every second layer slides."""
     keys.must_be("swiglu_limit", 7.0, 7, None)
     keys.must_be("swiglu_alpha", 1.702, None)
     keys.ignore("initial_context_length", "experts_per_token")  # said again by keys that are read
@@ -363,7 +374,160 @@ def gpt_oss(keys: Keys) -> Values:
 
 
 def _check_quantization(keys: Keys) -> None:
-    """The published checkpoint is MXFP4, and is trained after it was expanded to bf16: the same model."""
+    """Accept MXFP4: the published checkpoint is trained after it was expanded to bf16, as the same model."""
     table = keys.table("quantization_config")
     if table is not None and table.get("quant_method") != "mxfp4":
         raise keys.refusal("quantization_config", table)
+
+
+def gpt2(keys: Keys) -> Values:
+    """Read GPT-2: learned positions, as many as `n_positions`."""
+    d_model, inner = keys.whole("n_embd", 768), keys.whole("n_inner", 0)
+    if inner and (not d_model or inner % d_model):
+        raise keys.misfit("n_inner", inner, f"null, or a multiple of n_embd, {d_model}")
+    drops = {name: keys.number(name, 0.1) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    for name, value in drops.items():
+        if value != drops["resid_pdrop"]:
+            raise keys.misfit(name, value, f"what resid_pdrop is, {drops['resid_pdrop']}")
+    keys.must_be("layer_norm_epsilon", 1e-5)
+    keys.must_be("scale_attn_weights", True)
+    keys.must_be("scale_attn_by_inverse_layer_idx", False)
+    keys.must_be("reorder_and_upcast_attn", False)
+    keys.must_be("add_cross_attention", False)
+    # Our GPTs compute GELU itself, by one kernel as its approximation by tanh would be.
+    keys.must_be("activation_function", "gelu_new", "gelu", "gelu_pytorch_tanh")
+    # What the predecessor had; and summaries: heads of other tasks.
+    keys.ignore("n_ctx", "n_special", "predict_special_tokens", *(f"summary_{name}" for name in _SUMMARY))
+    return {
+        "layers": keys.whole("n_layer", 12),
+        "d_model": d_model,
+        "heads": keys.whole("n_head", 12),
+        "vocab": keys.whole("vocab_size", 50257),
+        "tied": keys.flag("tie_word_embeddings", True),
+        "expansion": inner // d_model if inner else 4,
+        "max_seq": keys.whole("n_positions", 1024),
+        "dropout": drops["resid_pdrop"],
+    }
+
+
+_SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
+_FEED_FORWARDS = {"relu": "", "gated-gelu": "gated"}
+
+
+_T5: Values = {
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "vocab_size": 32128,
+    "feed_forward_proj": "relu",
+    "tie_word_embeddings": True,
+}
+_MT5: Values = {
+    "d_ff": 1024,
+    "num_layers": 8,
+    "num_heads": 6,
+    "vocab_size": 250112,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+}
+
+
+def t5(keys: Keys) -> Values:
+    """Read T5, T5 1.1 and Flan-T5."""
+    return _t5(keys, _T5)
+
+
+def mt5(keys: Keys) -> Values:
+    """Read mT5: T5 1.1 with the words of 101 languages."""
+    return _t5(keys, _MT5)
+
+
+def umt5(keys: Keys) -> Values:
+    """Read UMT5: mT5 with a position bias in every layer."""
+    keys.ignore("scalable_attention")  # the trainer wrote it, and no code reads it
+    return {**_t5(keys, _MT5 | {"tie_word_embeddings": True}), "bias_each_layer": True}
+
+
+def _t5(keys: Keys, defaults: Values) -> Values:
+    layers = keys.whole("num_layers", defaults["num_layers"])
+    decoder_layers = keys.whole("num_decoder_layers", layers)
+    if decoder_layers != layers:
+        raise keys.misfit("num_decoder_layers", decoder_layers, f"what num_layers is, {layers}")
+    keys.must_be("is_encoder_decoder", True, None)
+    keys.must_be("relative_attention_max_distance", 128)
+    keys.must_be("layer_norm_epsilon", 1e-6)
+    tied = keys.flag("tie_word_embeddings", defaults["tie_word_embeddings"])
+    keys.must_be("scale_decoder_outputs", tied)
+    keys.ignore("dense_act_fn", "is_gated_act")  # parts of feed_forward_proj
+    return {
+        "layers": layers,
+        "d_model": keys.whole("d_model", 512),
+        "d_ff": keys.whole("d_ff", defaults["d_ff"]),
+        "heads": keys.whole("num_heads", defaults["num_heads"]),
+        "d_kv": keys.whole("d_kv", 64),
+        "vocab": keys.whole("vocab_size", defaults["vocab_size"]),
+        "gated": bool(keys.word("feed_forward_proj", defaults["feed_forward_proj"], _FEED_FORWARDS)),
+        "tied": tied,
+        "buckets": keys.whole("relative_attention_num_buckets", 32),
+        "max_seq": keys.whole("n_positions", 512),
+        "dropout": keys.number("dropout_rate", 0.1),
+    }
+
+
+Reader = Callable[[Keys], Values]
+
+MODEL_TYPES: Mapping[str, tuple[str, Reader]] = {
+    "llama": (DECODER, llama),
+    "mistral": (DECODER, mistral),
+    "qwen2": (DECODER, qwen2),
+    "qwen3": (DECODER, qwen3),
+    "gemma": (DECODER, gemma),
+    "gemma2": (DECODER, gemma2),
+    "gemma3_text": (DECODER, gemma3),
+    "phi": (DECODER, phi),
+    "phi3": (DECODER, phi3),
+    "mixtral": (DECODER, mixtral),
+    "qwen2_moe": (DECODER, qwen2_moe),
+    "qwen3_moe": (DECODER, qwen3_moe),
+    "gpt_oss": (DECODER, gpt_oss),
+    "t5": (T5, t5),
+    "mt5": (T5, mt5),
+    "umt5": (T5, umt5),
+    "gpt2": (GPT, gpt2),
+}
+"""Families of ours, and the readers of the keys, by model type."""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A family of ours, and the values of its shape."""
+
+    family: str
+    values: Mapping[str, Any]
+
+
+def translate(config: Mapping[str, Any]) -> Translation:
+    """Return the family and shape of the model that `config`, the content of a `config.json`, describes.
+
+    Raises:
+        ShapeError: its `model_type` is not built, a value is of another type than it must be, or a key that
+            may change the model is not built; the message names the key.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ShapeError("key model_type is missing: it says which model the other keys describe")
+    if model_type not in MODEL_TYPES:
+        raise ShapeError(_not_built(model_type, "text_config" in config))
+    family, read = MODEL_TYPES[model_type]
+    keys = Keys(config)
+    values = read(keys)
+    keys.finish()
+    return Translation(family, values)
+
+
+def _not_built(model_type: str, has_text_part: bool) -> str:
+    known = f"model_type {model_type[:60]!r} is not built; these are: {', '.join(MODEL_TYPES)}"
+    if has_text_part:
+        return f"{known}. Its text model alone may be: save the object text_config as a file of its own"
+    near = difflib.get_close_matches(model_type, MODEL_TYPES, n=1)
+    return f"{known}. Did you mean {near[0]}?" if near else known
