@@ -26,7 +26,7 @@ from fsdpbench.reports.page.tables.ranks_table import ranks_table
 from fsdpbench.reports.page.tables.work_tables import island_table
 from fsdpbench.reports.page.trace_parts import trace_parts
 from fsdpbench.reports.page.view import Configuration
-from fsdpbench.reports.run_files import ResultFile
+from fsdpbench.reports.result import Result
 from fsdpbench.reports.trace import Trace, TraceError, read_trace
 
 Links = Callable[[Configuration], list[dict[str, str]]]
@@ -200,7 +200,7 @@ def _results(entry: Ranked) -> list[list[str]]:
     return [list(pair) for pair in pairs if display.NOTHING not in pair[1].split(" / ")[0]]
 
 
-def _sampling(result: ResultFile) -> list[tuple[str, str]]:
+def _sampling(result: Result) -> list[tuple[str, str]]:
     """How the step time was measured, where it was."""
     pairs = []
     if result.repeats and len(result.repeats.step_time_s) > 1:

@@ -11,7 +11,7 @@ from fsdpbench.reports.page.display import gib, milliseconds, percent
 from fsdpbench.reports.page.ranking import Metric, Ranked, reserved
 from fsdpbench.reports.page.view import RunView
 from fsdpbench.reports.reading import UnreadableError, read_bytes
-from fsdpbench.reports.run_files import Interval
+from fsdpbench.reports.result import Interval
 
 MOST_BARS = 7
 _MOST_CODE = 20_000

@@ -9,7 +9,7 @@ from fsdpbench.reports.page import display
 from fsdpbench.reports.page.charts.memory_chart import MemoryChart
 from fsdpbench.reports.page.charts.whole_run import Table
 from fsdpbench.reports.page.display import GIB
-from fsdpbench.reports.run_files import SoakReport
+from fsdpbench.reports.result import SoakReport
 
 SOAK_WORDS = (
     "Lines of peak allocated memory, of reserved memory and of free memory in fragments over the steps of "

@@ -17,7 +17,7 @@ from fsdpbench.reports.page.charts.effects import effects
 from fsdpbench.reports.page.charts.whole_run import Chart, chart_text
 from fsdpbench.reports.page.ranking import TOKENS, Ranked, metric_of, rank, varying_settings
 from fsdpbench.reports.page.view import RunView
-from fsdpbench.reports.run_files import StepParts
+from fsdpbench.reports.result import StepParts
 
 
 @pytest.fixture(scope="module")
