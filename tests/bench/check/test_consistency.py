@@ -30,7 +30,7 @@ from fsdpbench.reports.consistency import (
     rules,
     values_of,
 )
-from fsdpbench.reports.page import load_run
+from fsdpbench.reports.pages import load_run
 from fsdpbench.results.store import Store
 
 from .gate_edits import at, put, read, write
