@@ -20,10 +20,10 @@ from fsdpbench.reports.analysis.naming import (
     COLLECTIVE_TYPES,
     CollectiveType,
     collective_type,
-    communication_kernel_names,
-    cpu_collective_names,
-    cpu_computation_names,
-    issue_names,
+    is_communication_kernel,
+    is_cpu_collective,
+    is_cpu_computation,
+    is_issue,
 )
 from fsdpbench.reports.analysis.peaks import Links
 from fsdpbench.reports.analysis.units import NOTHING, FsdpSpans
@@ -149,10 +149,10 @@ def find_activity(trace: Trace, spans: FsdpSpans, links: Links | None = None) ->
 
 def _device_work(trace: Trace, rows: Int64) -> Work:
     events = trace.events
-    rows = rows[np.argsort(events.start[rows], kind="stable")]
+    rows = trace.by_start(rows)
     launch, lane = _launches(trace, rows)
     is_kernel = events.category[rows] == Category.KERNEL
-    named = communication_kernel_names(trace)[events.name[rows]]
+    named = trace.names_that(is_communication_kernel)[events.name[rows]]
     described = np.isin(rows, np.fromiter(trace.collectives, np.int64, len(trace.collectives)))
     communication = is_kernel & (named | described)
     return Work(
@@ -188,10 +188,8 @@ def _launches(trace: Trace, rows: Int64) -> tuple[Int64, Int32]:
 
 def _cpu_work(trace: Trace) -> Work:
     events = trace.events
-    annotations = trace.rows(Category.USER_ANNOTATION, Category.CPU_OP)
-    spans = annotations[cpu_collective_names(trace)[events.name[annotations]]]
-    operators = trace.rows(Category.CPU_OP)
-    operators = operators[cpu_computation_names(trace)[events.name[operators]]]
+    spans = trace.rows_named(is_cpu_collective, Category.USER_ANNOTATION, Category.CPU_OP)
+    operators = trace.rows_named(is_cpu_computation, Category.CPU_OP)
     operators = operators[~np.isin(events.lane[operators], _process_group_lanes(trace, spans))]
     rows = np.concatenate([spans, operators])
     is_span = np.arange(len(rows)) < len(spans)
@@ -215,11 +213,8 @@ def _cpu_work(trace: Trace) -> Work:
 def _process_group_lanes(trace: Trace, spans: Int64) -> Int32:
     """Threads that only carry collectives: their copies belong to the transfer."""
     events = trace.events
-    stepping = trace.rows(Category.USER_ANNOTATION)
-    is_step = np.fromiter(
-        (name.startswith("ProfilerStep#") for name in trace.names), np.bool_, len(trace.names)
-    )
-    main = np.unique(events.lane[stepping[is_step[events.name[stepping]]]])
+    steps = trace.rows_named(lambda name: name.startswith("ProfilerStep#"), Category.USER_ANNOTATION)
+    main = np.unique(events.lane[steps])
     return np.setdiff1d(np.unique(events.lane[spans]), main).astype(np.int32)
 
 
@@ -231,9 +226,7 @@ def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
     begin before its issue keeps its own start.
     """
     events = trace.events
-    operators = trace.rows(Category.CPU_OP)
-    issues = operators[issue_names(trace)[events.name[operators]]]
-    issues = issues[np.argsort(events.start[issues], kind="stable")]
+    issues = trace.by_start(trace.rows_named(is_issue, Category.CPU_OP))
     launch, lane = events.start[spans].copy(), events.lane[spans].copy()
     # Gloo carries out a reduce-scatter as an all-reduce: they are one type here.
     types = [collective_type(name) for name in trace.names]
@@ -330,8 +323,7 @@ def _issued_types(trace: Trace, work: Work) -> list[int]:
     events = trace.events
     if len(trace.rows(Category.KERNEL)):
         return [MISSING] * len(work.row)
-    operators = trace.rows(Category.CPU_OP)
-    operators = operators[issue_names(trace)[events.name[operators]]]
+    operators = trace.rows_named(is_issue, Category.CPU_OP)
     by_place = {(int(events.start[row]), int(events.lane[row])): int(events.name[row]) for row in operators}
     places = zip(work.launch.tolist(), work.launch_lane.tolist(), strict=True)
     return [by_place.get(place, MISSING) for place in places]

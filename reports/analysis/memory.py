@@ -296,23 +296,6 @@ class MemoryCurve:
     def __len__(self) -> int:
         return len(self.time)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "time_ns": self.time.tolist(),
-            "allocated_bytes": self.allocated.tolist(),
-            "reserved_bytes": self.reserved.tolist(),
-            "active_bytes": self.active.tolist() or None,
-            "retries": [
-                {"time_ns": time, "bytes": size, "freed_bytes": freed}
-                for time, size, freed in zip(
-                    self.retry_time.tolist(),
-                    self.retry_bytes.tolist(),
-                    self.retry_freed.tolist(),
-                    strict=True,
-                )
-            ],
-        }
-
 
 def memory_curve(
     trace: Trace, *, max_points: int = MAX_POINTS, origin: int | None = None, clock: Clock | None = None

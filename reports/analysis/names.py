@@ -148,7 +148,7 @@ def count_work(trace: Trace, activity: Activity, spans: FsdpSpans, windows: Sequ
     work = activity.work
     marks = [window.mark for window in windows]
     inside = containing(marks, work.asked()) >= 0
-    copying = np.fromiter((_is_copy(name) for name in trace.names), np.bool_, len(trace.names))
+    copying = trace.names_that(_is_copy)
     computing = inside & ~work.is_communication & ~work.is_copy
     moving = inside & (work.is_copy | (computing & copying[trace.events.name[work.row]]))
     waits = int((containing(marks, spans.start[spans.named(LIMITER_WAIT)]) >= 0).sum())

@@ -8,9 +8,6 @@ import re
 from enum import StrEnum
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-
 from fsdpbench.reports.analysis import intervals
 from fsdpbench.reports.analysis.intervals import Intervals
 from fsdpbench.reports.readers import Category, Trace
@@ -97,37 +94,29 @@ def collective_type(name: str) -> CollectiveType:
     return CollectiveType.OTHER
 
 
-def communication_kernel_names(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Mask over `trace.names`."""
-    return np.fromiter(map(_is_communication_kernel, trace.names), np.bool_, len(trace.names))
-
-
 @lru_cache(maxsize=16_384)  # the pattern is slow, and traces of one run have most names in common
-def _is_communication_kernel(name: str) -> bool:
+def is_communication_kernel(name: str) -> bool:
+    """Return whether a kernel carries out a collective, or a part of one."""
     return _COMMUNICATION_KERNEL.search(name) is not None
 
 
-def cpu_collective_names(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Mask over `trace.names`: spans of collectives that the CPU itself carries out."""
-    return _mask(trace, _CPU_COLLECTIVE_SPAN)
+def is_cpu_collective(name: str) -> bool:
+    """Return whether this is the span of a collective that the CPU itself carries out."""
+    return _CPU_COLLECTIVE_SPAN.search(name) is not None
 
 
-def issue_names(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Mask over `trace.names`: operators that hand a collective to its process group."""
-    return _mask(trace, _ISSUE)
+def is_issue(name: str) -> bool:
+    """Return whether this operator hands a collective to its process group."""
+    return _ISSUE.search(name) is not None
 
 
-def cpu_computation_names(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Mask over `trace.names`: operators that compute. Autograd's wrappers do not: hooks wait in them."""
-    return _mask(trace, _COMPUTATION_OPERATOR) & ~_mask(trace, _NO_COMPUTATION)
-
-
-def _mask(trace: Trace, pattern: re.Pattern[str]) -> npt.NDArray[np.bool_]:
-    return np.fromiter((bool(pattern.search(name)) for name in trace.names), np.bool_, len(trace.names))
+def is_cpu_computation(name: str) -> bool:
+    """Return whether this operator computes. Autograd's wrappers do not: hooks wait in them."""
+    return _COMPUTATION_OPERATOR.search(name) is not None and _NO_COMPUTATION.search(name) is None
 
 
 _ALLOCATING = frozenset(
-    {
+    [
         "cudaMalloc",
         "cudaFree",
         "hipMalloc",
@@ -136,9 +125,8 @@ _ALLOCATING = frozenset(
         "cuMemMap",
         "cuMemUnmap",
         "cuMemRelease",
-    }
+    ]
 )
-
 _SYNCHRONIZING = frozenset(
     f"{prefix}{what}Synchronize" for prefix in ("cuda", "hip") for what in ("Device", "Stream", "Event")
 )
@@ -146,25 +134,16 @@ _SYNCHRONIZING = frozenset(
 
 def allocator_rows(trace: Trace) -> Int64:
     """Rows of the driver's allocation calls, in order of their start."""
-    return _rows(trace, _ALLOCATING)
+    return trace.by_start(trace.rows_named(_ALLOCATING.__contains__, Category.RUNTIME))
 
 
 def allocator_calls(trace: Trace) -> Intervals:
     """When the CPU was in the driver's allocation calls."""
-    return _times(trace, allocator_rows(trace))
+    rows = allocator_rows(trace)
+    return intervals.of(trace.events.start[rows], trace.events.end[rows])
 
 
 def synchronizing_calls(trace: Trace) -> Intervals:
     """When the CPU waited for the device."""
-    return _times(trace, _rows(trace, _SYNCHRONIZING))
-
-
-def _rows(trace: Trace, wanted: frozenset[str]) -> Int64:
-    named = np.fromiter((name in wanted for name in trace.names), np.bool_, len(trace.names))
-    rows = trace.rows(Category.RUNTIME)
-    rows = rows[named[trace.events.name[rows]]]
-    return rows[np.argsort(trace.events.start[rows], kind="stable")]
-
-
-def _times(trace: Trace, rows: Int64) -> Intervals:
+    rows = trace.rows_named(_SYNCHRONIZING.__contains__, Category.RUNTIME)
     return intervals.of(trace.events.start[rows], trace.events.end[rows])

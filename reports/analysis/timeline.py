@@ -34,16 +34,6 @@ class Bar:
     unit: str | None
     count: int = 1
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "start_ns": self.start,
-            "duration_ns": self.duration,
-            "name": self.name,
-            "category": self.category,
-            "unit": self.unit,
-            "count": self.count,
-        }
-
 
 @dataclass(frozen=True)
 class Row:
@@ -53,9 +43,6 @@ class Row:
     label: str
     kind: str
     bars: tuple[Bar, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"label": self.label, "kind": self.kind, "bars": [bar.to_dict() for bar in self.bars]}
 
 
 def stream_rows(trace: Trace, step: StepAnalysis | None = None, *, max_bars: int = MAX_BARS) -> list[Row]:

@@ -66,7 +66,7 @@ class FsdpSpans:
 
 def parse_annotation(name: str) -> tuple[str, str] | None:
     """(event, unit) of an FSDP annotation's name, None for other names; a unit without name is the root."""
-    found = _EVENT.match(name)
+    found = _EVENT.match(name) if name.startswith("FSDP::") else None
     if not found or found["event"] in _OF_NO_UNIT:
         return None
     return found["event"], (found["unit"] or found["target"] or "").strip() or ROOT_UNIT
@@ -119,20 +119,10 @@ def _rank(event: str) -> int:
 
 
 def _named_annotations(trace: Trace) -> list[Annotation]:
-    """Those that name their unit, by start; each name is parsed once."""
-    parsed = {
-        number: found
-        for number, name in enumerate(trace.names)
-        if name.startswith("FSDP::") and (found := parse_annotation(name))
-    }
-    events = trace.events
-    rows = trace.rows(Category.USER_ANNOTATION)
-    rows = rows[np.isin(events.name[rows], np.fromiter(parsed, np.int64, len(parsed)))]
-    rows = rows[np.argsort(events.start[rows], kind="stable")]
-    columns = (events.start[rows], events.end[rows], events.lane[rows], events.name[rows])
+    """Return the annotations that name their unit, by start."""
     return [
-        Annotation(start, end, lane, *parsed[name])
-        for start, end, lane, name in zip(*(column.tolist() for column in columns), strict=True)
+        Annotation(start, end, lane, *parsed)
+        for parsed, start, end, lane in trace.parsed_annotations(parse_annotation)
     ]
 
 
@@ -281,9 +271,7 @@ def number_units(trace: Trace, root: str) -> list[Annotation]:
 
 def _spans(trace: Trace) -> list[_Span]:
     events = trace.events
-    named = np.fromiter((name.startswith(_PREFIX) for name in trace.names), np.bool_, len(trace.names))
-    rows = trace.rows(Category.USER_ANNOTATION)
-    rows = rows[named[events.name[rows]]]
+    rows = trace.rows_named(lambda name: name.startswith(_PREFIX), Category.USER_ANNOTATION)
     rows = rows[np.lexsort((-events.end[rows], events.start[rows]))]
     columns = (events.start[rows], events.end[rows], events.lane[rows], events.name[rows])
     return [

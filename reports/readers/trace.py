@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ Int8 = npt.NDArray[np.int8]
 Float64 = npt.NDArray[np.float64]
 
 Bool = npt.NDArray[np.bool_]
+
+T = TypeVar("T")
 
 MISSING = -1
 """Stands for "the event does not say" in the columns correlation, stream and device."""
@@ -190,8 +192,33 @@ class Trace:
             mask |= self.events.category == category
         return np.flatnonzero(mask)
 
+    def names_that(self, test: Callable[[str], object]) -> Bool:
+        """Return a mask over `names`: those that pass `test`. A trace has some hundred, each tested once."""
+        return np.fromiter((bool(test(name)) for name in self.names), np.bool_, len(self.names))
+
+    def rows_named(self, test: Callable[[str], object], *categories: Category) -> Int64:
+        """Return row numbers of the events of these categories whose name passes `test`, in file order."""
+        rows = self.rows(*categories)
+        return rows[self.names_that(test)[self.events.name[rows]]]
+
+    def parsed_annotations(self, parse: Callable[[str], T | None]) -> Iterator[tuple[T, int, int, int]]:
+        """Yield (what `parse` makes of the name, start ns, end ns, lane) of annotations, by their start.
+
+        Each name is parsed once; annotations of which `parse` makes None are left out.
+        """
+        found = {number: each for number, name in enumerate(self.names) if (each := parse(name)) is not None}
+        events, rows = self.events, self.rows(Category.USER_ANNOTATION)
+        rows = self.by_start(rows[np.isin(events.name[rows], np.fromiter(found, np.int64, len(found)))])
+        columns = (events.name[rows], events.start[rows], events.end[rows], events.lane[rows])
+        for name, *place in zip(*(column.tolist() for column in columns), strict=True):
+            yield found[name], *place
+
+    def by_start(self, rows: Int64) -> Int64:
+        """Return these rows by their events' start; those that start together in their own order."""
+        return rows[np.argsort(self.events.start[rows], kind="stable")]
+
     def name_of(self, row: int) -> str:
-        """The name of the event in this row."""
+        """Return the name of the event in this row."""
         return self.names[int(self.events.name[row])]
 
 
