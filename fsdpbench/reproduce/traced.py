@@ -15,7 +15,7 @@ from fsdpbench.reports.pages.whole_run import Table
 from fsdpbench.reports.readers import read_trace
 from fsdpbench.reproduce.figure import Contrast, PaperFigure
 from fsdpbench.reproduce.run import Runs
-from fsdpbench.sim.hardware.profile import load_profile
+from fsdpbench.sim.model.profile import load_profile
 
 _MOST_EVENTS = 1_200
 _MOST_POINTS = 400

@@ -30,7 +30,7 @@ from fsdpbench.files.toml_text import to_toml
 from fsdpbench.files.whole_files import write_whole
 from fsdpbench.results.residuals.table import Quantity
 from fsdpbench.results.residuals.widths import LEVEL, width_of
-from fsdpbench.sim.hardware.profile import HardwareProfile, load_profile
+from fsdpbench.sim.model.profile import HardwareProfile, load_profile
 
 Simulate = Callable[[Path], Sequence[dict[str, Any]]]
 """Results of all runs, in order, on the profile in a file."""

@@ -154,7 +154,7 @@ def _analyzed(
 def _roofs(hardware: str | None) -> Roofs:
     """Links and chips by device name: of all packaged profiles, or of the one asked for, for any device."""
     from fsdpbench.reports.analysis.peaks import ANY_CHIP, ANY_DEVICE, Chip, Links
-    from fsdpbench.sim.hardware.profile import HardwareProfile, ProfileError, load_profile, profile_names
+    from fsdpbench.sim.model.profile import HardwareProfile, ProfileError, load_profile, profile_names
 
     def links_of(profile: HardwareProfile) -> Links:
         nic = profile.nic.gb_s_per_node * 1e9

@@ -20,8 +20,8 @@ from fsdpbench.configuration.degrees import PARALLEL
 from fsdpbench.configuration.settings import SETTINGS
 from fsdpbench.results.residuals.table import Condition, Quantity, Residual, read_table
 from fsdpbench.results.residuals.widths import LEVEL, MORE_GPUS, Unknown, is_beyond, width_of
-from fsdpbench.sim.hardware.profile import ProfileError, load_profile, profile_layers
-from fsdpbench.sim.software import CURRENT, load_software, software_names
+from fsdpbench.sim.model.profile import ProfileError, load_profile, profile_layers
+from fsdpbench.sim.model.software import CURRENT, load_software, software_names
 
 _SPEEDS = (
     "samples_per_s_per_gpu",
