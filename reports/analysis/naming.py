@@ -115,18 +115,8 @@ def is_cpu_computation(name: str) -> bool:
     return _COMPUTATION_OPERATOR.search(name) is not None and _NO_COMPUTATION.search(name) is None
 
 
-_ALLOCATING = frozenset(
-    [
-        "cudaMalloc",
-        "cudaFree",
-        "hipMalloc",
-        "hipFree",
-        "cuMemCreate",
-        "cuMemMap",
-        "cuMemUnmap",
-        "cuMemRelease",
-    ]
-)
+_ALLOCATING = frozenset(f"{prefix}{call}" for prefix in ("cuda", "hip") for call in ("Malloc", "Free"))
+_ALLOCATING |= {"cuMemCreate", "cuMemMap", "cuMemUnmap", "cuMemRelease"}
 _SYNCHRONIZING = frozenset(
     f"{prefix}{what}Synchronize" for prefix in ("cuda", "hip") for what in ("Device", "Stream", "Event")
 )
