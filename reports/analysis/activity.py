@@ -1,4 +1,4 @@
-"""What the device (or, on a CPU trace, the rank's threads) did when: computation, communication, copies.
+"""Activity of the device, or of a rank's threads on a CPU trace: computation, communication, copies.
 
 Both kinds of trace end in the same table, so that everything after this file is written once:
 
@@ -35,7 +35,6 @@ UNKNOWN_TIME = np.iinfo(np.int64).min
 
 
 _MEANT = ("all_gather", "reduce_scatter", "all_reduce")
-
 _STAND_INS = (CollectiveType.ALL_TO_ALL, CollectiveType.SEND_RECV, CollectiveType.OTHER)
 
 
@@ -69,7 +68,7 @@ class Work:
         )
 
     def mainline(self) -> Work:
-        """The computation of the stream that computes most, in order of its launch.
+        """Return the computation of the stream that computes most, in order of its launch.
 
         What other streams compute (casts, what follows a reduction) runs beside it and holds nothing up.
         """
@@ -82,7 +81,7 @@ class Work:
         return main.select(np.argsort(main.launch, kind="stable"))
 
     def asked(self) -> Int64:
-        """The time that decides to which step or phase an event belongs: its launch, else its own start."""
+        """Return the time (ns) that places an event in a step or phase: its launch, else its own start."""
         return np.where(self.launch == UNKNOWN_TIME, self.start, self.launch)
 
 
@@ -119,8 +118,8 @@ class Activity:
 
 
 def find_activity(trace: Trace, spans: FsdpSpans, links: Links | None = None) -> Activity:
-    """Device events where the trace has any, operators otherwise; `spans`: its FSDP annotations, `links`:
-    what its collectives run over, where it is known."""
+    """Return the activity of device events where the trace has any, of operators otherwise. `spans`: its FSDP
+    annotations; `links`: the links of its collectives, where they are known."""
     device_rows = trace.rows(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
     if len(device_rows):
         work = _device_work(trace, device_rows)
@@ -168,7 +167,7 @@ def _device_work(trace: Trace, rows: Int64) -> Work:
 
 
 def _launches(trace: Trace, rows: Int64) -> tuple[Int64, Int32]:
-    """When, and on which thread, the runtime call with the same correlation number began."""
+    """Return when (ns), and on which thread, the runtime call with the same correlation number began."""
     events = trace.events
     calls = trace.rows(Category.RUNTIME)
     calls = calls[events.correlation[calls] > 0]
@@ -211,7 +210,7 @@ def _cpu_work(trace: Trace) -> Work:
 
 
 def _process_group_lanes(trace: Trace, spans: Int64) -> Int32:
-    """Threads that only carry collectives: their copies belong to the transfer."""
+    """Return threads that only carry collectives: their copies belong to the transfer."""
     events = trace.events
     steps = trace.rows_named(lambda name: name.startswith("ProfilerStep#"), Category.USER_ANNOTATION)
     main = np.unique(events.lane[steps])
@@ -219,7 +218,8 @@ def _process_group_lanes(trace: Trace, spans: Int64) -> Int32:
 
 
 def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
-    """The call that handed each span to its process group: by type, first come, first served.
+    """Return when (ns) and where each span was handed to its process group: by type, first come, first
+    served.
 
     By type, because a process group has several threads, and a span may begin before one that was issued
     earlier. Surplus spans are the first ones: they were issued before the trace began. A span that would
@@ -246,7 +246,7 @@ def _issues(trace: Trace, spans: Int64) -> tuple[Int64, Int32]:
 
 
 def _collectives(trace: Trace, work: Work, spans: FsdpSpans, links: Links | None) -> Collectives:
-    """Types and sizes.
+    """Return the collectives with types and sizes.
 
     The metadata's name decides before the kernel's: RCCL calls all kernels alike. What carries out one of
     FSDP's collectives by other means counts as what it stands for: a reduce-scatter as an all-to-all, or an
@@ -304,7 +304,8 @@ def _sizes(
     *,
     on_cpu: bool,
 ) -> tuple[int, int]:
-    """Bytes of the message and on the wire; what was `asked` of the backend stands for what was `found`."""
+    """Return bytes of the message and on the wire. The backend was `asked` for one type to carry out the type
+    `found`."""
     ranks = info.group_size or world_size
     size = message_bytes(asked if asked is CollectiveType.BROADCAST else found, info, world_size)
     if on_cpu and asked is CollectiveType.ALL_TO_ALL and found is CollectiveType.REDUCE_SCATTER:
@@ -316,7 +317,7 @@ def _sizes(
 
 
 def _issued_types(trace: Trace, work: Work) -> list[int]:
-    """Name numbers of the issuing `c10d::` operators, MISSING where unknown.
+    """Return name numbers of the issuing `c10d::` operators, MISSING where unknown.
 
     Gloo carries out a reduce-scatter as an all-reduce; only the operator says what was meant.
     """
@@ -329,8 +330,6 @@ def _issued_types(trace: Trace, work: Work) -> list[int]:
     return [by_place.get(place, MISSING) for place in places]
 
 
-# Bytes of a collective: the full buffer, and what crosses the wire.
-#
 # Wire bytes follow nccl-tests' "bus bandwidth" (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md): for n
 # ranks and a full buffer of S bytes, all-gather, reduce-scatter and all-to-all send S (n-1)/n, all-reduce
 # twice that, broadcast, reduce and send/recv S.
@@ -340,7 +339,7 @@ _MOST_BYTES = 1 << 45
 
 
 def message_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | None) -> int | None:
-    """Bytes of the full buffer (gathered, or before reduction); None when the trace does not tell."""
+    """Return bytes of the full buffer (gathered, or before reduction); None when the trace does not say."""
     size = _said_bytes(kind, info, world_size)
     return size if size is not None and size <= _MOST_BYTES else None
 
@@ -359,12 +358,12 @@ def _said_bytes(kind: CollectiveType, info: CollectiveInfo, world_size: int | No
 
 
 def with_own_part(sent: int | None, ranks: int | None) -> int | None:
-    """The full buffer of a reduction of which `sent` is what goes to the other ranks."""
+    """Return bytes of the full buffer of a reduction that sends `sent` bytes to the other ranks."""
     return None if sent is None or not ranks or ranks < 2 else sent * ranks // (ranks - 1)
 
 
 def wire_bytes(kind: CollectiveType, message: int, ranks: int | None) -> int | None:
-    """Bytes that each rank sends; None when the number of ranks is unknown."""
+    """Return the bytes that each rank sends; None when the number of ranks is unknown."""
     if kind in (CollectiveType.BROADCAST, CollectiveType.REDUCE, CollectiveType.SEND_RECV):
         return message
     if not ranks:
@@ -373,16 +372,14 @@ def wire_bytes(kind: CollectiveType, message: int, ranks: int | None) -> int | N
     return times * message * (ranks - 1) // ranks
 
 
-# Which ranks a collective is among, from the profiler's metadata of its process group.
-#
-# torch writes the list of ranks as text, `[0, 1, 2, 3]`, of large groups only a part: `[0, 8, 16, ..., 504]`.
+# torch writes a group's ranks as text, `[0, 1, 2, 3]`; of large groups a part, `[0, 8, 16, ..., 504]`.
 
 MOST_RANKS = 1 << 16
 """More ranks than this are not listed: a shortened list of few characters may stand for any number."""
 
 
 def group_ranks(info: CollectiveInfo) -> tuple[int, ...] | None:
-    """The ranks of the group; None where the trace does not tell all of them.
+    """Return the ranks of the group; None where the trace does not list all of them.
 
     A shortened list is completed if it is evenly spaced and then has as many ranks as the group.
     """
@@ -404,7 +401,7 @@ def _listed(text: str, size: int | None) -> tuple[int, ...] | None:
 
 
 def group_key(info: CollectiveInfo | None) -> str:
-    """A text that is the same on all ranks of one group, as far as the trace tells; "" where it does not."""
+    """Return a text that is equal on all ranks of one group, as far as the trace says, else ""."""
     if info is None:
         return ""
     ranks = group_ranks(info)

@@ -1,4 +1,4 @@
-"""What event names mean: which kernels are collectives and of which type, what is computation on a CPU.
+"""Meanings of event names: which kernels are collectives and of which type, what is computation on a CPU.
 
 Each name is examined once (a trace has some hundred names), not once for each event."""
 
@@ -15,7 +15,7 @@ from fsdpbench.reports.readers.trace import Int64
 
 
 class CollectiveType(StrEnum):
-    """What a collective does, by whatever name its library calls it."""
+    """Types of collectives, by whatever name a library calls them."""
 
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
@@ -71,7 +71,6 @@ _COMMUNICATION_KERNEL = re.compile(
 )
 
 _CPU_COLLECTIVE_SPAN = re.compile(r"^(gloo|mpi|ucc|emulated):")
-
 _ISSUE = re.compile(r"^(c10d|_c10d_functional|_c10d_functional_autograd)::(?!.*wait)")
 
 # Namespaces of operators that only wrap, wait or hand over to communication.
@@ -79,13 +78,13 @@ _NO_COMPUTATION = re.compile(
     r"^(c10d|_c10d_functional\w*|c10d_functional|autograd|torch::autograd|torch::jit|profiler|"
     r"record_param_comms|gloo|nccl|mpi|ucc|emulated)\b"
 )
-
 _COMPUTATION_OPERATOR = re.compile(r"^[A-Za-z_]\w*::\w|^(graph_\d+_)?cpp_fused|^Torch-Compiled Region")
 
 
 @lru_cache(maxsize=4096)  # a trace has few names, and each of them thousands of times
 def collective_type(name: str) -> CollectiveType:
-    """The type behind a kernel's, a span's or a metadata name ("_allgather_base", "gloo:all_reduce")."""
+    """Return the type behind a kernel's, a span's or a metadata name ("_allgather_base",
+    "gloo:broadcast")."""
     # RCCL's and NCCL's template arguments may name other things; the type stands before the first bracket.
     head = name.replace("(anonymous namespace)::", "").split("(", 1)[0].split("<", 1)[0]
     for pattern, kind in _TYPE_PATTERNS:
@@ -123,17 +122,17 @@ _SYNCHRONIZING = frozenset(
 
 
 def allocator_rows(trace: Trace) -> Int64:
-    """Rows of the driver's allocation calls, in order of their start."""
+    """Return rows of the driver's allocation calls, in order of their start."""
     return trace.by_start(trace.rows_named(_ALLOCATING.__contains__, Category.RUNTIME))
 
 
 def allocator_calls(trace: Trace) -> Intervals:
-    """When the CPU was in the driver's allocation calls."""
+    """Return when the CPU was in the driver's allocation calls."""
     rows = allocator_rows(trace)
     return intervals.of(trace.events.start[rows], trace.events.end[rows])
 
 
 def synchronizing_calls(trace: Trace) -> Intervals:
-    """When the CPU waited for the device."""
+    """Return when the CPU waited for the device."""
     rows = trace.rows_named(_SYNCHRONIZING.__contains__, Category.RUNTIME)
     return intervals.of(trace.events.start[rows], trace.events.end[rows])

@@ -80,7 +80,7 @@ class Figure:
 
 
 def figures(metric: Metric) -> tuple[Figure, ...]:
-    """Every figure that a result can hold, in the order of the table's columns."""
+    """Return every figure that a result can hold, in the order of the table's columns."""
 
     def peak(kind: str) -> Callable[[Configuration], float | None]:
         return lambda row: getattr(row.result.peak_memory_bytes, kind, None)
@@ -112,7 +112,7 @@ def figures(metric: Metric) -> tuple[Figure, ...]:
 
 
 def known_figures(ranked: Sequence[Ranked], metric: Metric) -> list[Figure]:
-    """The figures that at least one row knows; HFU only where it says something else than MFU."""
+    """Return the figures that at least one row knows; HFU only where it differs from MFU."""
     rows = [entry.row for entry in ranked]
     known = [figure for figure in figures(metric) if any(figure.value(row) is not None for row in rows)]
     if all(row.result.hfu == row.result.mfu for row in rows):
@@ -123,7 +123,7 @@ def known_figures(ranked: Sequence[Ranked], metric: Metric) -> list[Figure]:
 
 
 def _shared_ranks(ranked: Sequence[Ranked]) -> list[Figure]:
-    """The column of ranks, where rows share one because they cannot be distinguished."""
+    """Return the column of ranks, where rows share one because they cannot be distinguished."""
     ranks = {id(entry.row): entry.rank for entry in ranked}
     given = [rank for rank in ranks.values() if rank is not None]
     if len(set(given)) == len(given):
@@ -138,7 +138,7 @@ def ranking_table(
     with_detail: frozenset[str],
     links: Links,
 ) -> RankingTable:
-    """The table of all configurations; `with_detail` names the folders whose step can be shown."""
+    """Return the table of all configurations; `with_detail` names the folders whose step can be shown."""
     shown = known_figures(ranked, metric)
     shown[1:1] = _shared_ranks(ranked)
     columns = [Column("#", True), *(Column(name, False) for name in varying)]
